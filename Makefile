@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export AIRFLOW__CORE__LOAD_EXAMPLES := False
-# One more than the cores: half of the time of a test process is waiting for servers.
-WORKERS ?= 3
+# Twice the cores: half of the time of a test process is waiting for servers.
+WORKERS ?= 4
 
 .PHONY: demo flights test test-all acceptance test-spark-provider test-matrix soak mutants lint format clean
 
@@ -45,7 +45,7 @@ test-spark-provider: $(VENV)-spark/.ready
 
 $(VENV)-spark/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-spark
-	$(VENV)-spark/bin/python -m pip install --quiet --editable '.[spark-provider]' pytest pytest-asyncio pytest-timeout hypothesis
+	$(VENV)-spark/bin/python -m pip install --quiet --editable '.[spark-provider]' 'pytest>=9,<9.2' pytest-asyncio pytest-timeout hypothesis
 	touch $@
 
 # The Airflow classes by Python 3.11 and 3.13, as far as they are here, and by the oldest and the newest Airflow.

@@ -89,7 +89,7 @@ def _connection_fields() -> dict[str, Any]:
     """Describe the extra fields of the connection form; the names are those `connection_options` reads."""
     return {
         "root": _field("Root", "string", "The znode under which the queues live.", "/zkmq"),
-        "queue": _field("Queue", "string", "The queue used where none is named.", "queue"),
+        "queue": _field("Queue", "string", "The queue used where none is named; empty: queue."),
         "tls": _field(
             "Use TLS", "boolean", "Speak TLS to ZooKeeper's secure port; a file below implies it.", default=False
         ),

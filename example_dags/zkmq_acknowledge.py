@@ -23,7 +23,7 @@ from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
 
 QUEUE = os.environ.get("ZKMQ_ACKNOWLEDGE_QUEUE", "orders")
 REFIRE = os.environ.get("ZKMQ_ACKNOWLEDGE_REFIRE", "30")
-LEASE = os.environ.get("ZKMQ_ACKNOWLEDGE_LEASE", "900")
+LEASE = os.environ.get("ZKMQ_ACKNOWLEDGE_LEASE", "300")
 
 orders_asset = Asset(
     "zkmq_acknowledge",

@@ -100,15 +100,18 @@ def queues() -> list[str]:
 def tend(name: str) -> dict[str, Any]:
     """Have clean-up keep what no archive holds, rescue and promote; in a dry run tell what would be done."""
     from airflow_provider_zkmq.hooks.upkeep import bring_back, foresee
+    from airflow_provider_zkmq.spark.history.manifest import check_writable
 
     with ZkmqHook(param("connection"), name) as hook:
         queue = hook.queue()
         with one_try_if_it_is_missing():  # configure() would make it
             archived = queue.conf().archive
-        if param("archive") and not (archived or param("dry_run")) and said_directory(param("directory")):
-            # Long before its turn with Spark has come, perhaps; what no archive will ever take would only grow.
-            queue.configure(archive=True)
         done = foresee(queue, param("lifetime")) if param("dry_run") else bring_back(queue)
+        directory = said_directory(param("directory"))
+        if param("archive") and not (archived or param("dry_run")) and directory:
+            # Long before its turn with Spark has come, perhaps; what no archive will ever take would only grow.
+            check_writable(directory)
+            queue.configure(archive=True)
     print(f"queue {name}: {done}")  # noqa: T201  the task's log
     return done
 
@@ -201,7 +204,9 @@ def numbers(name: str, steps: dict[str, dict[str, dict[str, Any]]]) -> dict[str,
 def archived(name: str, directory: str, params: dict[str, Any], run_id: str) -> dict[str, Any]:
     """Run the pipeline for one queue; returns its numbers. Raises `PipelineFailed`."""
     from airflow_provider_zkmq.spark import Retention, run_pipeline, spark_session
+    from airflow_provider_zkmq.spark.history.manifest import check_writable
 
+    check_writable(directory)
     keep = Retention(*(params[f"keep_{table}"] for table in ("bronze", "silver", "gold")))
     with ZkmqHook(params["connection"]) as hook:
         connect = connection_arguments(hook.get_conn().config)

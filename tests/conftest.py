@@ -32,6 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=_place)
     for item in items:
+        if item.path.parent.name == "e2e":
+            item.add_marker(pytest.mark.timeout(1500))
         if item.get_closest_marker("xdist_group") is None:
             alone = item.get_closest_marker("full") and item.nodeid.startswith("tests/unit/")
             item.add_marker(pytest.mark.xdist_group(item.nodeid if alone else item.nodeid.partition("::")[0]))

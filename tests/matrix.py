@@ -18,7 +18,7 @@ from typing import Final
 TOP: Final = Path(__file__).parents[1]
 HOME: Final = TOP / ".venv-matrix"
 NEWEST: Final = "newest"
-TOOLS: Final = ("pytest>=8", "pytest-asyncio>=1", "pytest-timeout>=2.3", "hypothesis>=6", "psutil")
+TOOLS: Final = ("pytest>=9,<9.2", "pytest-asyncio>=1", "pytest-timeout>=2.3", "hypothesis>=6", "psutil")
 
 
 def interpreter(version: str) -> str | None:

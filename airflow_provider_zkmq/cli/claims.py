@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_zkmq.cli.options import Common, duration, pairs, read_file
+from airflow_provider_zkmq.cli.options import OWN_TIMEOUT, Common, UsageError, duration, pairs, read_file
 from airflow_provider_zkmq.cli.output import facts, payload, say, spread
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def add_claim(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``claim``."""
     parser.add_argument("queue")
     add_wanted(parser)
+    parser.set_defaults(**{OWN_TIMEOUT: True})
     parser.add_argument("--timeout", type=duration, default=0.0, metavar="DURATION", help="wait so long for a task (0)")
     parser.add_argument(
         "--lease", type=duration, default=300.0, metavar="DURATION", help="hold it so long (5m), whatever its lock"
@@ -74,6 +75,19 @@ def add_settle(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token", type=int, required=True, metavar="T", help="what claim printed")
 
 
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add what names a claim: its token, or that it is taken from whoever holds it."""
+    parser.add_argument("queue")
+    parser.add_argument("task", metavar="TASK")
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--token", type=int, metavar="T", help="what claim printed")
+    group.add_argument(
+        "--force",
+        action="store_true",
+        help="take it from whoever holds it, a hung worker say, which is told and can settle it no more",
+    )
+
+
 def add_complete(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``complete``."""
     add_settle(parser)
@@ -104,7 +118,7 @@ def _complete(queue: AnyQueue, args: argparse.Namespace, result: bytes | None) -
 
 def add_fail(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fail``."""
-    add_settle(parser)
+    add_force(parser)
     parser.add_argument("--error", required=True, metavar="TEXT", help="what went wrong")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--no-retry", action="store_true", help="to the dead letters at once")
@@ -116,13 +130,30 @@ def add_fail(parser: argparse.ArgumentParser) -> None:
 def fail(args: argparse.Namespace, options: Common) -> int:
     """Report a failure."""
     error = os.fsencode(args.error).decode(errors="replace")
+    if args.force and args.backoff is not None:
+        raise UsageError("--backoff does not go with --force: the policy says when it is tried again")
+    if args.force:
+        return _settle(args, options, None, lambda queue: _revoke(queue, args, error, retry=not args.no_retry))
     retry = {"retry": not args.no_retry, "backoff": args.backoff}
     return _settle(args, options, None, lambda queue: str(queue.fail(args.task, args.token, error, **retry)))
 
 
+add_release = add_force
+
+
 def release(args: argparse.Namespace, options: Common) -> int:
     """Give a task back."""
+    if args.force:
+        return _settle(args, options, None, lambda queue: _revoke(queue, args))
     return _settle(args, options, "inserted", lambda queue: queue.release(args.task, args.token))
+
+
+def _revoke(queue: AnyQueue, args: argparse.Namespace, error: str | None = None, *, retry: bool = True) -> str:
+    """Take the claim that stands now from its holder, who is named; one that comes meanwhile is left alone."""
+    seen = queue.task(args.task)
+    state = str(queue.revoke(args.task, error, retry=retry, version=seen.version))
+    print(f"zkmq: taken from {seen.consumer}, attempt {seen.attempt}", file=sys.stderr)
+    return state
 
 
 def add_snooze(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
 """``zkmq worker --exec``: each task is a shell command's standard input, its output the result.
 
-A command never outlives its task: it is ended when the task is cancelled, when the worker's grace is over, and, by the
-worker's `guard`, when the worker was killed.
+A command never outlives its task: it is ended when the task is cancelled or its claim is lost in another way, when the
+worker's grace is over, and, by the worker's `guard`, when the worker was killed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SECRET: Final = re.compile(r"ZKMQ_.*(AUTH|PASS|SECRET)")
 
 
 class CommandFailed(Exception):
-    """The command's exit code was not 0, or its task was cancelled."""
+    """The command's exit code was not 0, or its task was cancelled or taken away."""
 
 
 class Commands:
@@ -57,12 +57,12 @@ class Commands:
     def __call__(self, task: Running) -> bytes:
         """Run the command on a task. Raises `CommandFailed` with its exit code and last words.
 
-        Where the task is cancelled meanwhile the command is ended, and `CommandFailed` says so.
+        Where the claim is lost meanwhile, by a cancellation say, the command is ended, and `CommandFailed` says so.
         """
         child = self._start(task)
         output, errors = self._communicate(child, task)
-        if task.cancelled:
-            raise CommandFailed("ended, as the task was cancelled")
+        if task.lost:
+            raise CommandFailed(f"ended, as {'the task was cancelled' if task.cancelled else 'its claim was lost'}")
         if child.returncode == 0:
             return output
         if self._ended.is_set():
@@ -71,7 +71,7 @@ class Commands:
 
     def _communicate(self, child: subprocess.Popen[bytes], task: Running) -> tuple[bytes, bytes]:
         try:
-            with _ended_when_cancelled(child, task):
+            with _ended_when_lost(child, task):
                 return child.communicate(_BEGIN + task.data)
         finally:
             with self._lock:
@@ -118,8 +118,8 @@ def environment(variables: Mapping[str, str], secret: Collection[str]) -> dict[s
 
 
 @contextlib.contextmanager
-def _ended_when_cancelled(child: subprocess.Popen[bytes], task: Running) -> Iterator[None]:
-    """Inside the block the command is ended when its task is cancelled.
+def _ended_when_lost(child: subprocess.Popen[bytes], task: Running) -> Iterator[None]:
+    """Inside the block the command is ended when the claim of its task is over, in whichever way.
 
     A thread looks now and then, at no request; `communicate` with time-outs would lose input in Python 3.11.
     """
@@ -127,7 +127,7 @@ def _ended_when_cancelled(child: subprocess.Popen[bytes], task: Running) -> Iter
 
     def look() -> None:
         while not done.wait(_LOOK_SECONDS):
-            if task.cancelled:
+            if task.lost:
                 end_commands([child.pid], TERMINATE_SECONDS)
                 return
 

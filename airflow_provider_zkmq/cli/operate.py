@@ -41,7 +41,9 @@ def redrive(args: argparse.Namespace, options: Common) -> int:
         raise UsageError("redrive needs either task ids or --all")
     with options.connect() as zk:
         queue = zk.queue(args.queue)
-        done = _each(queue.ids("dead") if args.all else args.tasks, queue.redrive)
+        ids = _checked(queue.ids("dead") if args.all else args.tasks)
+        refused = queue.redrive_many(ids)
+        done = _Done([task for task in ids if task not in refused], refused)
     if args.all:
         done.refused.clear()  # somebody else was faster, which is no refusal of what was asked for
     return done.tell(args.queue, "redriven", options)
@@ -85,12 +87,19 @@ class _Done:
         return 1 if self.refused else 0
 
 
+def _checked(tasks: Iterable[str]) -> list[str]:
+    """The ids, each once. Raises `ConfigError` for a bad one."""
+    from airflow_provider_zkmq.engine import check_name
+
+    return [check_name("task id", task) for task in dict.fromkeys(tasks)]
+
+
 def _each(tasks: Iterable[str], act: Callable[[str], None]) -> _Done:
     """Act on one task after the other, passing over those that refuse. A bad id is refused before anything is done."""
-    from airflow_provider_zkmq.engine import IllegalTransition, TaskNotFound, check_name
+    from airflow_provider_zkmq.engine import IllegalTransition, TaskNotFound
 
     done = _Done()
-    for task in [check_name("task id", task) for task in dict.fromkeys(tasks)]:
+    for task in _checked(tasks):
         try:
             act(task)
         except (TaskNotFound, IllegalTransition) as error:

@@ -9,15 +9,31 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from airflow_provider_zkmq.cli.listening import anybody_listens
 from airflow_provider_zkmq.cli.tls import add_tls
-from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, environment_options
+from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, environment_options
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyClient
 
 T = TypeVar("T")
 STATES = ("inserted", "claimed", "finished", "dead", "cancelled")
+#: What a task's status tells more closely than its state, and that state.
+STATUSES = {
+    "queued": "inserted",
+    "queued-with-backoff": "inserted",
+    "locked": "claimed",
+    "locked-with-requeue": "claimed",
+    "done-awaiting-gc": "finished",
+    "done-with-backoff": "finished",
+    "done-with-requeue": "finished",
+}
+#: For how many seconds a server is waited for by default where nobody listens, and where somebody does, or by a worker.
+QUICK, PATIENT = 1.0, 10.0
+_LOOK = 0.3
 _BEFORE = "before_"
+#: A default of the verbs whose ``--timeout`` is about something else than the connection.
+OWN_TIMEOUT = "own_timeout"
 
 
 class UsageError(Exception):
@@ -48,20 +64,30 @@ class Common:
     secret: frozenset[str] = frozenset()
     """The variables of the environment that the command line names as holding a password."""
 
-    def connect(self, *, gc: bool = False) -> AnyClient:
-        """Open a connection; by default one that takes no part in clean-up."""
+    def connect(self, *, gc: bool = False, within: float = QUICK) -> AnyClient:
+        """Open a connection; by default one that takes no part in clean-up.
+
+        `within`: for how many seconds a server is waited for where the command line does not say it; one that listens,
+        and may just be slow, for longer. Raises what `Zkmq.connect` does.
+        """
+        from airflow_provider_zkmq.engine import ConnectionConfig, Unavailable
+
+        if self.hosts.startswith(FILES):
+            return self._connect(gc, self.connect_timeout)
+        try:
+            return self._connect(gc, within if self.connect_timeout is None else self.connect_timeout)
+        except Unavailable as error:
+            if self.connect_timeout is not None or type(error) is not Unavailable:  # others do not mend by waiting
+                raise
+            if within < PATIENT and anybody_listens(ConnectionConfig.of(self.hosts).hosts, _LOOK):
+                return self._connect(gc, PATIENT)
+            raise Unavailable(f"{error}; --timeout waits longer") from None
+
+    def _connect(self, gc: bool, limit: float | None) -> AnyClient:
         from airflow_provider_zkmq.engine import Zkmq
 
-        return Zkmq.connect(
-            self.hosts,
-            self.root,
-            gc=gc,
-            auth=self.auth,
-            session_timeout=self.session_timeout,
-            connect_timeout=self.connect_timeout,
-            request_timeout=self.request_timeout,
-            **self.access,
-        )
+        spans = {"session_timeout": self.session_timeout, "request_timeout": self.request_timeout}
+        return Zkmq.connect(self.hosts, self.root, gc=gc, auth=self.auth, connect_timeout=limit, **spans, **self.access)
 
 
 def add_common(parser: argparse.ArgumentParser, *, before: bool = False) -> None:
@@ -84,14 +110,15 @@ def add_common(parser: argparse.ArgumentParser, *, before: bool = False) -> None
         help="credentials; prefer env ZKMQ_AUTH, which other users of the machine cannot see",
     )
     group.add_argument("--json", dest=f"{prefix}json", action="store_true", help="answer in JSON")
-    for name, span in (("session", 10), ("connect", 10), ("request", 30)):
-        group.add_argument(
-            f"--{name}-timeout",
-            dest=f"{prefix}{name}_timeout",
-            type=duration,
-            metavar="DURATION",
-            help=f"how long ({span}s)",
-        )
+    spans = [("session", "session", "how long (10s)"), ("request", "request", "how long (30s)")]
+    spans += [
+        ("connect", "connect", f"how long a server is waited for ({QUICK:g}s where nobody listens, else {PATIENT:g}s)")
+    ]
+    if parser.get_default(OWN_TIMEOUT) is None:
+        spans += [("", "connect", "the same as --connect-timeout")]
+    for name, about, text in spans:
+        option, dest = f"--{name}-timeout" if name else "--timeout", f"{prefix}{about}_timeout"
+        group.add_argument(option, dest=dest, type=duration, metavar="DURATION", help=text)
     add_tls(parser, prefix)
 
 

@@ -18,6 +18,7 @@ _MOMENTS = {
     "enqueued": "enqueued_ms",
     "due": "due_ms",
     "claimed": "claimed_ms",
+    "started": "started_ms",
     "ended": "ended_ms",
     "dedupe until": "dedupe_ms",
 }
@@ -87,7 +88,8 @@ def task_record(task: Task) -> dict[str, object]:
         name: getattr(task, name)
         for name in (
             "id", "state", "status", "attempt", "priority", "filters", "metadata", "error", "consumer",
-            "enqueued_ms", "claimed_ms", "ended_ms", "due_ms", "version", "progress", "note", "dedupe_ms", "batch",
+            "enqueued_ms", "claimed_ms", "started_ms", "ended_ms", "due_ms", "version", "progress", "note", "dedupe_ms",
+            "batch",
         )
     }  # fmt: skip
     record |= {"state": str(task.state), "status": str(task.status)}

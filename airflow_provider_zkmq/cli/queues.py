@@ -1,4 +1,4 @@
-"""The verbs on queues: queues, status, list, gc, pause, resume, delete."""
+"""The verbs on queues: queues, doctor, status, list, gc, pause, resume, delete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from airflow_provider_zkmq.cli.configuration import conf_facts, conf_record
-from airflow_provider_zkmq.cli.options import STATES, Common, UsageError, duration
+from airflow_provider_zkmq.cli.options import STATES, STATUSES, Common, UsageError, duration
 from airflow_provider_zkmq.cli.output import brief, facts, say, spread, table, task_record
 from airflow_provider_zkmq.cli.times import moment
 
@@ -17,11 +17,28 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, Task
 
 
+#: The word of ``status`` for a status of ``list``.
+SCHEDULED, _BACKOFF = "scheduled", "queued-with-backoff"
+#: So many tasks are read together.
+_AT_ONCE = 64
+
+
 def queues(_args: argparse.Namespace, options: Common) -> int:
     """Name the queues under the root."""
     with options.connect() as zk:
         names = zk.queues()
     say({"queues": names}, "\n".join(names), as_json=options.as_json)
+    return 0
+
+
+def doctor(_args: argparse.Namespace, options: Common) -> int:
+    """Say how many queues there are under the root, and which znodes above it are open to anyone."""
+    with options.connect() as zk:
+        names, opened = zk.queues(), list(zk.open_above)
+    told = {"hosts": options.hosts, "root": options.root, "queues": len(names)}
+    remedy = f"{', '.join(opened)}: give it an ACL (docs/security.md)" if opened else "nothing"
+    text = facts({**told, "open to anyone above the root": remedy})
+    say({**told, "open_above": opened}, text, as_json=options.as_json)
     return 0
 
 
@@ -54,8 +71,15 @@ def _alive(queue: AnyQueue) -> int | None:
 def add_list(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``list``."""
     parser.add_argument("queue")
-    parser.add_argument("--state", choices=STATES)
+    parser.add_argument(
+        "--state",
+        choices=(*STATES, *STATUSES, SCHEDULED),
+        metavar="WORD",
+        help=f"a state ({', '.join(STATES)}) or a status ({', '.join(STATUSES)}); scheduled: those of the inserted "
+        "that wait for their time, queued-with-backoff",
+    )
     parser.add_argument("--selector", metavar="TEXT", help="such as 'region==eu, any(1, a==1, b==2)'")
+    parser.add_argument("--batch", metavar="NAME", help="its members, with their results")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N tasks")
 
 
@@ -64,16 +88,38 @@ def list_tasks(args: argparse.Namespace, options: Common) -> int:
     if args.limit is not None and args.limit < 0:
         raise UsageError(f"--limit {args.limit} is not allowed: 0 or more")
     with options.connect() as zk:
-        tasks = zk.queue(args.queue).tasks(state=args.state, selector=args.selector, limit=args.limit)
-    head = ("ID", "STATUS", "ATTEMPT", "PRIORITY", "ENQUEUED", "FILTERS", "DATA")
+        tasks = _listed(zk.queue(args.queue), args)
+    more = ("FILTERS", "DATA") if args.batch is None else ("RESULT", "ERROR")
+    head = ("ID", "STATUS", "ATTEMPT", "PRIORITY", "ENQUEUED", *more)
     value = {"queue": args.queue, "tasks": [task_record(task) for task in tasks]}
-    say(value, table(map(_row, tasks), head), as_json=options.as_json)
+    rows = [_row(task, results=args.batch is not None) for task in tasks]
+    say(value, table(rows, head), as_json=options.as_json)
+    later = sum(task.status == _BACKOFF for task in tasks)
+    if args.state == "inserted" and later:
+        print(f"zkmq: {later} of these are scheduled: --state queued leaves them out", file=sys.stderr)
     return 0
 
 
-def _row(task: Task) -> Sequence[object]:
-    known = (task.id, task.status, task.attempt, task.priority)
-    return (*known, moment(task.enqueued_ms), spread(task.filters), brief(task.data))
+def _listed(queue: AnyQueue, args: argparse.Namespace) -> list[Task]:
+    """The tasks that a command line asks for; those with a status are looked for among those in its state."""
+    status = _BACKOFF if args.state == SCHEDULED else args.state
+    if status not in STATUSES:
+        return queue.tasks(state=status, selector=args.selector, batch=args.batch, limit=args.limit)
+    if args.batch is not None:
+        members = queue.tasks(selector=args.selector, batch=args.batch)
+        return [task for task in members if task.status == status][: args.limit]
+    tasks: list[Task] = []
+    ids = queue.ids(STATUSES[status], args.selector)
+    for start in range(0, len(ids), _AT_ONCE):
+        if args.limit is not None and len(tasks) >= args.limit:
+            break
+        tasks += [task for task in queue.read_many(ids[start : start + _AT_ONCE]) if task.status == status]
+    return tasks[: args.limit]
+
+
+def _row(task: Task, *, results: bool) -> Sequence[object]:
+    known = (task.id, task.status, task.attempt, task.priority, moment(task.enqueued_ms))
+    return (*known, *((brief(task.result), task.error) if results else (spread(task.filters), brief(task.data))))
 
 
 def add_gc(parser: argparse.ArgumentParser) -> None:

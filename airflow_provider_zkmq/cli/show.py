@@ -80,10 +80,10 @@ def _page(task: Task, tree: list[Znode] | None) -> str:
         facts(task_facts(task) | {"enqueue transactions": enqueue_transactions(tree)}),
         table(
             [
-                (at.number, at.outcome, at.consumer, moment(at.claimed), moment(at.ended), at.error)
+                (at.number, at.outcome, at.consumer, moment(at.claimed), moment(at.started), moment(at.ended), at.error)
                 for at in task.history
             ],
-            ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED", "ENDED", "ERROR"),
+            ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED", "STARTED", "ENDED", "ERROR"),
         ),
         table([(node.path, node.bytes, node.czxid, node.mzxid) for node in tree], ("ZNODE", "BYTES", "CZXID", "MZXID")),
     ]

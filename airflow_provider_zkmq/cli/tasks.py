@@ -11,11 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_zkmq.cli.options import Common, UsageError, attempts, duration, moment, pairs, read_file
+from airflow_provider_zkmq.cli.options import (
+    OWN_TIMEOUT,
+    Common,
+    UsageError,
+    attempts,
+    duration,
+    moment,
+    pairs,
+    read_file,
+)
 from airflow_provider_zkmq.cli.output import brief, facts, say, table, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import Message, RetryPolicy
+    from airflow_provider_zkmq.engine import AnyQueue, Message, RetryPolicy
 
 FAILED = 5
 
@@ -45,6 +54,7 @@ def add_enqueue(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="how long a claim of it without a lease holds if not extended",
     )
+    parser.add_argument("--create", action="store_true", help="create the queue, as by default, if it does not exist")
     _add_reuse(parser)
 
 
@@ -68,6 +78,8 @@ def enqueue(args: argparse.Namespace, options: Common) -> int:
     messages, then = _messages(args), _follow_up(args)
     with options.connect() as zk:
         queue = zk.queue(args.queue)
+        if not args.create:
+            _check_exists(queue)
         if args.only_new:
             written = bool(queue.enqueue_new(messages).written)
             told = {"queue": args.queue, "id": args.task_id, "written": written, "ids": [args.task_id]}
@@ -78,6 +90,17 @@ def enqueue(args: argparse.Namespace, options: Common) -> int:
     batch = {} if args.batch is None else {"batch": args.batch}
     say({"queue": args.queue, **one, **batch, "ids": ids}, "\n".join(ids), as_json=options.as_json)
     return 0
+
+
+def _check_exists(queue: AnyQueue) -> None:
+    """Raise `QueueNotFound` where a mistyped name would make a queue that nobody consumes."""
+    from airflow_provider_zkmq.engine import QueueNotFound
+
+    try:
+        queue.conf()
+    except QueueNotFound as error:
+        msg = f"{error}; nothing was enqueued: --create makes the queue"
+        raise QueueNotFound(msg, similar=error.similar) from None
 
 
 def _check_enqueue(args: argparse.Namespace) -> None:
@@ -153,6 +176,7 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("queue")
     parser.add_argument("tasks", metavar="TASK", nargs="+")
     parser.add_argument("--event", choices=("completion", "claim"), default="completion")
+    parser.set_defaults(**{OWN_TIMEOUT: True})
     parser.add_argument("--timeout", type=duration, metavar="DURATION", help="give up after so long")
 
 
@@ -171,6 +195,7 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("queue")
     parser.add_argument("batch", metavar="NAME", help="as given to enqueue --batch")
     parser.add_argument("--wait", action="store_true", help="until each of its tasks has ended; 5 if one failed")
+    parser.set_defaults(**{OWN_TIMEOUT: True})
     parser.add_argument("--timeout", type=duration, metavar="DURATION", help="with --wait: give up after so long")
 
 

@@ -11,10 +11,12 @@ from typing import Final
 _TEXTS: Final = {
     "enqueued_ms": "enqueued_at",
     "claimed_ms": "claimed_at",
+    "started_ms": "started_at",
     "ended_ms": "ended_at",
     "due_ms": "due_at",
     "dedupe_ms": "dedupe_until",
     "claimed": "claimed_at",
+    "started": "started_at",
     "ended": "ended_at",
 }
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_zkmq.cli.claims import add_wanted, wanted
 from airflow_provider_zkmq.cli.commands import TERMINATE_SECONDS, Commands
-from airflow_provider_zkmq.cli.options import Common, UsageError, duration
+from airflow_provider_zkmq.cli.options import PATIENT, Common, UsageError, duration
 from airflow_provider_zkmq.cli.output import say
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace, common: Common) -> int:
     logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
     handler, end, extra = _handler(args, common)
     options = _options(args) | wanted(args)
-    with common.connect(gc=not args.no_gc) as zk:
+    with common.connect(gc=not args.no_gc, within=PATIENT) as zk:
         queue = zk.queue(args.queue)
         worker = queue.worker(handler, grace=args.grace + extra, **options)
         with _stopped_by_signals(worker, args.grace, end):

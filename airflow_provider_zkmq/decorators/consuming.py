@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import Error, Retry, Snooze, Success, ZkmqError
+from airflow_provider_zkmq.hooks.naming import typed
 from airflow_provider_zkmq.hooks.outcomes import clipped, storable
 from airflow_provider_zkmq.hooks.telemetry import count_claimed, count_dead, count_settled
 
@@ -70,8 +71,11 @@ class Consumed:
         counts = {name: getattr(self, name) for name in ("finished", "failed", "released", "lost")}
         return {**counts, "errors": errors}
 
-    def tell(self, queue: AnyQueue, log: Any) -> None:
-        """Log how many tasks were handled, and what became of the first that failed: an error for each dead one."""
+    def tell(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
+        """Log how many tasks were handled, and what became of the first that failed: an error for each dead one.
+
+        `conn_id`: the Airflow connection, for the commands that show more.
+        """
         log.info(
             "Handled %d task(s) of queue %r: %d finished, %d failed, %d given back, %d lost%s",
             self.handled, queue.name, self.finished, self.failed, self.released, self.lost,
@@ -80,18 +84,19 @@ class Consumed:
         if not self._failures:
             return
         try:
-            self._tell_failed(queue, log)
+            self._tell_failed(queue, log, conn_id)
         except ZkmqError as error:  # what was handled is settled, whatever can be read of it
             log.warning("What became of the %d task(s) that failed is not known now: %s", self.failed, error)
 
-    def _tell_failed(self, queue: AnyQueue, log: Any) -> None:
+    def _tell_failed(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
         """Tell of the first that failed, and count all that are dead. Raises `ZkmqError`."""
         errors = dict(self._failures)
         tasks = queue.read_many(list(errors), parts=())
         count_dead(queue.name, _dead_among(tasks))
         for task in tasks:
-            line = "Task %s of queue %r is %s on attempt %d: %s; see: zkmq show %s %s"
-            values = (task.id, queue.name, task.status, task.attempt, errors[task.id], queue.name, task.id)
+            line = "Failed, and %s on attempt %d: task %s of queue %r: %s; see: %s"
+            see = typed(conn_id, "show", queue.name, task.id)
+            values = (task.status, task.attempt, task.id, queue.name, errors[task.id], see)
             (log.error if task.state == "dead" else log.warning)(line, *values)
         if self.failed > len(errors):
             log.warning("%d more task(s) of queue %r failed", self.failed - len(errors), queue.name)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from airflow.sdk.bases.decorator import KeywordParameters, is_async_callable
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_provider_zkmq.engine import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine import ConfigError, Error, Retry, Snooze, Success
 from airflow_provider_zkmq.operators.results import as_result
 
 _BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -18,6 +19,8 @@ _BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSI
 _OUTCOMES: Final = (Success, Error, Retry, Snooze)
 #: So many failures of a function are logged with their tracebacks.
 _TRACEBACKS: Final = 3
+#: What the function skips is not delivered again for so many seconds: the same run would take it again and again.
+_SKIPPED: Final = 10.0
 
 
 def without_first(function: Callable[..., Any], count: int) -> Callable[..., Any]:
@@ -77,18 +80,27 @@ def handler_of(
 ) -> Callable[..., Any]:
     """Return what a worker calls for each task, in its own thread: there, too, Airflow's context is at hand.
 
-    What the function returns and a worker knows no meaning of is kept as JSON, or fails the task if it is none.
+    What the function returns and a worker knows no meaning of is kept as JSON. What is none fails the task for good, as
+    does `AirflowFailException`: another try would end alike. `AirflowSkipException` gives it back, which is no attempt.
     """
     around, told = contextvars.copy_context(), list[str]()
 
     def handle(*given: Any) -> Any:
         try:
             done = around.copy().run(function, *given, *args, **kwargs)
-            return done if isinstance(done, _OUTCOMES) else as_result(done)
-        except Exception:
+        except AirflowSkipException as error:
+            log.info("Task %s is given back, as the function skipped it: %s", given[0].id, error)
+            return Snooze(_SKIPPED)
+        except Exception as error:
             if len(told) < _TRACEBACKS:
                 told.append(given[0].id)
-                log.warning("Task %s: the function failed", given[0].id, exc_info=True)
+                log.warning("The function failed: task %s", given[0].id, exc_info=True)
+            if isinstance(error, AirflowFailException):
+                return Error(error)
             raise
+        try:
+            return done if isinstance(done, _OUTCOMES) else as_result(done)
+        except ConfigError as error:
+            return Error(error)
 
     return handle

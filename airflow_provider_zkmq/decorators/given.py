@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from airflow_provider_zkmq.decorators.consuming import Consumed
-from airflow_provider_zkmq.engine import AccessDenied, ConfigError, TransportError, Worker, ZkmqError
+from airflow_provider_zkmq.engine import AccessDenied, ConfigError, TransportError, ZkmqError
 from airflow_provider_zkmq.hooks.claims import Claim, shown
 from airflow_provider_zkmq.operators.taking import Taken, give_back, telling_of_the_end
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AnyClaim, AnyQueue
+    from airflow_provider_zkmq.engine import AnyClaim, AnyQueue, Worker
 
 
 #: What was given back is claimed anew with a lease of so many seconds, where none is asked for; it is extended.
@@ -58,6 +58,8 @@ class Given:
 
     def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
         """Return a worker that handles what is given. Raises `ConfigError` for what goes with claiming alone."""
+        from airflow_provider_zkmq.engine import Worker  # it loads much: reading a DAG does without
+
         if options.pop("selector") is not None:
             raise ConfigError("@task.zkmq: with claims there is nothing left to select: leave selector out")
         if options.pop("transactional", False):

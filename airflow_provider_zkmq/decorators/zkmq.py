@@ -18,7 +18,7 @@ from airflow_provider_zkmq.decorators.given import Given, none_holds, queue_of
 from airflow_provider_zkmq.engine import Duration, QueueNotFound
 from airflow_provider_zkmq.hooks.claims import read_claims
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import AWAY, seconds_left
+from airflow_provider_zkmq.hooks.deferring import AWAY, naming, seconds_left
 from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.lineage import ReadsQueue
@@ -44,12 +44,14 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
 
     The function is called with the task (`Running`: its ``data``, ``filters``, ``attempt``, …, ``report``, ``extend``),
     then with what TaskFlow passes. What it returns is the task's result, bytes, text, None or JSON, or it returns
-    `Success`, `Error`, `Retry` or `Snooze`; an exception, and a value that is none of these, fails the task, to be
-    tried again by its queue's policy. Each task is settled when the function has returned, whatever becomes of others.
-    The XCom is ``{"finished", "failed", "released", "lost", "errors": [{"id", "error"}]}``, with the first few errors.
-    Locks and leases are extended while the function runs. A task of Airflow's that is tried again, or cleared, claims
-    what is there. One that is told to end gives back what it has in hand, which counts as no attempt; one whose
-    process dies does so when its session ends. A time-out by ``execution_timeout`` is a failure of what is in hand.
+    `Success`, `Error`, `Retry` or `Snooze`; an exception fails the task, to be tried again by its queue's policy.
+    `AirflowFailException`, and a value that is none of these, fails it for good; `AirflowSkipException` gives it back,
+    for ten seconds at least, and counts no attempt. Each task is settled when the function has returned, whatever
+    becomes of others. The XCom is ``{"finished", "failed", "released", "lost", "errors": [{"id", "error"}]}``, with the
+    first few errors. Locks and leases are extended while the function runs. A task of Airflow's that is tried again, or
+    cleared, claims what is there. One that is told to end gives back what it has in hand, which counts as no attempt;
+    one whose process dies does so when its session ends. A time-out by ``execution_timeout`` is a failure of what is in
+    hand.
 
     Args:
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
@@ -129,17 +131,21 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             ZkmqError: nothing could be claimed; the message says why.
 
         """
-        limit = self.execution_timeout
-        left = limit.total_seconds() if self.timeout is None and limit is not None else self.timeout
-        return self._consume(context, None if left is None else time.time() + left)
+        return self._consume(context, None if self._span is None else time.time() + self._span)
 
     def execute_complete(
         self, context: Context, event: dict[str, Any], deadline: float | None = None
     ) -> dict[str, Any]:
         """Go on after the trigger; where others were faster, defer again. Raises what `execute` does."""
         if event["status"] != "done":
-            raise AirflowException(event["message"])
+            raise AirflowException(naming(event["message"], self._span))
         return self._consume(context, deadline)
+
+    @property
+    def _span(self) -> float | None:
+        """For how many seconds it waits for work; None: without bound."""
+        limit = self.execution_timeout
+        return limit.total_seconds() if self.timeout is None and limit is not None else self.timeout
 
     def on_kill(self) -> None:
         """Claim nothing more, and give back what is in hand; called from a signal handler."""
@@ -222,7 +228,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         self, done: Consumed, queue: AnyQueue, failure: type[AirflowException] = AirflowException
     ) -> dict[str, Any]:
         """Tell what became of the tasks, raise `failure` where they are to fail this one, else return the XCom."""
-        done.tell(queue, self.log)
+        done.tell(queue, self.log, self.zkmq_conn_id)
         if self._killed:
             raise AirflowException(f"told to end after {done.handled} task(s); what was in hand is given back")
         done.check(queue.name, self.fail_on, failure)
@@ -232,8 +238,9 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         """Raise where the end of waiting for work is no success."""
         if self.on_empty == "skip":
             raise AirflowSkipException(f"queue {queue.name!r} has nothing to claim")
-        if self.on_empty == "fail" or (self.on_empty == "wait" and seconds_left(deadline) == 0):
-            raise AirflowException(nothing_came(queue.name, self.selector))
+        waited = self.on_empty == "wait"
+        if self.on_empty == "fail" or (waited and seconds_left(deadline) == 0):
+            raise AirflowException(nothing_came(queue.name, self.selector, self._span if waited else None))
 
     def _defer_unless_blocking(self, deadline: float | None) -> None:
         if self.deferrable:

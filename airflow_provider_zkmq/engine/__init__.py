@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.model.records import Attempt
     from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, Selector, parse_selector
     from airflow_provider_zkmq.engine.core.model.states import State, Status
+    from airflow_provider_zkmq.engine.core.model.waits import WaitFor, wait_event
     from airflow_provider_zkmq.engine.core.reading.archiving import Archive
     from airflow_provider_zkmq.engine.core.reading.explain import ConsumerVerdict, Explanation
     from airflow_provider_zkmq.engine.core.reading.inspect import Task
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
     from airflow_provider_zkmq.engine.core.reading.trees import Part, Znode
     from airflow_provider_zkmq.engine.core.reading.trimmed import Trimmed
-    from airflow_provider_zkmq.engine.core.reading.wait import WaitFor, wait_event
     from airflow_provider_zkmq.engine.core.tasks.batches import Batch
     from airflow_provider_zkmq.engine.errors import (
         AccessDenied,
@@ -49,9 +49,7 @@ if TYPE_CHECKING:
         NotSecured,
         OutcomeUnknown,
         QueueError,
-        QueueFull,
         QueueNotFound,
-        QueuePaused,
         SessionLost,
         TaskNotFound,
         TaskTooLarge,
@@ -89,6 +87,7 @@ _HOME = {
     "core.model.records": ("Attempt",),
     "core.model.selectors": ("AllOf", "AnyOf", "Selector", "parse_selector"),
     "core.model.states": ("State", "Status"),
+    "core.model.waits": ("WaitFor", "wait_event"),
     "core.reading.archiving": ("Archive",),
     "core.reading.explain": ("ConsumerVerdict", "Explanation"),
     "core.reading.inspect": ("Task",),
@@ -98,7 +97,6 @@ _HOME = {
     "core.reading.settings": ("QueueConf",),
     "core.reading.trees": ("Part", "Znode"),
     "core.reading.trimmed": ("Trimmed",),
-    "core.reading.wait": ("WaitFor", "wait_event"),
     "core.tasks.batches": ("Batch",),
     "errors": (
         "AccessDenied",
@@ -112,9 +110,7 @@ _HOME = {
         "NotSecured",
         "OutcomeUnknown",
         "QueueError",
-        "QueueFull",
         "QueueNotFound",
-        "QueuePaused",
         "SessionLost",
         "TaskNotFound",
         "TaskTooLarge",
@@ -189,9 +185,7 @@ __all__ = [
     "Queue",
     "QueueConf",
     "QueueError",
-    "QueueFull",
     "QueueNotFound",
-    "QueuePaused",
     "Retry",
     "RetryPolicy",
     "Running",

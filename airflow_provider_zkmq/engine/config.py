@@ -20,6 +20,15 @@ _LONGEST_PATH = 255
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?\Z")
 
 
+class Secret(str):
+    """A text that is not shown where an object that holds it is: not by `repr`, nor by what `asdict` makes of it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'…'"
+
+
 @dataclass(frozen=True, slots=True)
 class Tls:
     """TLS to ZooKeeper's secure port. Paths to PEM files.
@@ -47,6 +56,8 @@ class Tls:
         if not isinstance(self.key_password, str | None):
             msg = f"tls key_password must be text, not {type(self.key_password).__name__}"
             raise ConfigError(msg)
+        if self.key_password is not None:
+            object.__setattr__(self, "key_password", Secret(self.key_password))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,11 @@ class ConnectionConfig:
     """Whether to use what anyone may use although credentials were given."""
     fast_connection: bool = field(default_factory=fast_connection)
     """Whether requests are sent and replies taken together, rather than by kazoo's own loop."""
+
+    def __post_init__(self) -> None:
+        if self.auth is not None:
+            user, password = self.auth
+            object.__setattr__(self, "auth", (user, Secret(password)))
 
     @classmethod
     def of(cls, hosts: object = DEFAULT_HOSTS, root: object = DEFAULT_ROOT, **options: Any) -> ConnectionConfig:

@@ -19,8 +19,6 @@
     │   ├── TaskNotFound                never enqueued, or already collected
     │   ├── DuplicateTask               the task id is in use
     │   ├── TaskTooLarge                would not fit into one ZooKeeper request
-    │   ├── QueueFull
-    │   ├── QueuePaused
     │   └── WaitTimeout (also TimeoutError)  what was waited for did not happen in time
     ├── ClaimLost                       the claim is no longer the current one
     ├── IllegalTransition               the task's state does not allow the event
@@ -148,14 +146,6 @@ class DuplicateTask(QueueError):
 
 class TaskTooLarge(QueueError):
     """The task or its result exceeds what ZooKeeper takes in one request; nothing was written."""
-
-
-class QueueFull(QueueError):
-    """The queue holds as many pending tasks as it is configured to."""
-
-
-class QueuePaused(QueueError):
-    """The queue is paused and hands out nothing."""
 
 
 class WaitTimeout(QueueError, TimeoutError):

@@ -30,7 +30,8 @@ from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import dump, load
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, as_selector, choose
-from airflow_provider_zkmq.engine.core.model.states import ENDED, State, derive_status
+from airflow_provider_zkmq.engine.core.model.states import ENDED, FAILED, State, derive_status
+from airflow_provider_zkmq.engine.core.model.waits import WaitFor, wait_event
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST
 from airflow_provider_zkmq.engine.core.reading.columns import checked_columns
 from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS
@@ -41,13 +42,14 @@ from airflow_provider_zkmq.engine.core.reading.many import checked_ids
 from airflow_provider_zkmq.engine.core.reading.scanning import Scanned
 from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
 from airflow_provider_zkmq.engine.core.reading.trees import PARTS, Part, checked_parts
-from airflow_provider_zkmq.engine.core.reading.wait import OnProgress, WaitFor, wait_event
+from airflow_provider_zkmq.engine.core.reading.wait import OnProgress, not_reached
 
 #: The largest payload and metadata, or result, of a task in bytes: the rest of a request is for its record.
 MAX_PAYLOAD: Final = MAX_REQUEST - 20_000
 
 __all__ = [
     "ENDED",
+    "FAILED",
     "MAX_PAYLOAD",
     "ORDERS",
     "PARTS",
@@ -85,6 +87,7 @@ __all__ = [
     "encode_types",
     "load",
     "lock_seconds",
+    "not_reached",
     "number_of_claims",
     "optional_milliseconds",
     "optional_seconds",

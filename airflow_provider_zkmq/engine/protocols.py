@@ -50,6 +50,12 @@ class InHand(Protocol):
     def ahead(self) -> bool:
         """Whether it was taken ahead, and nobody has said yet that its handling begins."""
 
+    def mark_begun(self) -> int | None:
+        """Its handler begins now; when that is (milliseconds since 1970), if it is known. Nothing is sent."""
+
+    def mark_ended(self) -> None:
+        """Its handler has ended now. Nothing is sent."""
+
     def settle_later(
         self, outcome: Handled, progress: Settlement, told: Callable[[bool, Exception | None], None]
     ) -> None:
@@ -127,6 +133,10 @@ class Named(Protocol):
     def closed(self) -> bool:
         """Whether its connection has been closed: nothing can be done with it any more."""
 
+    @property
+    def consumer(self) -> str:
+        """How this process is called as a consumer of it."""
+
 
 class Queue(Named, Protocol):
     """A queue whose calls block."""
@@ -171,8 +181,8 @@ class Queue(Named, Protocol):
         `ahead`: the handling of all but the first begins later; see `Claim.begin`.
         """
 
-    def counts(self) -> dict[str, int]:
-        """How many tasks are in each state."""
+    def pending(self) -> int:
+        """How many tasks are pending."""
 
     def look_after(self) -> None:
         """Rescue and promote what is due, as a claim would."""
@@ -202,8 +212,8 @@ class AsyncQueue(Named, Protocol):
     def exists(self, timeout: Duration | None = 0) -> Coroutine[Any, Any, bool]:
         """Whether the queue is there; waits for it at most `timeout` seconds (None: to the end)."""
 
-    def counts(self) -> Coroutine[Any, Any, dict[str, int]]:
-        """How many tasks are in each state."""
+    def pending(self) -> Coroutine[Any, Any, int]:
+        """How many tasks are pending."""
 
     def claim(
         self,

@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine.model import State, Task
 from airflow_provider_zkmq.filequeue import results
 from airflow_provider_zkmq.filequeue.conf import Conf
 from airflow_provider_zkmq.filequeue.items import Item
+from airflow_provider_zkmq.filequeue.kept import Tasks
 from airflow_provider_zkmq.filequeue.variables import (
     ELSEWHERE,
     KEPT,
@@ -29,14 +30,25 @@ from airflow_provider_zkmq.textqueue.parse import BYTE, Record
 
 
 class Book:
-    """The tasks of a file by their ids, in the order of the lines, for as long as its lock is held."""
+    """The tasks of a file, for as long as its lock is held. `kept`: as they were read before, and still are."""
 
-    def __init__(self, file: TextQueue, conf: Conf, tell: Callable[[str], None] = log.warning) -> None:
+    def __init__(
+        self, file: TextQueue, conf: Conf, tell: Callable[[str], None] = log.warning, kept: Tasks | None = None
+    ) -> None:
         self.file = file
         self.conf = conf
         self.tell = tell
         self.now = time.time()
-        self.tasks: dict[str, Item] = {}
+        self.kept = kept or Tasks(file.place)
+        if kept is None:
+            self._begin()
+
+    @property
+    def tasks(self) -> dict[str, Item]:
+        """The tasks by their ids, in the order of the lines."""
+        return self.kept.by_id
+
+    def _begin(self) -> None:
         self.read()
         copies = [item for item in self.tasks.values() if item.is_copy]
         for item in copies:  # at once: their ids must not depend on what becomes of the tasks they were copied from
@@ -44,8 +56,8 @@ class Book:
                 self._copy(item)
         if copies:
             self.read()
-        for offset, why in file.reports.items():
-            tell(f"{file.path}, byte {offset}: {why}")
+        for offset, why in self.file.reports.items():
+            self.tell(f"{self.file.path}, byte {offset}: {why}")
 
     @contextlib.contextmanager
     def stepping_over(self) -> Iterator[None]:
@@ -57,14 +69,21 @@ class Book:
 
     def read(self) -> None:
         """Read the file, after a move that a crash cut off was brought to its end."""
+        end, self.file.grown = self.file.size(), None
         items = self._items()
-        cut_off = [item for item in items if item.value(MOVED)]
+        cut_off = [item for item in items if item.moved]
         for item in cut_off:
             self._end_move(item, {other.message.offset: other for other in items})
-        self.tasks = name_all(self._items() if cut_off else items)
+        self.kept.replace(name_all(self._items() if cut_off else items), end)
 
-    def _items(self) -> list[Item]:
-        return [Item(message) for message in self.file.messages(ALL) if message.status is not Status.COMMENT]
+    def read_on(self) -> bool:
+        """Read what was appended since; False where that is not ours alone, and all has to be read anew."""
+        start, end = self.kept.end, self.file.size()
+        return end == start or (self.file.grown == (start, end) and self.kept.add(self._items(start), end))
+
+    def _items(self, start: int = 0) -> list[Item]:
+        messages = self.file.messages(ALL, start=start)
+        return [Item(message) for message in messages if message.status is not Status.COMMENT]
 
     def find(self, task_id: str) -> Item:
         """Raises `TaskNotFound`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by
+from airflow_provider_zkmq.engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
 from airflow_provider_zkmq.engine.errors import ClaimLost, QueueNotFound, TaskNotFound
 from airflow_provider_zkmq.engine.model import Duration, State, Success, Task
 from airflow_provider_zkmq.filequeue.refusals import PROGRESS, TRANSACTIONS, refused
@@ -101,6 +102,13 @@ class FileClaim:
     def begin(self) -> None:
         """Nothing is to be said: it began when it was claimed."""
 
+    def mark_begun(self) -> int:
+        """A file does not keep when its handler began; by this machine's clock."""
+        return time.time_ns() // 1_000_000
+
+    def mark_ended(self) -> None:
+        """A file does not keep when its handler ended."""
+
     @property
     def closed(self) -> bool:
         """Whether its connection has been closed: nothing can be done with it any more."""
@@ -155,9 +163,9 @@ class _Ends:
     def withdraw(self) -> Procedure[None]:
         yield from ()
 
-    def fail(self, error: str | BaseException, *, retry: bool, backoff: Duration | None) -> Procedure[None]:
-        self.claim.fail(error, retry=retry, backoff=backoff)
-        yield from ()
+    def fail(self, error: str | BaseException, *, retry: bool, backoff: Duration | None) -> Procedure[Follows]:
+        return Follows(self.claim.fail(error, retry=retry, backoff=backoff))
+        yield  # pragma: no cover  a procedure that asks for nothing
 
     def snooze(self, delay: Duration) -> Procedure[None]:
         self.claim.snooze(delay)

@@ -10,6 +10,7 @@ from typing import Final, Self
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
+from airflow_provider_zkmq.engine.model import Moment
 from airflow_provider_zkmq.environment import DEFAULT_ROOT
 from airflow_provider_zkmq.filequeue import settling
 from airflow_provider_zkmq.filequeue.folder import Folder
@@ -60,9 +61,20 @@ class FileClient:
         """None are sent to anybody."""
         return {}
 
+    @property
+    def open_above(self) -> tuple[str, ...]:
+        """None: whom a folder lets in is the file system's affair."""
+        return ()
+
     def queue(self, name: str) -> FileQueue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""
         return FileQueue(self._folder, name)
+
+    def now(self) -> Moment:
+        """The time by this machine's clock, which is that of queue files."""
+        import pendulum  # now, not before: the command line starts faster without
+
+        return pendulum.now("UTC")
 
     def queues(self) -> list[str]:
         """The names of the files in the folder that are queues."""

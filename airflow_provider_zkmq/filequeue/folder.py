@@ -8,10 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, QueueNotFound, SessionLost, Unavailable
+from airflow_provider_zkmq.engine.errors import (
+    ConfigError,
+    CorruptRecord,
+    QueueNotFound,
+    SessionLost,
+    Unavailable,
+    ZkmqError,
+)
 from airflow_provider_zkmq.engine.model import check_name
 from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.filequeue.conf import Conf, read_conf, write_conf
+from airflow_provider_zkmq.filequeue.kept import Kept
 from airflow_provider_zkmq.filequeue.looking import Alarms
 from airflow_provider_zkmq.filequeue.notices import Notices
 from airflow_provider_zkmq.textqueue import HostileFile, LockHeld, StaleMessage, TextQueue, TextQueueError
@@ -41,6 +49,7 @@ class Folder:
         self.owner = new_owner()
         self.alarms = Alarms()
         self.notices = Notices()
+        self.kept = Kept()
         self.closed = False
         #: What was claimed without a lease: (queue, task id, token).
         self.in_hand: set[tuple[str, str, int]] = set()
@@ -103,11 +112,26 @@ class Folder:
             try:
                 with TextQueue.open(path, create=create) as file, file.locked(end - time.monotonic()):
                     self.notices.look_at(file)
-                    return work(Book(file, read_conf(conf_path(path)), self.notices.tell))
+                    return self._use(file, work)
             except StaleMessage:
                 continue
         msg = f"{path} is being written by something that does not respect its lock, such as an editor"
         raise Unavailable(msg)
+
+    def _use(self, file: TextQueue, work: Callable[[Book], T]) -> T:
+        """Do the work; what was read of the file is kept, also after a refusal. After any other error it is not."""
+        conf, known = read_conf(conf_path(file.path)), self.kept.take(file)
+        book = Book(file, conf, self.notices.tell, known)
+        refusal: ZkmqError | None = None
+        try:
+            done = work(book)
+        except ZkmqError as error:
+            refusal = error
+        if book.read_on():
+            self.kept.put(file, book.kept, known=known is not None)
+        if refusal is not None:
+            raise refusal
+        return done
 
     def configure(self, queue: str, change: Callable[[Conf], Conf]) -> None:
         """Make the queue if it is not there, and change its configuration."""

@@ -65,6 +65,11 @@ class Item:
             return None
 
     @property
+    def moved(self) -> bool:
+        """Whether it was moved from elsewhere in the file, which is not brought to its end yet."""
+        return bool(self.value(MOVED))
+
+    @property
     def is_copy(self) -> bool:
         """Whether it is queued under the id of another task: a person copied that one's lines."""
         return self.own_id not in {self.id, None} and self.message.status is Status.QUEUED
@@ -151,7 +156,7 @@ class Item:
             enqueued_ms=int(enqueued * 1000),
             claimed_ms=None,
             ended_ms=None,
-            due_ms=int(self.due * 1000) if scheduled else None,
+            due_ms=int(self.due * 1000) if self.due else None,
             history=(),
             version=self.number("claims"),
         )

@@ -43,9 +43,10 @@ class FileQueue(ByToken):
 
     pause = resume = refused(refusals.PAUSES)
     collect_garbage = clear = drop = refused(refusals.COLLECTION)
-    redrive = refused(refusals.REDRIVING)
+    redrive = redrive_many = refused(refusals.REDRIVING)
     replace = refused(refusals.UPDATES)
     cancel = refused(refusals.CANCELLING)
+    revoke = refused(refusals.REVOKING)
     progress = refused(refusals.PROGRESS)
     publish_archive = refused(refusals.ARCHIVES)
     open_batch = seal_batch = refused(refusals.BATCHES)

@@ -26,7 +26,7 @@ EXPIRED: Final = "the claim was not extended in time, and it was the last that t
 def take(book: Book, owner: str, selector: Selector, lease: float | None) -> Taken:
     """Claim the first task that fits; for `lease` seconds, else as long as its own lock or the queue's says."""
     times: list[float] = []
-    for item in list(book.tasks.values()):
+    for item in book.kept.unended():
         with book.stepping_over():
             match book.state(item):
                 case State.DEAD:
@@ -53,7 +53,7 @@ def take_one(book: Book, owner: str, task_id: str, lease: float | None, attempt:
 def find_ready(book: Book, selector: Selector) -> Seen:
     """Whether a task that fits could be claimed now."""
     times: list[float] = []
-    for item in book.tasks.values():
+    for item in book.kept.unended():
         with book.stepping_over():
             match book.state(item):
                 case State.CLAIMED if item.holder is not None:

@@ -69,6 +69,11 @@ class FileView:
         return str(self.folder.path)
 
     @property
+    def consumer(self) -> str:
+        """By which name this connection's claims stand in the file."""
+        return self.folder.owner
+
+    @property
     def closed(self) -> bool:
         """Whether its connection has been closed."""
         return self.folder.closed
@@ -95,9 +100,18 @@ class FileView:
         return self._do(lambda book: book.task(book.find(task_id)))
 
     def tasks(
-        self, *, state: State | str | None = None, selector: Selector | str | None = None, limit: int | None = None
+        self,
+        *,
+        state: State | str | None = None,
+        selector: Selector | str | None = None,
+        batch: str | None = None,
+        limit: int | None = None,
     ) -> list[Task]:
-        """Tasks in `state` (default: any) that `selector` accepts, at most `limit`, in the order of the lines."""
+        """Tasks in `state` (default: any) that `selector` accepts, at most `limit`, in the order of the lines.
+
+        Raises `Unsupported` for a `batch`.
+        """
+        refuse({refusals.BATCHES: batch is not None})
         wanted, most = as_state(state), optional_whole_number("limit", limit)
         return self._do(lambda book: [book.task(item) for item in _fitting(book, wanted, selector)[:most]])
 
@@ -153,16 +167,22 @@ class FileView:
 
         return self._do(look)
 
+    def pending(self) -> int:
+        """How many tasks are pending, those that wait for their time among them."""
+        return self.counts()["inserted"]
+
     def wait(
         self,
         task_ids: Sequence[str],
         event: WaitFor | str = WaitFor.COMPLETION,
         timeout: Duration | None = None,
         on_progress: OnProgress | None = None,
+        *,
+        stop_at_failure: bool = False,
     ) -> list[Task]:
-        """Wait until every task was claimed, or has ended; returns the tasks in order. See `waiting.wait`."""
+        """Wait until every task was claimed, or has ended; returns the tasks in order. See `Queue.wait`."""
         refuse({refusals.PROGRESS: on_progress})
-        return wait(self.folder, self.name, task_ids, event, timeout)
+        return wait(self.folder, self.name, task_ids, event, timeout, stop_at_failure=stop_at_failure)
 
     def follow(self, task_id: str, on_change: OnChange, timeout: Duration | None = None) -> Task:
         """Call `on_change` with the task now and whenever it has changed; returns it once it has ended.

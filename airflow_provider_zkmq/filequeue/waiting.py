@@ -9,6 +9,7 @@ from typing import TypeAlias
 from airflow_provider_zkmq.engine.errors import WaitTimeout
 from airflow_provider_zkmq.engine.model import (
     ENDED,
+    FAILED,
     Duration,
     OnChange,
     State,
@@ -16,6 +17,7 @@ from airflow_provider_zkmq.engine.model import (
     WaitFor,
     check_name,
     checked_ids,
+    not_reached,
     optional_seconds,
     wait_event,
 )
@@ -29,14 +31,20 @@ _Seen: TypeAlias = tuple[list[Task] | None, float | None]
 
 
 def wait(
-    folder: Folder, queue: str, task_ids: Sequence[str], event: WaitFor | str, timeout: Duration | None
+    folder: Folder,
+    queue: str,
+    task_ids: Sequence[str],
+    event: WaitFor | str,
+    timeout: Duration | None,
+    *,
+    stop_at_failure: bool,
 ) -> list[Task]:
-    """The tasks in order, once each was claimed or has ended, whichever way.
+    """The tasks in order, once each was claimed or has ended, whichever way; or one is dead or cancelled, if asked to.
 
     Raises `WaitTimeout`, and `TaskNotFound` for a task that does not exist, or whose line was deleted meanwhile.
     """
     wanted, span = wait_event(event), optional_seconds("timeout", timeout)
-    waiting = _Waiting(checked_ids(task_ids), wanted)
+    waiting = _Waiting(checked_ids(task_ids), wanted, stop_at_failure)
     if not waiting.ids:
         return []
     end = end_of(span)
@@ -48,25 +56,25 @@ def wait(
         lambda: False,
     )
     if tasks is None:
-        left = waiting.left
-        names = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
-        msg = f"{len(left)} task(s) of queue {queue!r} did not reach {wanted} within timeout ({span or 0:g} s): {names}"
-        raise WaitTimeout(msg, left=left)
+        raise not_reached(queue, wanted, f"timeout ({span or 0:g} s)", waiting.left, waiting.failed)
     return tasks
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """What is waited for, and which of it had not got there at the last look."""
+    """What is waited for, and which of it had not got there, or had failed, at the last look."""
 
     ids: list[str]
     wanted: WaitFor
+    stop_at_failure: bool
     left: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     def look(self, book: Book) -> _Seen:
         items = [book.find(task_id) for task_id in self.ids]
         self.left = [item.id for item in items if not _reached(book, item, self.wanted)]
-        if not self.left:
+        self.failed = [item.id for item in items if book.state(item) in FAILED]
+        if not self.left or (self.failed and self.stop_at_failure):
             return [book.task(item) for item in items], None
         return None, _next_end(book, items)
 

@@ -7,6 +7,7 @@ again already. So no event is told within seconds of the deferral, whatever has 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -21,6 +22,8 @@ HELD_BACK: Final = 6.0
 _ROOM: Final = 4.0
 #: ZooKeeper does not answer now: the trigger waits for it.
 AWAY: Final = TransportError
+#: How a wait that was not in time tells of its limit.
+_LIMIT: Final = re.compile(r"\btimeout \([^)]* s\)")
 
 
 def hold_back(deferred_at: float | None, now: float) -> float:
@@ -38,6 +41,11 @@ def deferral_limit(deadline: float | None) -> timedelta | None:
 def seconds_left(deadline: float | None) -> float | None:
     """Return how long it is until a deadline, in seconds since 1970: 0 after it; None without one."""
     return None if deadline is None else max(0.0, deadline - time.time())
+
+
+def naming(message: str, span: float | None) -> str:
+    """Return the message of a wait that was not in time, with the seconds that a user gave for those that were left."""
+    return message if span is None else _LIMIT.sub(f"timeout ({span:g} s)", message)
 
 
 def awaited_ids(ids: Sequence[str], key: str | None, left: Sequence[str] = ()) -> dict[str, Any]:

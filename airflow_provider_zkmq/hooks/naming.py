@@ -1,10 +1,13 @@
 """The ids of many tasks in little room: what a deferral stores and logs is bounded, however many they are.
 
+And the command that tells more of one of them.
+
 Airflow keeps a trigger's arguments, encrypted, in a column that holds 65 535 bytes on MySQL, and logs each event.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,6 +22,11 @@ _QUOTED: Final = 4
 def series_id(key: str, position: int) -> str:
     """Return the id at a position, from 0, of the series that has this key."""
     return f"{key}.{position:06d}"
+
+
+def typed(conn_id: str, *words: str) -> str:
+    """Return what to type in a shell to see more: ``airflow zkmq`` with the connection that an Airflow task has."""
+    return shlex.join(["airflow", "zkmq", "--conn-id", conn_id, *words])
 
 
 def series_ids(key: str, count: int) -> list[str]:

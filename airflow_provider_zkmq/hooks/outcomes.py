@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_provider_zkmq.engine import ZkmqError
 from airflow_provider_zkmq.hooks import telemetry
+from airflow_provider_zkmq.hooks.naming import typed
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import Batch, Task
+    from airflow_provider_zkmq.engine import AnyQueue, Batch, Task
 
 #: How many tasks an error names.
 _SHOWN: Final = 5
@@ -91,16 +93,36 @@ def few(lines: Sequence[str]) -> str:
     return "; ".join([*lines[:_SHOWN], *more])
 
 
-def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
-    """Log and count what has ended; the first that are dead each in a line, with what shows more; how many more are."""
+def tell_open(log: Any, queue: AnyQueue, left: Sequence[str], conn_id: str) -> None:
+    """Log that a wait begins, and how many tasks it is for; and, as a warning, if no live consumer accepts the first.
+
+    A queue in files, which knows no consumers, has no such warning; nor has what can just not be read.
+    """
+    if not left:
+        log.info("Waiting for tasks of queue %r: none of them is known yet", queue.name)
+        return
+    see = typed(conn_id, "show", queue.name, left[0], "--why")
+    log.info("Waiting for %d open task(s) of queue %r; the first is %s; see: %s", len(left), queue.name, left[0], see)
+    with contextlib.suppress(ZkmqError):
+        why = queue.explain(left[0])
+        if str(why.status).startswith("queued") and all(verdict.refuses for verdict in why.consumers):
+            refusing = few([f"{verdict.consumer} refuses it: {verdict.refuses}" for verdict in why.consumers])
+            reason = refusing or "none is registered"
+            log.warning("No live consumer of queue %r accepts task %s: %s", queue.name, left[0], reason)
+
+
+def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch, conn_id: str) -> None:
+    """Log and count what has ended; the first that are dead each in a line, with what shows more; how many more are.
+
+    `conn_id`: the Airflow connection, for the commands that show more.
+    """
     if not isinstance(ended, Sequence):
         log.info(
-            "Batch %r of queue %r has ended: %d task(s), %d failed", ended.name, queue, ended.total, len(ended.failed)
+            "Ended: batch %r of queue %r: %d task(s), %d failed", ended.name, queue, ended.total, len(ended.failed)
         )
         for task_id in ended.failed[:_LINES]:
-            log.error(
-                "Task %s of queue %r ended dead or cancelled; see: zkmq show %s %s", task_id, queue, queue, task_id
-            )
+            see = typed(conn_id, "show", queue, task_id)
+            log.error("Dead or cancelled: task %s of queue %r; see: %s", task_id, queue, see)
         _tell_more(log, len(ended.failed), f"of batch {ended.name!r} of queue {queue!r} ended dead or cancelled")
         return
     if not ended:
@@ -108,12 +130,16 @@ def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch) -> None:
     telemetry.tell_ended(queue, ended)
     states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
     first = few([f"{task.id} (attempt {task.attempt})" for task in ended])
-    log.info("Queue %r: %d task(s): %s: %s; see: zkmq show %s %s", queue, len(ended), states, first, queue, ended[0].id)
+    see = typed(conn_id, "show", queue, ended[0].id)
+    log.info("%d task(s) of queue %r: %s: %s; see: %s", len(ended), queue, states, first, see)
     dead = [each for each in ended if each.state == "dead"]
     for task in dead[:_LINES]:
-        line = "Task %s of queue %r is dead after %d attempt(s): %s; see: zkmq show %s %s"
-        log.error(line, task.id, queue, task.attempt, task.error, queue, task.id)
-    _tell_more(log, len(dead), f"of queue {queue!r} are dead; see: zkmq list {queue} --state dead")
+        see = typed(conn_id, "show", queue, task.id)
+        log.error(
+            "Dead after %d attempt(s): task %s of queue %r: %s; see: %s", task.attempt, task.id, queue, task.error, see
+        )
+    see = typed(conn_id, "list", queue, "--state", "dead")
+    _tell_more(log, len(dead), f"of queue {queue!r} are dead; see: {see}")
 
 
 def _tell_more(log: Any, number: int, what: str) -> None:
@@ -125,6 +151,6 @@ def progress_log(log: Any) -> Callable[[str, float, str], None]:
     """Return what logs the progress that a task's handler reports; see the `on_progress` of `Queue.wait`."""
 
     def report(task_id: str, progress: float, note: str) -> None:
-        log.info("Task %s: %.0f %%%s", task_id, 100 * progress, f", {note}" if note else "")
+        log.info("At %.0f %%%s: task %s", 100 * progress, f", {note}" if note else "", task_id)
 
     return report

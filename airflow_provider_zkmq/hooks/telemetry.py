@@ -57,15 +57,16 @@ def tell_ended(queue: str, tasks: Iterable[Task]) -> None:
     ended = list(tasks)
     _waited(queue, ended)
     for task in ended:
-        if task.claimed_ms is not None and task.ended_ms is not None:
-            _time("run_time", task.ended_ms - task.claimed_ms, queue)
+        if task.started_ms is not None and task.ended_ms is not None:
+            _time("run_time", task.ended_ms - task.started_ms, queue)
     count_dead(queue, sum(task.state == _DEAD for task in ended))
 
 
 def _waited(queue: str, tasks: Iterable[Task]) -> None:
     for task in tasks:
-        if task.claimed_ms is not None:
-            _time("wait_time", task.claimed_ms - max(task.enqueued_ms, task.due_ms or 0), queue)
+        began = task.claimed_ms if task.started_ms is None else task.started_ms
+        if began is not None:
+            _time("wait_time", began - max(task.enqueued_ms, task.due_ms or 0), queue)
 
 
 def _count(name: str, number: int, **tags: Any) -> None:

@@ -14,8 +14,6 @@ from airflow_provider_zkmq.hooks.outcomes import one_line
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue
 
-#: One look promotes at least so many of those whose time has come.
-_AT_A_LOOK: Final = 128
 #: So many characters of a reason are told.
 _REASON: Final = 200
 _NO_REASON: Final = "no reason was given"
@@ -24,17 +22,12 @@ _NO_REASON: Final = "no reason was given"
 def bring_back(queue: AnyQueue) -> dict[str, Any]:
     """Give back what dead consumers and ended leases held, and promote what is due; tells the counts around it.
 
-    ``{"queue", "before", "after"}``: what others did meanwhile is in the counts, too. Nothing is claimed. Raises
-    `QueueNotFound`.
+    ``{"queue", "before", "after"}``: what others did meanwhile is in the counts, too. Nothing is claimed. One look
+    promotes some hundred tasks; `collect` does the rest. Raises `QueueNotFound`.
     """
-    before = after = queue.counts()
-    for _ in range(2 + before["scheduled"] // _AT_A_LOOK):
-        seen = after
-        queue.ready(timeout=0)
-        after = queue.counts()
-        if all(after[state] == seen[state] for state in ("scheduled", "claimed")):
-            break
-    return {"queue": queue.name, "before": before, "after": after}
+    before = queue.counts()
+    queue.ready(timeout=0)
+    return {"queue": queue.name, "before": before, "after": queue.counts()}
 
 
 def collect(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
@@ -52,8 +45,7 @@ def foresee(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
 
     ``counts`` of the queue; ``to_archive``: how many that ended, dead ones too, no archive holds; ``to_delete``: how
     many ended longer ago than `lifetime` seconds; ``held_by_the_dead``: how many tasks would be given back by consumers
-    that are gone. Claims whose leases have ended are not in it, though they are given back, too: nothing tells from
-    outside when a lease ends.
+    that are gone. Claims whose leases have ended are not in it: the counts tell them as pending, or as dead.
     """
     conf = queue.conf()
     span = conf.task_gc_lifetime if lifetime is None else lifetime

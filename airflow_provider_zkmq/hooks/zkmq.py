@@ -93,7 +93,9 @@ class ZkmqHook(BaseHook):
         try:
             client = self.get_conn()
             names = client.queues()
-            return True, f"Connected to {client.config.hosts}: {len(names)} queue(s) under {client.config.root}"
+            told = f"Connected to {client.config.hosts}: {len(names)} queue(s) under {client.config.root}"
+            opened = f"; open to anyone, above the root: {', '.join(client.open_above)}" if client.open_above else ""
+            return True, told + opened
         except Exception as error:  # noqa: BLE001  whatever goes wrong is the answer
             return False, str(error)
         finally:

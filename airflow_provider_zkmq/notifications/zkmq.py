@@ -11,6 +11,7 @@ from airflow.sdk import BaseNotifier
 
 from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.naming import typed
 from airflow_provider_zkmq.hooks.settings import how_many
 from airflow_provider_zkmq.hooks.upkeep import dead_letters
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
@@ -26,8 +27,9 @@ Queue {{ zkmq.queue }}: {{ zkmq.dead }} dead letter(s); \
 {{ zkmq.counts.inserted }} pending, {{ zkmq.counts.claimed }} claimed, {{ zkmq.counts.finished }} finished.
 {% for task in zkmq.tasks %}  {{ task.id }}, after {{ task.attempt }} attempt(s): {{ task.reason }}
 {% endfor %}{% if zkmq.dead > zkmq.tasks | length %}  and {{ zkmq.dead - zkmq.tasks | length }} more
-{% endif %}Next: zkmq list {{ zkmq.queue }} --state dead; zkmq show {{ zkmq.queue }} ID; \
-zkmq redrive {{ zkmq.queue }} ID, or --all; zkmq export {{ zkmq.queue }} FILE.tq to edit them."""
+{% endif %}Next: {{ zkmq.command }} list {{ zkmq.queue }} --state dead; {{ zkmq.command }} show {{ zkmq.queue }} ID; \
+{{ zkmq.command }} redrive {{ zkmq.queue }} ID, or --all; \
+{{ zkmq.command }} export {{ zkmq.queue }} FILE.tq to edit them."""
 
 
 class ZkmqDeadLetterNotifier(BaseNotifier):
@@ -41,7 +43,7 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
     Args:
         zkmq_queue: the queue's name; None: the connection's.
         message: a Jinja template, with Airflow's context and ``zkmq``: ``queue``, ``dead`` (their number), ``counts``
-            by state, and ``tasks``, the first few: ``id``, ``attempt``, ``batch``, ``reason``.
+            by state, ``tasks``, the first few: ``id``, ``attempt``, ``batch``, ``reason``, and ``command``, to type.
         send: who is given the message: a function of the text, or another notifier, in whose templates it is
             ``{{ zkmq_message }}``; None: the log.
         most: so many dead letters are told of; None: the option ``dead_letters_shown`` of the section ``[zkmq]``.
@@ -102,7 +104,9 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             found = dead_letters(hook.queue(), how_many("dead_letters_shown", self.most))
         if found["dead"] or self.always:
-            text = str(self.render_template(self.message, _with(context, zkmq=found)))
+            text = str(
+                self.render_template(self.message, _with(context, zkmq={**found, "command": typed(self.zkmq_conn_id)}))
+            )
             self._send(text, context)
         return found
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_zkmq.bridge import export_queue, exported_from, import_file
 from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.templating import flag
@@ -66,6 +65,8 @@ class ZkmqExportOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, object]:  # noqa: ARG002
         """Write the file. Raises what `bridge.export_queue` does."""
+        from airflow_provider_zkmq.bridge import export_queue  # it loads the engine: reading a DAG does without
+
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
             count = export_queue(
@@ -117,6 +118,8 @@ class ZkmqImportOperator(BaseOperator):
 
         `AirflowFailException` names the first few messages that were refused.
         """
+        from airflow_provider_zkmq.bridge import import_file
+
         dry_run = flag("dry_run", self.dry_run)
         name = self.zkmq_queue or self._named()
         with ZkmqHook(self.zkmq_conn_id, name) as hook:
@@ -128,6 +131,8 @@ class ZkmqImportOperator(BaseOperator):
         return done.as_dict()
 
     def _named(self) -> str:
+        from airflow_provider_zkmq.bridge import exported_from
+
         origin = exported_from(self.path)
         if origin is None:
             raise ConfigError(f"{self.path} does not say which queue its tasks are from: give zkmq_queue")

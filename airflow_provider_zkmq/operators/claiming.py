@@ -14,8 +14,10 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from airflow_provider_zkmq.engine import Duration, QueueNotFound
 from airflow_provider_zkmq.hooks.claims import MOST, Claim, read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
+from airflow_provider_zkmq.hooks.deferring import naming
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.memory import Memory
+from airflow_provider_zkmq.operators.nodes import class_of
 from airflow_provider_zkmq.operators.patience import PATIENCE, outlast
 from airflow_provider_zkmq.operators.taking import (
     Taken,
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 _NOTE: Final = "zkmq_claims"
 _ON_EMPTY: Final = ("skip", "wait", "fail")
+#: So many seconds claims hold where nobody extends them any more: Airflow that is gone keeps them for as long.
+LEASE: Final = 300
 #: So many seconds claims hold at first at least where others are to extend them: Airflow must start those.
 _UNTIL_KEPT: Final = 60.0
 #: What holds claims, or ends them, is tried again soon: work that was done is not to be lost for a moment's trouble.
@@ -96,7 +100,7 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         zkmq_queue: str | None = None,
         selector: str | None = None,
         max_tasks: int = 1,
-        lease: Duration | str = 900,
+        lease: Duration | str = LEASE,
         ahead: bool = False,
         claims: object = None,
         from_events: bool = False,
@@ -140,13 +144,14 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         Raises what `execute` does, and `AirflowException` where nothing came before the end of `execution_timeout`.
         """
         if event["status"] != "done":
-            raise AirflowException(event["message"])
+            limit = self.execution_timeout
+            raise AirflowException(naming(event["message"], None if limit is None else limit.total_seconds()))
         return self._take(context, deadline)
 
     @property
     def _first_lease(self) -> float:
         followers = self.downstream_list if self.has_dag() else []
-        kept = self.ahead or any(getattr(_class_of(each), "holds_claims", False) for each in followers)
+        kept = self.ahead or any(getattr(class_of(each), "holds_claims", False) for each in followers)
         return max(_UNTIL_KEPT, self.lease) if kept else self.lease
 
     def _take(self, context: Context, deadline: float | None) -> list[Claim]:
@@ -233,10 +238,6 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
 def _patience(deadline: float | None) -> float:
     """Return for how many seconds of an outage it goes on: as long as what settles the claims does."""
     return PATIENCE if deadline is None else min(PATIENCE, deadline - time.time())
-
-
-def _class_of(node: Any) -> Any:
-    return node.operator_class if node.is_mapped else type(node)
 
 
 def _check(max_tasks: object, on_empty: object, claims: object, *, from_events: bool) -> None:

@@ -14,11 +14,11 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import WaitTimeout
-from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit
+from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit, naming
 from airflow_provider_zkmq.hooks.killed import cancel_open, ended_by_user
 from airflow_provider_zkmq.hooks.naming import EVENT_BYTES, series_ids
 from airflow_provider_zkmq.hooks.origins import origin_of
-from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes, tell_ended
+from airflow_provider_zkmq.hooks.outcomes import check_batch, check_outcomes, tell_ended, tell_open
 from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, pushed_for, size
 from airflow_provider_zkmq.operators.once import noted_by
 from airflow_provider_zkmq.operators.patience import NO_OUTAGE, persist
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_zkmq.engine import AnyQueue
 
+#: Airflow kills a process five seconds after it told it to end: what is cancelled is waited for so many seconds.
+_CANCELLING: Final = 4.0
 #: One task that is dead or cancelled fails the operator, and nothing is told of results.
 _TELLING: Final = Telling(results=False, max_xcom_bytes=48_000, fail_on="any")
 
@@ -45,6 +47,7 @@ class WaitingOperator(BaseOperator):
     idempotency: str
     _held: tuple[AnyQueue, list[str], dict[str, Any]] | None = None
     """What is waited for on this worker: where, which tasks, and the Airflow task instance."""
+    _canceller: threading.Thread | None = None
 
     def on_kill(self) -> None:
         """Cancel what is waited for, if that was asked for and a user has ended this task.
@@ -52,9 +55,12 @@ class WaitingOperator(BaseOperator):
         Called from a signal handler, which may have interrupted the holder of a lock: another thread does it.
         """
         if self.cancel_on_kill and self._held is not None:
-            threading.Thread(target=self._cancel, args=self._held, daemon=True).start()
+            self._canceller = threading.Thread(target=self._cancel, args=self._held, daemon=True)
+            self._canceller.start()
 
     def _cancel(self, queue: AnyQueue, ids: list[str], instance: Mapping[str, Any]) -> None:
+        told = "Told to end: where a user did that, what is open of %d task(s) of queue %r is cancelled"
+        self.log.warning(told, len(ids), queue.name)
         try:
             if ended_by_user(instance):
                 count = cancel_open(queue, ids)
@@ -77,21 +83,25 @@ class WaitingOperator(BaseOperator):
                 persist(self.log, math.inf if deadline is None else deadline, partial(self._end, queue, ids))
         except (WaitTimeout, AWAY) as error:
             if not self.deferrable or isinstance(error, NO_OUTAGE):
-                raise AirflowException(str(error)) from None
+                raise AirflowException(naming(str(error), span)) from None
+            if isinstance(error, WaitTimeout):
+                tell_open(self.log, queue, error.left, self.zkmq_conn_id)
             self._defer(context, ids, key, deadline, getattr(error, "left", ()))
         finally:
             self._held = None
+            if self._canceller is not None:  # the first that it cancelled has ended the wait, perhaps
+                self._canceller.join(_CANCELLING)
 
     def _end(self, queue: AnyQueue, ids: list[str], left: float) -> None:
         """Wait for the batch, else for the tasks. Raises `WaitTimeout`, and `AirflowException` for failures."""
         span = None if left == math.inf else left
         if self.batch is None:
-            tasks = queue.wait(ids, timeout=span)
-            tell_ended(self.log, queue.name, tasks)
+            tasks = queue.wait(ids, timeout=span, stop_at_failure=True)
+            tell_ended(self.log, queue.name, tasks, self.zkmq_conn_id)
             check_outcomes(queue.name, tasks)
         else:
             batch = queue.wait_batch(self.batch, span)
-            tell_ended(self.log, queue.name, batch)
+            tell_ended(self.log, queue.name, batch, self.zkmq_conn_id)
             check_batch(queue.name, batch)
 
     def _defer(
@@ -102,6 +112,7 @@ class WaitingOperator(BaseOperator):
         self.defer(
             trigger=ZkmqTaskTrigger(
                 **awaited,
+                stop_at_failure=True,
                 success=self._success(context, ids),
                 cancels=self._cancels(context, ids, key),
                 queue=self.zkmq_queue or None,

@@ -10,12 +10,13 @@ from airflow.sdk import TaskGroup
 
 from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
+from airflow_provider_zkmq.operators.claiming import LEASE, ZkmqClaimOperator
+from airflow_provider_zkmq.operators.holding import have_checked
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
 from airflow_provider_zkmq.operators.nodes import waited_for, work_ids
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
 from airflow_provider_zkmq.operators.unmapped import check_each
-from airflow_provider_zkmq.operators.verdicts import have_noted
+from airflow_provider_zkmq.operators.verdicts import have_noted, notes_its_end
 
 if TYPE_CHECKING:
     from airflow.sdk import XComArg
@@ -34,8 +35,8 @@ class ZkmqTaskGroup(TaskGroup):
         group_id: as that of every task group.
         zkmq_queue, selector, max_tasks, claims, from_events, on_empty, deferrable: see `ZkmqClaimOperator`.
         lease: for so long the claims hold if nobody extends them, as when the triggerer is gone; see there.
-        result, each, on_skipped, on_lost: see `ZkmqSettleOperator`. The body may set the attribute ``result`` to an
-            XCom of the work.
+        result, each, on_skipped, on_marked, on_retry, on_lost: see `ZkmqSettleOperator`. The body may set the attribute
+            ``result`` to an XCom of the work.
         keep_pool: the pool of ``keep``, which must have a slot for a moment; None: Airflow's default pool.
         zkmq_conn_id: the Airflow connection.
         kwargs: those of `TaskGroup`.
@@ -51,7 +52,7 @@ class ZkmqTaskGroup(TaskGroup):
         zkmq_queue: str | None = None,
         selector: str | None = None,
         max_tasks: int = 1,
-        lease: Duration | str = 900,
+        lease: Duration | str = LEASE,
         claims: object = None,
         from_events: bool = False,
         on_empty: str = "skip",
@@ -59,6 +60,8 @@ class ZkmqTaskGroup(TaskGroup):
         result: object = None,
         each: bool = False,
         on_skipped: str = "release",
+        on_marked: str = "release",
+        on_retry: str = "fail",
         on_lost: str = "fail",
         keep_pool: str | None = None,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
@@ -86,6 +89,8 @@ class ZkmqTaskGroup(TaskGroup):
         self._settling: dict[str, Any] = {
             "each": each,
             "on_skipped": on_skipped,
+            "on_marked": on_marked,
+            "on_retry": on_retry,
             "on_lost": on_lost,
             "zkmq_conn_id": zkmq_conn_id,
         }
@@ -126,8 +131,10 @@ class ZkmqTaskGroup(TaskGroup):
             raise ValueError(f"ZkmqTaskGroup {self.group_id!r} has no work: make tasks in the body of its 'with'")
         inside = {task.task_id for task in tasks}
         roots = [task for task in tasks if task.upstream_task_ids.isdisjoint(inside)]
+        each = self._settling["each"]
         for task in tasks:
             have_noted(task)
+            have_checked(task, claim.output, claim.lease, claim.zkmq_conn_id, each=each)
         # Work that is mapped over the claims goes by their places, also after a clear.
         mapped = claim.has_dag() and next(claim.iter_mapped_dependants(), None) is not None
         claim.in_place = claim.in_place or mapped
@@ -138,6 +145,7 @@ class ZkmqTaskGroup(TaskGroup):
             result=self.result,
             **self._settling,
         )
+        settle.noting = sorted(task.task_id for task in tasks if notes_its_end(task))
         keep = ZkmqKeepOperator(task_id="keep", claims=claim.output, settle=settle.task_id, **self._keeping)
         claim >> [keep, settle, *(task for task in roots if claim.task_id not in task.upstream_task_ids)]
         settle.set_upstream(waited_for(tasks))

@@ -14,10 +14,10 @@ from airflow_provider_zkmq.environment import FILES
 from airflow_provider_zkmq.hooks.claims import read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID, connection_options
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.claiming import AGAIN
+from airflow_provider_zkmq.operators.claiming import AGAIN, LEASE
 from airflow_provider_zkmq.operators.taking import still_held
 from airflow_provider_zkmq.operators.unmapped import Unmapped
-from airflow_provider_zkmq.triggers.keeping import has_ended
+from airflow_provider_zkmq.triggers.keeping import end_of
 from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger, checked_lease
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class ZkmqKeepOperator(Unmapped, BaseOperator):
         self,
         *,
         claims: object,
-        lease: Duration | str = 900,
+        lease: Duration | str = LEASE,
         settle: str | None = None,
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Any,
@@ -135,12 +135,12 @@ class ZkmqKeepOperator(Unmapped, BaseOperator):
         try:
             return still_held(hook, claim, self.lease, self.log)
         except ZkmqError as error:  # another process holds the file's lock, say: the claim is tried again soon
-            self.log.warning("%s is not extended for now: %s", shown(claim), error)
+            self.log.warning("Not extended for now: %s: %s", shown(claim), error)
             return True
 
     def _has_ended(self, settle: list[Any]) -> bool:
         try:
-            return has_ended(*settle)
+            return end_of(*settle) is not None
         except Exception as error:  # noqa: BLE001  Airflow does not answer: work that goes on is not delivered again
             self.log.warning("Whether %s has ended is not known now: %s", settle[2], error)
             return False

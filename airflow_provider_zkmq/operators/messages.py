@@ -35,7 +35,11 @@ def spelled(where: str, item: object) -> Mapping[str, Any]:
             raise ConfigError(f"{where}: unknown {', '.join(unknown)}; known: {', '.join(_KEYS)}")
         if "data" not in item:
             raise ConfigError(f"{where} has no 'data'")
+        if item["data"] is None:
+            raise ConfigError(f"{where}: data is None: give bytes or text")
         return item
+    if item is None:
+        raise ConfigError(f"{where} is None: give bytes, text, a Message or a mapping")
     return {"data": item}
 
 

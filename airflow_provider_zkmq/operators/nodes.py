@@ -29,6 +29,11 @@ def work_tasks(node: Any) -> list[Any]:
     return [task for task in tasks if not task.is_teardown or task.on_failure_fail_dagrun]
 
 
+def class_of(node: Any) -> Any:
+    """Return the class of a task, mapped or not."""
+    return node.operator_class if node.is_mapped else type(node)
+
+
 def ends_of(node: Any) -> Any:
     """Return what must have ended before a node has: of a group, see `waited_for`."""
     return waited_for(work_tasks(node)) if isinstance(node, TaskGroup) else node

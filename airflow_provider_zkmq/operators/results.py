@@ -76,13 +76,22 @@ class Results:
 
 
 def as_result(value: Any) -> bytes | str | None:
-    """Return what a queue's task keeps as its result. Raises `ConfigError` for what is neither text nor JSON."""
+    """Return what a queue's task keeps as its result. Raises `ConfigError` for what is neither text nor JSON.
+
+    So is a set: as a list it would have an order that is another each time.
+    """
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return _made(_NO_RESULT, value.encode)  # half a surrogate pair is no text
-    # What mapped tasks returned is read from Airflow one by one, and is no list.
-    return _made(_NO_RESULT, lambda: json.dumps(value, default=list))
+    return _made(_NO_RESULT, lambda: json.dumps(value, default=_as_list))
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return what is no JSON as a list: what mapped tasks returned, say, which is read from Airflow one by one."""
+    if isinstance(value, AbstractSet):
+        raise TypeError("a set has no order: give a list")
+    return list(value)
 
 
 def _made(wrong: str, work: Callable[[], T]) -> T:

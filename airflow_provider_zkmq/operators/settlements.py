@@ -31,7 +31,10 @@ _ENDS: Final = {
 
 
 class Settlements:
-    """What was settled, what was lost, and what was not settled for now. `again`: an earlier try may have settled."""
+    """What was settled, what was lost, and what was not settled for now. `again`: an earlier try may have settled.
+
+    Of those that failed, `retried` are tried again by their queue, `failed` are not.
+    """
 
     def __init__(self, hook: ZkmqHook, memory: Memory, log: Any, *, again: bool) -> None:
         self._hook = hook
@@ -41,6 +44,7 @@ class Settlements:
         self._noted: dict[str, str] = memory.read(_NOTE) or {}
         self._done: dict[str, int] = {"completed": 0, "failed": 0, "released": 0}
         self.failed: list[str] = []
+        self.retried: list[str] = []
         self.released: list[str] = []
         self.lost: list[str] = []
         self.trouble: list[str] = []
@@ -79,7 +83,7 @@ class Settlements:
         except ClaimLost:
             if not (self._again and _settled_so(queue.task(claim["id"]), claim, verdict)):
                 raise
-        self._log.info("%s was settled by an earlier try", shown(claim))
+        self._log.info("Settled by an earlier try: %s", shown(claim))
         return verdict
 
     def _tell(self, queue: AnyQueue, claim: Claim, verdict: Verdict) -> None:
@@ -88,16 +92,17 @@ class Settlements:
             task = queue.task(claim["id"])
             count_dead(queue.name, int(task.state == "dead"))
             outlook = _outlook(task)
-            self.failed.append(f"{shown(claim)} {outlook}: {verdict.reason}")
-            self._log.error("%s has failed, and %s: %s", shown(claim), outlook, verdict.reason)
+            told = self.retried if task.state == "inserted" else self.failed
+            told.append(f"{shown(claim)} {outlook}: {verdict.reason}")
+            self._log.error("Failed: %s, which %s: %s", shown(claim), outlook, verdict.reason)
             return
         if verdict.kind == "release":
             self._done["released"] += 1
             self.released.append(f"{shown(claim)}: {verdict.reason}")
-            self._log.warning("%s is given back: %s", shown(claim), verdict.reason)
+            self._log.warning("Given back: %s: %s", shown(claim), verdict.reason)
             return
         self._done["completed"] += 1
-        self._log.info("%s is completed", shown(claim))
+        self._log.info("Completed: %s", shown(claim))
 
 
 def _as_noted(kind: str, verdict: Verdict) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -15,21 +16,25 @@ from airflow_provider_zkmq.hooks.claims import read_claims
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.outcomes import few
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.claiming import AGAIN
+from airflow_provider_zkmq.operators.claiming import AGAIN, LEASE
+from airflow_provider_zkmq.operators.holding import have_checked
 from airflow_provider_zkmq.operators.memory import Memory
 from airflow_provider_zkmq.operators.nodes import ends_of, work_ids, work_tasks
 from airflow_provider_zkmq.operators.results import Results, source_of
 from airflow_provider_zkmq.operators.settlements import Settlements
 from airflow_provider_zkmq.operators.unmapped import Unmapped, check_each
 from airflow_provider_zkmq.operators.verdicts import (
+    MARKED,
     Verdict,
     Work,
     apart,
     have_noted,
     instances,
     judge,
+    notes_its_end,
     reasons_of,
     share,
+    told_from_marked,
     uneven,
 )
 
@@ -40,6 +45,10 @@ if TYPE_CHECKING:
 
 _ON_SKIPPED: Final = ("release", "complete", "fail")
 _ON_LOST: Final = ("fail", "ignore")
+#: The end of a task is noted a moment after Airflow knows it: so many seconds, at the most, it is waited for.
+_NOTED: Final = 10.0
+_PAUSE: Final = 1.0
+_ON_RETRY: Final = ("fail", "succeed")
 #: ZooKeeper may be away for minutes, and the work is done: it is tried for nine minutes at least.
 _PATIENT: Final[dict[str, Any]] = AGAIN | {
     "retries": 12,
@@ -76,6 +85,13 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
             one instance for each claim, none is completed: the index tells nobody whose they are. Else all are settled
             alike.
         on_skipped: what becomes of them where work was skipped: ``"release"``, ``"complete"`` or ``"fail"``.
+        on_marked: what becomes of them where work is a success and has not run to its end, as a user, who marked it or
+            the run so, has ended it: ``"release"``, ``"complete"`` or ``"fail"``. Work that Airflow's scheduler or
+            triggerer ends without a worker is known by its state alone where its operator says so (empty ones,
+            `end_from_trigger`, `start_from_trigger`); other such work wants ``"complete"``. So is work that is named
+            by its id.
+        on_retry: what it means that work has failed and the queue tries its task again: ``"fail"`` for the run, or
+            ``"succeed"``: the run is judged by those alone that are dead.
         on_lost: what a lost claim means: ``"fail"`` for the run, or ``"ignore"``: a warning in the log.
         zkmq_conn_id: the Airflow connection.
 
@@ -95,6 +111,8 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
         result: object = None,
         each: bool = False,
         on_skipped: str = "release",
+        on_marked: str = "release",
+        on_retry: str = "fail",
         on_lost: str = "fail",
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Any,
@@ -102,14 +120,21 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
         super().__init__(**(_PATIENT | kwargs))
         if on_skipped not in _ON_SKIPPED:
             raise ValueError(f"ZkmqSettleOperator: on_skipped {on_skipped!r} is not known: give {_ON_SKIPPED}")
+        if on_marked not in _ON_SKIPPED:
+            raise ValueError(f"ZkmqSettleOperator: on_marked {on_marked!r} is not known: give {_ON_SKIPPED}")
+        if on_retry not in _ON_RETRY:
+            raise ValueError(f"ZkmqSettleOperator: on_retry {on_retry!r} is not known: give {_ON_RETRY}")
         if on_lost not in _ON_LOST:
             raise ValueError(f"ZkmqSettleOperator: on_lost {on_lost!r} is not known: give {_ON_LOST}")
         check_each("ZkmqSettleOperator", each, self)
         nodes = list(work) if isinstance(work, list | tuple | set) else [work]
         self.claims = claims
         self.work = sorted({task_id for node in nodes for task_id in work_ids(node)})
-        for task in [task for node in nodes for task in work_tasks(node)]:
+        tasks = [task for node in nodes for task in work_tasks(node)]
+        for task in tasks:
             have_noted(task)
+            have_checked(task, claims, LEASE, zkmq_conn_id, each=each)
+        self.noting = sorted({task.task_id for task in tasks if notes_its_end(task)})
         if not self.work:
             raise ValueError("ZkmqSettleOperator: work names no task: what would the claims be settled by?")
         self.result_of = source_of(result, each=each)
@@ -119,6 +144,8 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
         self.result = None if self.result_of else result
         self.each = each
         self.on_skipped = on_skipped
+        self.on_marked = on_marked
+        self.on_retry = on_retry
         self.on_lost = on_lost
         self.zkmq_conn_id = zkmq_conn_id
         self.as_teardown(on_failure_fail_dagrun=True)
@@ -139,7 +166,7 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
 
         """
         claims = self._claims()
-        work = self._work(context)
+        work = self._told_from_marked(context, self._work(context))
         reasons = reasons_of(context, work)
         kept = self._kept(context, self._verdicts(work, reasons, len(claims)))
         with ZkmqHook(self.zkmq_conn_id) as hook:
@@ -150,7 +177,7 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
                     settlements.settle(claim, verdict, result)
             finally:
                 settlements.remember()
-        self._tell(claims, settlements, judge(work, self.on_skipped, reasons))
+        self._tell(claims, settlements, self._judge(work, reasons))
         return settlements.counts()
 
     def _claims(self) -> list[Claim]:
@@ -175,10 +202,21 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
             work += instances(states.get(instance.run_id, {}), task_ids)
         return work if instance.map_index < 0 else share(work, instance.map_index)
 
+    def _told_from_marked(self, context: Context, work: list[Work]) -> list[Work]:
+        until = time.monotonic() + _NOTED
+        while True:
+            told = told_from_marked(context, work, self.noting)
+            if time.monotonic() >= until or all(each.state != MARKED for each in told):
+                return told
+            time.sleep(_PAUSE)
+
+    def _judge(self, work: list[Work], reasons: Mapping[tuple[str, int], str]) -> Verdict:
+        return judge(work, self.on_skipped, reasons, self.on_marked)
+
     def _verdicts(self, work: list[Work], reasons: Mapping[tuple[str, int], str], count: int) -> list[Verdict]:
         if not self.each:
-            return [judge(work, self.on_skipped, reasons)] * count
-        verdicts = [judge(share(work, position), self.on_skipped, reasons) for position in range(count)]
+            return [self._judge(work, reasons)] * count
+        verdicts = [self._judge(share(work, position), reasons) for position in range(count)]
         odd = uneven(work, count)
         return [Verdict("fail", odd) if odd and each.kind == "complete" else each for each in verdicts]
 
@@ -208,11 +246,12 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
             raise AirflowFailException(
                 f"{len(settlements.lost)} of {len(claims)} settled too late: {few(settlements.lost)}"
             )
-        if settlements.failed:
-            raise AirflowFailException(f"the work failed: {few(settlements.failed)}")
+        failed = settlements.failed + (settlements.retried if self.on_retry == "fail" else [])
+        if failed:
+            raise AirflowFailException(f"the work failed: {few(failed)}")
         if settlements.released:
             raise AirflowFailException(f"the work was not done, and given back is {few(settlements.released)}")
-        if overall.kind != "complete":
+        if overall.kind != "complete" and not settlements.retried:
             raise AirflowFailException(f"the work was not done: {overall.reason}")
         if self.claims is None or self.claims == "":  # an empty list is what a task says that has taken nothing
             raise AirflowFailException(

@@ -114,10 +114,10 @@ def give_back(queue_of: Callable[[str], AnyQueue], taken: Iterable[Taken], log: 
         try:
             queue_of(claim["queue"]).release(claim["id"], claim["token"])
         except TransportError as error:  # whoever is told to end has no time to wait for each of them
-            log.warning("%s and %d more are not given back: %s", shown(claim), len(left), error)
+            log.warning("Not given back: %s and %d more: %s", shown(claim), len(left), error)
             return
         except ZkmqError as error:
-            log.warning("%s is not given back: %s", shown(claim), error)
+            log.warning("Not given back: %s: %s", shown(claim), error)
 
 
 def still_held(hook: ZkmqHook, claim: Claim, lease: float, log: Any) -> bool:
@@ -145,11 +145,11 @@ def _claim_again(hook: ZkmqHook, place: Taken, lease: float, log: Any, *, ahead:
         anew = task.enqueued_ms != enqueued
         again = None if anew else queue.claim_task(claim["id"], lease=lease, ahead=ahead)
     except (TaskNotFound, QueueNotFound) as error:
-        log.info("%s is left out: %s", shown(claim), error)
+        log.info("Left out: %s: %s", shown(claim), error)
         return None
     if again is None:
         why = "its id was enqueued anew" if anew else f"it is {task.status}, attempt {task.attempt}"
-        log.info("%s is left out: %s", shown(claim), why)
+        log.info("Left out: %s: %s", shown(claim), why)
         return None
     count_claimed(queue.name, [again.task])
     return Taken(told(queue.name, again), enqueued)

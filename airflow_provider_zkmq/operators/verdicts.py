@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 #: The XCom of a failed task that tells its exception.
 ERROR_KEY: Final = "zkmq_error"
+#: The XCom of a task that has run to its end; its value is its map index.
+END_KEY: Final = "zkmq_ended"
 _MOST_TEXT: Final = 2_000
 _MOST_ASKED: Final = 5
+#: In the place of the state of work that is a success without having run to its end.
+MARKED: Final = "marked"
 #: Of a mapped task that has fewer instances than in an earlier try.
 _GONE: Final = "removed"
 
@@ -36,12 +40,44 @@ def note_error(context: Context) -> None:
         fields["ti"].log.warning("Why it failed is not kept for the queue: %s", refused)
 
 
+def note_end(context: Context) -> None:
+    """Keep that a task has run to its end, as an XCom of it: an ``on_success_callback``, which no user's mark calls."""
+    instance: Any = context["ti"]
+    try:
+        instance.xcom_push(key=END_KEY, value=instance.map_index)
+    except Exception as refused:  # noqa: BLE001  what it did is done
+        instance.log.warning("That it has ended by itself is not kept for the queue: %s", refused)
+
+
 def have_noted(task: Any) -> None:
-    """Have a task note its exception, beside what its author has called where it fails."""
-    known = task.on_failure_callback or []
-    callbacks = list(known) if isinstance(known, list | tuple) else [known]
-    if note_error not in callbacks:
-        task.on_failure_callback = [*callbacks, note_error]
+    """Have a task note its exception, or its end, beside what its author has called where it fails or succeeds.
+
+    What may end without a worker notes no end: nobody would be there to do it.
+    """
+    task.on_failure_callback = _with(note_error, task.on_failure_callback)
+    if not _may_end_elsewhere(task):
+        task.on_success_callback = _with(note_end, task.on_success_callback)
+
+
+def notes_its_end(task: Any) -> bool:
+    """Whether a task that is a success, and has noted no end, was marked so by a user."""
+    return note_end in _listed(task.on_success_callback)
+
+
+def _may_end_elsewhere(task: Any) -> bool:
+    """Whether a scheduler or a triggerer may end a task: empty ones, and those whose deferral ends them."""
+    given = task.partial_kwargs if task.is_mapped else vars(task)
+    return bool(task.inherits_from_empty_operator or given.get("end_from_trigger") or given.get("start_from_trigger"))
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    known = callbacks or []
+    return list(known) if isinstance(known, list | tuple) else [known]
+
+
+def _with(callback: Any, callbacks: Any) -> list[Any]:
+    known = _listed(callbacks)
+    return known if callback in known else [*known, callback]
 
 
 class Work(NamedTuple):
@@ -104,19 +140,38 @@ def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list
     return found
 
 
-def judge(work: Sequence[Work], on_skipped: str, reasons: Mapping[tuple[str, int], str]) -> Verdict:
-    """Return what its states mean for a claim: a failure before all, then what was skipped.
+def judge(
+    work: Sequence[Work], on_skipped: str, reasons: Mapping[tuple[str, int], str], on_marked: str = "release"
+) -> Verdict:
+    """Return what its states mean for a claim: a failure before all, then what a user marked, then what was skipped.
 
     `reasons`: the exceptions of failed tasks, as far as they are known.
     """
-    bad = [each for each in work if each.state not in {"success", "skipped"}]
+    bad = [each for each in work if each.state not in {"success", "skipped", MARKED}]
     if bad:
         first = sorted(bad, key=lambda each: (each.task_id, each.map_index) not in reasons)
         return Verdict("fail", few([_told(each, reasons) for each in first]))
+    if marked := [_named(each) for each in work if each.state == MARKED]:
+        return Verdict(on_marked, f"marked as success, and not done: {few(marked)}")
     if any(each.state == "skipped" for each in work):
         skipped = [_named(each) for each in work if each.state == "skipped"]
         return Verdict(on_skipped, f"skipped: {few(skipped)}")
     return Verdict("complete")
+
+
+def told_from_marked(context: Context, work: Sequence[Work], noting: Iterable[str]) -> list[Work]:
+    """Return the work, with `MARKED` for what is a success and has not noted its end, as those tasks do otherwise."""
+    asked = {each.task_id for each in work if each.state == "success"}.intersection(noting)
+    instance: Any = context["ti"]
+    ended: set[tuple[str, int]] = set()
+    for task_id in sorted(asked):
+        told = instance.xcom_pull(task_ids=task_id, key=END_KEY)
+        ended |= {(task_id, index) for index in (told if isinstance(told, list) else [told])}
+
+    def marked(each: Work) -> bool:
+        return each.state == "success" and each.task_id in asked and (each.task_id, each.map_index) not in ended
+
+    return [each._replace(state=MARKED) if marked(each) else each for each in work]
 
 
 def reasons_of(context: Context, work: Iterable[Work]) -> dict[tuple[str, int], str]:

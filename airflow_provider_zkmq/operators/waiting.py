@@ -19,6 +19,7 @@ class Waiting(Protocol):
     zkmq_queue: str | None
     selector: str | None
     zkmq_conn_id: str
+    log: Any
 
     def defer(self, **kwargs: object) -> None:
         """Raise what tells Airflow to defer: every operator's."""
@@ -49,6 +50,8 @@ def block_until_ready(
 
 def defer_until_ready(operator: Waiting, deadline: float | None) -> NoReturn:
     """Give up the worker's slot until there is work, at the latest until the deadline, in seconds since 1970."""
+    where = "the connection's queue" if not operator.zkmq_queue else f"queue {operator.zkmq_queue!r}"
+    operator.log.info("Waiting for work in %s that fits: %s", where, operator.selector or "any task")
     operator.defer(
         trigger=ZkmqReadyTrigger(
             zkmq_queue=operator.zkmq_queue or None,

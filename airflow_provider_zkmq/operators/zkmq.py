@@ -12,7 +12,8 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import Duration, Message, WaitTimeout
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import AWAY
+from airflow_provider_zkmq.hooks.deferring import AWAY, naming
+from airflow_provider_zkmq.hooks.naming import typed
 from airflow_provider_zkmq.hooks.origins import origin_of
 from airflow_provider_zkmq.hooks.telemetry import count_enqueued
 from airflow_provider_zkmq.hooks.templating import span
@@ -137,6 +138,9 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
         super().__init__(**kwargs)
         if (data is None) == (messages is None):
             raise ValueError("ZkmqEnqueueOperator: give either data (one task) or messages (many)")
+        if isinstance(data, Mapping | list | tuple | set | int | float):
+            told = f"ZkmqEnqueueOperator: data is a {type(data).__name__}: give bytes or text, such as json.dumps(…)"
+            raise ValueError(told)  # noqa: TRY004  as for whatever else is refused here
         if messages is not None and zkmq_task_id is not None:
             raise ValueError("ZkmqEnqueueOperator: with messages, give each its own task_id rather than zkmq_task_id")
         if then is not None and batch is None:
@@ -197,7 +201,7 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
         series that has this `key`.
         """
         if event["status"] != "done":
-            raise AirflowException(event["message"])
+            raise AirflowException(naming(event["message"], self._span()))
         ids: list[str] = event.get("ids", [])
         if not ids and key is not None:
             ids = [message.task_id or "" for message in named(self._messages(origin_of(context)), key)]
@@ -206,7 +210,7 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
                 self._end(hook.queue(), ids, 0)
         except WaitTimeout as error:  # there are more, or one was redriven since
             if deadline is not None and time.time() >= deadline:
-                raise AirflowException(str(error)) from None
+                raise AirflowException(naming(str(error), self._span())) from None
             self._defer(context, ids, key, deadline, error.left)
         except NO_OUTAGE as error:
             raise AirflowException(str(error)) from None
@@ -218,7 +222,7 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
         adopted = once.enqueue(messages) if self.batch is None else once.enqueue_batch(messages, self.batch, then)
         name = once.queue.name
         first = named(messages, self.batch or once.key)[:1]
-        hint = f"; see: zkmq show {name} {first[0].task_id}" if first else ""
+        hint = f"; see: {typed(self.zkmq_conn_id, 'show', name, first[0].task_id or '')}" if first else ""
         count_enqueued(name, len(messages) - adopted)
         self.log.info("Enqueued %d task(s) into queue %r%s", len(messages) - adopted, name, hint)
         if adopted:

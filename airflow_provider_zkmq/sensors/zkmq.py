@@ -13,8 +13,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskD
 
 from airflow_provider_zkmq.engine import TransportError, WaitTimeout, wait_event
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit
-from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended
+from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit, naming
+from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended, tell_open
 from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, pushed_for
 from airflow_provider_zkmq.hooks.templating import moment
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
@@ -37,11 +37,11 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     An outcome is ``{"id", "state", "attempt", "error", "result"}``; a result that is not UTF-8 comes as base64 in
     ``"result_b64"``. For a batch the XCom is ``{"batch", "total", "failed"}``, however many tasks it has. One that
     would be larger than `max_xcom_bytes` is references: ``{"queue", "count", "states", "ids", "more", "read"}``, with
-    as many ids as there is room for. The sensor fails, naming them, when tasks end dead or cancelled, for a batch after
-    the last one has ended; with `soft_fail` it skips. A time-out tells why the first task that has not ended is where
-    it is. Deferred, for a batch or without results, it is ended by the triggerer and needs no worker any more, unless
-    it has outlets, an `on_success_callback`, tasks that are mapped over its XCom, an XCom back end of one's own, or
-    failures to tell of.
+    as many ids as there is room for. The sensor fails as soon as one of the tasks is dead or cancelled, naming those
+    that are, for a batch after the last one has ended; with `soft_fail` it skips. A time-out names what has not ended
+    and what is dead, and tells why the first task that has not ended is where it is. Deferred, for a batch or without
+    results, it is ended by the triggerer and needs no worker any more, unless it has outlets, an `on_success_callback`,
+    tasks that are mapped over its XCom, an XCom back end of one's own, or failures to tell of.
     It waits on ZooKeeper watches and does not poke, except with ``mode="reschedule"``. A queue that is not there fails
     it at once where `task_ids` or `batch` say that there are tasks; with a `selector` it waits for the queue, too, and
     warns once in the log, with the names of queues that come close.
@@ -60,7 +60,9 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         deferrable: wait in the triggerer rather than on a worker.
         results: tell results, attempts and errors; else the XCom has ``{"id", "state"}`` of each task.
         max_xcom_bytes: see above; as JSON, 1 000 or more.
-        fail_on: ``"any"`` task that ends dead or cancelled fails the sensor; with ``"none"`` the XCom tells of it.
+        fail_on: ``"any"`` task that is dead or cancelled fails the sensor at once (of very many ids of one's own,
+            deferred, when the part of them has ended that is waited for); with ``"none"`` it waits for the others, and
+            the XCom tells of it.
         log_progress: log the progress that the handlers of the tasks report, at one more watch for each running task.
 
     """
@@ -169,16 +171,25 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         with refusing_tls(), ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
             tell = progress_log(self.log) if self.log_progress else None
-            return self._told(queue.name, self._wanted().wait(queue, span, tell))
+            try:
+                return self._told(queue.name, self._wanted().wait(queue, span, tell))
+            except WaitTimeout as error:
+                if self.deferrable:
+                    tell_open(self.log, queue, error.left, self.zkmq_conn_id)
+                raise
 
     def _told(self, queue: str, ended: Ended) -> Any:
         """Log what has ended; return the XCom. Raises `AirflowException` for what has failed."""
-        tell_ended(self.log, queue, ended)
+        tell_ended(self.log, queue, ended, self.zkmq_conn_id)
         self._telling().check(queue, ended)
         return self._telling().tell(queue, ended)
 
     def _wanted(self) -> Wanted:
-        return Wanted(self.task_ids, self.selector, self.min_tasks, self.since, self.batch, self.event)
+        return Wanted(self.task_ids, self.selector, self.min_tasks, self.since, self.batch, self.event, self._stops)
+
+    @property
+    def _stops(self) -> bool:
+        return self.fail_on == "any"
 
     def _telling(self) -> Telling:
         return Telling(self.results, self.max_xcom_bytes, self.fail_on)
@@ -204,6 +215,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
             batch=self.batch,
             event=self.event,
             log_progress=self.log_progress,
+            stop_at_failure=self._stops,
             success=self._success(context),
             queue=self.zkmq_queue or None,
             zkmq_conn_id=self.zkmq_conn_id,
@@ -228,7 +240,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         try:
             yield
         except AirflowSensorTimeout as error:
-            raise AirflowSensorTimeout(f"{error}{self._why()}") from None
+            raise AirflowSensorTimeout(naming(str(error), self._span()) + self._why()) from None
 
     def _why(self) -> str:
         """Return what to add to a time-out; nothing where it cannot be found out: the time-out is what counts."""

@@ -36,6 +36,8 @@ class TextQueue(SharedFile):
         super().__init__(path, descriptor, limits)
         #: What was not understood, as (offset, why), found by reading.
         self.reports: dict[int, str] = {}
+        #: From where to where it has grown by what was appended through this object, if nobody else appended meanwhile.
+        self.grown: tuple[int, int] | None = None
 
     @classmethod
     def open(
@@ -74,10 +76,10 @@ class TextQueue(SharedFile):
         last: Record | None = None
         for record in records(str(self.path), lines, self.limits, self._report):
             if last is not None and last.status in wanted:
-                yield Message(self, last)
+                yield Message(self.place, last)
             last = record
         if final and last is not None and last.status in wanted:
-            yield Message(self, last)
+            yield Message(self.place, last)
 
     def _report(self, offset: int, why: str) -> None:
         if len(self.reports) < self.limits.variables:
@@ -124,11 +126,14 @@ class TextQueue(SharedFile):
 
         Of what could be written in part nothing is left, unless somebody else has appended to it by then.
         """
+        self.written = True
         descriptor = open_plain(self.path, os.O_WRONLY | os.O_APPEND)
         try:
             written = os.write(descriptor, data)
             end = os.lseek(descriptor, 0, os.SEEK_CUR)
             if written == len(data):
+                begin = self.grown[0] if self.grown and self.grown[1] == end - written else end - written
+                self.grown = (begin, end)
                 return end
             if self.size() == end:
                 os.ftruncate(descriptor, end - written)

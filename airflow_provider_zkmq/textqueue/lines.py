@@ -78,14 +78,14 @@ def scan(name: str, source: Source, limits: Limits, start: int = 0) -> Iterator[
         if run := blank.match(buffer, at):
             offset, at = offset + run.end() - at, run.end()
         cut = buffer.find(NEWLINE, max(at, searched))
+        if (cut if cut >= 0 else len(buffer)) - at > limits.line:
+            msg = f"{name}: the line at byte {offset} is longer than {limits.line:,} bytes"
+            raise HostileFile(msg)
         if cut >= 0:
             body, end = buffer[at:cut], offset + cut + 1 - at
             yield Line(offset, end, body.removesuffix(b"\r") if crlf else body)
             offset, at = end, cut + 1
             continue
-        if len(buffer) - at > limits.line:
-            msg = f"{name}: the line at byte {offset} is longer than {limits.line:,} bytes"
-            raise HostileFile(msg)
         more = source.read(max(CHUNK, len(buffer) - at), read)  # twice as much each time: a long line is read once
         if not more:
             break

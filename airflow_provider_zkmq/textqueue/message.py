@@ -8,16 +8,20 @@ from pathlib import Path
 from airflow_provider_zkmq.textqueue import mutex
 from airflow_provider_zkmq.textqueue.errors import StaleMessage, TextQueueError
 from airflow_provider_zkmq.textqueue.parse import BYTE, Record, Status
-from airflow_provider_zkmq.textqueue.shared import SharedFile
+from airflow_provider_zkmq.textqueue.shared import Place, SharedFile
 from airflow_provider_zkmq.textqueue.write import check_variable, decode, whole_number
 
 
 class Message:
     """A message or comment of a file, as it stood when it was read; its marks are written in place."""
 
-    def __init__(self, file: SharedFile, record: Record) -> None:
-        self._file = file
+    def __init__(self, place: Place, record: Record) -> None:
+        self._place = place
         self._record = record
+
+    @property
+    def _file(self) -> SharedFile:
+        return self._place.file
 
     @property
     def status(self) -> Status:

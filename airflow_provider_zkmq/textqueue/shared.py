@@ -22,6 +22,13 @@ _FIRST_PAUSE: Final = 0.0005
 _LONGEST_PAUSE: Final = 0.01
 
 
+class Place:
+    """Where messages stand: an open file, which may be opened anew while they are kept."""
+
+    def __init__(self, file: SharedFile) -> None:
+        self.file = file
+
+
 class SharedFile:
     """An open file: read at offsets, locked, and changed in place where it still holds what is to be replaced."""
 
@@ -31,6 +38,9 @@ class SharedFile:
         self._descriptor = descriptor
         self._depth = 0
         self._threads = threading.RLock()
+        self.place = Place(self)
+        #: Whether something was written through this object.
+        self.written = False
 
     def _check(self) -> None:
         if (size := self.size()) > self.limits.file:
@@ -54,6 +64,23 @@ class SharedFile:
     def mode(self) -> int:
         """Who may read and write it: its permission bits."""
         return stat.S_IMODE(os.fstat(self._descriptor).st_mode)
+
+    def identity(self) -> tuple[int, ...] | None:
+        """Which file it is, its size and when it was written to; None for one that was deleted."""
+        seen = os.fstat(self._descriptor)
+        return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns) if seen.st_nlink else None
+
+    def stamp(self) -> bool:
+        """Give the file a time of writing that no other write gives it; False where that is not possible.
+
+        The system's own times are those of its ticks: two writes within one have the same.
+        """
+        now = time.time_ns()
+        try:
+            os.utime(self._descriptor, ns=(now, now))
+        except OSError:  # another user's file
+            return False
+        return os.fstat(self._descriptor).st_mtime_ns == now
 
     @contextlib.contextmanager
     def locked(self, within: float | None = None) -> Iterator[None]:
@@ -114,7 +141,7 @@ class SharedFile:
         self._write(data, offset)
 
     def _write(self, data: bytes, offset: int) -> None:
-        done = 0
+        done, self.written = 0, True
         while done < len(data):
             done += os.pwrite(self._descriptor, data[done:], offset + done)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 
 #: A claim: the queue's name, the task's id, the token.
 _Claim: TypeAlias = tuple[str, str, int]
+#: Airflow tells the process of a task that has ended otherwise at its next heartbeat, and kills it soon after.
+_DYING: Final = 15.0
 _OVER: Final = (ClaimLost, TaskNotFound, QueueNotFound)
 #: States in which the Airflow task that is to settle does nothing more by itself.
+_SKIPPED: Final = "skipped"
 _ENDED: Final = {"success", "failed", "upstream_failed", "skipped", "removed"}
 
 
@@ -45,11 +49,11 @@ class Keeping:
         while self._held:
             try:
                 trouble = await self._extend()
-                if self._held and await self._settler_ended():
-                    self._log.warning(
-                        "%d claim(s) are left to their leases: the Airflow task that was to settle them has ended",
-                        len(self._held),
-                    )
+                if self._held and (end := await self._settler_end()):
+                    left = "given back" if end == _SKIPPED else "left to their leases"
+                    self._log.warning("%d claim(s) are %s: what was to settle them is %s", len(self._held), left, end)
+                    if end == _SKIPPED:
+                        await self._release()
                     return
                 if trouble is not None:
                     raise trouble
@@ -58,6 +62,30 @@ class Keeping:
                 raise
             except Exception as error:  # noqa: BLE001  work that goes on is not to be delivered again
                 await self._session.after(error)
+
+    async def give_back(self) -> None:
+        """Release what is held, if the Airflow task that was to settle it is skipped, as by a run's time-out.
+
+        What goes wrong is told, as nobody waits for this: the claims are then left to their leases.
+        """
+        try:
+            if self._held and await self._settler_end() == _SKIPPED:
+                self._log.warning("%d claim(s) are given back: what was to settle them is skipped", len(self._held))
+                await self._release()
+        except Exception as error:  # noqa: BLE001  nobody else would hear of it
+            self._log.warning("The claims are left to their leases: %s", error)
+        finally:
+            await self._session.leave()
+
+    async def _release(self) -> None:
+        """Give back what is held, which counts no attempt.
+
+        Airflow ends the processes of such a run within seconds: until then, nobody else is to have their tasks.
+        """
+        await asyncio.sleep(min(_DYING, self._lease / 3))
+        for name, task_id, token in list(self._held):
+            with contextlib.suppress(*_OVER):
+                await (await self._session.queue(name)).release(task_id, token)
 
     async def leave(self) -> None:
         """Give the session back. Idempotent."""
@@ -106,21 +134,25 @@ class Keeping:
         except (_Left, *_OVER):
             pass
 
-    async def _settler_ended(self) -> bool:
-        """Whether the Airflow task that is to settle has ended, although there are claims left."""
+    async def _settler_end(self) -> str | None:
+        """Return the state in which the Airflow task that is to settle has ended, although there are claims left."""
         if self._settle is None:
-            return False
+            return None
         from asgiref.sync import sync_to_async  # the triggerer has imported it: nothing is loaded on its loop
 
-        return await sync_to_async(has_ended)(*self._settle)
+        return await sync_to_async(end_of)(*self._settle)
 
 
-def has_ended(dag_id: str, run_id: str, task_id: str, map_index: int) -> bool:
-    """Whether an Airflow task does nothing more by itself; asked of Airflow, in a task or in a thread of a trigger."""
+def end_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
+    """Return the state of an Airflow task that does nothing more by itself; None of one that does.
+
+    It is asked of Airflow, in a task or in a thread of a trigger.
+    """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     states = RuntimeTaskInstance.get_task_states(
         dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=map_index
     )
     name = task_id if map_index < 0 else f"{task_id}_{map_index}"
-    return states.get(run_id, {}).get(name) in _ENDED
+    state = states.get(run_id, {}).get(name)
+    return str(state) if state in _ENDED else None

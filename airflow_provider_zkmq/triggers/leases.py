@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from airflow_provider_zkmq.triggers.keeping import Keeping
 
 #: Seconds: a shorter lease could run out before anybody extends it.
 _SHORTEST: Final = 3.0
+#: What goes on when its trigger has gone: an event loop itself keeps no task alive.
+_GIVING_BACK: Final[set[asyncio.Task[None]]] = set()
 
 
 def checked_lease(lease: Duration | str) -> float:
@@ -30,8 +33,9 @@ class ZkmqLeaseTrigger(BaseTrigger):
     A claim is over when its task was settled, by whomever, or was lost; that is learnt by a watch. ZooKeeper being away
     ends nothing: the trigger tries again after pauses, with one line a minute in its log. Where the Airflow task that
     is to settle has ended and has not settled, the claims are left to their leases, so that the tasks are delivered
-    again. Where the connection names queue files, which a trigger cannot use, its Airflow task is ended as a failure,
-    and the log says why. Nothing is settled here, whatever ends the trigger; two triggerers that run it do no harm.
+    again. Where that task is skipped, as by a run's time-out (``dagrun_timeout``), the claims are given back. Where the
+    connection names queue files, which a trigger cannot use, its Airflow task is ended as a failure, and the log says
+    why. Nothing else is settled here, whatever ends the trigger; two triggerers that run it do no harm.
 
     Args:
         claims: the claims, each as the queue's name, the task's id and the token.
@@ -73,6 +77,18 @@ class ZkmqLeaseTrigger(BaseTrigger):
         finally:
             await keeping.leave()
         yield end
+
+    async def on_kill(self) -> None:
+        """Give the claims back where the Airflow task that was to settle them is skipped, as by a run's time-out.
+
+        Airflow calls this on other occasions, too, in which that task is still to come. It cancels this call when it
+        takes long: what it began goes on.
+        """
+        if self._keeping is not None:
+            giving_back = asyncio.create_task(self._keeping.give_back())
+            _GIVING_BACK.add(giving_back)
+            giving_back.add_done_callback(_GIVING_BACK.discard)
+            await asyncio.shield(giving_back)
 
     async def cleanup(self) -> None:
         """Give the shared session back."""

@@ -63,7 +63,8 @@ class WaitingTrigger(BaseTrigger):
             async with asyncio.timeout(None if left is None else left + _GRACE):
                 return {"status": "done", **await self._wait()}
         except TimeoutError as error:  # `WaitTimeout` is one; it names the tasks
-            return {"status": "timeout", "message": str(error) or "ZooKeeper did not answer before the deadline"}
+            message = str(error) or f"ZooKeeper did not answer within timeout ({left or 0:g} s)"
+            return {"status": "timeout", "message": message}
         except (ZkmqError, AirflowNotFoundException) as error:
             return {"status": "error", "message": str(error)}
 

@@ -35,6 +35,7 @@ _ARGUMENTS: Final = (
     "batch",
     "event",
     "log_progress",
+    "stop_at_failure",
     "success",
     "cancels",
     "queue",
@@ -69,6 +70,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         batch: the batch to wait for, at the cost of one watch; None: tasks.
         event: ``"completion"`` or ``"claim"``, of tasks.
         log_progress: log the progress that the tasks' handlers report.
+        stop_at_failure: the event comes as soon as one of the tasks is dead or cancelled.
         success: end the Airflow task here where nothing has failed and what is told is small: ``"telling"``, the
             arguments of `Telling`; ``"push"``, the task instance whose XCom it is, None for no XCom; ``"value"``, the
             XCom, if it is known before. None: the task is to go on on a worker.
@@ -94,6 +96,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         batch: str | None = None,
         event: str = "completion",
         log_progress: bool = False,
+        stop_at_failure: bool = False,
         success: dict[str, Any] | None = None,
         cancels: dict[str, Any] | None = None,
         queue: str | None = None,
@@ -111,6 +114,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         self.batch = batch
         self.event = event
         self.log_progress = log_progress
+        self.stop_at_failure = stop_at_failure
         self.success = success
         self.cancels = cancels
         self.queue = queue
@@ -126,7 +130,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
             return await self._succeeded(queue.name, batch) or {"batch": self.batch}
         ids = await self._ids(queue)
         tell = progress_log(self.log) if self.log_progress else None
-        tasks = await queue.wait(ids, self.event, self._left(), tell)
+        tasks = await queue.wait(ids, self.event, self._left(), tell, stop_at_failure=self.stop_at_failure)
         if success := await self._succeeded(queue.name, tasks):
             return success
         return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
@@ -143,6 +147,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
             await asyncio.shield(cancelling)
 
     async def _cancel(self, cancels: dict[str, Any]) -> None:
+        self.log.warning("Ended: where a user did that, what is open of its tasks is cancelled")
         try:
             if not await asyncio.to_thread(ended_by_user, cancels["instance"]):
                 return
@@ -180,7 +185,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         value = self.success["value"] if "value" in self.success else telling.tell(queue, ended)
         if size(value) > EVENT_BYTES or not await self._push(value):
             return None
-        tell_ended(self.log, queue, ended)
+        tell_ended(self.log, queue, ended, self.zkmq_conn_id)
         return {"ends": True}
 
     async def _push(self, value: Any) -> bool:
@@ -239,11 +244,12 @@ class ZkmqReadyTrigger(WaitingTrigger):
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
         there = await queue.exists(timeout=self._left())
         if not there or not await queue.ready(selector=self.selector, timeout=self._left()):
-            raise WaitTimeout(nothing_came(queue.name, self.selector))
+            span = (self.deadline or 0.0) - (self.deferred_at or 0.0)
+            raise WaitTimeout(nothing_came(queue.name, self.selector, span if self.deferred_at else None))
         return {}
 
 
-def nothing_came(queue: str, selector: str | None) -> str:
-    """Return what to say of a wait for work that was in vain."""
+def nothing_came(queue: str, selector: str | None, span: float | None) -> str:
+    """Return what to say of a wait for work that was in vain, for so many seconds, as far as that is known."""
     what = f"no task that fits {selector}" if selector else "no task"
-    return f"{what} came into queue {queue!r} in time"
+    return f"{what} came into queue {queue!r} {'in time' if span is None else f'within timeout ({span:g} s)'}"

@@ -17,6 +17,7 @@ from airflow.sdk.execution_time.xcom import XCom
 from airflow.triggers.base import TaskSuccessEvent
 from cryptography.fernet import Fernet
 
+from airflow_provider_zkmq.engine import Message
 from airflow_provider_zkmq.hooks import deferring
 from airflow_provider_zkmq.hooks.deferring import awaited_ids, deferral_limit, hold_back
 from airflow_provider_zkmq.hooks.naming import ARGUMENT_BYTES, first_fitting, fits, series_ids
@@ -25,7 +26,7 @@ from airflow_provider_zkmq.operators import once
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from airflow_provider_zkmq.triggers import zkmq
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
-from tests.airflow.conftest import batch_of, deferral, enqueuing, finish, fire, fired, kill, sensor
+from tests.airflow.conftest import Heard, batch_of, deferral, enqueuing, finish, fire, fired, kill, sensor
 
 #: MySQL's column for the encrypted arguments holds so many bytes.
 COLUMN = 65_535
@@ -57,6 +58,16 @@ def test_stored_arguments_are_bounded(encrypting, subtests):
             assert len(stored) < COLUMN
             assert "task_ids" not in stored
             assert Trigger._decrypt_kwargs(stored) == kwargs
+
+
+def test_a_deferred_wait_tells_what_it_waits_for(queue, context, monkeypatch):
+    """Queue and number of the open tasks, with what to type; and at once if no live consumer accepts the first."""
+    monkeypatch.setattr(ZkmqTaskSensor, "log", log := Heard())
+    ids = queue.enqueue_many([Message("x"), Message("y")])
+    deferral(sensor(task_ids=ids, deferrable=True).execute, context)
+    see = f"see: airflow zkmq --conn-id zkmq_default show jobs {ids[0]} --why"
+    assert log.lines == [f"Waiting for 2 open task(s) of queue 'jobs'; the first is {ids[0]}; {see}"]
+    assert log.warnings[-1:] == [f"No live consumer of queue 'jobs' accepts task {ids[0]}: none is registered"]
 
 
 def test_of_many_ids_as_many_as_fit_are_waited_for_first():
@@ -103,8 +114,24 @@ def test_deferral_carries_the_timeout_and_no_secret(queue, context):
     _, kwargs = deferred.trigger.serialize()
     assert kwargs.pop("deadline") > kwargs.pop("deferred_at") > 0
     assert {name: value for name, value in kwargs.items() if value} == {
-        "task_ids": [task_id], "min_tasks": 1, "event": "completion", "zkmq_conn_id": "zkmq_default"
+        "task_ids": [task_id], "min_tasks": 1, "event": "completion", "stop_at_failure": True,
+        "zkmq_conn_id": "zkmq_default",
     }  # fmt: skip
+
+
+def test_the_first_dead_task_ends_a_deferred_wait(queue, context):
+    """Of those of an operator, of ids, and of those that a selector accepts: it is named while the others are open."""
+    messages = [{"data": "x", "task_id": name, "filters": {"size": 9}} for name in "ab"]
+    for waiting in (
+        enqueuing(messages=messages, wait_for_completion=True, deferrable=True),
+        sensor(task_ids=["a", "b"], deferrable=True),
+        sensor(selector="size>5", min_tasks=2, deferrable=True),
+    ):
+        deferred = deferral(waiting.execute, context)
+        dead = kill(queue, "boom")
+        with pytest.raises(AirflowException, match=rf"^1 task\(s\) of queue 'jobs' failed: {dead} is dead \(boom\)$"):
+            waiting.execute_complete(context, fired(deferred.trigger).payload, **deferred.kwargs)
+        queue.redrive(dead)
 
 
 def test_a_time_out_and_an_error_of_the_trigger_become_airflow_s(context):

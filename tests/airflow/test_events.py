@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import itertools
 import json
 import logging
 
@@ -14,17 +13,7 @@ from airflow.sdk import DAG, Asset, AssetWatcher
 from airflow.serialization.serialized_objects import BaseSerialization, DagSerialization
 from airflow.triggers.base import BaseEventTrigger
 
-from airflow_provider_zkmq.engine import (
-    AsyncZkmq,
-    ClaimLost,
-    ConfigError,
-    Integer,
-    QueueNotFound,
-    RetryPolicy,
-    SessionLost,
-    String,
-    Unavailable,
-)
+from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, ConfigError, Integer, RetryPolicy, String, Unavailable
 from airflow_provider_zkmq.hooks.quiet import OneAMinute
 from airflow_provider_zkmq.triggers import claiming, sessions
 from airflow_provider_zkmq.triggers.backoff import Backoff
@@ -156,7 +145,7 @@ async def test_it_tells_again_while_any_is_pending(queue, shared):
 
 async def test_tasks_that_are_leased_or_delayed_wake_it_when_they_may_be_delivered(queue, shared, subtests):
     """A lease that runs out, and a delay that is over, are work, and not before; nobody else need look after them."""
-    for delay in (None, 1):
+    for delay in (None, 3):
         with subtests.test(delay=delay):
             queue.enqueue("a", delay=delay)
             assert (queue.claim(lease=1) is None) == (delay is not None)
@@ -334,23 +323,6 @@ def stand_in(shared, monkeypatch):
     """The watch meets `Servers`; its connection is looked up anew each time."""
     monkeypatch.setattr(sessions, "load_client", lambda: Servers)
     monkeypatch.setattr(sessions, "_FRESH", 0.0)
-
-
-async def test_a_session_that_ended_is_replaced(stand_in, shared, log, monkeypatch):
-    """The watch leaves an ended session to nobody; where servers are only away, it keeps it."""
-    errors, asked = [Unavailable("away"), SessionLost("over"), RuntimeError("a bug"), QueueNotFound("q"), None], []
-
-    async def ready(self, **_asked):
-        asked.append(self)
-        if (error := errors.pop(0)) is not None:
-            raise error
-
-    monkeypatch.setattr(Servers, "ready", ready)
-    define(monkeypatch, host="q")
-    async with watching_with() as events:
-        assert await events.get() == {"queue": "q", "selector": None, "counts": {"inserted": 1}}
-    assert [one is other for one, other in itertools.pairwise(asked)] == [True, False, False, True]
-    assert shared.opened == 3
 
 
 async def test_other_servers_of_a_connection_are_found_while_the_old_are_away(stand_in, shared, monkeypatch, met):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG, TaskGroup, task, task_group
+from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 
+from airflow_provider_zkmq.hooks.claims import told as claimed
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
-from airflow_provider_zkmq.operators.verdicts import note_error
+from airflow_provider_zkmq.operators.verdicts import note_end, note_error
+from tests.airflow.conftest import Heard, batch_of, instance
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow's standard provider warns of its core
 
@@ -169,6 +173,29 @@ def test_work_that_is_named_by_a_node_notes_its_exception_once(dag):
         called = {each.task_id: list(each.on_failure_callback) for each in made.tasks}
         assert [called[name] for name in noting] == [[told, note_error]] * 3
         assert [called[name] for name in others] == [[told]] * len(others)
+        assert [name for name in noting if note_end in made.get_task(name).on_success_callback] == list(noting)
+
+
+def test_work_that_is_run_again_begins_only_while_its_run_holds_what_it_took(queue):
+    """As where only what failed is cleared: each instance looks at its own claim, other work at all of them."""
+    log = Heard()
+    with DAG("d", schedule=None), ZkmqTaskGroup("orders", each=True, max_tasks=2) as orders:
+        named("total", work.expand(claim=orders.claims))
+    batch_of(queue, None, 2)
+    claims = [claimed("jobs", claim) for claim in queue.claim_many(2, lease=600)]
+
+    def begin(check, index=-1, tries=2, run=None):
+        told = instance(map_index=index, try_number=tries, log=log, xcom_pull=lambda **_: claims)
+        check({**told, "dag_run": SimpleNamespace(clear_number=run)})
+
+    mapped, total = orders["work"].partial_kwargs["pre_execute"], orders["total"].pre_execute
+    queue.fail(claims[0]["id"], claims[0]["token"], "no")
+    for first in ((mapped, 0, 1), (mapped, 1), (total,)):
+        begin(*first)
+    assert "left out is task" in log.warnings[-1]
+    for tries, run in ((2, None), (1, 1)):
+        with pytest.raises(AirflowSkipException, match=r"does not hold .*clear orders.claim with what is down"):
+            begin(mapped, 0, tries, run)
 
 
 def test_a_result_is_asked_for_where_there_is_one():

@@ -37,7 +37,7 @@ def conn(**fields):
     return Connection(conn_id="c", conn_type="zkmq", **fields)
 
 
-async def test_the_connection_s_queue(queue):
+async def test_the_connection_s_queue(queue, monkeypatch):
     """Under its root, by either front; another by its name. A hook has kazoo tell of an outage once a minute."""
     logger = logging.getLogger("airflow_provider_zkmq.kazoo")
     logger.filters[:] = [each for each in logger.filters if not isinstance(each, OneAMinute)]
@@ -49,8 +49,9 @@ async def test_the_connection_s_queue(queue):
     async with await hook.get_async_conn() as zk:
         awaited = await hook.async_queue(zk).enqueue("y")
     assert [queue.task(task).data for task in (blocking, awaited)] == [b"x", b"y"]
+    monkeypatch.setattr(Zkmq, "open_above", ("/",))
     worked, told = hook.test_connection()
-    assert (worked, "1 queue" in told) == (True, True)
+    assert (worked, "1 queue" in told, told.endswith("; open to anyone, above the root: /")) == (True, True, True)
     assert hook._client is None, "the test's session is closed again"
 
 
@@ -201,7 +202,7 @@ def test_help_and_what_connects_to_nothing_need_no_connection(tmp_path, monkeypa
         assert told in capsys.readouterr().out
     assert [command.name for command in get_zkmq_cli_commands()] == ["zkmq"]
     define(monkeypatch, host=f"textqueue://{tmp_path}")
-    assert run_words("zkmq_default", ["enqueue", "jobs", "--", "-h"]) == 0
+    assert run_words("zkmq_default", ["enqueue", "--create", "jobs", "--", "-h"]) == 0
     with Zkmq.connect(f"textqueue://{tmp_path}") as files:
         assert [task.data for task in files.queue("jobs").tasks()] == [b"-h"]
 

@@ -20,7 +20,7 @@ from airflow_provider_zkmq.hooks import deferring
 from airflow_provider_zkmq.hooks.naming import series_ids
 from airflow_provider_zkmq.operators import ending
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
-from tests.airflow.conftest import deferral, enqueuing, finish, instance, rebuilt
+from tests.airflow.conftest import Heard, deferral, enqueuing, finish, instance, rebuilt
 from tests.support import eventually
 
 
@@ -67,18 +67,19 @@ def begun(queue: Queue, operator: ZkmqEnqueueOperator, context: dict[str, Any]) 
         except AirflowException as error:
             raised.append(str(error))
 
-    running = threading.Thread(target=execute)
+    running = threading.Thread(target=execute, daemon=True)
     running.start()
     eventually(lambda: queue.counts()["inserted"] == 3 and operator._held is not None)
     return running, raised
 
 
 def test_a_user_s_end_on_the_worker_cancels_what_is_open(queue, context, airflow_says, subtests):
-    """What has ended stays as it is; the operator fails, naming those that are cancelled."""
+    """What has ended stays as it is; the operator fails, naming the first, when all are; the log says it beforehand."""
     for number, arguments in enumerate(({}, {"batch": "b"}), 1):
         with subtests.test(arguments=arguments):
             airflow_says["asked"].clear()
             operator = waiting(**arguments)
+            operator._cached_logger = log = Heard()
             running, raised = begun(queue, operator, context)
             finish(queue)
             operator.on_kill()
@@ -86,6 +87,7 @@ def test_a_user_s_end_on_the_worker_cancels_what_is_open(queue, context, airflow
             expected = {"finished": number, "cancelled": 2 * number, "inserted": 0}
             assert queue.counts() | expected == queue.counts()
             assert "cancelled" in raised[0]
+            assert [line.partition(":")[0] for line in log.warnings][-2:] == ["Told to end", "Ended by a user"]
             assert airflow_says["asked"] == [{"dag_id": "d", "run_ids": ["r"], "task_ids": ["t"], "map_index": 3}]
 
 

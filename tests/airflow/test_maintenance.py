@@ -10,7 +10,7 @@ from airflow.sdk.definitions.taskgroup import MappedTaskGroup
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_provider_zkmq import spark
-from airflow_provider_zkmq.engine import Message
+from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.hooks.upkeep import bring_back, collect, dead_letters, foresee
 from airflow_provider_zkmq.spark import Retention
 from airflow_provider_zkmq.spark.history.pipeline import PipelineReport, QueueReport
@@ -56,7 +56,10 @@ def test_each_queue_has_steps_of_its_own(maintenance):
 
 
 def test_its_first_steps_name_the_queues_and_keep_what_no_archive_holds(run, queue, tmp_path):
-    """A blank line of the form names no queue, a mistyped name makes none; from then on what has ended is kept."""
+    """A blank line of the form names no queue, a mistyped name makes none; from then on what has ended is kept.
+
+    But not where the archive's folder cannot be written to: that is found out before Spark starts, too.
+    """
     for form, names in (
         ({}, ["jobs"]),
         ({"queues": ["b", "a", "b"]}, ["b", "a"]),
@@ -71,6 +74,11 @@ def test_its_first_steps_name_the_queues_and_keep_what_no_archive_holds(run, que
     assert run("queues") == ["jobs"]
     queue.enqueue("x", task_id="a")
     finish(queue)
+    (tmp_path / "file").touch()
+    for step in ("upkeep.tend", "upkeep.archive"):
+        with pytest.raises(ConfigError, match="cannot be written to"):
+            run(step, "jobs", directory=str(tmp_path / "file" / "folder"))
+    assert not queue.conf().archive
     run("upkeep.tend", "jobs", directory=str(tmp_path))
     assert queue.conf().archive
     eventually(lambda: queue.collect_garbage(lifetime=0).kept_unarchived == 1)

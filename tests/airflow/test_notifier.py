@@ -37,7 +37,7 @@ def test_it_tells_counts_reasons_and_what_to_type_next(queue, monkeypatch, capsy
     assert one.startswith(f"  {first}, after 1 attempt(s): no customer number ")
     assert two.startswith(f"  {second}, ")
     assert more == "  and 1 more"
-    assert "zkmq redrive jobs ID" in following
+    assert "airflow zkmq --conn-id zkmq_default redrive jobs ID" in following
     assert "marker-payload" not in told[0]
     monkeypatch.setenv("AIRFLOW__ZKMQ__DEAD_LETTERS_SHOWN", "1")
     ZkmqDeadLetterNotifier(send=told.append)({})

@@ -16,7 +16,6 @@ from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
 from airflow_provider_zkmq.engine.core.tasks import enqueue_new
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from tests.airflow.conftest import deferral, enqueuing, finish, instance, kill
-from tests.support import eventually
 
 RUN_ID = "manual__2026-01-02T03:04:05.678901+00:00"
 MOMENT = pendulum.datetime(2096, 11, 22, 10, 31, 5)
@@ -36,16 +35,6 @@ def test_what_is_given_is_in_the_tasks(queue, context):
     assert told == [(b"\xff", 5), (b"text", 5), (b"m", 1), (b"o", 0)]
     assert ids[2:] == ["own", "other"]
     assert enqueuing(messages=[], wait_for_completion=True).execute(context) == [], "and that is no error"
-
-
-def test_an_enqueue_makes_an_overdue_clean_up(queue, context):
-    """Nobody else is there, and the operator's connection lives for one enqueue: what is over its lifetime goes."""
-    queue.configure(task_gc_lifetime=0, task_gc_interval=0)
-    queue.enqueue("x", task_id="old")
-    finish(queue)
-
-    operator = enqueuing(data="x", idempotency="none")
-    eventually(lambda: bool(operator.execute(context)) and "old" not in queue.ids())
 
 
 def test_templates_and_mapping(queue, context):
@@ -73,6 +62,7 @@ def test_contradictions_are_found_when_the_dag_is_parsed(subtests):
     for arguments, told in (
         ({}, "give"),
         ({"data": "x", "messages": []}, "give"),
+        ({"data": {"x": 1}}, "data is a dict: give bytes or text"),
         ({"messages": ["x"], "zkmq_task_id": "i"}, "give"),
         ({"messages": ["x"], "then": {"data": "y"}}, "give"),
         ({"data": "x", "delay": "5m", "not_before": "2026-11-22T10:00:00Z"}, "give"),
@@ -92,7 +82,7 @@ def test_an_error_shows_no_payload(queue, context, subtests):
         ({"messages": "[marker, 1"}, "messages is not a list, but str of 10 characters"),
         ({"messages": {"marker": 1}}, "messages must be a list, not dict"),
         ({"messages": [["marker"]]}, "data must be bytes or text, not list"),
-        ({"data": {"marker": 1}}, "data must be bytes or text, not dict"),
+        ({"messages": ["marker", None]}, "messages[1] is None"),
         ({"data": "marker\ud800"}, "data is no valid text"),
         ({"messages": ["x"], "batch": "b", "then": ["marker"]}, "data must be bytes or text, not list"),
         ({"data": "x", "metadata": "marker"}, "metadata must be a mapping, not str of 6 characters"),

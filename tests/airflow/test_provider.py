@@ -62,6 +62,7 @@ def test_a_connection_saved_by_the_untouched_form_can_be_used(host, tmp_path):
     extra = json.dumps({name: field["schema"].get("default") for name, field in form.items()})
     made = connections.connection_options(Connection(conn_id="c", conn_type="zkmq", host=host, extra=extra))
     given = {name: value for name, value in made.items() if name not in ("hosts", "queue")}
+    assert "default" not in form["queue"]["schema"]
     if host.startswith("zk"):
         assert ConnectionConfig.of(host, **given) == ConnectionConfig.of(host)
     else:
@@ -95,7 +96,7 @@ TRIGGERER = """
 import gc, os, sys
 before = set(sys.modules)
 assert "pendulum" in before
-import airflow_provider_zkmq.triggers.zkmq
+import airflow_provider_zkmq.triggers.zkmq, airflow_provider_zkmq.triggers.leases
 print(*sorted(set(sys.modules) - before))
 import airflow_provider_zkmq.triggers.events
 print(*sorted(set(sys.modules) - before))
@@ -111,6 +112,16 @@ for option in ("False", "True", None):
     more = [[] for _ in range(100_000)]
     sessions.load_client()
     print(first > 10_000, gc.get_freeze_count() < first + 1_000)
+"""
+
+PARSED = """
+import runpy, sys
+from pathlib import Path
+before = set(sys.modules)
+for path in sorted(Path("example_dags").glob("zkmq_*.py")):
+    runpy.run_path(str(path))
+import airflow_provider_zkmq.operators.zkmq
+print(*sorted(set(sys.modules) - before))
 """
 
 COMMAND = """
@@ -180,6 +191,7 @@ def told():
     pieces = [
         ("=metadata", "", METADATA),
         ("=triggerer", "import airflow.triggers.base, airflow.sdk", TRIGGERER),
+        ("=parsed", "", PARSED),
         ("=command", "import airflow.cli.cli_config, airflow_provider_zkmq", COMMAND),
         ("=found", "import airflow.providers_manager", f"there = False\n{FOUND}"),
     ]
@@ -218,9 +230,19 @@ def test_triggers_bring_little_into_the_triggerer(told):
     ours = [name for name in new if name.startswith("airflow_provider_zkmq")]
     assert {name.partition(".")[0] for name in new} <= {"airflow", "airflow_provider_zkmq"}
     assert not [name for name in ours if ".engine.zk" in name or ".engine.fronts" in name]
-    assert len(ours) <= 24
+    assert len(ours) <= 27
     assert {name.partition(".")[0] for name in all_new} <= {"airflow", "airflow_provider_zkmq", "kazoo"}
     assert frozen == ["False True", "True True", "True True"]
+
+
+def test_reading_dags_loads_neither_kazoo_nor_the_engine(told):
+    """All operators and example DAGs: names and records alone, no fronts, protocol, workers, queue files or Spark."""
+    names = told["parsed"][-1].split()
+    ours = [name.removeprefix("airflow_provider_zkmq.") for name in names if name.startswith("airflow_provider_zkmq.")]
+    assert "operators.bridge" in ours
+    assert not [name for name in names if name.partition(".")[0] in ("kazoo", "pyspark")]
+    deep = r"engine\.(?!core$|core\.model|config$|errors$)|filequeue|textqueue|bridge|cli|embedded|spark"
+    assert not [name for name in ours if re.match(deep, name)]
 
 
 def test_airflow_finds_it_all_and_warns_of_nothing(told):

@@ -11,8 +11,18 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow_provider_zkmq.engine import CorruptRecord, Message, RetryPolicy, Unavailable
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.hooks.claims import told
+from airflow_provider_zkmq.operators import settling
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
-from airflow_provider_zkmq.operators.verdicts import ERROR_KEY, Work, apart, instances, judge, note_error, share
+from airflow_provider_zkmq.operators.verdicts import (
+    END_KEY,
+    ERROR_KEY,
+    Work,
+    apart,
+    instances,
+    judge,
+    note_error,
+    share,
+)
 from tests.airflow.test_claiming import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
@@ -32,7 +42,9 @@ class Instance(SimpleNamespace):
         asked = [(work, state) for work, state in self.states if work[0] in task_ids]
         return {"r": {name if index < 0 else f"{name}_{index}": state for (name, index), state in asked}}
 
-    def xcom_pull(self, task_ids, map_indexes, key="return_value"):
+    def xcom_pull(self, task_ids, key="return_value", map_indexes=None):
+        if key == END_KEY:
+            return self.ended
         if key != ERROR_KEY:
             return self.returned
         return self.errors.get((task_ids, map_indexes))
@@ -100,7 +112,10 @@ def test_claims_that_are_not_known_are_no_success(queue, subtests):
 
 
 def test_work_that_failed_fails_the_tasks_and_the_run(queue):
-    """The reason is Airflow's error, or names what failed; the log says when the task is tried again, or that not."""
+    """The reason is Airflow's error, or names what failed; the log says when the task is tried again, or that not.
+
+    With ``on_retry="succeed"`` the run is red where it is dead alone.
+    """
     claims = taken(queue, "a", attempts=2)
     failed = run({"work_0": "success", "work_1": "failed", "after": "upstream_failed"})
     failed["ti"].errors = {("work", 1): "ValueError: no such order"}
@@ -111,6 +126,10 @@ def test_work_that_failed_fails_the_tasks_and_the_run(queue):
     claims = taken(queue, "b")
     refused("task 'b' of queue 'jobs' is dead after attempt 1: work failed", claims, run({"work": "failed"}))
     assert (queue.task("b").state, queue.task("b").error) == ("dead", "work failed")
+    claims = taken(queue, "c", attempts=2)
+    assert settle(claims, run({"work": "failed"}), on_retry="succeed")["failed"] == 1
+    assert queue.task("c").state == "inserted"
+    refused("^the work failed: task 'd'", taken(queue, "d"), run({"work": "failed"}), on_retry="succeed")
 
 
 def test_work_that_was_skipped(queue, subtests):
@@ -124,6 +143,18 @@ def test_work_that_was_skipped(queue, subtests):
             else:
                 refused("skipped: more", claims, context, work[1], on_skipped=on_skipped)
             assert (queue.task(on_skipped).state, queue.task(on_skipped).attempt) == (state, attempt)
+
+
+def test_work_that_a_user_marked_is_given_back(queue, monkeypatch):
+    """It is a success that has not noted its end, as what Airflow runs to its end does, be it a moment later."""
+    monkeypatch.setattr(settling, "_NOTED", 0.1)
+    made = ZkmqSettleOperator(task_id="settle", claims=taken(queue, *"abc"), work="work", each=True)
+    made.noting = ["work"]
+    context = run({**BOTH, "work_2": "failed"})
+    context["ti"].ended = 0
+    with pytest.raises(AirflowFailException, match=r"the work failed: task 'c'"):
+        made.execute(context)
+    assert (states(queue, "abc"), queue.task("b").attempt) == (["finished", "inserted", "dead"], 0)
 
 
 def test_each_claim_by_its_own_work(queue):

@@ -45,7 +45,7 @@ async def test_progress_is_logged(queue, shared, context, monkeypatch):
     task_id = queue.enqueue("a")
     claim = queue.claim()
     claim.progress(0.4, "half way")
-    first, second = [f"Task {task_id}: 40 %, half way"], [f"Task {task_id}: 75 %"]
+    first, second = [f"At 40 %, half way: task {task_id}"], [f"At 75 %: task {task_id}"]
     triggered, sensed, silent = Heard(), Heard(), Heard()
     monkeypatch.setattr(ZkmqTaskTrigger, "log", triggered)
     firing = await started(shared, task_ids=[task_id], log_progress=True)

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import (
-    ClaimLost,
-    ConfigError,
-    ConsumeOnce,
-    Message,
-    RetryPolicy,
-    String,
-)
+from airflow_provider_zkmq.engine import ClaimLost, ConfigError, ConsumeOnce, Message, RetryPolicy, String
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 from tests.filequeue.conftest import taken
 from tests.support import eventually
@@ -108,7 +101,7 @@ def test_who_waits_for_work_is_told_of_it(q: FileQueue) -> None:
         taken(q, lease=0.5)
         assert q.ready(timeout=30) is True
         taken(q, lease=600)
-        q.enqueue("x", delay=0.5)
+        q.enqueue("x", delay=2)
         assert (q.ready(), q.ready(timeout=30)) == (False, True)
         taken(q, lease=600)
         waiting = pool.submit(q.ready, timeout=None, stopping=stop.is_set)
@@ -175,16 +168,16 @@ def test_a_handler_that_outlasts_its_lock_keeps_its_task(q: FileQueue) -> None:
         begun.set()
         go.wait(60)
 
-    q.configure(policy=ConsumeOnce(), lock=3)
+    q.configure(policy=ConsumeOnce(), lock=6)
     q.enqueue("x", task_id="a")
-    it = q.worker(handle, grace=7)
+    it = q.worker(handle, grace=12)
     it.start()
     assert begun.wait(20)
-    assert q.claim(timeout=4) is None
+    assert q.claim(timeout=7) is None
     it.stop()
     joined = threading.Thread(target=it.join)
     joined.start()
-    assert q.claim(timeout=4) is None
+    assert q.claim(timeout=7) is None
     joined.join(20)
     assert not joined.is_alive()
     assert (str(q.task("a").state), q.task("a").attempt, q.claim()) == ("dead", 1, None)

@@ -149,12 +149,12 @@ def test_a_delay_and_a_backoff_put_a_task_off(q: Queue) -> None:
 
 
 def test_tasks_are_waited_for(q: Queue) -> None:
-    """`wait` returns when all have ended, or are claimed, and names what was not in time; a claim waits for a task."""
+    """`wait` returns when all have ended, or are claimed, or, if so asked, when one failed; a time-out names both."""
 
     def wait(event: str) -> list[str]:
         return [str(it.state) for it in q.wait(["b", "a"], event)]
 
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         claimed = pool.submit(taken, q, timeout=30)
         q.enqueue("x", task_id="first")
         claimed.result(30).complete()
@@ -167,9 +167,14 @@ def test_tasks_are_waited_for(q: Queue) -> None:
         waiting = pool.submit(wait, "claim")
         claims = [taken(q), taken(q)]
         assert waiting.result(20) == ["claimed", "claimed"]
+        q.enqueue("x", task_id="open")
         waiting = pool.submit(wait, "completion")
+        stopping = pool.submit(lambda: q.wait(["open", "b"], stop_at_failure=True))
         claims[0].complete()
         claims[1].fail("broken", retry=False)
+        assert [str(it.state) for it in stopping.result(20)] == ["inserted", "dead"]
+        with pytest.raises(WaitTimeout, match=r"within timeout \(0 s\): open; 1 dead or cancelled: b$"):
+            q.wait(["open", "b"], timeout=0)
         assert waiting.result(20) == ["dead", "finished"]
 
 

@@ -203,7 +203,7 @@ def test_a_settlement_that_is_cut_off_happened_or_did_not(
                 folder = tmp_path / name / str(writes)
                 q = Zkmq.connect(f"textqueue://{folder}").queue("a")
                 q.enqueue("do this", policy=RetryPolicy(attempts=3, factor=0))
-                claim = taken(q, lease=0.5)
+                claim = taken(q, lease=2)
                 crashed = crash_after(monkeypatch, writes, lambda claim=claim, call=call: call(claim))
                 assert all_end(folder) <= 1
             if not crashed:

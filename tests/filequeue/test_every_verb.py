@@ -10,6 +10,7 @@ import inspect
 import itertools
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,12 +97,14 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "claims": lambda side: [claim.task for claim in side.q.claims(selector="size==large", timeout=0)],
     "clear": lambda side: side.q.clear("finished"),
     "closed": lambda side: side.q.closed,
+    "consumer": lambda side: bool(side.q.consumer),
     "collect_garbage": lambda side: side.q.collect_garbage(0),
     "complete": lambda side: side.q.complete("claimed", side.token, "r"),
     "conf": lambda side: side.q.conf(),
     "configure": lambda side: side.q.configure(lock=5, order="fifo"),
     "consumers": lambda side: side.q.consumers(),
     "counts": lambda side: side.q.counts(),
+    "pending": lambda side: side.q.pending(),
     "delete": lambda side: (side.q.delete(confirm=True, force=True), side.q.configure(filters=TYPES))[0],
     "departed_between": lambda side: side.q.departed_between(0, 1),
     "drop": lambda side: side.q.drop("dead"),
@@ -129,8 +132,10 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "read_many": lambda side: side.q.read_many(["queued"], parts=["data"]),
     "ready": lambda side: side.q.ready(selector="size==large"),
     "redrive": lambda side: side.q.redrive("dead"),
+    "redrive_many": lambda side: side.q.redrive_many(["dead"]),
     "release": lambda side: side.q.release("claimed", side.token),
     "replace": lambda side: side.q.replace("queued", b"y"),
+    "revoke": lambda side: side.q.revoke("claimed"),
     "resume": lambda side: side.q.resume(),
     "root": lambda side: side.q.root,
     "seal_batch": lambda side: side.ended_batch() or side.q.seal_batch("b"),
@@ -152,8 +157,8 @@ CALLS: dict[str, Callable[[Side], object]] = {
 #: What a file has not.
 NOT_IN_FILES = {
     "archive", "batch", "cancel", "clear", "collect_garbage", "consumers", "departed_between", "drop", "ended_between",
-    "explain", "find", "open_batch", "pause", "progress", "publish_archive", "read_departed", "redrive", "replace",
-    "resume", "seal_batch", "tree", "wait_batch", "zxid", "latest_end", "read_ended", "trimmed",
+    "explain", "find", "open_batch", "pause", "progress", "publish_archive", "read_departed", "redrive", "redrive_many",
+    "replace", "resume", "revoke", "seal_batch", "tree", "wait_batch", "zxid", "latest_end", "read_ended", "trimmed",
 }  # fmt: skip
 
 #: Arguments that a file does not take, by the words of the refusal.
@@ -211,7 +216,7 @@ def test_each_name_of_a_queue(files: FileClient, on_zookeeper: Zkmq, subtests: p
             file, other = Side(files), Side(on_zookeeper)
             answer = call(other)
             if name in NOT_IN_FILES:
-                refused(file, call, name.replace("open_", "").replace("seal_", ""))
+                refused(file, call, re.sub("open_|seal_|_many$", "", name))
             else:
                 assert type(call(file)).__name__.removeprefix("File") == type(answer).__name__
                 assert file.states() == other.states()
@@ -253,6 +258,7 @@ def test_a_closed_connection_does_nothing(folder: Path) -> None:
 #: What stands behind an arrow is the state of a task after it.
 COMMANDS = """
 queues
+doctor
 configure QUEUE --lock 7 --attempts 3 --final ValueError
 configure another --filter size=integer --order fifo
 !configure QUEUE --task-gc-lifetime 60

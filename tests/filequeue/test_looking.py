@@ -63,10 +63,10 @@ def test_a_queue_and_its_tasks_are_read(q: FileQueue) -> None:
 
 def test_a_task_is_followed_to_its_end(q: FileQueue) -> None:
     """The end of a delay, a claim, its end by time and its settlement are told; the last one is returned."""
-    q.enqueue(b"x", task_id="t", delay=0.2)
+    q.enqueue(b"x", task_id="t", delay=2)
     seen: list[str] = []
     with pytest.raises(WaitTimeout, match="'t' of queue 'census'") as late:
-        q.follow("t", lambda task: seen.append(task.status), timeout=1)
+        q.follow("t", lambda task: seen.append(task.status), timeout=5)
     assert (seen, late.value.left) == (["queued-with-backoff", "queued"], ("t",))
     told: list[Task] = []
     ended: list[Task] = []

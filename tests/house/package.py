@@ -1,4 +1,4 @@
-"""The package as its source reads: modules, the functions in them, and who imports whom. Nothing of it is imported."""
+"""The package as its source reads: its modules, and who imports whom. Nothing of it is imported."""
 
 from __future__ import annotations
 
@@ -15,14 +15,6 @@ PACKAGE = "airflow_provider_zkmq"
 
 
 @dataclass(frozen=True)
-class Function:
-    """A function or method: where it is, and its lines from `def` to the end, docstring included."""
-
-    where: str
-    lines: int
-
-
-@dataclass(frozen=True)
 class Module:
     """A module of the package, by its path in the repository."""
 
@@ -33,23 +25,10 @@ class Module:
         return (TOP / self.path).read_text(encoding="utf-8")
 
     @property
-    def lines(self) -> int:
-        return len(self.text.splitlines())
-
-    @property
     def sentence(self) -> str:
         """The first sentence of its docstring, up to the end of its first paragraph."""
         paragraph = (ast.get_docstring(ast.parse(self.text)) or "").split("\n\n")[0]
         return re.split(r"(?<=[.?!])\s+(?=[A-Z`])", " ".join(paragraph.split()))[0]
-
-    @property
-    def functions(self) -> list[Function]:
-        """Its functions, those inside classes and functions too."""
-        return [
-            Function(f"{self.path}:{node.lineno} {node.name}", (node.end_lineno or node.lineno) - node.lineno + 1)
-            for node in ast.walk(ast.parse(self.text))
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
 
 
 @cache
@@ -59,7 +38,7 @@ def modules() -> list[Module]:
 
 
 def rooms() -> list[Module]:
-    """The modules without `__init__`s, which are short, and would make every median smaller."""
+    """The modules without `__init__`s."""
     return [module for module in modules() if not module.path.endswith("/__init__.py")]
 
 

@@ -1,4 +1,4 @@
-"""The limits of the code hold, without exceptions.
+"""The limits of the code hold, without exceptions: of imports and of private members.
 
 Complexity and long lines are ruff's; the direction of imports is import-linter's, whose contracts stand in
 `pyproject.toml`.
@@ -8,39 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
-import statistics
 import tomllib
 
 import pytest
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
-from tests.house.package import PACKAGE, TOP, circles, modules, rooms
-
-MODULE_LINES, MODULE_MEDIAN = 250, 120
-FUNCTION_MEDIAN, FUNCTION_P90 = 6, 15
-
-
-def test_no_module_is_too_long() -> None:
-    """A module can be read in one sitting."""
-    assert [module.path for module in modules() if module.lines > MODULE_LINES] == []
-
-
-def test_modules_are_short() -> None:
-    assert statistics.median(module.lines for module in rooms()) <= MODULE_MEDIAN
-
-
-def test_the_median_function_is_short() -> None:
-    """Half of all functions are a signature, a sentence and a few statements."""
-    lines = [function.lines for module in modules() for function in module.functions]
-    assert statistics.median(lines) <= FUNCTION_MEDIAN
-
-
-def test_long_functions_are_rare() -> None:
-    """Nine of ten functions fit in a glance; the message names the longest, which are the ones to begin with."""
-    functions = [function for module in modules() for function in module.functions]
-    longest = sorted(functions, key=lambda function: -function.lines)[:20]
-    decile = statistics.quantiles((function.lines for function in functions), n=10)[-1]
-    assert decile <= FUNCTION_P90, "\n".join(f"{function.lines} {function.where}" for function in longest)
+from tests.house.package import PACKAGE, TOP, circles, modules
 
 
 def test_nobody_reaches_into_another_s_private_members() -> None:

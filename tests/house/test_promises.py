@@ -34,7 +34,7 @@ def test_a_failure_names_what_the_test_proves_and_how_to_run_it_again(tmp_path: 
     for said in (
         "What this test proves",
         "One is one.",
-        'test_one.py::test_it_is_so"\n',
+        "test_one.py::test_it_is_so'\n",
         "test_one.py::test_it_is_so@some",  # else xdist knows no groups
         "--random-order-seed=7",
         "(number=",

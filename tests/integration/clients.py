@@ -23,7 +23,7 @@ def clients(hosts: str, root: str, count: int, **options: Any) -> Iterator[list[
 def kazoo(hosts: str, **options: Any) -> Iterator[KazooClient]:
     """A client of nobody's but kazoo's, closed at the end."""
     client = KazooClient(hosts, **options)
-    client.start(timeout=20)
+    client.start(timeout=60)
     try:
         yield client
     finally:

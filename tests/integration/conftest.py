@@ -24,7 +24,7 @@ def root() -> str:
 
 @pytest.fixture
 def zk(zookeeper: str, root: str) -> Iterator[Zkmq]:
-    with Zkmq.connect(zookeeper, root=root, session_timeout=4, gc=False) as client:
+    with Zkmq.connect(zookeeper, root=root, session_timeout=15, gc=False) as client:
         yield client
 
 
@@ -44,14 +44,14 @@ def where(zookeeper: str, root: str) -> dict[str, str]:
 @pytest.fixture
 def other(zookeeper: str, root: str) -> Iterator[Zkmq]:
     """A client beside that of the test."""
-    with Zkmq.connect(zookeeper, root=root, session_timeout=4, gc=False) as client:
+    with Zkmq.connect(zookeeper, root=root, session_timeout=15, gc=False) as client:
         yield client
 
 
 @pytest.fixture(params=KINDS)
 def front(request: pytest.FixtureRequest, zookeeper: str, root: str) -> Iterator[Any]:
     """A client beside that of the test, of either front; both are called in the blocking way."""
-    with connected(request.param, zookeeper, root=root, session_timeout=4, gc=False) as client:
+    with connected(request.param, zookeeper, root=root, session_timeout=15, gc=False) as client:
         yield client
 
 

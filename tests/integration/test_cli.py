@@ -52,6 +52,7 @@ _REFUSED = {
     ("ConfigError", "whole number"): ("enqueue q x --filter size=big", "enqueue q x --filter size=1.5"),
     ("ConfigError", "priority"): ("enqueue q x --priority 100000",),
     ("ConfigError", "a/b"): ("enqueue a/b x",),
+    ("QueueNotFound", "--create"): ("enqueue p x",),
     ("ConfigError", "class"): ("claim q --node class=extreme", "claim q --selector 'class>'"),
     ("ConfigError", "lease"): ("claim q --lease 0", "worker q --exec cat --lease 0 --until-empty"),
     ("ConfigError", "backoff"): ("configure q --min-backoff 400",),
@@ -76,8 +77,10 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(cli: Cli, queue: Queue
                 cli.ask(line, 2, error=error, says=says)
     assert queue.tasks() == []
     cli.ask("queues", queues=["q"])
+    cli.ask("doctor", queues=1, open_above=[])
     hosts = f"127.0.0.1:{ports.free_ports('127.0.0.1', 1)[0]}"
-    Cli(hosts, "/x").ask("queues --connect-timeout 0.5", 6, error="Unavailable", says=hosts)
+    Cli(hosts, "/x").ask("queues --timeout 0.5", 6, error="Unavailable", says=f"{hosts} within connect_timeout (0.5 s)")
+    Cli(hosts, "/x").ask("wait q x --timeout 60", 6, error="Unavailable", says="(1 s)")
 
 
 def test_data_are_bytes_from_a_file_standard_input_or_its_lines(cli: Cli, queue: Queue, tmp_path: Path) -> None:
@@ -115,8 +118,8 @@ def test_a_claim_outlives_its_command_and_only_its_token_settles_it(cli: Cli, qu
     cli.ask(f"release {claimed}", 1, error="ClaimLost")
 
 
-def test_failures_dead_letters_and_redrive(cli: Cli) -> None:
-    """A final failure ends in the dead letters, where `wait` says 5; redrive --all brings the task back.
+def test_failures_dead_letters_and_redrive(cli: Cli, queue: Queue) -> None:
+    """A final failure ends in the dead letters, where `wait` says 5; redrive --all brings the tasks back, in groups.
 
     Under `enqueue --attempts 1` the first failure is the last, whatever the queue allows.
     """
@@ -125,13 +128,15 @@ def test_failures_dead_letters_and_redrive(cli: Cli) -> None:
     assert cli.ask(f"wait q {task_id} --timeout 10", 5)["tasks"][0]["error"] == "broken pump"
     assert [task["id"] for task in cli.ask("list q --state dead")["tasks"]] == [task_id]
     cli.ask("redrive q --all", redriven=[task_id])
+    told = cli.run("redrive", "q", task_id, "nobody", "--json")
+    assert (told.returncode, set(json.loads(told.stdout)["refused"])) == (1, {task_id, "nobody"})
     cli.ask("redrive q --all", redriven=[])
     assert cli.ask(f"show q {task_id}")["history"][0]["error"] == "broken pump"
     cli.ask("enqueue q x --attempts 1 --priority 9")
     cli.ask(f"fail {cli.in_hand()} --error no", state="dead")
 
 
-def test_what_has_ended_or_is_not_there_is_told_apart(cli: Cli) -> None:
+def test_what_has_ended_or_is_not_there_is_told_apart(cli: Cli, queue: Queue) -> None:
     """By exit codes and names: a time-out, a task in use, one that has ended, one that is unknown; the rest is done."""
     cli.ask("enqueue q x --task-id first")
     cli.ask("enqueue q x --task-id second")
@@ -152,7 +157,7 @@ def test_what_has_ended_or_is_not_there_is_told_apart(cli: Cli) -> None:
 def test_credentials_come_from_the_environment_and_guard_the_queue(cli: Cli) -> None:
     """What ZKMQ_AUTH created opens to the same credentials only; others are refused with 2, the password untold."""
     cli.env["ZKMQ_AUTH"] = "me:right-secret"
-    cli.ask("enqueue q x")
+    cli.ask("enqueue q x --create")
     assert cli.ask("status q")["counts"]["inserted"] == 1
     cli.env["ZKMQ_AUTH"] = "me:wrong-secret"
     assert "secret" not in cli.ask("claim q", 2, error="AccessDenied")["message"]
@@ -199,6 +204,10 @@ def test_durations_and_moments_are_written_as_people_write_them(cli: Cli, queue:
     cli.ask("enqueue q later --task-id a --delay PT1H --lock 90s")
     cli.ask("enqueue q later --task-id b --not-before '2096-11-22 11:31:05+01:00'")
     cli.ask("enqueue q now --task-id c --not-before 2006-11-22T10:31:05Z")
+    words = {"scheduled": 2, "queued-with-backoff": 2, "queued": 1, "inserted": 3, "done-awaiting-gc": 0}
+    listed = {word: cli.run("list", "q", "--state", word, "--json") for word in words}
+    assert {word: len(json.loads(told.stdout)["tasks"]) for word, told in listed.items()} == words
+    assert {word for word, told in listed.items() if "2 of these are scheduled" in told.stderr} == {"inserted"}
     later, moment = queue.task("a"), queue.task("b")
     assert 3_590_000 < (later.due_ms or 0) - later.enqueued_ms < 3_610_000
     assert str(moment.due_at) == "2096-11-22 10:31:05+00:00"
@@ -217,7 +226,7 @@ def test_times_are_told_with_zone_and_age(cli: Cli, queue: Queue) -> None:
         "enqueue transactions +1",
         f"enqueued +{time}",
         f"ended +{time}",
-        rf"1 +failed +\S+( +{time}){{2}} +once",
+        rf"1 +failed +\S+ +{time} +- +{time} +once",
     ):
         assert re.search(rf"^{line}$", shown, re.MULTILINE), line
     assert re.search(rf"^a +dead +1 +0 +{time} ", cli.told("list q"), re.MULTILINE)
@@ -248,6 +257,7 @@ def test_a_batch_is_written_waited_for_and_followed(cli: Cli, queue: Queue) -> N
     cli.ask("worker q --exec cat --until-empty", finished=5)
     assert cli.ask("batch q b --wait --timeout 10") == begun | {"open": 0, "done": True}
     assert {task.data for task in queue.tasks(state="finished")} == {b"before", b"one", b"sum up", b"two", b"1"}
+    assert [task["result"] for task in cli.ask("list q --batch b")["tasks"]] == ["one", "two"]
     cli.ask("batch q lost", failed=[lost])
     cli.ask("batch q lost --wait", 5, done=True)
     assert lost in cli.told("batch q lost --wait", 5)

@@ -127,19 +127,23 @@ def test_a_stopped_worker_gives_back_what_outlasts_the_grace(cli: Cli, queue: Qu
     assert "stopped" in (task.error or "")
 
 
-def test_a_cancelled_task_ends_its_command(cli: Cli, queue: Queue, tmp_path: Path) -> None:
-    """A cancel ends the command with all its children, leaves the task cancelled, and the worker goes on."""
-    (_, gate), (alive, held) = (a_pipe(tmp_path, name) for name in ("gate", "alive"))
-    task_id = queue.enqueue("stuck")
-    stuck = f"exec 9>{held}; while :; do cat {gate}; done"
-    with a_worker(cli, "q", "--exec", f"data=$(cat); test $data = stuck || exit 0; {stuck}"):
-        queue.wait([task_id], "claim", timeout=30)
-        with alive.open("rb") as pipe:
-            queue.cancel(task_id)
-            assert pipe.read() == b""
-        assert queue.wait([queue.enqueue("next")], timeout=30)[0].state is State.FINISHED
-    task = queue.task(task_id)
-    assert (task.state, task.attempt, task.error) == (State.CANCELLED, 1, None)
+def test_a_task_that_is_taken_away_ends_its_command(cli: Cli, queue: Queue, tmp_path: Path) -> None:
+    """A cancel, or a release by force, ends the command with all its children, and the worker goes on."""
+    ways = (("cancel", State.CANCELLED, None), ("release --force", State.FINISHED, None))
+    for verb, state, error in (*ways, ("fail --force --no-retry --error hung", State.DEAD, "hung")):
+        (tmp_path / verb).mkdir()
+        (_, gate), (alive, held) = (a_pipe(tmp_path / verb, name) for name in ("gate", "alive"))
+        task_id, first = queue.enqueue("stuck"), shlex.quote(str(tmp_path / verb / "first"))
+        stuck = f"exec 9>{held}; while :; do cat {gate}; done"
+        with a_worker(cli, "q", "--exec", f"data=$(cat); test $data = stuck && mkdir {first} || exit 0; {stuck}"):
+            queue.wait([task_id], "claim", timeout=30)
+            with alive.open("rb") as pipe:
+                assert cli.run(*verb.split(), "q", task_id).returncode == 0
+                assert pipe.read() == b""
+            assert queue.wait([queue.enqueue("next")], timeout=30)[0].state is State.FINISHED
+            assert queue.wait([task_id], timeout=30)[0].state is state
+        task = queue.task(task_id)
+        assert (task.attempt, task.error) == (1, error)
 
 
 @pytest.mark.full
@@ -163,7 +167,7 @@ def test_a_command_has_no_credentials_unless_told(cli: Cli) -> None:
     """What opens the queue is the worker's; with --pass-credentials the command may use the queue itself."""
     cli.env["ZKMQ_AUTH"] = "ann:secret"
     for options, seen in (("", "none"), ("--pass-credentials", "ann:secret")):
-        task_id = cli.ask("enqueue q x")["id"]
+        task_id = cli.ask("enqueue q x --create")["id"]
         cli.ask(f"worker q --exec 'printf %s ${{ZKMQ_AUTH-none}}' --until-empty {options}")
         cli.ask(f"show q {task_id}", result=seen)
 
@@ -173,6 +177,7 @@ def test_a_worker_without_threads_only_warns(cli: Cli, queue: Queue) -> None:
     ids = [queue.enqueue("x") for _ in range(3)]
     with a_worker(cli, "q", "--threads", "0", "--warn-size", "2") as process:
         assert process.stderr is not None
+        assert "on queue 'q'; all tasks; threads 0, session-bound" in process.stderr.readline().decode()
         assert "queue 'q' has 3 pending tasks, more than 2" in process.stderr.readline().decode()
     assert {queue.task(one).state for one in ids} == {State.INSERTED}
 
@@ -185,7 +190,7 @@ def test_a_worker_may_be_started_before_its_queue_is_there(cli: Cli) -> None:
         warning = process.stderr.readline().decode()
         for words in ("WARNING", "queue 'ordres' does not exist", "did you mean 'orders'?"):
             assert words in warning
-        task_id = cli.ask("enqueue ordres x")["id"]
+        task_id = cli.ask("enqueue ordres x --create")["id"]
         assert cli.ask(f"wait ordres {task_id} --timeout 30")["tasks"][0]["result"] == "x"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import Claim, ConsumeTimes, Ended, Message, Queue, String, UnitOfWork, Zkmq
+from airflow_provider_zkmq.engine import Claim, ConsumeTimes, Message, Queue, String, UnitOfWork, Zkmq
 from tests.integration.clients import clients, spent, together
 from tests.integration.conftest import taken
-from tests.integration.ended import ended_tasks
 from tests.support import eventually
 
 TIMES = 3
@@ -151,7 +150,7 @@ def test_what_is_settled_by_token_is_read_first(other: Zkmq, q: Queue, there: Qu
 
 
 def test_cancel_and_redrive(zk: Zkmq, q: Queue) -> None:
-    """A pending task is read and moved; cancelling a claimed one looks twice more for its consumer."""
+    """A pending task is read and moved; a claimed one takes two looks more to cancel. Many are read at once."""
     put = partial(q.enqueue, b"x")
     q.cancel(put())
 
@@ -168,6 +167,7 @@ def test_cancel_and_redrive(zk: Zkmq, q: Queue) -> None:
     assert _cost(zk, put, q.cancel) == {"Get": 1, "Multi": 1}
     assert _cost(zk, cancelled, q.redrive) == {"Get": 1, "Multi": 1}
     assert _cost(zk, dead, q.redrive) == {"Get": 1, "Multi": 1}
+    assert _cost(zk, lambda: [dead(), cancelled(), dead()], q.redrive_many) == {"GetMany": 1, "Multi": 3}
     assert _cost(zk, lambda: taken(q).task.id, q.cancel) == {"Get": 1, "Exists": 2, "Multi": 1}
 
 
@@ -268,24 +268,6 @@ def test_counts_grow_with_lanes_not_with_tasks(zk: Zkmq, q: Queue) -> None:
     for kind in ("a", "b", "c"):
         q.enqueue(b"x", {"kind": kind})
     assert spent(zk, q.counts) == {**few, "Children": few["Children"] + 3, "Exists": few["Exists"] + 3}
-
-
-def test_the_log_of_what_ended_costs_by_what_is_new(zookeeper: str, root: str, zk: Zkmq, q: Queue) -> None:
-    """Two thousand ended before: a look that finds nothing new, one that finds one more, and where that is complete."""
-    ended_tasks(q, 2_000)
-    done = q.latest_end()
-    nothing = spent(zk, lambda: q.ended_between(done))
-    taken(q).complete()
-    one = spent(zk, lambda: q.ended_between(done))
-    assert [each.version > done for each in q.ended_between(done)] == [True]
-    assert set(nothing) == set(one) == {"Children", "Exists", "GetMany", "Sync"}
-    assert sum(nothing.values()) <= 13
-    assert sum(one.values()) <= sum(nothing.values()) + 2 + 2  # the bucket, which may be the old one, and the record
-    assert sum(spent(zk, q.latest_end).values()) <= 6
-    (task,) = q.read_ended(q.ended_between(done))
-    assert spent(zk, lambda: q.read_ended(q.ended_between(done))) == {**one, "GetMany": one["GetMany"] + 1}
-    with clients(zookeeper, root, 1) as (other,):
-        assert other.queue("census").read_ended([Ended(task.id, task.version)])[0].data == task.data
 
 
 @pytest.mark.parametrize("order", ["default", "fifo"])

@@ -34,7 +34,7 @@ from airflow_provider_zkmq.spark.source.writing import TaskWriter
 from tests.integration.spark_programs import CLUSTER, PARTITIONS, TOP, program, shown
 from tests.support import eventually
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore")]
 SCALE = pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="starts Spark several times; ZKMQ_SCALE=1")
 PASSWORD = "s3cr3t-of-ann"
 Load = Callable[..., DataFrame]
@@ -59,7 +59,6 @@ def load(spark: SparkSession, zk: Zkmq, q: Queue, where: dict[str, str]) -> Load
     return lambda **options: spark.read.format("zkmq").options(**where | options).load()
 
 
-@pytest.mark.xdist_group("spark")
 def test_queues_are_dataframes(load: Load, q: Queue, tmp_path: Path) -> None:
     """A row for each task, as the tasks say; two uses of one DataFrame do not disturb each other; rows are counted."""
     rows = {row.task_id: row for row in load(queues="census", numPartitions=3, report=str(tmp_path)).collect()}
@@ -174,7 +173,6 @@ def handled(q: Queue, threads: int = 1) -> Iterator[Counter[str]]:
         worker.join()
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_data_frame_becomes_tasks(spark: SparkSession, q: Queue, where: dict[str, str], tmp_path: Path) -> None:
     """Its columns are the parts of the tasks; made again, the write finds them all, also those that are done."""
     more = "cast(id % 3 as int) priority", "if(id % 2 = 0, 'low', 'standard') as `filter.performance_class`"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 import threading
 import time
 from collections import Counter
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +68,36 @@ def _leader(servers: EmbeddedServer) -> int:
 
 def _hosts(servers: EmbeddedServer, node: int) -> str:
     return f"127.0.0.1:{servers.ports[node]}"
+
+
+@pytest.mark.full
+def test_who_has_seen_more_than_a_restored_server_goes_on_with_a_new_session(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What came after the older state is lost with the session, as one line of the log says; calls need no restart."""
+    data, serve = tmp_path / "data", partial(EmbeddedServer, tmp_path / "data", force_sync=False)
+    with ExitStack() as ended:
+        with serve() as server:
+            zk = ended.enter_context(Zkmq.connect(server.hosts, session_timeout=60, request_timeout=60, gc=False))
+            q = zk.queue("q")
+            q.enqueue(b"x", task_id="kept")
+        shutil.copytree(data, tmp_path / "older")
+        with serve(server.ports[0]):
+            for _ in range(20):  # as many transactions as the server is to begin with again
+                q.enqueue(b"lost")
+            claims, session = [taken(q, lease=60), taken(q)], zk.session_id
+        shutil.rmtree(data)
+        (tmp_path / "older").rename(data)
+        with serve(server.ports[0]):
+            assert q.ids() == ["kept"]
+            assert zk.session_id != session
+            again = taken(q)
+            for claim in claims:
+                with pytest.raises(ClaimLost):
+                    claim.complete()
+            again.complete()
+            ended.close()
+    assert [record.levelname for record in caplog.records if "older state" in record.getMessage()] == ["ERROR"]
 
 
 # --- connections that fail

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,9 @@ CONSUMERS = 50
 #: What a claim that waits sends for one task once it is woken, at the most: it lists, reads, asks for the time where it
 #: has not heard it of late, and claims; then who is left lists what that has changed.
 WOKEN = {"Children": 2, "GetMany": 1, "Multi": 2}
-#: What a crowd of consumers sends for one task, and for one each: if everybody looked at every task it would be 2 500.
-FOR_ONE, FOR_THE_OTHERS = 75, {"default": 400, "fifo": 1_000}
+#: What a crowd of consumers sends for one task, and for one each: 150 to 250 here, more where many meet at a task.
+#: If everybody looked at every task it would be 2 500.
+FOR_ONE, FOR_THE_OTHERS = 75, 1_000
 
 
 class Waiting:
@@ -48,22 +49,13 @@ class Waiting:
             queue._session.client.exists("/")  # what was told by then has arrived before the answer
         eventually(lambda: sum(map(waits, set(self._queues))) == len(self._queues) - len(self.got), within=60)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Those that still wait go home."""
         self._stopping = True
         for queue in self._queues:
             queue._context.signal.fire()
         for call in self._calls:
             call.result(60)
-
-
-@contextmanager
-def waiting(*queues: Queue, **wanted: Any) -> Iterator[Waiting]:
-    made = Waiting(*queues, **wanted)
-    try:
-        yield made
-    finally:
-        made.stop()
 
 
 def drained(queue: Queue, **wanted: Any) -> None:
@@ -93,7 +85,10 @@ def test_an_idle_consumer_sends_nothing_whatever_others_do_with_foreign_tasks(zo
     with clients(zookeeper, foreign.root, 2, session_timeout=20) as (client, stranger):
         mine, theirs = client.queue("plant"), stranger.queue("plant")
         mine.counts()
-        with waiting(mine, selector="kind==mine") as crowd, waiting(theirs, selector="kind==other") as strangers:
+        with (
+            closing(Waiting(mine, selector="kind==mine")) as crowd,
+            closing(Waiting(theirs, selector="kind==other")) as strangers,
+        ):
             count = len(foreign._session.client.get_children(foreign._context.paths.at("live")))
             known = lambda queue: len(queue._context.census.live) == count and not queue._context.census.watch.fired
             eventually(lambda: known(mine) and known(theirs), within=60)
@@ -132,10 +127,10 @@ def test_of_many_idle_threads_one_looks(zookeeper: str, threads: Queue) -> None:
     for number in (1, CONSUMERS):
         with clients(zookeeper, threads.root, 1, session_timeout=20) as (client,):
             there = client.queue("threads")
-            with waiting(*[there] * number) as crowd:
+            with closing(Waiting(*[there] * number)) as crowd:
                 begun.append(client.requests)
                 threads.configure(task_gc_interval=100 + number)
-                eventually(lambda there=there, number=number: _interval(there) == 100 + number)
+                eventually(lambda q=there, n=number: getattr(fresh_conf(q._context), "gc_interval", 0) == 100 + n)
                 changed.append(total(client.requests, begun[-1]))
                 crowd.settle()
                 before = client.requests
@@ -156,19 +151,13 @@ def test_of_many_idle_threads_one_looks(zookeeper: str, threads: Queue) -> None:
     assert changed[1].total() <= changed[0].total() + 1
 
 
-def _interval(queue: Queue) -> float | None:
-    """What the client remembers, as long as it stands."""
-    conf = fresh_conf(queue._context)
-    return None if conf is None else conf.gc_interval
-
-
 @pytest.mark.parametrize("order", ["default", "fifo"])
 def test_an_enqueue_wakes_few_of_many_who_wait(zookeeper: str, threads: Queue, order: str) -> None:
     """Fifty clients wait: one task, then forty-nine at once; the requests of all are bounded, and everybody has one."""
     threads.configure(order=order)
     live = threads._context.paths.at("live")
     with clients(zookeeper, threads.root, CONSUMERS, session_timeout=20) as many:
-        with waiting(*[client.queue("threads") for client in many]) as crowd:
+        with closing(Waiting(*[client.queue("threads") for client in many])) as crowd:
             eventually(lambda: len(threads._session.client.get_children(live)) == CONSUMERS + 1, within=60)
             crowd.settle()
             costs: list[Counter[str]] = []
@@ -182,7 +171,7 @@ def test_an_enqueue_wakes_few_of_many_who_wait(zookeeper: str, threads: Queue, o
                 costs.append(sum(spent_by_each, Counter()))
         assert len(set(crowd.got)) == CONSUMERS
     assert costs[0].total() <= FOR_ONE, costs
-    assert costs[1].total() <= FOR_THE_OTHERS[order], costs
+    assert costs[1].total() <= FOR_THE_OTHERS, costs
 
 
 async def _parked(condition: Callable[[], bool]) -> None:
@@ -250,20 +239,3 @@ async def test_many_waiters_for_batches_are_a_watch_for_each_batch(zookeeper: st
         assert sum(cost.values()) <= 3 * half + 2
         assert not any(wait.done() for wait in calls["two"])
         await _cancelled(calls["two"])
-
-
-async def test_an_enqueue_wakes_one_of_many_coroutines(zookeeper: str, threads: Queue) -> None:
-    """Many coroutines of one client wait for a task: the requests for one enqueue are those of a single one."""
-    async with AsyncZkmq.connect(zookeeper, root=threads.root, session_timeout=20, gc=False) as client:
-        there = client.queue("threads")
-        calls = [asyncio.create_task(there.claim(timeout=600)) for _ in range(WAITERS)]
-        await _parked(lambda: waits(there) == WAITERS)
-        before = client.requests
-        task_id = await asyncio.to_thread(threads.enqueue, b"x", {"kind": "mine"})
-        done, rest = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED, timeout=60)
-        assert [one.result().task.id for one in done] == [task_id]
-        await _parked(lambda: waits(there) == WAITERS - 1)
-        cost = total(client.requests, before)
-        assert all(cost[kind] <= WOKEN[kind] for kind in cost), cost
-        await _cancelled(rest)
-        assert waits(there) == 0

@@ -248,9 +248,9 @@ def test_closing_ends_in_time(tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path, force_sync=False) as own:
         for leave, come_back in ((own.pause, own.resume), (own.kill, own.restart)):
             zk = Zkmq.connect(own.hosts, root=fresh_root(), request_timeout=1, session_timeout=30)
-            tried = Zkmq.connect(own.hosts, root=fresh_root(), request_timeout=4, session_timeout=4, gc=False)
+            tried = Zkmq.connect(own.hosts, root=fresh_root(), request_timeout=12, session_timeout=4, gc=False)
             tried.queue("a").configure()
-            for name in ("a", "b", "c", "d"):
+            for name in map(str, range(20)):
                 zk.queue(name).enqueue(b"x")
                 taken(zk.queue(name))
             leave(0)
@@ -260,4 +260,4 @@ def test_closing_ends_in_time(tmp_path: Path) -> None:
             ended += all_at_once({"close": tried.close})
             come_back(0)
             assert [one.error for one in ended] == [None, None]
-            assert max(one.seconds for one in ended) < 3.5
+            assert max(one.seconds for one in ended) < 10

@@ -15,7 +15,6 @@ from airflow_provider_zkmq.engine import Message, Poll, QueueError, QueueNotFoun
 from airflow_provider_zkmq.engine.working import absence
 from tests.faulty import Faulty
 from tests.integration.clients import clients, spent
-from tests.integration.fronts import connected
 from tests.support import eventually
 
 
@@ -70,31 +69,6 @@ def test_a_worker_waits_for_its_queue_by_a_watch(
             assert other.queue("order").wait([task_id], timeout=30)[0].result == b"order"
     assert len(warnings()) == 3
     assert sum("'order' does not exist" in text and "did you mean 'orders'?" in text for text in warnings()) == 2
-
-
-def test_an_asynchronous_worker_waits_for_its_queue(
-    zk: Zkmq, zookeeper: str, root: str, warnings: Callable[[], list[str]]
-) -> None:
-    """The same on an event loop, begun with `start` and ended with `join`; one that is stopped before ends."""
-
-    async def handle(task: Running) -> str:
-        return task.queue
-
-    with connected("asynchronous", zookeeper, root=root, gc=False) as own:
-        worker, stopped = (own.queue("later").worker(handle, threads=2) for _ in range(2))
-        with at_work(worker):
-            with at_work(stopped):
-                pass
-            task_id = zk.queue("later").enqueue(b"x")
-            assert own.queue("later").wait([task_id], timeout=30)[0].result == b"later"
-        with pytest.raises(QueueNotFound):
-            own.queue("nowhere").worker(handle).run(until_empty=True)
-        assert zk.queues() == ["later"]
-        with pytest.raises(ValueError, match="confirm=True"):
-            own.delete_queue("later", force=True)
-        assert own.delete_queue("later", confirm=True, force=True) == 1
-    assert sum("'later' does not exist" in text for text in warnings()) == 2
-    assert zk.queues() == []
 
 
 def test_a_queue_is_deleted_under_its_workers(

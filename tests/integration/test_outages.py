@@ -53,8 +53,9 @@ def test_a_drop_during_a_transaction(door: Faulty, zk: Zkmq) -> None:
             calls = {"try_take": partial(tx.try_take, "in"), "put": partial(tx.put, "out", at), "commit": tx.commit}
             for name, call in calls.items():
                 if name == at:
-                    door.down(DROP)
+                    door.down()
                     eventually(lambda: not zk._session.connected.is_set())
+                    threading.Timer(DROP, door.up).start()
                     assert zk.session_id == session != 0
                 assert call() is not None
     assert sorted(task.data for task in zk.queue("out").tasks()) == [b"commit", b"put", b"try_take"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pendulum
 import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
@@ -55,27 +53,6 @@ def test_priority_then_enqueue_order(q: Queue) -> None:
     assert order == [b"c", b"a", b"b"]
 
 
-def test_a_moment_is_kept(front: Any, q: Queue) -> None:
-    """A delayed task, or one with a moment, is claimed once the server's clock has come to it; put ones, too."""
-    queue = front.queue(q.name)
-    moment = queue.task(queue.enqueue(b"now")).enqueued_at.add(seconds=1)
-    taken(queue).complete()
-    queue.enqueue(b"later", task_id="moment", not_before=moment)
-    delayed = queue.enqueue(b"later", delay=pendulum.duration(milliseconds=700))
-    with front.transaction() as tx:
-        tx.put(q.name, b"later", task_id="put", not_before=moment)
-        tx.put(q.name, b"later", task_id="put-with-a-delay", delay=pendulum.duration(minutes=1))
-        tx.put(q.name, b"later", task_id="past", not_before=moment.subtract(hours=2))
-        tx.commit()
-    later = ("moment", delayed, "put", "put-with-a-delay")
-    assert {queue.task(name).status for name in later} == {"queued-with-backoff"}
-    assert moment <= queue.task("put").due_at <= moment.add(microseconds=1000)
-    assert (taken(queue).task.id, queue.claim()) == ("past", None)
-    for _ in range(3):
-        task = taken(queue, timeout=pendulum.duration(seconds=20)).task
-        assert task.claimed_at >= (task.enqueued_at.add(microseconds=700_000) if task.id == delayed else moment)
-
-
 def test_bad_input_is_one_clear_error_and_nothing_is_written(q: Queue) -> None:
     """What the library refuses it refuses before it writes; what is too large for one request, too."""
     for bad in ("", "a/b", "..", "a..b", "nul\0", "x" * 129, "\ud800", "."):
@@ -106,14 +83,6 @@ def test_bad_input_is_one_clear_error_and_nothing_is_written(q: Queue) -> None:
         claim.complete(b"y" * 300_000)
     claim.complete(b"y" * 100_000)
     assert len(taken(q).task.data) == 900_000
-
-
-def test_a_paused_queue_hands_out_nothing(q: Queue) -> None:
-    """Until it is resumed; each tells whether it has changed anything."""
-    q.enqueue(b"x")
-    assert (q.pause(), q.pause(), q.claim()) == (True, False, None)
-    assert (q.resume(), q.resume()) == (True, False)
-    taken(q).complete()
 
 
 def test_an_operator_s_change_is_refused_when_the_task_changed(q: Queue) -> None:

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import (
-    AnyOf,
-    Queue,
-    String,
-    Task,
-    TaskNotFound,
-    Zkmq,
-)
+from airflow_provider_zkmq.engine import AnyOf, Queue, String, Task, TaskNotFound, Zkmq
 from tests.integration.clients import end_session
 from tests.integration.conftest import CLASSES, started, taken
 from tests.support import eventually

@@ -1,8 +1,7 @@
-"""Whether there is work, and a task claimed by its id, on real servers, on both fronts."""
+"""Whether there is work, and claims that are taken over, on real servers."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, Queue, QueueNotFound, String, Zkmq, ZkmqError
+from airflow_provider_zkmq.engine import ClaimLost, Queue, String, Zkmq, ZkmqError
 from tests.integration.conftest import started, taken, waits
 from tests.support import eventually
 
@@ -54,30 +53,6 @@ def test_a_wait_for_work_is_ended_by_a_wake_or_with_its_connection(q: Queue, oth
     with waiting(queue, lambda: queue.ready(timeout=None)) as told:
         other.close()
     assert isinstance(told[0], ZkmqError)
-
-
-async def test_both_on_an_event_loop(q: Queue, zookeeper: str, root: str) -> None:
-    """A wait is cancelled like any other; what is ready is claimed by its id; a missing queue is told of."""
-    async with AsyncZkmq.connect(zookeeper, root=root, gc=False) as zk:
-        queue = zk.queue("q")
-        waiting = asyncio.ensure_future(queue.ready(selector="k==y", timeout=None))
-        cut_off = asyncio.ensure_future(queue.ready(timeout=None))
-        await asyncio.to_thread(eventually, lambda: waits(queue) == 2)
-        cut_off.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cut_off
-        q.enqueue("x", {"k": "z"}, task_id="a")
-        q.enqueue("x", {"k": "y"}, task_id="b")
-        assert await waiting is True
-        claim = await queue.claim_task("b", lease=30, attempt=1)
-        assert claim is not None
-        assert (claim.task.id, claim.span) == ("b", 30)
-        assert await queue.claim_task("b") is None
-        await claim.complete()
-        for call in (zk.queue("none").ready(timeout=5), zk.queue("none").claim_task("a")):
-            with pytest.raises(QueueNotFound):
-                await call
-    assert q.counts()["finished"] == 1
 
 
 def test_a_claim_is_taken_over_on_both_fronts(q: Queue, front: Any, zookeeper: str, root: str) -> None:

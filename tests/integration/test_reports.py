@@ -32,7 +32,7 @@ from tests.integration.histories import START as EPOCH
 from tests.integration.spark_programs import shown
 from tests.unit.queueing import Simulation, Staff
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore")]
 ERRORS = (
     "ValueError: bad value '{n}' in /data/x{n}.csv",
     "exit code 137: Killed",
@@ -204,7 +204,6 @@ def test_tasks_of_no_time_and_errors_of_no_words_are_told(spark) -> None:
     assert (group["kind"], group["text"], group["failures"]) == ("", "failed, no error told", 3)
 
 
-@pytest.mark.xdist_group("spark")
 def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, capsys) -> None:
     """A part of its time, and one in which there is nothing; as JSON, as text and as a page; a part that is lost."""
     histories, home = Histories(7, days=1.0), tmp_path / "census"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kazoo.protocol import serialization as wire
@@ -23,9 +25,6 @@ from airflow_provider_zkmq.engine.errors import ConfigError
 from tests import zookeeper as zookeeper_module
 from tests.integration.clients import kazoo
 from tests.support import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def stat(pid: int) -> list[str]:
@@ -343,7 +342,7 @@ def test_killing_the_command_leaves_no_java(tmp_path: Path) -> None:
 
 def test_an_ensemble_on_a_given_port_ends_with_its_first_dead_node(tmp_path: Path) -> None:
     """--port P --ensemble 3 serves on P, P+1 and P+2. A node that dies is not papered over: the command fails."""
-    first = next(port for port in range(18000, 19000, 3) if all(is_free(port + more) for more in range(3)))
+    first = next(p for p in random.sample(range(18000, 24000, 3), 100) if all(map(is_free, range(p, p + 3))))
     with command("--json", "--port", str(first), "--ensemble", "3", "--data-dir", str(tmp_path)) as process:
         said = announced(process)
         assert said["hosts"] == ",".join(f"127.0.0.1:{first + more}" for more in range(3))

@@ -7,8 +7,10 @@ import json
 import os
 import random
 import signal
+import statistics
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +19,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from airflow_provider_zkmq.engine import ConfigError, Queue
+from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
+from airflow_provider_zkmq.spark.answers.report import report
 from airflow_provider_zkmq.spark.history import reading
 from airflow_provider_zkmq.spark.history.bronze import STEPS, archive_queue
 from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, read_manifest
@@ -25,7 +28,7 @@ from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pip
 from tests.integration.ended import ended_runs, ended_tasks, finish, produce
 from tests.integration.spark_programs import CLUSTER, EXECUTOR, processes, program
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore")]
 SCALE = pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="takes minutes: ZKMQ_SCALE=1")
 #: Where the pipeline is cut off here.
 SEAMS = [f"bronze: {step}" for step in STEPS]
@@ -50,7 +53,6 @@ def check_counts(spark, directory: Path, count: int, deliveries: int) -> None:
     assert reading.read_consumers(spark, directory, "census").groupBy().sum("deliveries").first()[0] == deliveries
 
 
-@pytest.mark.xdist_group("spark")
 def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(spark, where, q, zk, tmp_path) -> None:
     """Also where a broken manifest and a missing queue end the turns of two others: they are told of, and raised."""
     lines: list[str] = []
@@ -80,6 +82,26 @@ def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(spark, wh
     assert {row.id for row in reading.read_history(spark, tmp_path, "census").collect()} == set(ids)
     with pytest.raises(ConfigError):
         run_pipeline(where, ["no/name"], tmp_path, spark)
+
+
+def test_a_report_agrees_with_what_handlers_measured(spark, where, q, tmp_path) -> None:
+    """Whatever was claimed ahead: a run is the handler's time, and no more are busy at once than there are threads."""
+    took: dict[str | None, list[float]] = {}
+
+    def handler(task: Task) -> None:
+        began = time.monotonic()
+        threading.Event().wait(0.01)
+        took.setdefault(task.consumer, []).append(time.monotonic() - began)
+
+    for prefetch in (1, 32):
+        q.enqueue_many([Message(b"")] * 100)
+        with Zkmq.connect(**where) as client:
+            client.queue("census").worker(handler, threads=4, prefetch=prefetch).run(until_empty=True)
+    run_pipeline(where, None, tmp_path, spark)
+    told = report(tmp_path, "census", spark=spark)
+    p50 = {row["consumer"]: row["run_p50"] for row in told.section("consumers").tables[0].rows}
+    assert p50 == pytest.approx({who: statistics.median(own) for who, own in took.items()}, rel=0.05, abs=0.0015)
+    assert 0 < told.section("capacity").tables[0].rows[0]["servers"] <= 4
 
 
 def crash_at(wanted: str) -> Callable[[str], None]:
@@ -169,8 +191,8 @@ def endure(
 
     The moment is a while after one of the steps that are told of: anywhere in a run, however slow the machine is.
     """
-    seed, ended = random.randrange(1 << 32), set()
-    sys.stdout.write(f"seed {seed}\n")
+    seed, ended = int(os.environ.get("ZKMQ_SEED") or random.randrange(1 << 32)), set()
+    sys.stdout.write(f"ZKMQ_SEED={seed}\n")
     rand = random.Random(seed)
     steps = 8 if what == "archive" else 24
     with contextlib.ExitStack() as stack:

@@ -30,7 +30,7 @@ from tests.integration.ended import ended_runs, produce
 from tests.integration.spark_programs import follow, program, shown
 from tests.support import eventually
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # PySpark and pandas warn of each other
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore")]
 SCALE = bool(os.environ.get("ZKMQ_SCALE"))
 
 
@@ -74,7 +74,7 @@ BUSY = "Python worker failed to connect back"
 
 def follow_to_the_end(spark: SparkSession, told: dict[str, Any]) -> StreamingQuery:
     """All that has ended by now; tried again where the machine was too busy, which a checkpoint is for."""
-    for _ in range(5):
+    for _ in range(30):
         query = follow(spark, told | {"until_empty": True})
         try:
             query.awaitTermination()
@@ -90,7 +90,7 @@ def follow_on(
     spark: SparkSession, told: dict[str, Any], *ids: str, start: Callable[..., StreamingQuery] = follow
 ) -> StreamingQuery:
     """A query that goes on, and has come so far."""
-    for _ in range(5):
+    for _ in range(30):
         query = start(spark, told)
         eventually(partial(come_so_far, query, spark, told, ids), 120)
         if query.isActive:
@@ -115,7 +115,6 @@ def ended(spark: SparkSession, told: dict[str, Any]) -> list[tuple[str, str]]:
     return [(row.task_id, row.state) for row in table(spark, told)]
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_restart_goes_on_from_the_checkpoint(streaming: SparkSession, queue: Queue, told: dict[str, Any]) -> None:
     """Each run that ended once, finished, dead or cancelled, whatever became of its task since."""
     finish(queue, "a")
@@ -275,8 +274,8 @@ def killed(told: dict[str, Any], batches: int, delay: float) -> None:
 def test_killed_drivers_lose_and_double_nothing(kills, streaming, q, told) -> None:
     """The driver is killed while tasks end, die, are dropped and run anew: each ended run is in the table once."""
     q.configure(follow=True)  # what is run anew before the stream has started is to be kept, too
-    seed = random.randrange(1 << 32)
-    sys.stdout.write(f"seed {seed}\n")
+    seed = int(os.environ.get("ZKMQ_SEED") or random.randrange(1 << 32))
+    sys.stdout.write(f"ZKMQ_SEED={seed}\n")
     chance = random.Random(seed)
     told["options"] |= {"maxTasksPerTrigger": "25", "columns": "task_id,state,version,result"}
     with busy(q):

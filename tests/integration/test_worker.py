@@ -85,7 +85,7 @@ def test_a_running_handler_reports_progress_and_learns_of_a_cancellation(q: Queu
         return "late"
 
     worker = work(front, handler)
-    waiter = threading.Thread(target=lambda: q.wait([task_id], on_progress=lambda *it: told.append(it)))
+    waiter = threading.Thread(target=lambda: q.wait([task_id], on_progress=lambda *it: told.append(it)), daemon=True)
     waiter.start()
     worker.start()
     eventually(lambda: told == [(task_id, 0.25, "a quarter")])

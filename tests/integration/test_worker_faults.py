@@ -264,7 +264,7 @@ def test_one_queue_s_trouble_ends_no_clean_up(
 
     monkeypatch.setattr(upkeep, "collect_if_due", stumble)
     for name in ("bad", "census"):
-        zk.queue(name).configure(task_gc_lifetime=0, task_gc_interval=0)
+        zk.queue(name).configure(task_gc_lifetime=0, task_gc_interval=1)
     with Zkmq.connect(zookeeper, root=root) as other:
         other.queue("bad").enqueue(b"x")
         eventually(lambda: len(failed) >= 2)

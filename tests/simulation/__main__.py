@@ -65,7 +65,11 @@ def _explore(given: argparse.Namespace) -> int:
     began, count = time.monotonic(), 0
     told = began
     for seed in _seeds(given):
-        result = schedule.run(schedule.plan(seed))
+        try:
+            result = schedule.run(schedule.plan(seed))
+        except BaseException:
+            print(f"the schedule ended by an error; replay it: python -m tests.simulation --replay {seed}", flush=True)
+            raise
         count += 1
         if result.violation is not None:
             print(f"{count} schedules, {time.monotonic() - began:.1f} s: {result.violation}")

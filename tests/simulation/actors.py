@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.claiming import by_id, claim, ready, take
+from airflow_provider_zkmq.engine.core.claiming import by_id, claim, over, ready, take
 from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
+from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
-from airflow_provider_zkmq.engine.core.reading import log, runs
 from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.core.tasks import (
     beginning,
@@ -28,7 +28,7 @@ from airflow_provider_zkmq.engine.core.tasks import (
 )
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
-from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, TransportError
+from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TransportError
 from tests.simulation.history import BOUNDED_LEASE, MOST_LEASES
 from tests.simulation.parts import Call, Client, Pause
 from tests.simulation.producers import TYPES, Program, told
@@ -178,6 +178,31 @@ def accept(client: Client, claimed: Any, rand: random.Random) -> Program:
     yield from until_settled(client, claimed, lambda: Call(verb, end[0](context, claimed, end[1]), about))
 
 
+def heir(client: Client, rand: random.Random, rounds: int, world: World) -> Program:
+    """Leaves leased claims to others, or takes over what was left: by then others may have claimed the task anew."""
+    context, made = client.context(), []
+    for _ in range(4 * rounds):
+        yield Pause(rand.choice([0, 0.01, 1.0, 4.0]))
+        if not world.heritage or rand.random() < 0.4:
+            call = yield claiming(client, lease=4.0, selector=None, timeout=0.0)
+            if call is not None and call.ok and call.value is not None:
+                made.append(call.value)  # its client knows it for as long as somebody refers to it
+                world.heritage.append((call.value.task_id, call.value.token))
+            continue
+        task, token = rand.choice(world.heritage)
+        about = {"queue": "q", "task": task, "token": token}
+        call = yield Call("take_over", taking_over(context, task, token, rand.choice([None, 6.0])), about)
+        for claimed in call.value if call is not None and call.ok else ():
+            if not claimed.told and (task, token) not in client.hands:
+                yield from handle(client, claimed, rand)
+
+
+def taking_over(context: Context, task: str, token: int, lease: float | None) -> Generator[Any, Any, Any]:
+    """A take-over, as the fronts make it."""
+    asked = yield from over.ask_over(context, task, token, lease=lease)
+    return (yield from asked.claiming(Caller()))
+
+
 def looper(client: Client, rand: random.Random, rounds: int) -> Program:
     """Loops over claims; a loop ends, or is left with something in hand or taken ahead."""
     lease = rand.choice([None, None, 6.0])
@@ -286,7 +311,6 @@ def consumer(client: Client, rand: random.Random, rounds: int, *, patience: floa
 def handle(client: Client, claimed: Any, rand: random.Random) -> Program:
     """Work on a task in hand, then settle it one way or another."""
     client.hands[claimed.task_id, claimed.token] = claimed
-    client.session_of_hand = client.session  # type: ignore[attr-defined]
     yield Pause(rand.choice([0, 0, 0.01, 1.0, 7.0]))
     context, verb = client.context(), rand.choice(["complete"] * 5 + ["fail", "fail", "release", "snooze", "window"])
     make: dict[str, Any] = {
@@ -347,10 +371,10 @@ def keeper(client: Client) -> Program:
     """Looks after the queue beside busy threads: extends what has a deadline, rescues, promotes."""
     while True:
         for claimed in list(client.hands.values()):
-            span = claimed.claim.get("lease")
-            if span and not claimed.lost:
+            if not claimed.lost:
                 client.kept.setdefault((claimed.task_id, claimed.token), client.world.now)
-                yield Call("extend", holding.extend(client.context(), claimed, span), {"queue": "q", "held": claimed})
+                about = {"queue": "q", "held": claimed, "zxid": client.world.zk.zxid}
+                yield Call("extend", holding.extend(client.context(), claimed, claimed.span or 5), about)
         if client.context().registration.consumer is not None:
             yield Call("tend", rescue.tend(client.context()))
         yield Pause(1.0)
@@ -359,53 +383,53 @@ def keeper(client: Client) -> Program:
 def upkeep(client: Client, rand: random.Random) -> Program:
     """Cleans up now and then."""
     while True:
-        yield Pause(rand.choice([0.5, 3.0, 20.0, 60.0]))
-        lifetime = rand.choice([0, 5, 300])
+        yield Pause(rand.choice([0, 0, 0.5, 3.0, 20.0, 60.0]))
+        lifetime = rand.choice([0, 0, 5, 300])
         yield Call("gc", collect.collect_garbage(client.context(), lifetime), {"lifetime": lifetime})
 
 
 def operator(client: Client, rand: random.Random, rounds: int, world: World) -> Program:
-    """Cancels, redrives, replaces, drops, pauses."""
+    """Cancels, redrives, replaces, drops, pauses; most often only what is still as it was read."""
     context = client.context()
-    for _ in range(rounds):
+    for _ in range(4 * rounds):
         yield Pause(rand.choice([0, 0.01, 1.0]))
         tasks = world.zk.leader.names(context.paths.at("tasks"))
         if not tasks:
             continue
         task = rand.choice(tasks)
-        verb = rand.choice(["cancel", "cancel", "redrive", "redrive", "replace", "drop", "pause", "extend"])
+        record = world.zk.leader.nodes[context.paths.task(task, "state")]
+        version = rand.choice([None, record.mzxid])
+        yield Pause(rand.choice([0, 0.01, 1.0]))
+        verb = rand.choice(
+            ["cancel", "cancel", "redrive", "redrive_many", "replace", "drop", "pause", "unlock", "revoke"]
+        )
         make: dict[str, Any] = {
             "cancel": lambda task=task: operate.cancel(context, task),
-            "redrive": lambda task=task: operate.redrive(context, task),
-            "replace": lambda task=task: operate.replace_data(context, task, b"new"),
-            "drop": lambda task=task: operate.drop(context, task),
+            "redrive": lambda task=task, version=version: operate.redrive(context, task, version),
+            "redrive_many": lambda tasks=tasks: operate.redrive_many(context, tasks),
+            "replace": lambda task=task, version=version: operate.replace_data(context, task, b"new", version),
+            "drop": lambda task=task, version=version: operate.drop(context, task, version),
+            "revoke": lambda task=task, version=version: operate.revoke(context, task, "e", version=version),
             "pause": lambda: configure.pause(context),
-            "extend": lambda: configure.configure(context, lock=0),
+            "unlock": lambda: configure.configure(context, lock=0),
         }
-        yield from told(lambda verb=verb, make=make: Call(verb, make[verb]()))
+        more = ["redrive_many", "cancel"] * rand.choice([0, 1, 3]) if verb == "cancel" else []
+        for each in [verb, *more]:
+            about = {"queue": "q", "task": task, "version": None if each in {"cancel", "redrive_many"} else version}
+            yield from told(lambda each=each, make=make, about=about: Call(each, make[each](), about))
+            version = None  # what follows is about the task as this has left it
         if verb == "pause":
             yield Pause(0.5)
             yield from told(lambda: Call("resume", configure.resume(context)))
 
 
-def follower(client: Client, rand: random.Random, rounds: int) -> Program:
-    """Reads what ended, as a stream does: from where it stopped to the latest end, and the same again now and then."""
-    context, offset, reader = client.context(), 0, f"{client.name} {rand.random()}"
-    for _ in range(rounds):
-        yield Pause(rand.choice([0, 0.3, 2.0]))
-        asked = {"queue": "q", "reader": reader, "zxid": client.world.zk.leader.zxid}
-        until = yield Call("latest_end", log.latest_end(context), asked)
-        if until is None or not until.ok:
-            continue
-        span = {"queue": "q", "after": offset, "until": until.value}
-        ended = yield Call("ended_between", log.ended_between(context, offset, until.value), span)
-        if ended is None or not ended.ok:
-            continue
-        yield Pause(rand.choice([0, 0, 1.0]))
-        which = [each._replace(place=None) if rand.random() < 0.3 else each for each in ended.value]
-        yield Call("read_ended", runs.read_ended(context, which), {"queue": "q", "ended": which})
-        if rand.random() < 0.6:
-            offset = until.value
+def editor(client: Client, rand: random.Random, rounds: int, world: World) -> Program:
+    """Replaces the payloads of tasks, most of which are about to be claimed."""
+    context = client.context()
+    for _ in range(12 * rounds):
+        yield Pause(rand.choice([0, 0, 0.005]))
+        for task in rand.sample(tasks := world.zk.leader.names(context.paths.at("tasks")), min(1, len(tasks))):
+            yield Call("replace", operate.replace_data(context, task, b"new"))
 
 
 def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
@@ -420,22 +444,21 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
         claimed = call.value
         client.hands[claimed.task_id, claimed.token] = claimed
         work = transaction.Transaction([(context, claimed)])
-        putting.put(work.put, out, Message(b"out", delay=5 if number % 2 else None))
+        name = rand.choice([None, "x", "y"])
+        putting.put(work.put, out, Message(b"out", delay=5 if number % 2 else None, task_id=name))
         yield Pause(rand.choice([0, 1.0]))
         good = number % 3 != 2
         while True:
             about = {"queue": "q", "held": claimed}
-            if good:
-                done = yield Call("commit", transaction.commit(work, b"r"), about)
-            else:
-                done = yield Call("rollback", transaction.rollback(work), about)
+            end = transaction.commit(work, b"r") if good else transaction.rollback(work)
+            done = yield Call("commit" if good else "rollback", end, about)
             assert done is not None
             if done.cancelled or (isinstance(done.error, TransportError) and not isinstance(done.error, SessionLost)):
                 yield Pause(0.2)
                 continue
-            break
-        if good and done.error is not None and not isinstance(done.error, ClaimLost | SessionLost | OutcomeUnknown):
-            continue
+            good = False  # what is refused, as an id is in use, is rolled back
+            if done.verb == "rollback" or done.error is None or isinstance(done.error, ClaimLost | SessionLost):
+                break
         client.hands.pop((claimed.task_id, claimed.token), None)
 
 
@@ -455,10 +478,6 @@ def sweeper(client: Client, queue: str) -> Program:
         if call.ok and call.value is not None:
             claimed = call.value
             client.hands[claimed.task_id, claimed.token] = claimed
-            yield from until_settled(
-                client,
-                claimed,
-                lambda claimed=claimed: Call(
-                    "complete", settle.complete(context, claimed), {"queue": queue, "held": claimed}
-                ),
-            )
+            end = partial(settle.complete, context, claimed)
+            about = {"queue": queue, "held": claimed}
+            yield from until_settled(client, claimed, lambda end=end, about=about: Call("complete", end(), about))

@@ -25,6 +25,12 @@ class Run:
     trimmed: bool = False
 
 
+def may_be_gone(archive: Any, followed: Any) -> int | None:
+    """Up to which end runs may leave a queue, as both marks say; None: nobody wants any."""
+    marks = {"archive": ("watermark", archive), "followed": ("trimmed", followed)}
+    return min((load(kind, node.data).get(field, 0) for kind, (field, node) in marks.items() if node), default=None)
+
+
 class Book:
     """Every run that ended in a followed or archived queue, by queue, id and version."""
 
@@ -35,15 +41,15 @@ class Book:
         self.latest: dict[tuple[str, str], int] = {}
 
     def judge(
-        self, key: Key, before: TaskState | None, after: TaskState | None, old: bytes, txn: Any, mark: Any
+        self, key: Key, before: TaskState | None, after: TaskState | None, old: bytes, txn: Any, gone: int | None
     ) -> None:
-        """A task has changed, in a queue whose runs are kept; `mark`: what tells followers of what is trimmed."""
+        """A task has changed, in a queue whose runs are kept; `gone`: what ended up to there may leave it."""
         letters = [op for op in txn.ops if isinstance(op, Create) and "/unarchived/" in op.path]
         mine = [name for op in letters if (name := parse_letter(op.path.rpartition("/")[2])) and name.task_id == key[1]]
         version = self.standing.get(key)
         stays = after is not None and after.state in ENDED
         if version is not None and not stays:
-            self._leaves(key, version, mine, mark, deleted=after is None)
+            self._leaves(key, version, mine, gone)
             del self.standing[key]
         elif before is not None and before.requeue and after is not None and not after.requeue and not stays:
             self._ends_unseen(key, before, old, mine, txn)
@@ -53,13 +59,12 @@ class Book:
             self.standing[key] = txn.zxid
             self.runs[*key, txn.zxid] = Run(after.state, self.data.get(key, b""))
 
-    def _leaves(self, key: Key, version: int, mine: list[Any], mark: Any, *, deleted: bool) -> None:
-        """What stood is kept as a letter, or trimmed by a clean-up that has said so before."""
+    def _leaves(self, key: Key, version: int, mine: list[Any], gone: int | None) -> None:
+        """What stood is kept as a letter; or is in the archive, and told as trimmed to those who follow."""
         if [name.version for name in mine] == [version]:
             return
-        told = mark is not None and load("followed", mark.data).get("trimmed", 0) >= version
-        if mine or not deleted or not told:
-            raise Violation(_GONE, f"{key[1]} ({version}): {mine}, told: {told}")
+        if mine or version > (gone or 0):
+            raise Violation(_GONE, f"{key[1]} ({version}): {mine}, gone may be what ended until {gone}")
         self.runs[*key, version].trimmed = True
 
     def _ends_unseen(self, key: Key, before: TaskState, old: bytes, mine: list[Any], txn: Any) -> None:
@@ -68,12 +73,12 @@ class Book:
             raise Violation(_GONE, f"{key[1]} is followed at once: {mine}")
         self.runs[*key, txn.zxid] = Run(State.INSERTED, old)
 
-    def deleted(self, queue: str, path: str, letter: Any, mark: Any) -> None:
-        """A letter is deleted: that was said before."""
+    def deleted(self, queue: str, path: str, letter: Any, gone: int | None) -> None:
+        """A letter is deleted: it is in the archive, and told as trimmed."""
         name = parse_letter(path.rpartition("/")[2])
         version = (name.version if name else None) or letter
         run = self.runs.get((queue, name.task_id if name else "", version))
-        if mark is not None and load("followed", mark.data).get("trimmed", 0) < version:
+        if gone is not None and gone < version:
             raise Violation("what is trimmed is told before", f"{path} ({version})")
         if run is not None:
             run.trimmed = True
@@ -110,7 +115,9 @@ class Book:
         """Each run that was not trimmed is read, with its own payload and state."""
         queue, read = call.about["queue"], {(task.id, task.version): task for task in call.value}
         for each in call.about["ended"]:
-            run, task = self.runs[queue, each.id, each.version], read.get((each.id, each.version))
+            run, task = self.runs.get((queue, each.id, each.version)), read.get((each.id, each.version))
+            if run is None:  # it was told before the servers went back
+                continue
             if task is None and not run.trimmed:
                 raise Violation("what ended can be read", f"{each}")
             good = task is None or (task.data == run.data and run.state in {task.state, State.INSERTED})

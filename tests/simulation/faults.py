@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine.core.protocol.ops import CreateContainer
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
@@ -102,6 +102,20 @@ def _deliver(world: World, client: Client) -> None:
             world.zk.perform(client.session, op)
         else:
             world.late.append((client.stalled_until, client.session, op))
+
+
+def go_back(world: World, kept: tuple[Any, ...]) -> None:
+    """The servers are restored from an older state. Sessions of that time live on, unless they have seen more."""
+    for client in world.clients:
+        disconnect(world, client, back_in=0.1 + 20 * world.random.random() ** 3)
+    world.zk.go_back(kept)
+    world.tell(f"!! the servers have gone back to {world.zk.zxid}")
+    for client in world.clients:
+        if client.zxid > world.zk.zxid:  # no server would take it: it learns that when it connects
+            client.session, client.zxid, client.restored = 0, 0, client.restored + 1
+    used = {client.session for client in world.clients if client.alive}
+    world.late = [item for item in world.late if item[2] is None]
+    world.late += [(world.now, session, None) for session in world.zk.at if session not in used]
 
 
 def reconnect(world: World, client: Client) -> None:

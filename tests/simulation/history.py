@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
@@ -12,9 +13,10 @@ from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, S
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
-from tests.simulation.ended import Book
+from tests.simulation.changes import judge_change
+from tests.simulation.ended import Book, may_be_gone
 from tests.simulation.marks import Marks
-from tests.simulation.parts import Call, Client, Violation
+from tests.simulation.parts import AN_HOUR, Call, Client, Violation
 from tests.simulation.world import World
 
 DEPTHS: Final = {
@@ -36,6 +38,8 @@ CARETAKING: Final = frozenset({*CLAIMING, *LOOKING, "gc", "tend", "pay"})
 MOST_LEASES: Final = 1
 BOUNDED_LEASE: Final = 5.5
 REMOVING: Final = frozenset({"drop", "clear"})
+#: What is not taken back with the servers.
+FOR_GOOD: Final = frozenset({"world", "paths_of", "picky", "in_loops", "excused"})
 Key = tuple[str, str]
 
 
@@ -71,16 +75,23 @@ class History:
         self.world, self.attempts, self.order = world, attempts, order
         self.paths_of = Client(world, "observer")
         self.records: dict[Key, TaskState] = {}
+        self.versions: dict[Key, int] = {}
         self.places: dict[Key, set[str]] = {}
         self.pending_until: dict[Key, tuple[float, TaskState]] = {}
         """When a task was pending last, and its record then."""
         self.claims: dict[Key, int] = {}
+        self.notes: dict[Key, bytes] = {}
+        """What each claim's znode held at first."""
         self.picky: set[str] = set()
         self.tokens: set[tuple[Key, int]] = set()
         self.ended: dict[tuple[Key, int], State] = {}
         self.ended_by: dict[tuple[Key, int], Call] = {}
+        self.ended_at: dict[tuple[Key, int], tuple[int, float]] = {}
+        """When claims ended: the transaction, and the time."""
         self.handed: set[tuple[Key, int]] = set()
         self.in_loops: list[Claimed] = []
+        self.excused: set[Any] = set()
+        """Calls, and claims that were put down, of which nothing is promised: the servers went back meanwhile."""
         self.created: dict[Key, int] = {}
         self.payloads: dict[bytes, set[str]] = {}
         self.removed: set[Key] = set()
@@ -93,6 +104,28 @@ class History:
         world.zk.committed = self.on_commit
         world.sends = self.on_send
         world.posted = self.marks.posted
+
+    def stands(self, key: Key, claimed: Claimed) -> bool:
+        """Whether a claim is the current one."""
+        return self.is_of(claimed, key, self.claims.get(key))
+
+    def is_of(self, claimed: Claimed, key: Key, token: int | None) -> bool:
+        """Whether a claim is the latest of its task: where the servers went back, another one may have its token."""
+        return claimed.token == token and claimed.claim["nonce"].encode() in self.notes[key]
+
+    def back_up(self) -> dict[str, Any]:
+        """A copy of what the tree tells, and what was promised."""
+        calls = {id(call): call for call in self.ended_by.values()}
+        return deepcopy({name: each for name, each in vars(self).items() if name not in FOR_GOOD}, calls)
+
+    def go_back(self, kept: dict[str, Any]) -> None:
+        """The servers went back to an older state: what came after it is promised no more, nor what is under way."""
+        vars(self).update(deepcopy(kept, {id(call): call for call in kept["ended_by"].values()}))
+        self.excused.update(fiber.call for fiber in self.world.fibers if fiber.call is not None)
+        for client in self.world.clients:
+            self.excused.update(leaving.claimed for leaving in client.context().claims.leaving.values())
+            marked = {one for one in client.begun if ("q", one[0]) not in self.marks.ahead}
+            client.begun = {one for one in marked if one[1] <= self.world.zk.zxid}
 
     def fail(self, oracle: str, detail: str) -> None:
         """An oracle does not hold."""
@@ -174,8 +207,11 @@ class History:
         if isinstance(op, Create):
             self.letters[op.path] = txn.zxid
         elif isinstance(op, Delete):
-            mark = self.world.zk.leader.nodes.get(self.paths_of.context(queue).paths.at("followed"))
-            self.book.deleted(queue, op.path, self.letters.pop(op.path), mark)
+            self.book.deleted(queue, op.path, self.letters.pop(op.path), self._may_be_gone(queue))
+
+    def _may_be_gone(self, queue: str) -> int | None:
+        nodes, at = self.world.zk.leader.nodes, self.paths_of.context(queue).paths.at
+        return may_be_gone(nodes.get(at("archive")), nodes.get(at("followed")))
 
     def _note(self, key: Key, rest: list[str], op: Any, txn: Any) -> None:
         """Remember what a create in a task's tree tells: that the task is new, claimed, or holds a payload."""
@@ -187,7 +223,7 @@ class History:
         if len(rest) == 1:
             self.created[key] = self.created.get(key, 0) + 1
         if rest[1:] == ["claim"]:
-            self.claims[key] = txn.zxid
+            self.claims[key], self.notes[key] = txn.zxid, op.data
         if rest[1:] == ["data"]:
             self.payloads.setdefault(op.data, set()).add(rest[0])
 
@@ -223,6 +259,10 @@ class History:
             call.wrote += 1
         after = None if node is None else TaskState.decode(task, node.data)
         self._judge_log(key, before, after, data, txn)
+        judge_change(self.world.zk.leader.nodes, context.paths, task, before, after)
+        self._judge_version(key, call, node)
+        if before and after and (before.due or 0) > txn.ms and not after.due and call and call.verb in CARETAKING:
+            self.fail("nothing comes before its time", f"{task} is due in {before.due - txn.ms} ms")
         if before is not None and before.state is State.INSERTED:
             self.pending_until[key] = (self.world.now, before)
         if after is None:
@@ -235,6 +275,8 @@ class History:
         self.records[key] = after
         if before is None:
             before = after
+            if abs((int(after.entry[:16], 16) >> 16) - txn.ms) > AN_HOUR / 2:
+                self.fail("new tasks are put in order by the server's clock", f"{task}: {after.entry} at {txn.ms}")
         if (before.state, after.state) not in ALLOWED:
             self.fail("the state table", f"{task}: {before.state} -> {after.state}")
         self._judge_places(key, after)
@@ -243,6 +285,13 @@ class History:
         if before.state is State.CLAIMED and after.state is not State.CLAIMED:
             self._judge_end(key, before, after, call, claims_before.get(key))
             self.marks.ended(key, before, after, self.world.clients)
+
+    def _judge_version(self, key: Key, call: Call | None, node: Any) -> None:
+        """Who asks for a change of what was read changes nothing else."""
+        asked = call.about.get("version") if call is not None and call.about.get("task") == key[1] else None
+        if asked is not None and self.versions.get(key) != asked:
+            self.fail("only what was read is changed", f"{key[1]}: {asked}, it was {self.versions.get(key)}")
+        self.versions[key] = 0 if node is None else node.mzxid
 
     def _shared(self) -> bool:
         """Whether what is carried out may be another call's: it goes together with the one that sent it, or is owed.
@@ -256,9 +305,9 @@ class History:
 
     def _judge_log(self, key: Key, before: TaskState | None, after: TaskState | None, data: bytes, txn: Any) -> None:
         """In a queue that is archived or followed no run that ended is lost to those who read what ended."""
-        paths, nodes = self.paths_of.context(key[0]).paths, self.world.zk.leader.nodes
-        if paths.at("archive") in nodes or paths.at("followed") in nodes:
-            self.book.judge(key, before, after, data, txn, nodes.get(paths.at("followed")))
+        gone = self._may_be_gone(key[0])
+        if gone is not None:
+            self.book.judge(key, before, after, data, txn, gone)
 
     def _judge_places(self, key: Key, state: TaskState) -> None:
         queue, task = key
@@ -279,7 +328,7 @@ class History:
     def _judge_order(self, key: Key, claimed: TaskState) -> None:
         """Nothing that was never handed out, and committed before, is passed by."""
         leader, paths = self.world.zk.leader, self.paths_of.context(key[0]).paths
-        if claimed.nonce in self.picky:
+        if claimed.nonce in self.picky or self.world.sender in self.excused:
             return
         for other, state in self.records.items():
             if (
@@ -292,19 +341,21 @@ class History:
             node = leader.nodes.get(paths.entry(state.place))
             if node is None:
                 continue  # the same transaction claims it, too
-            if not node.data and state.attempt == 0 and not state.history and node.czxid < (claimed.rank or 0):
+            if not node.data and state.attempt == 0 and node.czxid < (claimed.rank or 0):
                 self.fail("strict order", f"{other[1]} ({node.czxid}) was passed by {key[1]} ({claimed.rank})")
 
     def _judge_end(self, key: Key, before: TaskState, after: TaskState, call: Call | None, token: int | None) -> None:
         claimed = call.about.get("held") if call is not None and call.verb in SETTLING else None
-        if claimed is not None and claimed.task_id == key[1] and token is not None and claimed.token != token:
+        mine = claimed is None or claimed.task_id != key[1] or token is None or self.is_of(claimed, key, token)
+        if not mine:
             self.fail("a stale owner changes nothing", f"{key[1]}: token {claimed.token}, the claim's is {token}")
         if after.history != before.history and "its lease ended" in (after.history[-1].error or ""):
             self._judge_expiry(key, token)
         if token is not None:
             self.ended[key, token] = after.state
-            if call is not None:
-                self.ended_by[key, token] = call
+            self.ended_at[key, token] = self.world.zk.zxid, self.world.now
+            if self.world.sender is not None:
+                self.ended_by[key, token] = self.world.sender
 
     def _judge_expiry(self, key: Key, token: int | None) -> None:
         """A lease or lock that its owner's keeper could extend does not end; what is in no hand is not extended."""

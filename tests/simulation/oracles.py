@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
     ZkmqError,
 )
-from tests.simulation.history import CLAIMING, LOOKING, SETTLING, History, Key
+from tests.simulation.history import CALM, CLAIMING, LOOKING, SETTLING, History, Key
 from tests.simulation.parts import Call, Client, Fiber
 from tests.simulation.world import World
 
@@ -45,10 +45,13 @@ class Oracles(History):
             self.fail("errors are the library's own", f"{call.verb}: {error!r}")
         if isinstance(error, CorruptRecord):
             self.fail("nothing is corrupt", f"{call.verb}: {error}")
-        if isinstance(error, Unavailable) and call.wrote:
+        if isinstance(error, Unavailable) and call.wrote and call not in self.excused:
             self.fail("never 'nothing was written' once something was", f"{call.verb}: {error}")
         if self.world.quiet and call.began >= self.quiet_since and self.world.now - call.began > call.limit + BEYOND:
             self.fail("each call returns within its limit", f"{call.verb} took {self.world.now - call.began:.1f} s")
+        if call in self.excused and call.verb != "enqueue":
+            self.in_loops += call.about["loop"].ready if "loop" in call.about else ()
+            return
         if call.ok and call.verb in {"ended_between", "read_ended"}:
             getattr(self.book, f"told_{call.verb}")(call)
         judge = getattr(self, f"told_{call.verb}", None)
@@ -131,16 +134,18 @@ class Oracles(History):
         if call.ok and former.nonces.keys() == {"complete"} and (key, former.token) not in self.ended:
             self.fail("no success is told that did not happen", f"a step after {former.task_id}")
         about_it = isinstance(call.error, ClaimLost) and former.task_id in str(call.error)
-        if about_it and self.claims.get(key) == former.token:
+        if about_it and self.stands(key, former):
             self.fail("a claim is lost only when it is", f"a step after {former.task_id}: {call.error}")
 
     def on_told(self, client: Client, claimed: Claimed, progress: Settlement, error: Exception | None) -> None:
         """What was put down is told to be settled when it is, and to be lost when it is."""
         key = ("q", claimed.task_id)
+        if claimed in self.excused:
+            return
         if error is None and (key, claimed.token) not in self.ended:
             self.fail("no success is told that did not happen", f"{claimed.task_id} as {progress.outcome}")
         if isinstance(error, ClaimLost):
-            if self.claims.get(key) == claimed.token:
+            if self.stands(key, claimed):
                 self.fail("a claim is lost only when it is", f"{claimed.task_id}, put down: {error}")
         elif error is not None:
             self.fail("what is put down is settled", f"{claimed.task_id} of {client.name}: {error!r}")
@@ -148,16 +153,29 @@ class Oracles(History):
     def told_begin(self, call: Call) -> None:
         """A handler is kept from its task only where that is another's."""
         claimed = call.about["held"]
-        if (
-            isinstance(call.error, ClaimLost)
-            and self.claims.get((call.about["queue"], claimed.task_id)) == claimed.token
-        ):
+        if isinstance(call.error, ClaimLost) and self.stands((call.about["queue"], claimed.task_id), claimed):
             self.fail("a claim is lost only when it is", f"begin of {claimed.task_id}: {call.error}")
+
+    def told_take_over(self, call: Call) -> None:
+        """Who takes a claim over gets that one, and no other of its task."""
+        claim = (call.about["queue"], call.about["task"]), call.about["token"]
+        for claimed in call.value if call.ok else ():
+            if (claimed.task_id, claimed.token) != (claim[0][1], claim[1]) or claim not in self.tokens:
+                self.fail("a take-over is that of the claim", f"{claim}: {claimed.task_id} {claimed.token}")
+
+    def told_extend(self, call: Call) -> None:
+        """A claim that was over before is not extended; a server that lags knows what was."""
+        claimed = call.about["held"]
+        ended, _ = self.ended_at.get(((call.about["queue"], claimed.task_id), claimed.token), (None, 0))
+        if call.ok and ended is not None and ended <= call.about["zxid"] and len(self.world.zk.servers) == 1:
+            self.fail("no success is told that did not happen", f"extend of {claimed.task_id} ({claimed.token})")
 
     def _handed_out(self, call: Call, claimed: Claimed) -> None:
         claim = ((call.about["queue"], claimed.task_id), claimed.token)
         if claim in self.handed:
             self.fail("a claim is handed out once", f"{claimed.task_id} {claimed.token}")
+        if not call.about["wanted"].selector.matches(claimed.state.filters, call.about["types"]):
+            self.fail("a claim is of what was asked for", f"{claimed.task_id} {claimed.state.filters}")
         if claim not in self.tokens:
             self.fail("a token is its claim's transaction", f"{claimed.task_id} {claimed.token}")
         self.handed.add(claim)
@@ -169,7 +187,7 @@ class Oracles(History):
         if call.ok and call.verb != "rollback" and (key, claimed.token) not in self.ended:
             self.fail("no success is told that did not happen", f"{call.verb} of {claimed.task_id}")
         if isinstance(call.error, ClaimLost):
-            if self.claims.get(key) == claimed.token:
+            if self.stands(key, claimed):
                 self.fail("a claim is lost only when it is", f"{call.verb} of {claimed.task_id}: {call.error}")
             by = self.ended_by.get((key, claimed.token))
             mine = by is not None and by.about.get("held") is claimed and by.verb == call.verb
@@ -195,6 +213,8 @@ class Oracles(History):
         """Nobody can move before time passes: nobody sleeps over what it waits for."""
         world = self.world
         self.begun_is_marked()
+        self.handled_is_settled()
+        self.cancels_are_heard_of()
         for fiber in world.fibers:
             client, call = fiber.client, fiber.call
             awake = client.alive and client.connected and client.paused_until <= world.now >= client.stalled_until
@@ -216,9 +236,28 @@ class Oracles(History):
                 continue
             for (task, token), claimed in client.hands.items():
                 key, owed = ("q", task), client.context().debts.unmarked
-                held = self.claims.get(key) == token and (task, token) in client.begun and not claimed.lost
+                held = self.stands(key, claimed) and (task, token) in client.begun and not claimed.lost
                 if held and key in self.marks.ahead and (task, token) not in owed:
                     self.fail("what has begun is marked", f"{task} ({token}) of {client.name}")
+
+    def handled_is_settled(self) -> None:
+        """What was handled and put down is settled soon, also where its client claims nothing any more."""
+        for client in self.world.clients:
+            calm = client.alive and client.connected and client.troubled_at < self.world.now - CALM
+            for (task, token), leaving in client.context().claims.leaving.items() if calm else ():
+                if leaving.waits and leaving.due < self.world.zk.ms / 1000 - BEYOND:
+                    self.fail("what was handled is settled soon", f"{task} ({token}) of {client.name}")
+
+    def cancels_are_heard_of(self) -> None:
+        """Who keeps a claim learns soon that its task was cancelled, as long as that stands there."""
+        for client in self.world.clients:
+            calm = client.alive and client.connected and client.troubled_at < self.world.now - CALM
+            for claim in filter(client.hands.__contains__, client.kept if calm else ()):
+                key, claimed = (("q", claim[0]), claim[1]), client.hands[claim]
+                cancelled = self.ended.get(key) is State.CANCELLED and self.ended_at[key][1] < self.world.now - BEYOND
+                stands = key[0] in self.records and self.records[key[0]].state is State.CANCELLED
+                if cancelled and stands and claimed.session == client.session and not claimed.lost:
+                    self.fail("who works hears of a cancel", f"{claim} of {client.name}")
 
     def _seen_to(self, waiter: Fiber) -> bool:
         """Whether another call of the client, after the same tasks, looks now: it calls the others, see `Seats`."""

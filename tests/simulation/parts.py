@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 ROOT: Final = "/zkmq/"
+#: In milliseconds: the clocks of some machines are off by so much.
+AN_HOUR: Final = 3_600_000
 
 
 class Violation(AssertionError):
@@ -100,6 +102,8 @@ class Request:
     sent: float
     lost: Callable[[], None] | None = None
     """Of a post: to be called where it was not carried out, or perhaps not."""
+    call: Call | None = None
+    """Whose it is, also where nobody waits for it any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -154,6 +158,8 @@ class Client:
         self.session = world.zk.connect(server)
         self.zxid = 0
         """The latest transaction that a reply has told of; events of earlier ones have come before it."""
+        self.restored = 0
+        """How often it has learnt that the servers had gone back."""
         self.connected = True
         self.alive = True
         self.back_at: float | None = None
@@ -172,6 +178,7 @@ class Client:
         """Since when a keeper extends it."""
         self.troubled_at = 0.0
         self.random = random.Random(f"{world.seed}{name}")
+        self.ahead_ms = random.Random(f"{world.seed}{name}'s clock").choice((-AN_HOUR, 0, AN_HOUR))
 
     def context(self, queue: str = "q") -> Context:
         """This client's memory of a queue."""
@@ -179,12 +186,13 @@ class Client:
             zk = self.world.zk
             run = Runtime(
                 monotonic=lambda: zk.ms / 1000,
-                wall_ms=lambda: zk.ms,
+                wall_ms=lambda: zk.ms + self.ahead_ms,
                 random=self.random.random,
                 new_signal=Signal,
                 session=lambda: self.session,
                 report=lambda path, why: self.world.reports.append((path, why)),
                 zxid=lambda: self.zxid,
+                restored=lambda: self.restored,
                 unwatch=self._unwatch,
                 pay=lambda: self.world.pay(self, self.contexts[queue]),
             )

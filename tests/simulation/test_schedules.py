@@ -40,10 +40,7 @@ def _run(seed: str) -> schedule.Result:
 
 
 def _fail(found: str, seed: str, details: str) -> NoReturn:
-    """Fail with the seed first and last: of a long log only some part is kept, so the report is short, too.
-
-    Replaying the seed prints the whole trace.
-    """
+    """Fail with the seed first and last, and shortly: a long log is cut. Replaying the seed prints the whole trace."""
     short = details if len(details) < MOST else f"{details[: MOST // 4]}\n…\n{details[-3 * MOST // 4 :]}"
     replay = f"replay it: python -m tests.simulation --replay {seed} --shrink"
     pytest.fail(f"{found}\n{replay}\n{short}\n{found}\n{replay}", pytrace=False)

@@ -56,6 +56,8 @@ def test_each_known_bug_still_has_its_place_in_the_source(subtests: pytest.Subte
             path = Path(core.__file__).parent / f"{mutant.module.replace('.', '/')}.py"
             source = path.read_text(encoding="utf-8")
             assert mutants.mutated(mutant, source) != source
+            file, _, test = mutant.test.partition("::")
+            assert f"def {test.partition('[')[0]}(" in (Path(file).read_text(encoding="utf-8") if file else "def (")
 
 
 @pytest.mark.full

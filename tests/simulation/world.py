@@ -47,14 +47,19 @@ class World:
         self.reports: list[tuple[str, str]] = []
         self.trace: list[str] | None = None
         self.steps = 0
-        self.changes = 0
         self.executing: Fiber | None = None
+        self.sender: Call | None = None
+        """Whose request is carried out, though it was cancelled meanwhile."""
         self.late: list[tuple[float, int, Any]] = []
         self.quiet = False
+        self.heritage: list[tuple[str, int]] = []
+        """Leased claims that were left to others, by task and token."""
         self.returned: Callable[[Fiber, Call], None] = lambda _fiber, _call: None
         self.told_later: Callable[[Client, Any, Any, Exception | None], None] = lambda *_told: None
         self.sends: Callable[[Client, Any], None] = lambda _client, _op: None
         self.posted: Callable[[Client, Multi], None] = lambda _client, _multi: None
+        self.kept: Any = None
+        """What the servers go back to, and the oracles."""
         self.change_points: set[int] = set()
         self.scheduler = "random"
         self.lag = 0.0
@@ -132,10 +137,10 @@ class World:
         now, able = self.now, []
         for fiber in self.fibers:
             state, client = fiber.state, fiber.client
-            if state == "done" or not client.alive or client.paused_until > now:
+            if not client.alive or client.paused_until > now:
                 continue
             if state == "sent":
-                can = self.flows(client) or self._overdue(fiber)
+                can = client.outbox and (self.flows(client) or self._overdue(fiber))
             elif state == "waiting":
                 can = fiber.until <= now or bool(client.events) or fiber.is_woken
             elif state == "sleeping":
@@ -194,6 +199,7 @@ class World:
             wanted = fiber.program.send(done)
         except StopIteration:
             fiber.state, fiber.call = "done", None
+            self.fibers.remove(fiber)
             return
         if isinstance(wanted, Pause):
             fiber.state, fiber.until, fiber.call = "sleeping", self.now + wanted.seconds, None
@@ -275,7 +281,7 @@ class World:
                 deadline = self.now + self.request_timeout
                 for at, each in enumerate(ops):
                     self.sends(client, each)
-                    client.outbox.append(Request(each, fiber, at, deadline, self.now))
+                    client.outbox.append(Request(each, fiber, at, deadline, self.now, call=fiber.call))
                 if client in self.interrupting and any(isinstance(each, Multi) for each in ops):
                     self.interrupting.discard(client)
                     self.cancel(fiber)
@@ -317,7 +323,7 @@ class World:
 
     def carry_out(self, client: Client, request: Request) -> Any:
         op, fiber = request.op, request.fiber
-        self.executing = fiber
+        self.executing, self.sender = fiber, request.call
         if fiber is not None and fiber.call is not None:
             fiber.idle_requests += 1
             if fiber.idle_requests > 400:
@@ -330,7 +336,7 @@ class World:
         except Exception as error:  # noqa: BLE001  the procedure's own: a transaction too large, say
             return error
         finally:
-            self.executing = None
+            self.executing = self.sender = None
         watch = getattr(op, "watch", None)
         if watch is not None and not watch.fired:
             client.armed.add(watch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 from weakref import ref
@@ -358,13 +359,24 @@ class Ensemble:
         leader.applied, leader.zxid = len(self.log), self.zxid
         self.committed(txn)
         leader.fire(events, self.deliver)
-        changed = any(isinstance(op, SetData) for op in ops)
+        changed = any(isinstance(op, SetData | Create) for op in ops)
         return Outcome(committed=True, time=txn.ms, zxid=txn.zxid) if changed else Outcome(committed=True)
 
     def _note_ephemerals(self, session: int, ops: tuple[WriteOp | CreateContainer, ...]) -> None:
         for op in ops:
             if isinstance(op, Create) and op.ephemeral and session in self.ephemerals:
                 self.ephemerals[session].add(op.path)
+
+    def back_up(self) -> tuple[Any, ...]:
+        """A copy of the tree, and of the sessions with what is theirs."""
+        return deepcopy((self.leader.nodes, self.zxid, len(self.log), self.at, self.ephemerals))
+
+    def go_back(self, kept: tuple[Any, ...]) -> None:
+        """All servers begin anew with what was kept; their numbers come again, and what came after it is gone."""
+        nodes, self.zxid, applied, self.at, self.ephemerals = deepcopy(kept)
+        del self.log[applied:]
+        for one in self.servers:
+            one.nodes, one.zxid, one.applied, one.watches = deepcopy(nodes), self.zxid, applied, {}
 
     def catch_up(self, server: int, upto: int) -> None:
         """Have a server apply the transactions up to a place in the log, firing watches as it goes."""

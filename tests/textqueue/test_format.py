@@ -206,6 +206,7 @@ def test_what_is_too_large_is_neither_read_nor_appended(tmp_path: Path) -> None:
     small = Limits(line=100, lines=8, message=200, variables=3, file=400)
     for data, why in (
         (b"-" + b"x" * 101, "line at byte"),
+        (b"-a\n-" + b"x" * 100 + b"\n-a\n", "line at byte 3"),
         (b"\n" * 9, "more than 8 lines"),
         (b"-a\n" + b" %s\n" % (b"x" * 90) * 3, "message"),
         (b"-a\n" + b"\\\n" * 4, "variables"),
@@ -249,7 +250,7 @@ def test_reading_is_bounded_and_linear(tmp_path: Path, monkeypatch: pytest.Monke
         *((end * 6_000_000, 0) for end in (b"\n", b"\r\n", b"-\n", b" \n")),
         (b"\n" * 4_900_000 + b"-x", 1),
         (b"\r\n" * 4_900_000 + b"-x", 1),
-        (b"-" + b"x" * (4 << 20) + b"\n-x", 2),
+        (b"-" + b"x" * ((4 << 20) - 1) + b"\n-x", 2),
     ):
         with TextQueue.open(written(path, data)) as queue:
             reads.clear()

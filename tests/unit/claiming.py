@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from airflow_provider_zkmq.engine.core.tasks.transaction import Transaction
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
 from tests.stepping import Stepper
-from tests.unit.world import LOST, UNKNOWN, Client, Faults, new_queue
+from tests.unit.world import UNKNOWN, Client, new_queue
 
 ORDERS = ("default", "fifo")
 ANY, LEASED = Wanted(EVERYTHING), Wanted(EVERYTHING, 30)
@@ -67,35 +67,6 @@ def after_rescue(client: Client, count: int = 1) -> Client:
     other = another(client)
     assert other.do(rescue.tend(other.context)) == count
     return other
-
-
-def lost_anywhere(new: Callable[[], Client], call: Callable[[Client], Any]) -> Iterator[tuple[Client, Any]]:
-    """Clients and what each got of its call, whose transactions lost their request or reply in turn."""
-    spy, faults = new(), Faults()
-    spy.do(call(spy), faults)
-    for kind in LOST:
-        for number in range(faults.seen):
-            client = new()
-            yield client, client.do(call(client), Faults(number, kind))
-
-
-def cut_anywhere(new: Callable[[], Client], call: Callable[[Client], Any]) -> Iterator[tuple[Client, str]]:
-    """Clients whose call was cut off before or after each of its operations; where that was."""
-    for arrived in (True, False):
-        for number in range(60):
-            client = new()
-            stepper = step(client, call(client))
-            for _ in range(number):
-                if not stepper.over:
-                    stepper.step()
-            if stepper.over:
-                break
-            if arrived and isinstance(stepper.op, Multi):
-                client.zk.multi(client.session, stepper.op.ops)
-            stepper.cut()
-            yield client, f"cut off at operation {number}"
-        else:
-            pytest.fail("the call has more operations than are cut")
 
 
 def in_doubt(client: Client, stepper: Stepper, about: str, *, arrived: bool) -> None:

@@ -76,28 +76,6 @@ def test_a_damaged_mark_counts_as_its_last_write(subtests: pytest.Subtests) -> N
 # --- what clean-up keeps
 
 
-def test_clean_up_before_the_first_archive_run_keeps_everything() -> None:
-    """The queue is said to be archived, and no archive has run: nothing is deleted until one has.
-
-    Another client has read the configuration before: a watch tells it.
-    """
-    client = Reader.of()
-    other = Reader(client.zk)
-    for name in ("a", "b"):
-        client.finish(name)
-    assert other.clean_up(1_000, later=0).collected == 0
-    client.configured(archive=True)
-    for each in (other, client):
-        report = each.clean_up()
-        assert (report.collected, report.kept_unarchived, sorted(client.check())) == (0, 2, ["a", "b"])
-    assert client.ids() == ["a", "b"]
-    client.publish()
-    assert (other.clean_up().collected, client.check()) == (2, {})
-    client.finish("c")
-    client.configured(archive=False)
-    assert (other.clean_up().collected, client.check()) == (1, {})
-
-
 def test_clean_up_says_what_it_trims_before_it_deletes() -> None:
     """Whoever has taken less is told; what is new is kept as always, and nothing longer than elsewhere.
 
@@ -174,23 +152,6 @@ def test_what_is_no_bucket_and_no_entry_is_stepped_over() -> None:
 
 
 # --- letters: what has left
-
-
-def test_each_death_is_told_once() -> None:
-    """Redriven, dead again, and dropped: two ends; the first letter goes when the archive has it, the other stays."""
-    client = Reader.of(archive=True)
-    client.dead()
-    client.redrive("a", b"second")
-    first = client.zxid()
-    client.fail(client.claimed(), "again", retry=False)
-    client.zk.advance(1)
-    client.drop("a")
-    assert sorted(task.data for task in client.letters()) == [b"payload", b"second"]
-    (later,) = client.letters(first)
-    assert (later.data, later.error, len(later.history)) == (b"second", "again", 3)
-    client.publish(first)
-    client.clean_up()
-    assert client.letters() == [later]
 
 
 def test_what_the_archive_has_is_not_kept_when_it_leaves() -> None:

@@ -22,13 +22,14 @@ from airflow_provider_zkmq.engine.core.protocol.seats import Seat, Seats
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.once import once
-from airflow_provider_zkmq.engine.core.tasks import enqueue, holding
+from airflow_provider_zkmq.engine.core.tasks import enqueue, holding, operate
 from airflow_provider_zkmq.engine.core.upkeep import rescue
+from airflow_provider_zkmq.engine.errors import IllegalTransition, TaskNotFound
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.stepping import Stepper
 from tests.support import eventually
 from tests.unit.claiming import ANY, another, queue_of, step
-from tests.unit.world import Client, new_context
+from tests.unit.world import Client, new_context, new_queue
 
 
 def queue(*names: str) -> Client:
@@ -99,6 +100,33 @@ def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment() -> None:
         stepper.finish()
         assert client.check()["a"].state is State.CLAIMED
         client.complete(claimed)
+
+
+def test_whoever_takes_a_claim_away_its_holder_hears_of_it(subtests: pytest.Subtests) -> None:
+    """By the watch that tells of cancellations: who has neither lock nor lease to extend learns of nothing else."""
+    ways: dict[str, Callable[[Client], Any]] = {
+        "cancelled": lambda it: operate.cancel(it.context, "a"),
+        "cleared": lambda it: operate.clear(it.context),
+        "released": lambda it: operate.revoke(it.context, "a"),
+        "failed": lambda it: operate.revoke(it.context, "a", "hung"),
+        "dead": lambda it: operate.revoke(it.context, "a", "hung", retry=False),
+        "lapsed": lambda it: rescue.tend(it.context),
+    }
+    for way, taking in ways.items():
+        with subtests.test(way=way):
+            client = new_queue()
+            client.put(task_id="a", lock=5 if way == "lapsed" else None)
+            client.put(task_id="b")
+            claimed, others = client.claimed(), client.claimed()
+            client.do(rescue.tend(client.context))
+            client.zk.advance(6)
+            other = Client(client.zk, "other")
+            other.do(taking(other))
+            client.do(rescue.tend(client.context))
+            assert (claimed.lost, claimed.cancelled, others.lost) == (True, way == "cancelled", way == "cleared")
+            assert client.check().get("a", others.state).attempt == (0 if way == "released" else 1)
+            with pytest.raises(IllegalTransition if way != "cleared" else TaskNotFound):
+                other.do(operate.revoke(other.context, "a"))
 
 
 def test_a_foreign_znode_at_a_dead_consumer_is_no_loop_and_no_end() -> None:

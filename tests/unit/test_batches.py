@@ -12,19 +12,13 @@ import pytest
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, GetMany, Pipeline, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
-from airflow_provider_zkmq.engine.core.reading import inspect
+from airflow_provider_zkmq.engine.core.reading import inspect, wait
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate, settle, transaction
 from airflow_provider_zkmq.engine.core.upkeep import collect, debts
 from airflow_provider_zkmq.engine.core.writing import closing
-from airflow_provider_zkmq.engine.errors import (
-    ClaimLost,
-    SessionLost,
-    TaskNotFound,
-    Unavailable,
-    WaitTimeout,
-)
+from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TaskNotFound, Unavailable, WaitTimeout
 from tests.unit.claiming import many, refused, unit_of
 from tests.unit.world import BROKEN_OFF, Client, Crash, new_queue
 
@@ -74,17 +68,6 @@ def cut(client: Client, effect: Any) -> Callable[[Any], Any]:
     """The connection is lost when the batch is looked at, which follows the settlement."""
     looked_at = path(client, "open")
     return lambda op: effect if isinstance(op, Exists) and op.path == looked_at else None
-
-
-def once(happens: Callable[[Any], bool], act: Callable[[], Any]) -> Callable[[Any], None]:
-    """A neighbour acts before the first such operation."""
-    first = iter([True])
-
-    def fault(op: Any) -> None:
-        if happens(op) and next(first, False):
-            act()
-
-    return fault
 
 
 def test_a_settlement_is_told_as_it_happened_though_its_batch_cannot_be_ended(subtests: pytest.Subtests) -> None:
@@ -243,7 +226,7 @@ def test_a_batch_that_was_done_opens_again_for_a_redriven_member(subtests: pytes
             assert batch_of(client) == batches.Batch("b", 2, others + 1, (), done=False)
             client.check()
             waiting = batches.wait_batch(client.context, "b", 1)
-            refused(client, WaitTimeout, waiting, rf"{others + 1} task\(s\) open")
+            refused(client, WaitTimeout, waiting, rf"{others + 1} task\(s\) open$")
             held = {claimed.task_id: claimed for claimed in many(client, others + 1)}
             client.do(END[end](client, held.pop("a")))
             for claimed in held.values():
@@ -294,25 +277,6 @@ def test_what_somebody_did_to_a_batch_holds_up_no_redrive(subtests: pytest.Subte
             client.check()
 
 
-def test_a_redrive_beside_the_batch_s_end_or_its_clean_up_opens_it_again() -> None:
-    """The last member ends between look and write; or clean-up has begun to delete it: it opens, and ends once more."""
-    for beside, failed in (("its end", ()), ("its clean-up", ("z",))):
-        client = batch_with("a", "z")
-        for name in ("a", *failed):
-            fail(client, name)
-        other, state, listed = Client(client.zk), client.context.paths.task("a", "state"), path(client, "failed")
-        if failed:
-            client.zk.advance(200)
-            reads = lambda op, at=listed: isinstance(op, Children) and op.path == at
-            collected(client, 100, once(reads, lambda other=other: redrive(other)))
-        else:
-            writes = lambda op, at=state: isinstance(op, Multi) and any(part.path == at for part in op.ops)
-            client.do(operate.redrive(client.context, "a"), once(writes, other.work))
-        assert batch_of(client) == batches.Batch("b", 2, 1, failed, done=False), beside
-        assert client.work() == ["a"]
-        assert (batch_of(client), client.reports) == (batches.Batch("b", 2, 0, failed, done=True), [])
-
-
 def test_a_deleted_member_has_ended_and_failed() -> None:
     """Dropped while it was pending, or cleared, in hand or not: its batch is done, with it among the failed.
 
@@ -340,10 +304,25 @@ def test_a_deleted_member_has_ended_and_failed() -> None:
         assert (batch_of(client), client.check()) == (batches.Batch("b", 2, 0, ("z",), done=True), {})
 
 
+def test_members_are_listed_with_what_became_of_them() -> None:
+    """By their own ids, and by those that they get; what was dropped is not there to be listed."""
+    client = batch_with("a", "b", "c")
+    client.put(task_id="stranger")
+    client.complete(client.claimed(), result=b"r")
+    fail(client, "b")
+    client.do(operate.drop(client.context, "c"))
+    client.do(enqueue.enqueue_batch(client.context, [Message(b"x")] * 2, "n", None))
+    own, given = (client.do(inspect.list_tasks(client.context, batch=name)) for name in ("b", "n"))
+    assert [(task.id, str(task.state), task.result) for task in own] == [("a", "finished", b"r"), ("b", "dead", None)]
+    assert [(task.id, task.state) for task in given] == [(f"n.00000{number}", "inserted") for number in range(2)]
+
+
 def test_a_batch_and_its_tasks_are_looked_for_again_before_they_are_not_found() -> None:
     """A server that lags behind may not know them yet: it is asked to catch up before the answer is no."""
     client = new_queue()
-    for call in (batches.read_batch, inspect.read_task, operate.cancel):
+    members = lambda context, name: inspect.list_tasks(context, batch=name)
+    waiting = lambda context, name: wait.wait(context, [name])
+    for call in (batches.read_batch, inspect.read_task, operate.cancel, members, waiting):
         seen: list[type] = []
         refused(client, TaskNotFound, call(client.context, "b"), None, lambda op, seen=seen: seen.append(type(op)))
-        assert {Get, GetMany} & set(seen[seen.index(Sync) :])
+        assert {Get, GetMany, Pipeline} & set(seen[seen.index(Sync) :])

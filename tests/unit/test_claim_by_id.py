@@ -17,6 +17,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
 from airflow_provider_zkmq.engine.core.reading.explain import explain
 from airflow_provider_zkmq.engine.core.tasks import beginning, configure, enqueue, settle
+from airflow_provider_zkmq.engine.core.upkeep import rescue
 from tests.unit.claiming import ANY, another, asked_by_id, delivered, queue_of, step
 from tests.unit.world import Client, new_queue
 
@@ -162,6 +163,21 @@ def test_it_costs_one_read_and_one_transaction() -> None:
     client.check()
 
 
+def test_a_cancellation_is_heard_of_although_the_claim_was_on_its_way_when_it_came() -> None:
+    """Another thread of the client has listened meanwhile, and found nothing in hand that it was about."""
+    client = queue_of("ab")
+    claimed(client, "b")
+    stepper = step(client, asked_by_id(client))
+    stepper.until(Multi, "tasks/a/claim")
+    outcome = client.zk.multi(client.session, stepper.op.ops)
+    another(client).cancel("a")
+    client.do(rescue.tend(client.context))
+    stepper.answer(outcome)
+    [taken] = stepper.finish()
+    client.do(rescue.tend(client.context))
+    assert taken.cancelled
+
+
 # --- taken over by its token
 
 
@@ -203,21 +219,13 @@ def test_the_claim_is_as_its_maker_has_it_and_nothing_is_written() -> None:
     assert take_over(other, its.token) is None
 
 
-def test_what_is_not_the_current_claim_is_none_and_stays_as_it_is() -> None:
-    """Another token, no such task, a claim that is over, also in its maker's process, and one that came after it."""
-    maker, other, its = made(lease=60)
-    assert take_over(other, its.token + 1) is None
-    assert take_over(other, its.token, "gone") is None
-    maker.do(settle.release(maker.context, its))
-    assert take_over(other, its.token) is None
-    again = claimed(maker, lease=60)
-    assert take_over(other, its.token) is None
-    assert (again.lost, maker.state("a").state) == (False, "claimed")
-    maker.zk.advance(61)
-    bound = other.claimed()
-    assert take_over(maker, again.token) is None
-    with pytest.raises(ConfigError, match="ends with the session"):
-        take_over(maker, bound.token)
+def test_of_two_calls_that_take_it_over_at_once_both_get_the_same() -> None:
+    """So that each knows what became of the other's: settled by one, it is over for both."""
+    _, other, its = made(lease=60)
+    first = step(other, delivered(other, over.ask_over(other.context, "a", its.token, lease=9)))
+    first.until(Multi)
+    second = taken_over(other, its.token)
+    assert first.finish() == [second]
 
 
 def test_one_taken_ahead_counts_when_it_begins() -> None:

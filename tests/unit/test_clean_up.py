@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Children
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
+from airflow_provider_zkmq.engine.core.model.policy import ConsumeTimes
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, SetData
+from airflow_provider_zkmq.engine.core.reading import counts, inspect, pending, scanning
 from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE
 from airflow_provider_zkmq.engine.core.tasks import configure
 from airflow_provider_zkmq.engine.core.upkeep import lock, turns
 from airflow_provider_zkmq.engine.core.upkeep.collect import Collected, collect_garbage
 from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt
-from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable, ZkmqError
+from airflow_provider_zkmq.engine.errors import ConfigError, SessionLost, Unavailable, ZkmqError
 from airflow_provider_zkmq.engine.fronts import debts
 from tests.unit.claiming import another, many, queue_of, step
 from tests.unit.looping import filled
@@ -60,16 +63,52 @@ def test_a_run_is_due_an_interval_after_the_last() -> None:
     assert not due(client)
 
 
+def shown(client: Client) -> tuple[dict[str, int], dict[str, str]]:
+    """The counts, and each task's status; whoever asks for a state, for tasks or for columns is shown the same."""
+    context = client.context
+    tasks = client.do(inspect.list_tasks(context))
+    for state in State:
+        assert sorted(client.do(counts.task_ids(context, state))) == [task.id for task in tasks if task.state is state]
+    columns = ["state", "status", "error", "consumer", "claimed_ms"]
+    scanned = client.do(scanning.scan(context, [task.id for task in tasks], columns)).columns
+    assert scanned == {name: [getattr(task, name) for task in tasks] for name in columns}
+    counted, ops = client.do(counts.counts(context)), list[Any]()
+    for fault in (lambda _op: None, lambda op: ops.append(op)):
+        assert client.do(pending.pending(context), fault) == counted["inserted"]
+    assert all(isinstance(op, GetMany) for op in ops), "what is not changed is not listed again"
+    return counted, {task.id: str(task.status) for task in tasks}
+
+
+def test_what_has_lapsed_is_shown_as_what_it_is_now_and_clean_up_makes_it_so() -> None:
+    """A backoff that is over is none; a lease or a lock that has ended leaves a pending task, or a dead one."""
+    client = queue_of("ab")
+    client.put(task_id="c", lock=5, priority=1)
+    client.put(task_id="d", policy=ConsumeTimes(1), priority=1)
+    client.put(task_id="e", delay=5)
+    client.put(task_id="f", delay=3_600)
+    assert [client.claimed().task_id, *(client.claimed(lease=5).task_id for _ in range(2))] == ["c", "d", "a"]
+    assert [shown(another(client))[0][name] for name in ("inserted", "scheduled", "claimed")] == [3, 2, 3]
+    client.zk.advance(70)
+    now, status = shown(reader := another(client, "reader"))
+    assert (now["inserted"], now["scheduled"], now["claimed"], now["dead"]) == (5, 1, 0, 1)
+    assert status == dict.fromkeys("abce", "queued") | {"d": "dead", "f": "queued-with-backoff"}
+    assert reader.do(collect_garbage(reader.context)).rescued == 4
+    assert shown(client) == (now, status)
+    assert [task for task, state in client.check().items() if state.index] == ["d", "f"]
+
+
 def test_another_interval_counts_from_the_last_run() -> None:
     """A shorter one is due as soon as it has passed since then; a longer one is waited for."""
-    for before, after in ((20, 1), (3600, 1), (1e9, 0)):
+    for before, after in ((20, 1), (3600, 1), (1e9, 1)):
         client = new_queue(task_gc_interval=before)
         assert look(client).due_in == before
         client.zk.advance(0.4)
         configured(another(client), task_gc_interval=after)
         assert look(client).due_in <= 1
         client.zk.advance(0.8)
-        assert after == 0 or due(client)
+        assert due(client)
+    with pytest.raises(ConfigError, match="1 second or more"):
+        configured(client, task_gc_interval=0)
     client = new_queue(task_gc_interval=10)
     look(client)
     configured(client, task_gc_interval=100)
@@ -111,6 +150,15 @@ def test_two_that_look_at_the_same_time_make_one_run() -> None:
 
     assert not look(client, overtaken).report.ran
     assert client.zk.nodes[client.context.paths.at("gc")].version == 1
+
+
+def test_clean_up_goes_on_where_a_hard_quota_lets_it_make_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no znode to delete; the refusal is told by its name, and no run of somebody else's is waited for."""
+    client = finished(3, task_gc_lifetime=0)
+    judge = client.zk.leader.judge
+    monkeypatch.setattr(client.zk.leader, "judge", lambda op: Failure.OTHER if isinstance(op, Create) else judge(op))
+    report = client.do(collect_garbage(client.context))
+    assert (report.ran, report.collected, client.reports[0][1].split(": ")[1]) == (True, 3, "OTHER")
 
 
 def test_a_damaged_note_of_the_last_run_leaves_it_to_the_interval() -> None:

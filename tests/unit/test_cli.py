@@ -34,7 +34,7 @@ from airflow_provider_zkmq.engine.errors import (
 class InHand(Task):
     """A task as `Commands` gets it."""
 
-    cancelled = False
+    cancelled = lost = False
 
 
 def a_task(data: bytes = b"payload") -> InHand:
@@ -98,14 +98,7 @@ def test_exit_codes() -> None:
 
 #: What is wrong, by its verb.
 _MISUSES = {
-    "": (
-        "",
-        "nonsense",
-        "--hosts '' queues",
-        "--hosts 'a b' queues",
-        "--root relative queues",
-        "--root /a/../b queues",
-    ),
+    "": ("", "nonsense", "--hosts '' queues", "--root relative queues", "--root /a/../b queues"),
     "--auth": ("nopassword queues",),
     "queues": ("--connect-timeout 0", "--session-timeout nan"),
     "enqueue": ("", "q", "q data --lines", "q data more", "q data --unknown", "q --data-file /nowhere/at/all"),
@@ -153,28 +146,6 @@ def test_bad_usage_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str], su
             assert "nopassword" not in told.err
 
 
-def test_what_is_no_duration_names_its_option_and_how_to_write_one(
-    capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
-) -> None:
-    """One line, with the option, the text and the forms that are understood; code 2."""
-    for line in (
-        "enqueue q x --delay 5x",
-        "enqueue q x --lock 1M",
-        "configure q --max-backoff P1Y",
-        "claim q --lease -1",
-        "worker q --exec cat --grace soon",
-        "wait q t --timeout ''",
-        "gc q --lifetime 1h1h",
-        "status q --connect-timeout nan",
-    ):
-        *argv, option, text = shlex.split(line)
-        with subtests.test(msg=line):
-            assert cli.main([*argv, option, text]) == 2
-            told = capsys.readouterr().err
-            assert told.count("\n") == 1
-            assert f"argument {option}: {text!r} is no duration: write seconds (90), units (1h30m, 250ms)" in told
-
-
 def test_a_report_is_refused_before_spark_is_started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
@@ -216,6 +187,7 @@ def test_common_options_stand_before_or_after_the_verb(monkeypatch: pytest.Monke
     for verb in ("queues", "server"):
         assert (read("--json", verb).as_json, read(verb, "--json").as_json) == (True, True)
     assert read("queues", "--connect-timeout", "2.5").connect_timeout == 2.5
+    assert read("--timeout", "3", "wait", "q", "t", "--timeout", "9").connect_timeout == 3
 
 
 def test_what_the_environment_says_of_servers_is_not_about_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +202,7 @@ def test_what_the_environment_says_of_servers_is_not_about_files(monkeypatch: py
 def test_names_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
     assert (tuple(State), ORDERS) == (options.STATES, configuration.ORDERS)
+    assert set(options.STATUSES) | {"dead", "cancelled"} == set(Status)
 
 
 def test_operands_may_stand_after_options() -> None:

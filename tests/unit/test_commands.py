@@ -106,11 +106,12 @@ def held_open(path: Path) -> str:
 
 @TRAPS
 @pytest.mark.parametrize("proc", [True, False])
-def test_exec_ends_the_command_of_a_cancelled_task(
+def test_exec_ends_the_command_of_a_task_that_is_lost(
     proc: bool, trap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that it started is ended, also what ignores SIGTERM or left its session, and the failure says why.
 
+    It is lost by a cancellation, or otherwise.
     Systems without /proc tell less of who started what: the command's process group is ended there.
     """
     monkeypatch.setattr(commands, "TERMINATE_SECONDS", 0.3)
@@ -123,9 +124,10 @@ def test_exec_ends_the_command_of_a_cancelled_task(
     with ThreadPoolExecutor(1) as pool:
         stuck = pool.submit(run, a_task())
         with alive.open("rb") as pipe:  # opened when the command has opened the other end
-            monkeypatch.setattr(InHand, "cancelled", True)
+            monkeypatch.setattr(InHand, "cancelled", proc)
+            monkeypatch.setattr(InHand, "lost", True)
             assert pipe.read() == b""  # neither the shell nor what it started holds it any more
-        with pytest.raises(CommandFailed, match="cancelled"):
+        with pytest.raises(CommandFailed, match="cancelled" if proc else "claim was lost"):
             stuck.result(timeout=10)
     run.end()
 

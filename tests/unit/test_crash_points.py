@@ -206,6 +206,8 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "enqueue in order": (FIFO, asked(), {"a": I}),
     "release in order": ([*FIFO, *CLAIMED], held(settle.release), {"a": I}),
     "commit": ([*CLAIMED, together({"task_id": "b"})], commit, {"a": F, "b": I}),
+    "rollback": ([*CLAIMED, together({"task_id": "b"})], lambda w: transaction.rollback(w.unit), {"a": I}),
+    "commit of an id that ended": ([*KNOWN, *REQUEUED, together({"task_id": "t3"})], commit, {"a": I, "t3": I}),
     "commit with times": ([*CLAIMED, TIMED], commit, {"a": F, "b": I, "c": I, "d": I}),
 }
 

@@ -108,21 +108,6 @@ def test_what_comes_meanwhile_goes_together() -> None:
     finished(client, "abcd")
 
 
-def test_one_that_is_refused_keeps_none_of_the_others() -> None:
-    """The merged transaction falls back to its parts: who has lost its claim is told so, and nobody else."""
-    client, _, calls = in_flight()
-    another(client).cancel("c")
-    calls[0].step()
-    leading(calls[1]).step()
-    assert isinstance(calls[1].op, Pipeline)
-    calls[1].step()
-    with pytest.raises(ClaimLost):
-        woken(calls[2]).finish()
-    assert (calls[1].over, woken(calls[3]).over) == (True, True)
-    assert client.check()["c"].state is State.CANCELLED
-    finished(client, "abd")
-
-
 def test_what_one_is_denied_is_not_told_of_another() -> None:
     """The server names no part of a transaction that it denies: each sends its own, which tells."""
     for falls_back in (False, True):

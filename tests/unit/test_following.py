@@ -148,7 +148,7 @@ def test_what_finished_long_ago_counts_unless_it_is_left_out(client: Client) -> 
     client.zk.advance(10)
     since = now(client)
     assert find(client) == ["old"]
-    why = r"has 0 task\(s\) that match size>5, enqueued since .*; 1 did not come"
+    why = r"has 0 task\(s\) that match size>5, enqueued since .*; 1 did not come within timeout \(0.5 s\)"
     with pytest.raises(WaitTimeout, match=why) as late:
         find(client, 1, 0.5, since=since)
     assert late.value.left == (BIG,)

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Reconnect
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import configuration
-from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, putting, transaction
+from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, putting, settle, transaction
 from airflow_provider_zkmq.engine.core.writing import pieces
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown, QueueNotFound
 from tests.stepping import Stepper
@@ -35,9 +35,9 @@ CALLS: dict[str, Callable[[Client], Any]] = {
 }
 
 
-def in_state(name: str) -> Client:
+def in_state(name: str, **conf: Any) -> Client:
     """A queue whose task "a" is in such a state."""
-    client = new_queue()
+    client = new_queue(**conf)
     client.put(task_id="a", delay=5 if name == "scheduled" else None)
     match name:
         case "cancelled":
@@ -104,6 +104,33 @@ def test_a_race_is_tried_again(subtests: pytest.Subtests) -> None:
 
             client.do(CALLS[call](client), busy)
             assert next(left, None) is None
+            client.check()
+
+
+def test_a_task_goes_back_to_its_place_however_often_others_delete_the_empty_segment() -> None:
+    """Strict order: the segment is made by the transaction that needs it; who finds it made goes on without."""
+    client = in_state("pending", order="fifo")
+    client.put(task_id="b")
+    segment, taken = entry(client).rpartition("/")[0], [client.claimed(), client.claimed()]
+    for claimed in taken:
+        pruned = lambda op: client.zk.multi(0, (Delete(segment),)) and None if isinstance(op, Multi) else None
+        client.do(settle.release(client.context, claimed), pruned)
+    assert (client.check().keys(), client.work()) == ({"a", "b"}, ["a", "b"])
+
+
+def test_what_is_written_in_place_leaves_another_task_of_the_same_id_alone(subtests: pytest.Subtests) -> None:
+    """Dropped and enqueued anew, it has the version that was read: what is asked for is done to the new one."""
+    for call in ("replace", "update"):
+        with subtests.test(call=call):
+            client = in_state("pending")
+            asked, other = CALLS[call](client) if call == "replace" else again(client, update=True), Client(client.zk)
+            stepper = Stepper(client.zk, client.session, asked)
+            stepper.until(Multi, "data=b'new', version")
+            other.do(operate.drop(other.context, "a"))
+            other.put(task_id="a", priority=3)
+            place = other.state("a").place
+            stepper.finish()
+            assert (client.state("a").place == place, client.zk.nodes[data(client)].data) == (call == "replace", b"new")
             client.check()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -17,37 +18,13 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, holding, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.upkeep.consumers import register
 from airflow_provider_zkmq.engine.core.writing import combining
 from airflow_provider_zkmq.engine.errors import ClaimLost, DuplicateTask, OutcomeUnknown, SessionLost, Unavailable
-from tests.unit.claiming import (
-    ANY,
-    LEASED,
-    ORDERS,
-    another,
-    asked_by_id,
-    cut_anywhere,
-    ids,
-    in_doubt,
-    in_hand,
-    lost_anywhere,
-    many,
-    queue_of,
-    refused,
-    step,
-    unit_of,
-)
-from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, Crash, Fault, new_context, new_queue
+from tests.unit.claiming import ANY, LEASED, ORDERS, another, in_doubt, in_hand, many, queue_of, refused, step, unit_of
+from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, UNKNOWN, Client, Crash, Fault, new_context, new_queue
 
-#: Calls that claim, and what each claims of the tasks a, b, c and d.
-CALLS: dict[str, tuple[Callable[[Client], Any], list[str]]] = {
-    "bound": (lambda client: claim.claim_many(client.context, ANY, 1), ["a"]),
-    "leased": (lambda client: claim.claim_many(client.context, LEASED, 1), ["a"]),
-    "by its id": (asked_by_id, ["a"]),
-    "a group": (lambda client: claim.claim_many(client.context, ANY, 3), ["a", "b", "c"]),
-    "a leased group": (lambda client: claim.claim_many(client.context, LEASED, 3), ["a", "b", "c"]),
-}
-CASES = [(order, name, call, expected) for order in ORDERS for name, (call, expected) in CALLS.items()]
 GONE = Unavailable("no server answered")
 EFFECTS = (LOST_REPLY, LOST_REQUEST)
 ARRIVED = pytest.mark.parametrize("arrived", [True, False])
@@ -55,12 +32,6 @@ ARRIVED = pytest.mark.parametrize("arrived", [True, False])
 
 def fresh(order: str = "default", attempts: int = 1, names: str = "a") -> Client:
     return queue_of(names, order=order, policy=RetryPolicy(attempts=attempts, factor=0))
-
-
-def claimed_once(claims: list[Claimed]) -> list[str]:
-    """The ids; each is the first attempt."""
-    assert {each.state.attempt for each in claims} == {1}
-    return ids(claims)
 
 
 def completed(client: Client, claims: list[Claimed]) -> None:
@@ -73,43 +44,6 @@ def completed(client: Client, claims: list[Claimed]) -> None:
 
 
 # --- claims
-
-
-def test_a_claim_whose_reply_is_lost_is_handed_out(subtests: pytest.Subtests) -> None:
-    """The caller gets what its first try, or its second, has claimed, a group whole; nothing stays behind."""
-    for order, name, call, expected in CASES:
-        with subtests.test(order=order, claim=name):
-            for client, claims in lost_anywhere(lambda order=order: fresh(order, names="abcd"), call):  # type: ignore[misc]
-                assert claimed_once(claims) == expected
-                completed(client, claims)
-
-
-def test_a_claim_cut_off_at_any_operation_is_given_back(subtests: pytest.Subtests) -> None:
-    """The client's next claim finds all of it, its only attempt not counted, and nobody else registers in vain."""
-    for order, name, call, _ in CASES:
-        with subtests.test(order=order, claim=name):
-            for client, where in cut_anywhere(lambda order=order: fresh(order, names="abcd"), call):  # type: ignore[misc]
-                assert not client.context.registration.joining
-                claims = many(client, 5)
-                assert sorted(claimed_once(claims)) == list("abcd"), f"{where}, some are in nobody's hand"
-                completed(client, claims)
-
-
-def test_claims_are_delivered_by_one_statement() -> None:
-    """Before it, all of them are on their way, given back if their caller leaves; after it, they are the caller's."""
-    for names, delivers in product(("a", "abc"), (False, True)):
-        client, caller = fresh(names=names), Caller()
-        claims = client.do(claim.claim_many(client.context, ANY, 3, caller=caller))
-        assert list(client.context.claims.handovers) == [claims[0].state.nonce]
-        assert many(client, 5) == []
-        if delivers:
-            client.context.claims.deliver(claims[-1])
-        caller.left = True
-        again = many(client, 5)
-        assert sorted(ids(again)) == ([] if delivers else list(names))
-        for each in claims if delivers else again:
-            client.complete(each)
-        client.check()
 
 
 def test_nothing_is_claimed_for_a_caller_that_has_left() -> None:
@@ -131,30 +65,6 @@ def test_nothing_is_claimed_for_a_caller_that_has_left() -> None:
 
 
 # --- rollbacks and settlements
-
-
-def test_a_rollback_cut_off_at_any_operation_is_made_by_the_next_claim() -> None:
-    """Who left the transaction cannot roll back again; its client does, once: the taking counts as one delivery."""
-    rolling_back = lambda client: transaction.rollback(unit_of(client))
-    for client, where in cut_anywhere(lambda: fresh(attempts=3), rolling_back):
-        claimed = client.take()
-        assert claimed is not None, f"{where}, the task is in nobody's hand"
-        assert (claimed.state.attempt, client.context.claims.owed) == (2, {})
-        client.check()
-
-
-def test_a_rollback_of_unknown_outcome_can_be_made_again_or_is_made_by_the_next_claim() -> None:
-    """Whoever comes first, the caller or the next claim; the other finds nothing left to do."""
-    for arrived, again in product((True, False), (True, False)):
-        client = fresh(attempts=3)
-        it = unit_of(client)
-        in_doubt(client, step(client, transaction.rollback(it)), "tasks/a/state", arrived=arrived)
-        if again:
-            client.do(transaction.rollback(it))
-        claimed = client.claimed()
-        assert (claimed.task_id, claimed.state.attempt) == ("a", 2)
-        client.do(transaction.rollback(it))
-        completed(client, [claimed])
 
 
 VERBS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], State]] = {
@@ -211,6 +121,25 @@ def test_what_the_record_has_forgotten_is_never_told_as_known(arrived: bool, oth
         refused(client, ClaimLost, again(), "changed nothing")
     completed(client, [client.claimed()])
     assert not any((client.context.claims.owed, client.context.claims.unsure))
+
+
+@pytest.mark.parametrize("others", [3, 4])
+def test_a_call_that_outlasts_what_the_record_remembers_is_told_that_nobody_can_tell(others: int) -> None:
+    """Its reply was lost; before its connection is back, the task is settled four times by others."""
+    for ends in (lambda client, claimed: settle.release(client.context, claimed), None):
+        client, claimed = in_hand(policy=RetryPolicy(attempts=9, factor=0))
+        unit = transaction.Transaction([(client.context, claimed)])
+        stepper = step(client, ends(client, claimed) if ends else transaction.commit(unit))
+        stepper.until(Multi, "tasks/a/state")
+        client.zk.multi(client.session, stepper.op.ops)
+        stepper.answer(UNKNOWN)
+        if not ends:
+            client.do(enqueue.enqueue(client.context, Message("a", task_id="a")))
+        for _ in range(others if ends else others - 1):
+            client.do(settle.release(client.context, client.claimed()))
+        with pytest.raises(OutcomeUnknown, match="told any more") if others == 4 else nullcontext():
+            stepper.finish()
+        completed(client, [client.claimed()])
 
 
 def result(client: Client) -> bytes:
@@ -361,6 +290,44 @@ def test_an_unknown_call_of_many_made_again_writes_each_once() -> None:
         assert set(told) < set(ids)
         assert sorted(client.check()) == sorted(ids)
         assert len({client.zk.nodes[client.context.paths.task(each, "data")].data for each in ids}) == 240
+
+
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_what_was_written_before_the_servers_went_back_is_written_again(*, meanwhile: bool) -> None:
+    """A call made again does not take for written what its first try wrote; one that is under way does not tell it."""
+    client, messages = new_queue(), [Message(str(number)) for number in range(240)]
+    kept, lost = client.zk.back_up(), outage(client, first=3)
+
+    def fault(op: Any) -> Any:
+        if meanwhile and lost(op) == LOST_REPLY:
+            gone_back()
+        return None if meanwhile else lost(op)
+
+    def gone_back() -> None:
+        client.zk.go_back(kept)
+        client.context.run.restored = lambda: 1
+
+    unknown_put(client, *messages, fault=fault)
+    if not meanwhile:
+        gone_back()
+    assert sorted(client.do(put(client, *messages))) == sorted(client.check())
+    assert len(client.check()) == 240
+
+
+@pytest.mark.parametrize("lease", [None, 60])
+def test_the_holder_of_a_lost_claim_is_refused_though_another_claim_has_its_token(lease: float | None) -> None:
+    """In servers that were restored from an older state the numbers of transactions come again."""
+    client = fresh()
+    for each in (client, other := another(client)):
+        each.do(register(each.context))
+    kept = client.zk.back_up()
+    stale = client.claimed(lease=lease)
+    client.zk.go_back(kept)
+    claimed = other.claimed(lease=lease)
+    assert (claimed.task_id, claimed.token) == (stale.task_id, stale.token)
+    for call in (holding.extend(client.context, stale, 60), settle.complete(client.context, stale)):
+        refused(client, ClaimLost, call)
+    completed(other, [claimed])
     client, equal = new_queue(), [Message(b"x")] * 2
     for _ in range(2):
         unknown_put(client, *equal)

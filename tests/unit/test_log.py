@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.letters import Letter, Unreadable
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, Delete, SetData
 from airflow_provider_zkmq.engine.core.reading import inspect, letters, log
 from airflow_provider_zkmq.engine.core.tasks import operate
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.ended_runs import Reader
-from tests.unit.world import LOST_REPLY, at
 
 # --- which runs
 
@@ -101,14 +99,6 @@ def test_in_a_queue_that_nobody_reads_a_run_that_leaves_is_gone() -> None:
     assert client.departed() == []
 
 
-def test_each_run_of_an_id_is_told_with_its_own_result() -> None:
-    """Five runs of one id, the last of which stands."""
-    client = Reader.of(follow=True)
-    for number in range(5):
-        client.finish("a", b"data %d" % number, b"result %d" % number)
-    assert client.told() == [("a", "finished", b"data %d" % n, b"result %d" % n) for n in range(5)]
-
-
 @pytest.mark.parametrize("end", ["finished", "dead"])
 def test_a_run_that_is_followed_by_one_in_escrow_is_told(end: str) -> None:
     """It ends in the transaction that inserts the next one, and never stands among what has ended."""
@@ -160,34 +150,6 @@ def test_a_damaged_record_is_told_as_unreadable() -> None:
     assert len(client.reports) == 1
     unreadable = [each for each in client.ended(0, until) if isinstance(each, Unreadable)]
     assert [(each.id, each.version) for each in unreadable] == [("f", until)]
-
-
-def test_what_the_next_run_wrote_is_not_taken_for_the_run_before() -> None:
-    """The task is run anew between two reads of its tree: it is read from where it is kept."""
-    client = Reader.of(follow=True)
-    client.finish("a", b"old")
-    listed, other = client.ended(), Reader(client.zk)
-    real, once = client.zk.perform, iter([True])
-
-    def torn(session: int, op: Any) -> Any:
-        if isinstance(op, GetMany) and op.paths[0].endswith("/a/state") and next(once, False):
-            record = real(session, GetMany(op.paths[:1]))
-            other.put(b"new", task_id="a")
-            return [*record, *real(session, GetMany(op.paths[1:]))]
-        return real(session, op)
-
-    client.zk.perform = torn  # type: ignore[method-assign]
-    (task,) = client.read(listed)
-    assert (task.data, task.result, task.version) == (b"old", b"r", listed[0].version)
-
-
-def test_a_lost_reply_keeps_one_letter() -> None:
-    """The transaction is made again, and refused since the first one was carried out."""
-    client = Reader.of(follow=True)
-    client.finish("a")
-    client.zk.advance(1)
-    client.do(operate.drop(client.context, "a"), at(1, LOST_REPLY))
-    assert len(client.do(letters.list_letters(client.context))) == len(client.ended()) == 1
 
 
 def test_what_does_not_fit_beside_the_next_run_is_left_out_of_the_letter_and_reported() -> None:
@@ -261,6 +223,8 @@ def test_of_a_bucket_in_which_something_is_new_only_that_is_read() -> None:
     assert len(after) <= few + 4
     read = [path for op in after for path in getattr(op, "paths", ()) if path.endswith("/state")]
     assert sorted(read) == [client.context.paths.task(name, "state") for name in ("new", "newer")]
+    client.do(log.latest_end(client.context), (latest := list[Any]()).append)
+    assert len(latest) <= 6
 
 
 def test_looking_for_the_latest_end_writes_nothing_and_goes_up() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import count, product
 from typing import Any
 
 import pytest
@@ -11,14 +10,12 @@ import pytest
 from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on
 from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi
-from airflow_provider_zkmq.engine.core.tasks import configure, departing, giveback
-from airflow_provider_zkmq.engine.core.upkeep import debts
+from airflow_provider_zkmq.engine.core.protocol.ops import Wait
+from airflow_provider_zkmq.engine.core.tasks import configure
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskTooLarge
 from tests.unit.claiming import ORDERS, another, counting, step
 from tests.unit.looping import filled, following, handed_out, loop_of, rest
-from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client
+from tests.unit.world import Client
 
 IN_BOTH_ORDERS = pytest.mark.parametrize("order", ORDERS)
 IN_GROUPS = pytest.mark.parametrize("prefetch", [1, 2, 8])
@@ -107,20 +104,6 @@ def test_a_lost_claim_is_told_by_the_step_that_finds_out(prefetch: int) -> None:
     assert all(state.state is State.FINISHED and state.attempt == 1 for state in states.values())
 
 
-def test_what_was_handled_waits_for_no_slow_body() -> None:
-    """It is completed in the background, though its loop does not come back; once."""
-    client, loop = begun(prefetch=3)
-    assert following(client, loop) is not None
-    for seconds, state in ((0, State.CLAIMED), (1, State.FINISHED)):  # before that it may still go with others
-        assert debts.in_debt(client.context)
-        client.zk.ms += seconds * 1000
-        client.do(debts.pay_debts(client.context))
-        assert client.state("a").state is state
-    assert not debts.in_debt(client.context)
-    assert rest(client, loop) == ["c", "d", "e"]
-    all_finished(client)
-
-
 def test_a_result_that_is_too_large_keeps_the_task_in_hand() -> None:
     """The step says so; the body settles it, and the loop goes on with what was claimed beside it."""
     client, loop = begun()
@@ -132,78 +115,6 @@ def test_a_result_that_is_too_large_keeps_the_task_in_hand() -> None:
     client.fail(loop.hand, "too large", retry=False)
     assert rest(client, loop) == ["b", "c", "d", "e"]
     assert client.check()["a"].state is State.DEAD
-
-
-@IN_BOTH_ORDERS
-@IN_GROUPS
-def test_whatever_reply_is_lost_each_task_is_handled_once(order: str, prefetch: int) -> None:
-    """Of no request, of one or of several in a row: in the queue's order, with the result that the body set, if any."""
-    for kind, many in product((LOST_REPLY, LOST_REQUEST), (1, 3)):
-        for number in range(100):
-            client, seen = filled(order), count()
-            struck = range(number, number + many)
-            fault = lambda op, kind=kind, seen=seen, struck=struck: (
-                kind if isinstance(op, Multi) and next(seen) in struck else None
-            )
-            loop, ids = loop_of(client, prefetch=prefetch), []
-            while (claimed := following(client, loop, fault)) is not None:
-                ids.append(claimed.task_id)
-                loop.result = f"result of {claimed.task_id}" if claimed.task_id != "c" else None
-            assert ids == list("abcde"), (kind, number, many)
-            results = [client.zk.nodes[client.context.paths.task(name, "result")].data for name in "abc"]
-            assert results == [b"result of a", b"result of b", b""]
-            all_finished(client)
-            if next(seen) <= number:
-                break  # there are no more requests
-        assert number > 1
-
-
-@IN_BOTH_ORDERS
-@IN_GROUPS
-def test_a_loop_cut_off_anywhere_loses_nothing(order: str, prefetch: int) -> None:
-    """What had been handled is completed, what was never handed out counts no attempt: each task is handled once."""
-    for arrived in (True, False):
-        for at in range(100):
-            client = filled(order)
-            loop = loop_of(client, prefetch=prefetch)
-            ids, ended = cut_after(client, loop, at, arrived=arrived)
-            if ended:
-                break
-            handled = ids if loop.hand is None else ids[:-1]
-            loop.leave()
-            client.do(departing.settle_leaving(client.context))
-            client.do(giveback.give_back(client.context))
-            states = client.check()
-            assert [name for name in "abcde" if states[name].state is State.FINISHED] == handled, at
-            again = client.work()
-            assert sorted(again) == sorted(set("abcde").difference(handled)), at
-            states = client.check()
-            failed = set(ids).difference(handled)
-            assert {name: states[name].attempt for name in "abcde"} == {
-                name: 1 + (name in failed) for name in "abcde"
-            }, at
-            assert not client.context.claims.handovers
-        else:
-            pytest.fail("the loop has more operations than this test cuts")
-
-
-def cut_after(client: Client, loop: Loop, operations: int, *, arrived: bool) -> tuple[list[str], bool]:
-    """Go through a loop, and cut it off after so many operations: what its body had, and whether it ended before."""
-    ids: list[str] = []
-    while True:
-        stepper = step(client, go_on(loop, Caller()))
-        while not stepper.over and operations:
-            stepper.step()
-            operations -= 1
-        if not stepper.over:
-            if arrived and isinstance(stepper.op, Multi | Pipeline):
-                for op in stepper.op.ops if isinstance(stepper.op, Pipeline) else (stepper.op,):
-                    client.zk.multi(client.session, op.ops)
-            stepper.cut()
-            return ids, False
-        if not stepper.result:
-            return ids, True
-        ids.append(handed_out(loop).task_id)
 
 
 def test_a_settlement_waits_for_no_task() -> None:

@@ -109,16 +109,18 @@ def test_a_claim_that_has_lost_its_deadline_or_its_znode_is_given_back() -> None
     client = Client(owner.zk, "other")
     assert (client.work(), client.reported) == (["a"], [lock])
     client.check()
-    client = new_queue()
-    claimed = claimed_one(client)
-    delete(client.zk, client.context.paths.task("a", "claim"))
-    with pytest.raises(ClaimLost):
-        client.complete(claimed)
-    again = client.claimed()
-    assert (again.task_id, again.state.attempt, again.state.history[0].outcome) == ("a", 2, "rescued")
-    client.complete(again)
-    client.check()
-    assert (client.context.debts.orphans, client.take()) == ({}, None)
+    for lock, verb in ((None, settle.complete), (100, holding.extend)):  # with a deadline, that has to pass
+        client = new_queue()
+        claimed = claimed_one(client, lock=lock)
+        delete(client.zk, client.context.paths.task("a", "claim"))
+        with pytest.raises(ClaimLost):
+            client.do(verb(client.context, claimed, *([50] if lock else [])))
+        client.zk.advance((lock and lock + 1) or 0)
+        again = client.claimed()
+        assert (again.task_id, again.state.attempt, again.state.history[0].outcome) == ("a", 2, "rescued")
+        client.complete(again)
+        client.check()
+        assert (client.context.debts.orphans, client.take()) == ({}, None)
 
 
 def test_what_was_delivered_before_waits_for_a_policy_that_can_be_read() -> None:

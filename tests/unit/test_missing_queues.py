@@ -12,11 +12,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Sync, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete
-from airflow_provider_zkmq.engine.core.reading import (
-    existence,
-    finding,
-    inspect,
-)
+from airflow_provider_zkmq.engine.core.reading import existence, finding, inspect
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, settle
 from airflow_provider_zkmq.engine.fronts.methods import Twins
@@ -27,7 +23,7 @@ from tests.unit.world import Client, new_context, new_queue
 CREATE = {"configure", "enqueue", "enqueue_many", "enqueue_new", "open_batch"}
 LOOK_AT_NOTHING = {"exists", "look_after", "wait_for_change"}
 #: All other verbs of a queue, a new one too: those that take a task's id, or a claim's id and token, ...
-OF_A_TASK = {"task", "tree", "explain", "redrive", "cancel", "drop", "claim_task"}
+OF_A_TASK = {"task", "tree", "explain", "redrive", "cancel", "drop", "claim_task", "revoke"}
 OF_A_CLAIM = {"complete", "release", "begin", "take_over"}
 #: ... and what else they take, which may be nothing.
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -36,7 +32,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("snooze", "extend"), ("a", 1, 5)),
     **dict.fromkeys(("ended_between", "departed_between"), (0, 1)),
     **dict.fromkeys(("read_departed", "read_ended"), ([],)),
-    **dict.fromkeys(("read_many", "wait"), (["a"],)),
+    **dict.fromkeys(("read_many", "redrive_many", "wait"), (["a"],)),
     **dict.fromkeys(("wait_batch", "batch", "seal_batch"), ("b",)),
     "fail": ("a", 1, "e"),
     "progress": ("a", 1, 0.5),
@@ -136,7 +132,7 @@ def test_a_search_waits_for_the_queue_where_it_is_told_to() -> None:
     client.do(configure.configure(elsewhere(client, "later")))
     context.run.report = lambda _path, why: told.append(why)
     search = lambda seconds: finding.find_matching(context, "all()", 1, seconds, wait_for_queue=True)
-    assert refused(client, WaitTimeout, search(5), "'latter' did not come in time").left == ("all()",)
+    assert refused(client, WaitTimeout, search(5), r"'latter' did not come within timeout \(5 s\)").left == ("all()",)
     stepper = step(client, search(60))
     stepper.until(Wait)
     client.do(enqueue.enqueue(elsewhere(client, "latter"), Message(b"x", task_id="a")))

@@ -44,7 +44,10 @@ REFUSED: Final[dict[str, tuple[Callable[[Any], Any], list[Any]]]] = {
     ),
     "a queue's name": (lambda name: Paths.of("/zkmq", name), ["a/b", "", None]),
     "a filter's name": (lambda name: types.check_types({name: Integer()}), ["a/b", "", None]),
-    "a root": (lambda root: Paths.of(root, "q"), ["", "/", "a", "/a//b", "/a/../b", "//", None, "/a\0"]),
+    "a root": (
+        lambda root: Paths.of(root, "q"),
+        ["", "/", "a", "/a//b", "/a/../b", "//", None, "/a\0", "/zookeeper", "/zookeeper/q/"],
+    ),
     "attempts": (lambda given: RetryPolicy(attempts=given), [0, -1, 1.5, "3", True, 10**7]),
     "seconds": (
         lambda given: RetryPolicy(**given),

@@ -241,6 +241,7 @@ class Unbeginnable(ListClaim):
         raise ClaimLost("rescued meanwhile")
 
 
+@pytest.mark.usefixtures("timed")
 def test_a_handler_is_not_called_for_what_cannot_begin(made: Made) -> None:
     """It is given back, and those behind it are handled; it is none of a worker's limit."""
     for bad, count, limit in (({3}, 6, None), ({2, 3, 5}, 12, 6)):

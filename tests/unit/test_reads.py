@@ -11,12 +11,14 @@ import pytest
 
 from airflow_provider_zkmq.engine import Zkmq
 from airflow_provider_zkmq.engine.core.model.filters import Integer, OrderedEnum, String
+from airflow_provider_zkmq.engine.core.model.moments import moment_of
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, GetMany, Op, Pipeline, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, SetData
 from airflow_provider_zkmq.engine.core.reading import archiving, ids, many, nodes, register, scanning, settings
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
+from airflow_provider_zkmq.engine.core.reading.clock import now_below
 from airflow_provider_zkmq.engine.core.reading.columns import COLUMNS
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, list_tasks, read_task
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
@@ -376,6 +378,8 @@ def test_queue_names_leave_out_what_is_no_queue() -> None:
     client.zk.nodes["/zkmq"].children.add("foreign ..")
     assert client.do(queue_names("/zkmq")) == ["q"]
     assert client.do(queue_names("/elsewhere")) == []
+    assert {client.do(now_below(root)) for root in ("/zkmq", "/elsewhere")} == {moment_of(client.zk.ms)}
+    assert "~now" not in (*client.zk.names("/zkmq"), *client.zk.names("/elsewhere"))
 
 
 def test_who_publishes_the_archive_must_have_read_it() -> None:

@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.tasks import configure, operate
 from airflow_provider_zkmq.engine.core.upkeep import consumers, deletion
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound
 from tests.stepping import Stepper
-from tests.unit.claiming import ANY, ORDERS, another, queue_of, step
+from tests.unit.claiming import ANY, another, queue_of, step
 from tests.unit.world import Client
 
 
@@ -54,19 +54,6 @@ def in_time(client: Client, waiter: Stepper, seconds: float) -> bool:
     waiter.answer(False)
     waiter.until(Wait)
     return waiter.over and waiter.result is True
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_there_is_work_where_there_is_some_and_nothing_is_claimed(order: str) -> None:
-    """Before, there is none; nor where another has claimed it."""
-    client, looker = queue(order=order)
-    assert look(looker) is False
-    client.put(task_id="a")
-    before = {path: (node.data, node.version) for path, node in client.zk.nodes.items()}
-    assert look(looker) is True
-    assert {path: (node.data, node.version) for path, node in client.zk.nodes.items()} == before
-    assert client.claimed().task_id == "a"
-    assert look(looker) is False
 
 
 def test_who_only_looks_is_no_consumer() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import traceback
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_no_representation_of_a_connection_shows_a_password() -> None:
-    """Configuration, session, client and queue can be logged."""
+    """Configuration, also as a mapping, session, client and queue can be logged; kazoo gets the plain text."""
     config = ConnectionConfig.of("127.0.0.1:1", auth=("ann", SECRET), tls={"key_password": SECRET})
     session = Session(config)
     client = Zkmq(config)
     limit = session.patience().limit
     shown = [
         config,
-        config.tls,
+        asdict(config),
         session,
         client,
         client.queue("q"),
@@ -70,6 +71,8 @@ def test_no_representation_of_a_connection_shows_a_password() -> None:
         session.unavailable(limit),
     ]
     assert not [repr(each) for each in shown if SECRET in f"{each!r} {each}"]
+    assert session.client.auth_data == {("digest", f"ann:{SECRET}")}
+    assert replace(config, auth=config.auth) == ConnectionConfig.of("127.0.0.1:1", auth=config.auth, tls=config.tls)
 
 
 def test_no_level_of_the_log_lets_a_password_through(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,14 +24,19 @@ from hypothesis import strategies as st
 from airflow_provider_zkmq import engine
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy, Zkmq, parse_duration, parse_moment
 from airflow_provider_zkmq.engine.core.claiming import ask
+from airflow_provider_zkmq.engine.core.memory.clock import Clock, ServerTime
 from airflow_provider_zkmq.engine.core.model.durations import LONGEST, seconds
 from airflow_provider_zkmq.engine.core.model.moments import milliseconds, moment_of
+from airflow_provider_zkmq.engine.core.model.records import replace
 from airflow_provider_zkmq.engine.core.protocol.ops import Op
-from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import finding, following, inspect, settings, wait
+from airflow_provider_zkmq.engine.core.reading.scanning import scan
 from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, putting, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks.beginning import begin
 from airflow_provider_zkmq.engine.core.tasks.repeat import content
 from airflow_provider_zkmq.engine.core.upkeep import collect, keeper
+from airflow_provider_zkmq.engine.fronts.hand import task_of
 from tests.unit.world import Client, new_queue
 
 #: What is no duration, by a name for it.
@@ -168,11 +173,21 @@ def test_a_task_is_not_handled_before_its_moment() -> None:
     client.zk.advance(4.9)
     assert client.take() is None
     client.zk.advance(0.2 + 0.3)
-    assert client.work() == [later, even_later]
+    due_too = client.claimed()
+    assert task_of(client.context, due_too).due_at == when
+    client.complete(due_too)
+    assert (client.do(inspect.read_task(client.context, later)).due_ms, client.work()) == (due, [even_later])
     last = client.do(inspect.read_task(client.context, "last"))
     assert str(last.due_at) == "9999-12-31 23:59:59.999000+00:00"
     client.cancel("last")
     client.check()
+
+
+def test_a_deadline_is_judged_by_the_earliest_time_that_an_unsure_clock_allows() -> None:
+    """Told by a write that took 5 s, the time may be 5 s ahead: nothing is over before it certainly is."""
+    clock = Clock(lambda: 105.0, ServerTime(1_000_000, 100.0, 105.0))
+    assert (clock.now(), clock.exact()) == (1_005_000, None)
+    assert (clock.certainly_past(1_005_000), clock.until(1_005_000)) == (1_000_000, 5.0)
 
 
 def test_what_is_no_moment_is_refused(subtests: pytest.Subtests) -> None:
@@ -270,13 +285,24 @@ def test_a_task_tells_its_times_as_pendulum_s() -> None:
     assert (queued.claimed_at, queued.ended_at, queued.due_at) == (None, None, None)
     claimed = client.claimed()
     in_hand = told()
+    client.do(begin(client.context, claimed))
+    client.zk.advance(2)
+    claimed.handled = client.context.run.monotonic()
+    client.zk.advance(5)  # its completion has waited for others
     client.complete(claimed)
     done = told()
+    success = [(one.outcome, one.started) for one in done.history]
+    assert (in_hand.started_at, success) == (None, [("finished", done.started_ms)])
+    assert (done.started_ms - done.claimed_ms, done.ended_ms - done.started_ms) == (1_000, 2_000)
     times = ((done.enqueued_at, begun), (done.claimed_at, in_hand.claimed_ms), (done.ended_at, done.ended_ms))
     for time, ms in times:
         assert isinstance(time, pendulum.DateTime)
         assert (time.timezone_name, round(time.timestamp() * 1000)) == ("UTC", ms)
-    assert done.enqueued_at.add(seconds=1) <= done.claimed_at < done.ended_at
+    assert done.enqueued_at.add(seconds=1) <= done.claimed_at < done.started_at < done.ended_at
+    reckoned_late = replace(client.state("a"), claimed=client.zk.ms + 5_000, started=None)
+    client.write(SetData(client.context.paths.task("a", "state"), reckoned_late.encode(), -1))
+    assert (late := told()).claimed_ms == late.ended_ms
+    assert client.do(scan(client.context, ["a"], ["claimed_ms"])).columns == {"claimed_ms": [late.ended_ms]}
 
 
 def test_pendulum_is_imported_at_the_first_time_that_is_told() -> None:

@@ -12,6 +12,7 @@ import pytest
 from airflow_provider_zkmq.engine import (
     AsyncZkmq,
     ConfigError,
+    DuplicateTask,
     IllegalTransition,
     OrderedEnum,
     OutcomeUnknown,
@@ -24,9 +25,9 @@ from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
-from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
+from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import configuration
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, giveback, putting, transaction
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, giveback, operate, putting, transaction
 from airflow_provider_zkmq.engine.fronts.unit import Transaction
 from tests.unit.claiming import another, queue_of, refused, unit_of
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
@@ -116,6 +117,27 @@ def test_a_transaction_leaves_behind_the_membership_that_is_missing_and_no_other
             assert (state.state, state.batch) == (State.FINISHED, None if task_id in ghosts else "batch")
         assert client.zk.names(client.context.paths.batch("batch", "open")) == []
         assert len(client.reports) == len(ghosts)
+
+
+def test_an_id_that_has_ended_runs_anew_and_any_other_is_refused_with_its_status() -> None:
+    """As by `enqueue`, whatever becomes of the task between two tries; a run in escrow follows at once."""
+    client = queue_of("ab")
+    client.complete(client.claimed())
+    unit = unit_with(client, Message(b"new", task_id="a"), queue="q")
+    collected = lambda op: (
+        client.do(operate.drop(client.context, "a")) if "SetData(path='/zkmq/q/tasks/a/s" in str(op) else None
+    )
+    assert client.do(transaction.commit(unit), collected) == ["a"]
+    again = unit_with(client, Message(b"y", task_id="a"), queue="q")
+    assert refused(client, DuplicateTask, transaction.commit(again)).status == "queued"
+    for damaged in (False, True):
+        unit = unit_of(client)
+        name = unit.taken[0][1].task_id
+        client.put(b"again", task_id=name, requeue=True)
+        path = client.context.paths.task(name, "requeue")
+        client.write(*([SetData(path, b"{")] if damaged else []))
+        client.do(transaction.commit(unit))
+        assert client.check()[name].state == (State.FINISHED if damaged else State.INSERTED)
 
 
 # --- rolling back what nobody answers for

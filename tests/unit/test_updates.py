@@ -56,8 +56,8 @@ def test_an_updated_delay_keeps_the_place_and_the_queue_goes_on(order: str) -> N
     client.check()
 
 
-def test_a_task_that_leaves_its_lane_for_a_time_comes_back_to_its_place() -> None:
-    """Strict order: a delay given to a task that nobody has claimed yet takes its rank along.
+def test_a_task_that_leaves_its_lane_for_a_time_comes_back_to_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strict order: a delay given to a task that nobody has claimed yet takes its rank along; so does a backoff.
 
     A record that has a rank and no segment, as written by an update before, is promoted to the end of its lane.
     """
@@ -76,6 +76,13 @@ def test_a_task_that_leaves_its_lane_for_a_time_comes_back_to_its_place() -> Non
     client.zk.advance(6)
     assert sorted(client.work()) == ["a", "b"]
     client.check()
+    monkeypatch.setattr(place, "SEGMENT_ENTRIES", 1)
+    client = new_queue(order="fifo")
+    in_backoff(client)
+    for name in "bc":
+        client.put(task_id=name)
+    client.zk.advance(6)
+    assert client.work() == ["a", "b", "c"]
 
 
 @IN_BOTH_ORDERS
@@ -222,29 +229,6 @@ def seen(client: Client) -> tuple[str, bytes, bytes | None]:
 def status(client: Client, **options: Any) -> str:
     again = enqueue.enqueue(client.context, Message(b"newer", task_id="a", **options))
     return str(refused(client, DuplicateTask, again).status)
-
-
-@IN_BOTH_ORDERS
-def test_a_requeue_in_the_window_waits_for_its_end(order: str) -> None:
-    """done-with-backoff → done-with-requeue, the old run told as before → queued with the new data, attempt 1.
-
-    A consumer that sleeps is woken by the end of the window. After it a requeue is a new run at once.
-    """
-    client = done(order=order)
-    assert {status(client), status(client, update=True)} == {"done-with-backoff"}
-    requeue(client)
-    assert (seen(client), client.take()) == (("done-with-requeue", b"old", b"r"), None)
-    client.check()
-    client.zk.advance(50)
-    assert client.do(rescue.tend(client.context)) == 0
-    claimed = another(client).claimed(timeout=100)
-    assert (claimed.data, claimed.state.attempt) == (b"new", 1)
-    assert [attempt.outcome for attempt in claimed.state.history] == ["finished"]
-    client.complete(claimed)
-    assert seen(client)[0] == "done-awaiting-gc"
-    client.check()
-    requeue(client, b"newest")
-    assert seen(client) == ("queued", b"newest", None)
 
 
 def test_a_second_requeue_in_the_window_needs_an_update() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -14,6 +12,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Error, Retry, Snooze, Success, Worker
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.tasks.outcome import Follows
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, Unavailable
 from airflow_provider_zkmq.engine.working import verdicts
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Deliveries, Delivery
@@ -28,11 +28,13 @@ class ListClaim:
     task: Any = field(default_factory=a_task)
     refusals: list[Exception] = field(default_factory=list)
     token: int = 1
+    queue: str = "list"
     settled: bool = False
     cancelled: bool = False
     span: float | None = None
     over: bool = False
     ahead: bool = False
+    mark_begun = mark_ended = staticmethod(lambda: None)
     outcomes: list[Any] = field(default_factory=list)
 
     def settle(self, outcome: Any, _progress: Any) -> bool:
@@ -65,7 +67,7 @@ class ListClaim:
 class ListQueue:
     """A queue in a list, with what `Worker` needs and nothing else."""
 
-    name, closed, changes = "list", False, 0
+    name, closed, changes, consumer = "list", False, 0, "me"
 
     def __init__(self, *claims: ListClaim) -> None:
         self.claims = list(claims)
@@ -84,8 +86,8 @@ class ListQueue:
             claim.ahead = ahead
         return [] if first is None else [first, *more]
 
-    def counts(self) -> dict[str, int]:
-        return {"inserted": len(self.claims)}
+    def pending(self) -> int:
+        return len(self.claims)
 
     def look_after(self) -> None: ...
 
@@ -184,8 +186,15 @@ def test_each_error_is_one_verdict_and_one_report(
 
 
 def test_only_what_a_handler_was_called_for_counts(log: None, caplog: pytest.LogCaptureFixture) -> None:
-    """As finished or failed; a failure is told with its outcome."""
+    """As finished or failed; a failure is told with its attempt, the reason and what follows, a dead letter as such."""
     caplog.set_level(logging.INFO, "verdicts")
+    for state, word in ((State.INSERTED, "failed: "), (State.DEAD, "dead: ")):
+        failed: Delivery[Any, Any] = Delivery(ListClaim(), None, begun=True)
+        failed.progress.outcome, failed.progress.follows = Retry(OSError("x")), Follows(state, 1_000_000)
+        Tally().settled(failed, success=False)
+        told = caplog.records[-1].getMessage()
+        assert told.startswith(f"{word}attempt 2 of task 't-1'")
+        assert ("at 1970-01-01 00:16:40 UTC" in told, told.endswith(": OSError: x")) == (word != "dead: ", True)
     for begun, outcome in product((True, False), (Success(), Error("no"), Retry("no"), Snooze(3))):
         caplog.clear()
         delivery: Delivery[Any, Any] = Delivery(ListClaim(), None, begun=begun)
@@ -222,21 +231,13 @@ def test_who_decides_first_settles() -> None:
 
     Given up before its handler was called it is to be released, and its handler is never called.
     """
-    start = threading.Barrier(2)
-
-    def decide(work: Callable[..., bool], *args: Any) -> bool:
-        start.wait()
-        return work(*args)
-
     table = Deliveries[Any, Any]()
-    with ThreadPoolExecutor(2) as pool:
-        for _ in range(200):
-            it = table.add(ListClaim(), None)
-            assert table.begin(it)
-            mine = pool.submit(decide, table.decide, it, Success())
-            theirs = pool.submit(decide, table.give_up, it)
-            assert mine.result() is not theirs.result()
-            assert it.outcome == (Success() if mine.result() else OUTLASTED)
+    for mine_first in (True, False):
+        it = table.add(ListClaim(), None)
+        assert table.begin(it)
+        calls = [lambda it=it: table.decide(it, Success()), lambda it=it: table.give_up(it)]
+        assert [call() for call in (calls if mine_first else calls[::-1])] == [True, False]
+        assert it.outcome == (Success() if mine_first else OUTLASTED)
     it = table.add(ListClaim(), None)
     assert (table.give_up(it), it.outcome, table.begin(it)) == (True, NOT_BEGUN, False)
 
@@ -253,27 +254,3 @@ def test_a_heartbeat_that_failed_is_tried_again_soon() -> None:
     assert (table.due(), table.until_next_beat(1000) > 100) == ([], True)
     table.drop(long)
     assert table.until_next_beat(1000) == 1000
-
-
-def test_the_table_is_shared_by_many_threads() -> None:
-    """Eight threads take and drop while another looks for what is due: nobody raises, nothing stays."""
-    table, done = Deliveries[Any, Any](), threading.Event()
-
-    def work() -> None:
-        for _ in range(2000):
-            it = table.add(ListClaim(), 0.003)
-            table.beaten(it, good=True)
-            table.drop(it)
-
-    def beat() -> None:
-        while not done.is_set():
-            table.due()
-            table.until_next_beat(1)
-
-    with ThreadPoolExecutor(9) as pool:
-        beating, working = pool.submit(beat), [pool.submit(work) for _ in range(8)]
-        for each in working:
-            each.result()
-        done.set()
-        beating.result()
-    assert (len(table), table.wait_empty(0)) == (0, True)

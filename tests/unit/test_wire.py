@@ -82,11 +82,12 @@ def refused(*codes: int) -> bytes:
 
 
 def test_a_transaction_is_written_as_kazoo_writes_it(subtests: pytest.Subtests) -> None:
-    """However many operations it has, and whoever may do what with what it creates."""
+    """However many operations it has, and whoever may do what; where none sets data, a create asks for its Stat."""
     acls = OPEN_ACL_UNSAFE, CREATOR_ALL_ACL, [*OPEN_ACL_UNSAFE, *CREATOR_ALL_ACL]
     for acl, count in product(acls, range(len(OPS) + 1)):
         with subtests.test(acl=str(acl), count=count):
             theirs = wire.Transaction([kazoos(op, acl) for op in OPS[:count]]).serialize()
+            theirs[3] = 15 if count in {1, 2} else theirs[3]
             assert Transaction(OPS[:count], rights(acl)).serialize() == bytes(theirs)
 
 
@@ -96,6 +97,7 @@ def test_of_a_transaction_s_reply_the_outcome_is_read(subtests: pytest.Subtests)
     replies = {
         b"": Written(None, None),
         created + part(2) + part(13): Written(None, None),
+        part(15, wire.write_string("/a") + STATS[0]) + created: Written(14, 12),
         created + part(5, STATS[0]) + part(5, STATS[1]) + part(2): Written(14, 12),
         refused(0, 0, -110, -2): Refused(2, -110),
         refused(-103, -2): Refused(0, -103),
@@ -106,8 +108,8 @@ def test_of_a_transaction_s_reply_the_outcome_is_read(subtests: pytest.Subtests)
     for reply, result in replies.items():
         with subtests.test(result=result):
             assert Transaction.deserialize(b"head" + reply + END, 4) == [result]
-    with pytest.raises(ValueError, match="kind 15"):
-        Transaction.deserialize(part(15) + END, 0)
+    with pytest.raises(ValueError, match="kind 16"):
+        Transaction.deserialize(part(16) + END, 0)
 
 
 def test_reads_and_errors_are_those_of_kazoo() -> None:

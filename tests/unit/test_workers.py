@@ -235,9 +235,9 @@ class Absent(ListQueue):
         self._look()
         return super().claim(**asked)
 
-    def counts(self) -> dict[str, int]:
+    def pending(self) -> int:
         self._look()
-        return super().counts()
+        return super().pending()
 
     def _look(self) -> None:
         if not self.there.is_set():

@@ -181,6 +181,7 @@ def new_context(zk: FakeZooKeeper, session: int, queue: str = "q", name: str = "
         session=lambda: session,
         report=lambda _path, _why: None,
         zxid=lambda: zk.zxid,
+        restored=lambda: 0,
         unwatch=lambda path: zk.leader.unwatch(session, path),
         pay=lambda: None,
     )

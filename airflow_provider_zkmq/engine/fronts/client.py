@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Self
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
+from airflow_provider_zkmq.engine.core.memory.clock import Clock
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.reading.clock import now_below
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
 from airflow_provider_zkmq.engine.core.tasks.departing import settle_last
 from airflow_provider_zkmq.engine.core.upkeep.consumers import unregister
@@ -39,14 +42,16 @@ class ClientVerbs(Front[str]):
         super().__init__(Session(config), config.root)
         self.config = config
         self._contexts: dict[str, Context] = {}
+        self._clock = Clock(time.monotonic)
         self._upkeep = Upkeep(self._session) if gc else None
 
     queues = verb(queue_names)
+    now = verb(now_below)
 
     def _context(self, name: str) -> Context:
         context = self._contexts.get(name)
         if context is None:
-            context = self._contexts.setdefault(name, new_context(self._session, name))
+            context = self._contexts.setdefault(name, new_context(self._session, name, clock=self._clock))
         return context
 
     def _used(self, context: Context) -> None:
@@ -62,6 +67,14 @@ class ClientVerbs(Front[str]):
     def requests(self) -> dict[str, int]:
         """How many requests of each kind this client has sent so far; for measuring."""
         return dict(self._session.requests)
+
+    @property
+    def open_above(self) -> tuple[str, ...]:
+        """The znodes above the root in which anyone may create or delete: another root could take the place of ours.
+
+        Looked at when connecting, by an identity only: without one, everything is open anyway.
+        """
+        return self._session.access.open_above
 
     def _close(self) -> None:
         """Blocking: stop the upkeep, take the consumers off the register, end the session."""

@@ -40,7 +40,7 @@ class Adopting(Protocol):
         """Make a claim of the same session part of the transaction, and the one that `settle` is about."""
 
 
-def task_of(claimed: Claimed) -> Task:
+def task_of(context: Context, claimed: Claimed) -> Task:
     """The task of a claim, as it was handed out."""
     state = claimed.state
     return Task(
@@ -58,8 +58,9 @@ def task_of(claimed: Claimed) -> Task:
         enqueued_ms=claimed.created,
         claimed_ms=state.claimed,
         ended_ms=None,
-        due_ms=None,
+        due_ms=state.was_due,
         history=state.history,
         version=claimed.token,
         batch=state.batch,
+        started_ms=None if claimed.began is None else context.clock.at(claimed.began),
     )

@@ -7,6 +7,7 @@ import random
 import socket
 import time
 
+from airflow_provider_zkmq.engine.core.memory.clock import Clock
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
 from airflow_provider_zkmq.engine.core.model.paths import Paths
@@ -16,8 +17,8 @@ from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 
 
-def new_context(session: Session, queue: str, consumer_name: str | None = None) -> Context:
-    """A client's empty memory of one queue. Raises `ConfigError` for a bad name."""
+def new_context(session: Session, queue: str, consumer_name: str | None = None, clock: Clock | None = None) -> Context:
+    """A client's empty memory of one queue; `clock`: the server's, as its queues know it. Raises `ConfigError`."""
     config = session.config
     name = consumer_name or f"{socket.gethostname().split('.')[0][:40]}-{os.getpid()}"
     context = Context(
@@ -32,10 +33,12 @@ def new_context(session: Session, queue: str, consumer_name: str | None = None) 
             session=lambda: session.id,
             report=lambda path, why: log.warning("%s", why if why.startswith(path) else f"{path}: {why}"),
             zxid=lambda: int(session.client.last_zxid),
+            restored=lambda: int(session.client.restored),
             unwatch=session.unwatch,
             pay=lambda: pay(session, context),
         ),
         signal=ThreadSignal(),
     )
+    context.clock = clock or context.clock
     context.describe = {"name": name, "host": socket.gethostname(), "pid": os.getpid()}
     return context

@@ -106,7 +106,7 @@ class Transaction:
         """Make a claim part of it; returns the task."""
         self._session_id = self._session_id or claimed.session
         self.transaction.taken.append((context, claimed))
-        return task_of(claimed)
+        return task_of(context, claimed)
 
     def adopt(self, hand: Hand) -> None:
         """Make the claim part of it that its handler was called for."""

@@ -21,6 +21,7 @@ from airflow_provider_zkmq.engine.core.reading import (
     letters,
     log,
     many,
+    pending,
     register,
     runs,
     scanning,
@@ -88,7 +89,7 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     @cached_property
     def task(self) -> Task:
         """The task as it was handed out."""
-        return task_of(self._claimed)
+        return task_of(self._subject.context, self._claimed)
 
     @property
     def queue(self) -> str:
@@ -124,6 +125,16 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     def ahead(self) -> bool:
         """Whether it was taken ahead, and nobody has said yet that its handling begins: see `begin`."""
         return self._claimed.ahead
+
+    def mark_begun(self) -> int | None:
+        """Its handler begins now: kept with what settles the claim. The server's time, as far as it is known."""
+        clock = self._subject.context.clock
+        self._claimed.began = clock.monotonic()
+        return clock.at(self._claimed.began)
+
+    def mark_ended(self) -> None:
+        """Its handler has ended now: kept with what settles the claim, which may take a while."""
+        self._claimed.handled = self._subject.context.clock.monotonic()
 
     def settle_later(
         self, outcome: Handled, progress: Settlement, told: Callable[[bool, Exception | None], None]
@@ -166,6 +177,7 @@ class QueueVerbs(Front[Context]):
     read_many = verb(many.read_many)
     scan = verb(scanning.scan)
     counts = verb(counts.counts)
+    pending = verb(pending.pending)
     conf = verb(settings.conf)
     exists = verb(exists)
     delete = verb(deletion.delete)
@@ -188,7 +200,9 @@ class QueueVerbs(Front[Context]):
     archive = verb(archiving.archive)
     collect_garbage = verb(collect.collect_garbage)
     redrive = verb(operate.redrive)
+    redrive_many = verb(operate.redrive_many)
     cancel = verb(operate.cancel)
+    revoke = verb(operate.revoke)
     clear = verb(operate.clear)
     replace = verb(operate.replace_data)
     drop = verb(operate.drop)
@@ -227,6 +241,12 @@ class QueueVerbs(Front[Context]):
     def root(self) -> str:
         """The znode under which the queue lives."""
         return self._context.root
+
+    @property
+    def consumer(self) -> str:
+        """This client's id among the queue's consumers; before its first claim, how that will begin."""
+        known = self._context.registration.consumer
+        return str(self._context.describe["name"]) if known is None else known.id
 
     @property
     def changes(self) -> int:

@@ -101,10 +101,10 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         """How many tasks are pending, once there is a queue. Raises `QueueNotFound` where none came before the end."""
         since = self._absence.ended
         try:
-            return (await self.queue.counts())["inserted"]
+            return await self.queue.pending()
         except QueueNotFound as error:
             await self._await_queue(error, since)
-        return (await self.queue.counts())["inserted"]
+        return await self.queue.pending()
 
     async def _claim_unless_stopped(self, asked: Coroutine[Any, Any, Sequence[AsyncClaim]]) -> Sequence[AsyncClaim]:
         """Claim, and stop waiting when told to; what came too late for that, or for a cancellation, is given back."""

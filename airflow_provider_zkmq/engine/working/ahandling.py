@@ -41,6 +41,7 @@ class AsyncHandling(AsyncAsking):
             asked_to_end = isinstance(error, asyncio.CancelledError) and is_cancelled()
             return self._deliveries.outlasted if asked_to_end else Retry(error)
         finally:
+            delivery.claim.mark_ended()
             self._ahead.handled(time.monotonic() - began)
 
     async def _end_delivery(self, delivery: AsyncDelivery, calling: asyncio.Task[Handled]) -> None:

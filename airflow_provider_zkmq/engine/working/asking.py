@@ -99,7 +99,7 @@ class Asking(Working[Claim, Transaction]):
         """How many tasks are pending, once there is a queue. Raises `QueueNotFound` where none came before the end."""
         since = self._absence.ended
         try:
-            return self.queue.counts()["inserted"]
+            return self.queue.pending()
         except QueueNotFound as error:
             self._await_queue(error, since)
-        return self.queue.counts()["inserted"]
+        return self.queue.pending()

@@ -114,6 +114,7 @@ class AsyncWorker(AsyncHandling):
         if self._started or self._stopping.is_set():
             return False
         self._started, self._until_empty = True, until_empty
+        self._tell_start()
         return True
 
     async def _start_by_itself(self, delay: float) -> None:

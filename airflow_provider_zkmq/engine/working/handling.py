@@ -22,13 +22,22 @@ class InHandler(Task, Generic[R]):
     _claim: Holding[R]
 
     def __init__(self, claim: Holding[R]) -> None:
-        super().__init__(**{spec.name: getattr(claim.task, spec.name) for spec in fields(Task)})
+        known = {spec.name: getattr(claim.task, spec.name) for spec in fields(Task)}
+        super().__init__(**known | {"started_ms": claim.mark_begun()})
         object.__setattr__(self, "_claim", claim)
 
     @property
     def cancelled(self) -> bool:
         """Whether it was cancelled meanwhile: then nobody wants the result, and none will be taken."""
         return self._claim.cancelled
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim is known to be over: cancelled, taken away, its lock or lease or its session has ended.
+
+        What the handler does is for nothing then, and another may be at the task.
+        """
+        return self._claim.settled or self._claim.over
 
     @property
     def queue(self) -> str:

@@ -60,6 +60,15 @@ class Working(Generic[C, U]):
         """How many deliveries ended otherwise."""
         return self._tally.failed
 
+    def _tell_start(self) -> None:
+        """Say in the log who begins to work, on what, and with how many tasks in hand at once."""
+        (choice, queue), options = (self._options.choice, self._named), self._options
+        chosen = {name: value for name, value in choice.items() if value is not None and value != "absolute"}
+        what = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all tasks"
+        mode = f"lease {options.lease:g} s" if options.lease else "session-bound"
+        told = "worker started: consumer %s on queue %r; %s; threads %d, %s"
+        log.info(told, queue.consumer, queue.name, what, options.threads, mode)
+
     def _tell_of_absence(self, error: QueueNotFound, since: int) -> None:
         """The queue is not there: it is told of once, and waited for. Raises `error` where nothing is waited for.
 

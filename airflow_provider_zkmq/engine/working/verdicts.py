@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Final, TypeVar
 
+from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze
+from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.reading.inspect import Task
-from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, error_text
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TransportError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Closing, InHand
@@ -51,7 +54,7 @@ class Tally:
                 self.finished += success
                 self.failed += not success
             if not success:
-                log.info("task %r: %s", delivery.claim.task.id, delivery.progress.outcome)
+                _tell_failure(delivery)
             self._tell(delivery, delivery.progress.outcome)
         return Verdict.SETTLED
 
@@ -72,6 +75,25 @@ class Tally:
                 self._on_settled(delivery.claim.task, outcome)
             except Exception:  # noqa: BLE001  whatever a callback of the user's raises
                 log.exception("on_settled failed for task %r", delivery.claim.task.id)
+
+
+def _tell_failure(delivery: Delivery[C, U]) -> None:
+    """Say in the log which attempt ended otherwise than well, why, and what follows."""
+    task, queue, outcome = delivery.claim.task, delivery.claim.queue, delivery.progress.outcome
+    follows = delivery.progress.follows
+    which = (task.attempt, task.id, queue)
+    match outcome:
+        case Snooze(delay):
+            log.info("snoozed for %s: attempt %d of task %r in queue %r, which is not counted", delay, *which)
+        case Retry(error) | Error(error) if follows is not None and follows.state is State.DEAD:
+            log.error("dead: attempt %d of task %r in queue %r failed and was its last: %s", *which, error_text(error))
+        case Retry(error) | Error(error):
+            due = None if follows is None else follows.due
+            when = "" if due is None else f" at {datetime.fromtimestamp(due / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            told = "failed: attempt %d of task %r in queue %r, which is tried again%s: %s"
+            log.info(told, *which, when, error_text(error))
+        case _:
+            log.info("rolled back by its handler: attempt %d of task %r in queue %r", *which)
 
 
 def _verdict(delivery: Delivery[C, U], error: BaseException) -> Verdict:

@@ -118,6 +118,7 @@ class Worker(Asking):
             self._started = True
         self._until_empty = until_empty
         self._check_wanted()
+        self._tell_start()
         for thread in (*self._threads, self._keeper, *self._others):
             thread.start()
         return True
@@ -213,6 +214,7 @@ class Worker(Asking):
         try:
             return self.handler(task) if delivery.transaction is None else self.handler(task, delivery.transaction)
         finally:
+            delivery.claim.mark_ended()
             self._ahead.handled(time.monotonic() - began)
 
     # --- the keeper, the heart and the monitor: none waits for another

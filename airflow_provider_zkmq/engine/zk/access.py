@@ -56,6 +56,7 @@ class Access:
         self.secured = bool(config.auth or (config.tls and config.tls.cert))
         self.acl: list[ACL] = list(CREATOR_ALL_ACL if self.secured else OPEN_ACL_UNSAFE)
         self.rights = rights(self.acl)
+        self.open_above: tuple[str, ...] = ()
         self._config = config
         self._root = config.root
         self._looked_at: set[str] = set()
@@ -107,8 +108,7 @@ class Access:
             yield ReadAcl(self._root)
             return
         yield from self._look(self._root)
-        if dangers:  # only its owner is told: others have been refused
-            _warn(f"{', '.join(dangers)} is open to anyone, and {self._root} lies below it: give it an ACL")
+        self.open_above = tuple(dangers)
 
     def _judge(self, opened: Sequence[str]) -> None:
         if not opened:

@@ -8,19 +8,20 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kazoo.exceptions import ConnectionDropped, ConnectionLoss, NoNodeError
-from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
+from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, WATCH_XID
 from kazoo.protocol.serialization import Close, Exists, PingInstance, reply_header_struct
 
 from airflow_provider_zkmq.engine.zk.frames import Frames
 from airflow_provider_zkmq.engine.zk.outbox import framed
 from airflow_provider_zkmq.engine.zk.requests import exception
+from airflow_provider_zkmq.engine.zk.restored import Reconnecting
 
 _PING: Final = framed(PingInstance, b"", PING_XID)
 #: Nothing is there yet: TLS has part of a record, or somebody else was told of the same bytes.
 _NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
+class Connection(Reconnecting):
     """kazoo's loop, sessions, pings and their ends, with what it calls for each request done for many at once.
 
     kazoo calls `_read_socket` when there is something to read, `_send_request` when the bell has rung. What is not as

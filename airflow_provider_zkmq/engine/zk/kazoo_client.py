@@ -7,8 +7,10 @@ from typing import Any, Final
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionClosedError, SessionExpiredError
-from kazoo.protocol.serialization import CloseInstance
+from kazoo.protocol.serialization import CloseInstance, Connect
 from kazoo.protocol.states import KeeperState
+
+from airflow_provider_zkmq.engine.zk.restored import Reconnecting
 
 #: For so long a connection that was cut is waited for.
 CUT_SECONDS: Final = 1.0
@@ -23,6 +25,17 @@ REFUSED: dict[str, type[Exception]] = {
 
 class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
     """A kazoo client whose handler is a `Handler`, which knows how its connection's thread is woken."""
+
+    restored = 0
+    """How often the servers turned out to have gone back to an older state."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._connection = Reconnecting(self, self._conn_retry.copy(), logger=self.logger)
+
+    def anew(self) -> Connect:
+        """What begins a session that has seen nothing."""
+        return Connect(0, 0, self._session_timeout, 0, bytes(16), self.read_only)
 
     def post(self, request: Any, reply: Any, *, more: bool = False) -> None:  # noqa: ARG002
         """Queue a request; never blocks. `more`: others follow, and then a `flush`; they may be sent together.

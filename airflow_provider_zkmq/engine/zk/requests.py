@@ -23,6 +23,8 @@ from kazoo.security import ACL
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData, WriteOp
 
 _CREATE, _DELETE, _GET_DATA, _SET_DATA, _CHECK = 1, 2, 4, 5, 13
+#: A create whose reply has the Stat of what was created (ZooKeeper 3.5).
+_CREATE_2 = 15
 _ERROR = -1
 _EPHEMERAL = 1
 _CONTAINER = 4
@@ -110,7 +112,7 @@ class Listing(GetChildren):  # type: ignore[misc]  # kazoo is untyped
 
 
 class Written(NamedTuple):
-    """A transaction was committed: when, and under which number, where it set data."""
+    """A transaction was committed: when, and under which number, where it created something or set data."""
 
     time: int | None
     zxid: int | None
@@ -144,7 +146,10 @@ def rights(acl: Iterable[ACL]) -> Rights:
 
 
 class Transaction(namedtuple("Transaction", "ops rights")):  # noqa: PYI024  kazoo's requests are namedtuples
-    """``multi`` (opcode 14) of our own operations, encoded in one go; of the reply only what is used is decoded."""
+    """``multi`` (opcode 14) of our own operations, encoded in one go; of the reply only what is used is decoded.
+
+    What is set tells when it was written; where nothing is set, the first create asks for that.
+    """
 
     __slots__ = ()
     type = 14
@@ -152,8 +157,9 @@ class Transaction(namedtuple("Transaction", "ops rights")):  # noqa: PYI024  kaz
     def serialize(self) -> bytes:
         """The request's body."""
         parts: list[bytes] = []
+        asks = None if any(isinstance(op, SetData) for op in self.ops) else _first_create(self.ops)
         for op in self.ops:
-            parts += _encoded(op, self.rights)
+            parts += _encoded(op, self.rights, _CREATE_2 if op is asks else _CREATE)
         parts.append(_END)
         return b"".join(parts)
 
@@ -167,9 +173,9 @@ class Transaction(namedtuple("Transaction", "ops rights")):  # noqa: PYI024  kaz
         kind, done = _ITEM.unpack_from(reply, offset)
         while not done:
             offset += _ITEM.size
-            if kind == _CREATE:
+            if kind in {_CREATE, _CREATE_2}:
                 offset += int_struct.size + max(int_struct.unpack_from(reply, offset)[0], 0)
-            elif kind == _SET_DATA:
+            if kind in {_SET_DATA, _CREATE_2}:
                 if written.zxid is None:
                     zxid, time = _LAST_WRITE.unpack_from(reply, offset)
                     written = Written(time, zxid)
@@ -177,7 +183,7 @@ class Transaction(namedtuple("Transaction", "ops rights")):  # noqa: PYI024  kaz
             elif kind == _ERROR:
                 refused = _worse(refused, at, int_struct.unpack_from(reply, offset)[0])
                 offset += int_struct.size
-            elif kind not in {_DELETE, _CHECK}:
+            elif kind not in {_CREATE, _DELETE, _CHECK}:
                 msg = f"a transaction's part of kind {kind} is not known"
                 raise ValueError(msg)
             at += 1
@@ -192,12 +198,16 @@ def _worse(refused: Refused | None, at: int, code: int) -> Refused:
     return Refused(None, code) if code in _ROLLED_BACK else Refused(at, code)
 
 
-def _encoded(op: WriteOp, acl: Rights) -> tuple[bytes, ...]:
+def _first_create(ops: Iterable[WriteOp]) -> Create | None:
+    return next((op for op in ops if isinstance(op, Create)), None)
+
+
+def _encoded(op: WriteOp, acl: Rights, create: int) -> tuple[bytes, ...]:
     path = op.path.encode()
     size = len(path)
     if isinstance(op, Create):
         tail = acl.ephemeral if op.ephemeral else acl.lasting
-        return _PART.pack(_CREATE, 0, -1, size), path, int_struct.pack(len(op.data)), op.data, tail
+        return _PART.pack(create, 0, -1, size), path, int_struct.pack(len(op.data)), op.data, tail
     if isinstance(op, SetData):
         head = _PART.pack(_SET_DATA, 0, -1, size)
         return head, path, int_struct.pack(len(op.data)), op.data, int_struct.pack(op.version)

@@ -43,7 +43,7 @@ class Frames:
         """The same with its times as numbers, which have no zone that anybody could mistake."""
         return Frames(
             _seconds(self.runs, "enqueued_at", "claimed_at", "ended_at"),
-            _seconds(self.deliveries, "claimed_at", "ended_at"),
+            _seconds(self.deliveries, "claimed_at", "started_at", "ended_at"),
             _seconds(self.hourly, "hour"),
             _seconds(self.consumers, "hour"),
         )

@@ -151,7 +151,7 @@ class Load:
         """How many tasks each crew could hold at once: of consumers that were there together, each with its most."""
         serves = cells.select("queue", "consumer", "serves").distinct()
         lately = self._frames.deliveries.join(self._spans, "queue").where(f.col("ended_at") >= f.col("start"))
-        since = f.greatest("claimed_at", "start")
+        since = f.greatest(f.coalesce("started_at", "claimed_at"), "start")
         lately = lately.withColumns({"since": since, "until": f.greatest("ended_at", since + SHORTEST)})
         at_once = _most_at_once(lately, ["queue", "consumer"], f.lit(1), "since", "until")
         there = lately.groupBy("queue", "consumer").agg(f.min("since").alias("since"), f.max("until").alias("until"))

@@ -44,8 +44,8 @@ _ENDS: Final = (
 )
 
 _NOTE: Final = (
-    "Waiting is from the enqueue to the last claim: delays that were asked for, and the pauses and earlier tries of a "
-    "task that failed, count as waiting. Tasks that were never claimed have no wait."
+    "Waiting is from the enqueue to the beginning of the last try: delays that were asked for, and the pauses and "
+    "earlier tries of a task that failed, count as waiting. Tasks that were never claimed have no wait."
 )
 
 
@@ -124,7 +124,7 @@ def waiting(class_rows: list[Row]) -> Section:
 
 def _longest(row: Row) -> str:
     return (
-        f"{label(row)} waits longest: 95 of 100 tasks are claimed within {span(row['wait_p95'])}, "
+        f"{label(row)} waits longest: 95 of 100 tasks are begun within {span(row['wait_p95'])}, "
         f"half within {span(row['wait_p50'])}."
     )
 

@@ -47,7 +47,7 @@ def moments_of_runs(runs: DataFrame) -> DataFrame:
 
 def moments_of_deliveries(deliveries: DataFrame) -> DataFrame:
     """Deliveries with when they began and ended, and a row for each hour that they touch."""
-    ended, began = milliseconds("ended_at"), milliseconds("claimed_at")
+    ended, began = milliseconds("ended_at"), f.coalesce(milliseconds("started_at"), milliseconds("claimed_at"))
     known = f.when((began > 0) & (began < ended), began).otherwise(ended)
     timed = deliveries.withColumn("ended_ms", ended).withColumn("began", known)
     spread = timed.withColumn("hour", f.explode(f.sequence(hour_of("began"), hour_of("ended_ms"))))

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,6 +164,15 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_writable(directory: str | Path) -> None:
+    """Make the archive's folder if it is not there. Raises `ConfigError` where files cannot be written to it."""
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise ConfigError(f"the archive's folder {directory} cannot be written to: {error}") from None
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from airflow_provider_zkmq.spark.history.bronze import archive_queue
 from airflow_provider_zkmq.spark.history.compaction import compact
 from airflow_provider_zkmq.spark.history.delta import export, need_deltalake
 from airflow_provider_zkmq.spark.history.gold import summarise
-from airflow_provider_zkmq.spark.history.manifest import exclusive
+from airflow_provider_zkmq.spark.history.manifest import check_writable, exclusive
 from airflow_provider_zkmq.spark.history.retention import Retention, retain
 from airflow_provider_zkmq.spark.history.rows import Connect, open_client
 from airflow_provider_zkmq.spark.history.silver import refine
@@ -172,7 +172,11 @@ def said(error: BaseException) -> str:
 
 
 def _mark(turn: _Turn) -> Counts:
-    """From now on clean-up keeps what is not archived. Raises `ConfigError` for a queue that does not exist."""
+    """From now on clean-up keeps what is not archived.
+
+    Raises `ConfigError` for a queue that does not exist, and where nothing can be archived: clean-up would keep all.
+    """
+    check_writable(turn.directory)
     queue = turn.client.queue(turn.report.queue)
     if not queue.conf().archive:
         queue.configure(archive=True)

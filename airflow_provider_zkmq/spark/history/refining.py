@@ -10,11 +10,12 @@ from pyspark.sql import functions as f
 RUNS: Final = (
     "queue string, task_id string, version bigint, state string, class string, filters map<string,string>, "
     "priority int, attempt int, consumer string, batch string, enqueued_at timestamp, claimed_at timestamp, "
-    "ended_at timestamp, wait_ms bigint, run_ms bigint, error string"
+    "ended_at timestamp, wait_ms bigint, run_ms bigint, error string, started_at timestamp"
 )
 DELIVERIES: Final = (
     "queue string, task_id string, version bigint, number int, class string, consumer string, "
-    "claimed_at timestamp, ended_at timestamp, run_ms bigint, outcome string, error string"
+    "claimed_at timestamp, ended_at timestamp, run_ms bigint, outcome string, error string, "
+    "started_at timestamp"
 )
 #: What tells deliveries apart. When one ended is not of it: a record's time and the server's differ by milliseconds.
 KEY: Final = ("task_id", "number", "claimed_at")
@@ -52,13 +53,15 @@ def runs_of(bronze: DataFrame) -> DataFrame:
     latest = f.try_element_at("history", f.lit(-1))
     own = f.when(latest["number"] == f.col("attempt"), latest)
     known = bronze.withColumn("own", own).withColumn("claimed", f.coalesce("claimed_at", "own.claimed_at"))
-    waited = milliseconds("claimed") - milliseconds("enqueued_at")
-    ran = milliseconds("own.ended_at") - milliseconds("own.claimed_at")
+    known = known.withColumn("began", f.coalesce("started_at", "claimed_at", "own.started_at", "own.claimed_at"))
+    waited = milliseconds("began") - milliseconds("enqueued_at")
+    ran = milliseconds("own.ended_at") - milliseconds("began")
     computed = {
         "task_id": f.col("id"),
         "class": class_of("filters"),
         "consumer": f.coalesce("consumer", "own.consumer"),
         "claimed_at": f.col("claimed"),
+        "started_at": f.col("began"),
         "wait_ms": f.coalesce("wait_ms", waited),
         "run_ms": f.coalesce("run_ms", ran),
         "day": day_of("ended_at"),
@@ -72,9 +75,9 @@ def deliveries_of(bronze: DataFrame) -> DataFrame:
     A finished run's last delivery is in its row, those before in its history, and so are those of earlier runs of the
     same id, also where another row tells of them. A history has the last ten.
     """
-    members = ("number", "consumer", "claimed_at", "ended_at", "outcome", "error")
-    last = {"number": "attempt", "outcome": "state"}
-    own = f.struct(*(f.col(last.get(name, name)).alias(name) for name in members[:5]), f.lit(None).alias("error"))
+    members = ("number", "consumer", "claimed_at", "ended_at", "outcome", "error", "started_at")
+    last = {"number": f.col("attempt"), "outcome": f.col("state"), "error": f.lit(None)}
+    own = f.struct(*(last.get(name, f.col(name)).alias(name) for name in members))
     finished = (f.col("state") == "finished") & f.col("claimed_at").isNotNull()
     past = f.coalesce("history", f.array())
     each = f.concat(past, f.when(finished, f.array(own)).otherwise(f.array()))
@@ -88,7 +91,8 @@ def deliveries_of(bronze: DataFrame) -> DataFrame:
         "class",
         *(f.col(f"e.{name}").alias(name) for name in members),
     ).fillna("", ["consumer"])
-    rows = rows.withColumn("run_ms", milliseconds("ended_at") - milliseconds("claimed_at"))
+    rows = rows.withColumn("started_at", f.coalesce("started_at", "claimed_at"))
+    rows = rows.withColumn("run_ms", milliseconds("ended_at") - milliseconds("started_at"))
     return _first(rows).withColumn("day", day_of("ended_at"))
 
 

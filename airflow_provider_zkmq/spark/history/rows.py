@@ -25,7 +25,7 @@ SCHEMA: Final = (
     "metadata string, data binary, result binary, error string, consumer string, "
     "enqueued_at timestamp, claimed_at timestamp, ended_at timestamp, wait_ms bigint, run_ms bigint, "
     "day date, version bigint, "
-    f"history {HISTORY}, batch string"
+    f"history {HISTORY}, batch string, started_at timestamp"
 )
 #: What the workers are given: an engine's `Ended`.
 ENDED: Final = "id string, version bigint, place string"
@@ -53,6 +53,7 @@ _ARROW: Final = pa.schema(
         ("version", pa.int64()),
         ("history", pa.list_(ATTEMPT)),
         ("batch", pa.string()),
+        ("started_at", TIME),
     ]
 )
 
@@ -107,19 +108,21 @@ def row(queue: str, task: Task) -> dict[str, object]:
 
 def _attempt(attempt: Attempt) -> dict[str, object]:
     """A delivery that ended, of this run of the id or of an earlier one."""
-    times = {"claimed_at": _moment(attempt.claimed), "ended_at": _moment(attempt.ended)}
+    started = None if attempt.started is None else _moment(attempt.started)
+    times = {"claimed_at": _moment(attempt.claimed), "started_at": started, "ended_at": _moment(attempt.ended)}
     return {name: getattr(attempt, name) for name in ("number", "consumer", "outcome", "error")} | times
 
 
 def _times(task: Task) -> dict[str, object]:
-    """When a task was enqueued, claimed and ended, and how long it waited and ran."""
-    ended, claimed = task.ended_ms or 0, task.claimed_ms
+    """When a task was enqueued, claimed, begun and ended, and how long it waited and ran."""
+    ended, claimed, started = task.ended_ms or 0, task.claimed_ms, task.started_ms
     return {
         "enqueued_at": _moment(task.enqueued_ms),
         "claimed_at": None if claimed is None else _moment(claimed),
+        "started_at": None if started is None else _moment(started),
         "ended_at": _moment(ended),
-        "wait_ms": None if claimed is None else claimed - task.enqueued_ms,
-        "run_ms": None if claimed is None else ended - claimed,
+        "wait_ms": None if started is None else started - task.enqueued_ms,
+        "run_ms": None if started is None else ended - started,
         "day": _moment(ended).date(),
     }
 

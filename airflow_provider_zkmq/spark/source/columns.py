@@ -22,11 +22,12 @@ ATTEMPT: Final = pa.struct(
         ("ended_at", TIME),
         ("outcome", pa.string()),
         ("error", pa.string()),
+        ("started_at", TIME),
     ]
 )
 HISTORY: Final = (
     "array<struct<number: int, consumer: string, claimed_at: timestamp, ended_at: timestamp, outcome: string, "
-    "error: string>>"
+    "error: string, started_at: timestamp>>"
 )
 #: What was scanned of many tasks: lists by the names of what they are in a task.
 Lists: TypeAlias = Mapping[str, Sequence[Any]]
@@ -60,6 +61,19 @@ def _spans(begins: Sequence[int | None], ends: Sequence[int | None]) -> pa.Array
     return compute.subtract(pa.array(ends, pa.int64()), pa.array(begins, pa.int64()))
 
 
+def _begun(starts: Sequence[int | None], claims: Sequence[int | None]) -> list[int | None]:
+    """When handlers began; of a task under way nobody has told, but when it was claimed."""
+    return [claimed if start is None else start for start, claimed in zip(starts, claims, strict=True)]
+
+
+def _waits(enqueued: Sequence[int | None], starts: Sequence[int | None], claims: Sequence[int | None]) -> pa.Array:
+    return _spans(enqueued, _begun(starts, claims))
+
+
+def _runs(starts: Sequence[int | None], claims: Sequence[int | None], ends: Sequence[int | None]) -> pa.Array:
+    return _spans(_begun(starts, claims), ends)
+
+
 def json_text(metadata: Mapping[str, Any]) -> str:
     """JSON text that can be encoded: of what callers may put into metadata, lone surrogates stay escaped."""
     if not metadata:
@@ -84,6 +98,7 @@ def _history(attempts: Sequence[Attempt]) -> list[dict[str, object]]:
             "ended_at": moment(each.ended),
             "outcome": each.outcome,
             "error": each.error,
+            "started_at": None if each.started is None else moment(each.started),
         }
         for each in attempts
     ]
@@ -105,9 +120,10 @@ COLUMNS: Final[dict[str, Column]] = {
     "metadata": Column("string", pa.string(), ("metadata",), _texts),
     "enqueued_at": Column("timestamp", TIME, ("enqueued_ms",), _times),
     "claimed_at": Column("timestamp", TIME, ("claimed_ms",), _times),
+    "started_at": Column("timestamp", TIME, ("started_ms",), _times),
     "ended_at": Column("timestamp", TIME, ("ended_ms",), _times),
-    "wait_ms": Column("bigint", pa.int64(), ("enqueued_ms", "claimed_ms"), _spans),
-    "run_ms": Column("bigint", pa.int64(), ("claimed_ms", "ended_ms"), _spans),
+    "wait_ms": Column("bigint", pa.int64(), ("enqueued_ms", "started_ms", "claimed_ms"), _waits),
+    "run_ms": Column("bigint", pa.int64(), ("started_ms", "claimed_ms", "ended_ms"), _runs),
     "consumer": Column("string", pa.string(), ("consumer",)),
     "data": Column("binary", pa.binary(), ("data",)),
     "result": Column("binary", pa.binary(), ("result",)),

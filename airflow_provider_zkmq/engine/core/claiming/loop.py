@@ -112,6 +112,7 @@ def _come_back(loop: Loop) -> None:
     """What the body left unsettled is put down, to go with the next claim. Raises what refuses its result."""
     hand = loop.hand
     if hand is not None and not hand.told:
+        hand.handled = hand.handled or loop.context.run.monotonic()
         outcome, progress = Success(checked_result(hand, loop.result)), Settlement()
         settle = partial(settle_by_outcome, loop.context, hand, outcome, progress)
         leaving = settle_later(loop.context, hand, settle, partial(_told, loop, hand, progress))

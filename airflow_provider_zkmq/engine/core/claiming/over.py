@@ -47,8 +47,6 @@ def _take_over(context: Context, task_id: str, token: int, span: float | None) -
             claimed.claim = claimed.claim | {"lease": span}
     except (ClaimLost, TaskNotFound):
         return []
-    if context.claims.in_hand.get(task_id) is not claimed:
-        context.claims.receive(claimed, token)
     return [claimed]
 
 
@@ -57,12 +55,21 @@ def _mine(context: Context, found: Claimed) -> Procedure[Claimed]:
     if found.ends_with_session:
         msg = f"claim {found.token} of task {found.task_id!r} ends with the session that made it: claim with a lease"
         raise ConfigError(msg)
-    known = context.claims.in_hand.get(found.task_id)
-    if known is not None and known.token == found.token:
+    known = _in_hand(context, found)
+    if known is not None:
         return known
     [(_, data, metadata)] = yield from read_tasks(context, [found.task_id])
     if data is None:
         raise TaskNotFound(f"task {found.task_id!r} is not in queue {context.queue!r} any more")
-    path = context.paths.task(found.task_id, "metadata")
-    extra = load(path, metadata.data) if metadata is not None else {}
-    return replace(found, created=data.stat.ctime, data=data.data, metadata=extra)
+    known = _in_hand(context, found)  # another call may have taken it over meanwhile
+    if known is None:
+        path = context.paths.task(found.task_id, "metadata")
+        extra = load(path, metadata.data) if metadata is not None else {}
+        known = replace(found, created=data.stat.ctime, data=data.data, metadata=extra)
+        context.claims.receive(known, found.token)
+    return known
+
+
+def _in_hand(context: Context, found: Claimed) -> Claimed | None:
+    known = context.claims.in_hand.get(found.task_id)
+    return known if known is not None and known.token == found.token else None

@@ -181,8 +181,11 @@ def _send(
     plan.changes.extend(guard.changes)
     plan.changes[0].ours = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
     sending = context.claims.note(taker.look.caller, tuple(claims), plan.multi())
+    registration, heard = context.registration, context.registration.cancel_watch
     verdict = yield from commit(plan, by=taker.look.departure.send)
     if verdict.committed:
+        if registration.cancel_watch is not heard:
+            registration.cancel_watch = None  # who listened meanwhile took what came for these to be for others
         for claimed in claims:
             context.claims.receive(claimed, verdict.outcome.zxid or 0, verdict.outcome.sent)
         taker.taken.extend(claims)

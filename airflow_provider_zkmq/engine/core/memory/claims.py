@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.memory.clock import Clock
+from airflow_provider_zkmq.engine.core.model.records import TaskState, Times
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Signal
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 
@@ -37,6 +38,10 @@ class Claimed:
     session: int = 0
     sent: float | None = None
     """When the transaction that claimed it was sent, by the driver's monotonic clock; None: that is not known."""
+    began: float | None = None
+    """When its handler began, by the driver's monotonic clock; None: that is not known."""
+    handled: float | None = None
+    """When its handler ended; None: it has not, or it ends its delivery itself."""
     ahead: bool = False
     """Taken ahead, and no handler has begun: until one does, the death of its consumer counts no attempt."""
     chained: bool = False
@@ -44,7 +49,7 @@ class Claimed:
     told: bool = False
     """Whoever settles it has been told that it is over: settled, or lost."""
     claim: dict[str, Any] = field(default_factory=dict)
-    """What the claim's znode holds, less the progress."""
+    """What the claim's znode holds, less the progress; ``began``: when another process said that it begins."""
     nonces: dict[str, str] = field(default_factory=dict)
     """The nonce with which each way to settle it was first sent: asked again, the same one tells what happened."""
     settling: Signal | None = None
@@ -60,6 +65,13 @@ class Claimed:
     def span(self) -> float | None:
         """For how many seconds it holds unless it is extended; None: as long as its session lives."""
         return self.claim.get("lease")
+
+    def times(self, clock: Clock, now: int) -> Times:
+        """When its handler began and ended, by the server's clock, which stands at about `now`."""
+        started = self.claim.get("began") if self.began is None else clock.at(self.began)
+        if started is None:
+            return Times(None, now)
+        return Times(started, clock.at(clock.monotonic() if self.handled is None else self.handled) or now)
 
     @property
     def ends_with_session(self) -> bool:
@@ -175,10 +187,13 @@ class Claims:
         if self.in_hand.get(claimed.task_id) is claimed:
             del self.in_hand[claimed.task_id]
 
-    def end_session(self, session: int) -> None:
-        """This client is a new session's: what was bound to another one is lost."""
+    def end_session(self, session: int, zxid: int) -> None:
+        """This client is a new session's: what was bound to another one is lost.
+
+        So is what was claimed later than `zxid`, the server's latest transaction: it was restored from an older state.
+        """
         for claimed in list(self.in_hand.values()):
-            if claimed.ends_with_session and claimed.session != session:
+            if (claimed.ends_with_session and claimed.session != session) or claimed.token > zxid:
                 self.let_go(claimed)
 
     def note(self, caller: Caller, claims: tuple[Claimed, ...], multi: Multi) -> Sending:

@@ -64,13 +64,16 @@ class Context:
     shared: dict[str, Signal] = field(default_factory=dict)
     """What one thread does for all; fired when it has ended. Owner: `core.reading.once`."""
     listings: Listings = field(init=False)
+    sizes: Listings = field(init=False)
+    """How many names stand where tasks are listed; of what lists those, the names. Owner: `core.reading.pending`."""
     clock: Clock = field(init=False)
+    """Of a client with several queues it is one clock for all of them."""
     marks: Marks = field(init=False)
     postponed: Postponed = field(init=False)
     paces: Paces = field(init=False)
 
     def __post_init__(self) -> None:
-        self.listings = Listings(self.run.new_signal)
+        self.listings, self.sizes = Listings(self.run.new_signal), Listings(self.run.new_signal)
         self.clock = Clock(self.run.monotonic)
         self.marks = Marks(self.run.wall_ms)
         self.postponed = Postponed(self.run.monotonic)
@@ -101,6 +104,7 @@ class Context:
         self.slots.buckets.clear()
         self.unresolved.calls.clear()
         self.listings.forget_unused()
+        self.sizes.readings.clear()
 
     def tell(self, path: str, why: str, damage: str = "") -> None:
         """Tell of damage, once, and do not step over `path`: it was mended, or somebody may put it right."""

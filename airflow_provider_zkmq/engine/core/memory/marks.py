@@ -39,9 +39,12 @@ class Marks:
             self._chances += [several[at : at + _CHANCE] for at in range(_CHANCE, len(several), _CHANCE)]
             return several[:_CHANCE]
 
-    def stamp(self) -> str:
-        """A time-ordered mark for an entry, rising within this client and like no other client's (22 hex digits)."""
-        self.counter = max(self.counter + 1, self.wall_ms() << 16)
+    def stamp(self, now: int) -> str:
+        """A time-ordered mark for an entry, rising within this client and like no other client's (22 hex digits).
+
+        `now`: the server's clock in milliseconds. This machine's would set its tasks apart from everybody else's.
+        """
+        self.counter = max(self.counter + 1, now << 16)
         self.client = self.client or self._chance()[:3].hex()
         return f"{self.counter:016x}{self.client}"
 

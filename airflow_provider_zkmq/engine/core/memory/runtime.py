@@ -20,6 +20,8 @@ class Runtime:
     report: Callable[[str, str], None]
     zxid: Callable[[], int]
     """The latest transaction that the session has seen."""
+    restored: Callable[[], int]
+    """How often the servers turned out to have gone back to an older state: what was written before may be gone."""
     unwatch: Callable[[str], None]
     """Nobody waits for changes of this znode's data any more: its watch may go. Does not wait, does not raise."""
     pay: Callable[[], None]

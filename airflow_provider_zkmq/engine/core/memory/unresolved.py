@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 KEPT_SECONDS: Final = 60.0
@@ -28,6 +28,8 @@ class CallLeft:
     marks: list[Mark]
     batch: bytes | None = None
     nonce: str = ""
+    restored: int = 0
+    """How often the servers had gone back by then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +51,12 @@ class Unresolved:
         """No server was there for somebody who may have been asking again: the time of an outage does not count."""
         for call in self.calls:
             call.at = now
+
+    def doubt(self, restored: int) -> None:
+        """What was written before the servers went back for the `restored`-th time may be gone."""
+        for call in self.calls:
+            if call.restored < restored:
+                call.marks, call.batch = [replace(mark, written=False) for mark in call.marks], None
 
     def take(self, content: bytes) -> Mark | None:
         """A mark of the same content; nobody else gets it."""

@@ -16,6 +16,8 @@ Duration: TypeAlias = float | timedelta
 
 #: Nearly three centuries: a thread can still wait for so long, and added to today's time it fits the names of buckets.
 LONGEST: Final = 9e9
+#: In seconds.
+SHORTEST_INTERVAL: Final = 1.0
 #: The longest text that is read: whatever a person writes is shorter.
 _MOST_CHARACTERS: Final = 64
 _NUMBER: Final = r"[0-9]+(?:[.,][0-9]+)?"
@@ -50,6 +52,15 @@ def lock_seconds(value: object) -> float | None:
     span = optional_seconds("lock", value)
     if span == 0:
         msg = "a lock of 0 seconds would end at once; leave it out for none"
+        raise ConfigError(msg)
+    return span
+
+
+def interval_seconds(what: str, value: object) -> float:
+    """How often something runs: every second at the most. Raises `ConfigError`."""
+    span = seconds(what, value)
+    if span < SHORTEST_INTERVAL:
+        msg = f"{named(what, value)} is not allowed: an interval is 1 second or more, or servers would do nothing else"
         raise ConfigError(msg)
     return span
 

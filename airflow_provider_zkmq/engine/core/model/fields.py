@@ -14,7 +14,10 @@ _INDEXES: Final = {"scheduled": 3, "requeued": 3, "finished": 3, "cancelled": 3,
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One delivery that ended: by whom, from when to when (server's milliseconds), and how."""
+    """One delivery that ended: by whom, from when to when (server's milliseconds), and how.
+
+    ``started``: when its handler began; None where that is not known.
+    """
 
     number: int
     consumer: str
@@ -22,6 +25,7 @@ class Attempt:
     ended: int
     outcome: str
     error: str | None = None
+    started: int | None = None
 
 
 def slim(attempt: Attempt) -> dict[str, Any]:
@@ -70,6 +74,7 @@ _ATTEMPT: Final[dict[str, checks.Check[Any]]] = {
     "ended": checks.moment,
     "outcome": checks.shown,
     "error": checks.optional(checks.shown),
+    "started": _MOMENT,
 }
 #: What each field of a stored record must be; a field that is not here is not read.
 FIELDS: Final[dict[str, checks.Check[Any]]] = {
@@ -88,6 +93,6 @@ FIELDS: Final[dict[str, checks.Check[Any]]] = {
     "rank": checks.optional(checks.zxid),
     "ended_zxid": checks.optional(checks.zxid),
     **dict.fromkeys(("bound", "requeue", "result"), checks.flag),
-    **dict.fromkeys(("due", "claimed", "ended", "dedupe"), _MOMENT),
+    **dict.fromkeys(("due", "was_due", "claimed", "started", "ended", "dedupe"), _MOMENT),
     **dict.fromkeys(("consumer", "lease", "batch"), _PART),
 }

@@ -53,11 +53,14 @@ def check_name(kind: str, name: object) -> str:
 
 
 def check_root(root: object) -> str:
-    """A root such as ``/zkmq`` or ``/team/queues``, each part a valid name; ``/`` alone is refused."""
+    """A root such as ``/zkmq`` or ``/team/queues``, each part a valid name; not ``/`` alone, nor ZooKeeper's own."""
     if not isinstance(root, str) or not root.startswith("/") or root == "/":
         msg = f"root {root!r} is not allowed: give an absolute znode path such as '/zkmq'"
         raise ConfigError(msg)
     parts = root.rstrip("/")[1:].split("/")
+    if parts[0] == "zookeeper":
+        msg = f"root {root!r} is not allowed: below /zookeeper stands what ZooKeeper keeps for itself, such as quotas"
+        raise ConfigError(msg)
     return "".join("/" + check_name("root", part) for part in parts)
 
 

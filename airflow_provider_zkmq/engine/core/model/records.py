@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.fields import FIELDS, SPAN, Attempt, slim
@@ -21,6 +21,8 @@ __all__ = [
     "MAX_ERROR",
     "Attempt",
     "TaskState",
+    "Times",
+    "claimed_before",
     "clip",
     "dump",
     "load",
@@ -35,6 +37,13 @@ MAX_ERROR: Final = 4_000
 MAX_PAST_ERROR: Final = 1_000
 
 
+class Times(NamedTuple):
+    """When a handler began and ended, in the server's milliseconds; ``started``: None where that is not known."""
+
+    started: int | None
+    ended: int
+
+
 @dataclass(frozen=True, slots=True)
 class TaskState:
     """What ``tasks/<task>/state`` holds.
@@ -44,11 +53,15 @@ class TaskState:
     entry that lists it elsewhere than among the pending: scheduled, finished, cancelled or dead. ``nonce`` is that of
     the last write, ``settled`` those of the last moves that were no claim: by them a lost reply is resolved.
 
+    ``was_due``: what ``due`` was before it was promoted.
+
     ``lease`` names the claim's entry under ``leases``; ``bound``: the claim ends with its session all the same.
     ``lock``: seconds that a claim of this task holds without being extended. ``requeue``: a run is held in escrow.
     ``dedupe``: until when (server's milliseconds) the id of a finished task is refused. ``result``: a result is kept.
     ``rank``: the transaction that first listed it, in a queue of strict order. ``batch``: the batch it counts for.
     ``ended_zxid``: the transaction in which its run ended, where the record was written once more since then.
+    ``started``: when the handler of a finished run began; ``ended`` is when it ended, then, and else when that was
+    written.
     """
 
     state: State
@@ -75,6 +88,8 @@ class TaskState:
     rank: int | None = None
     batch: str | None = None
     ended_zxid: int | None = None
+    started: int | None = None
+    was_due: int | None = None
 
     @property
     def entry(self) -> str:
@@ -106,11 +121,10 @@ class TaskState:
         except UNREADABLE as error:
             raise _unread(path, error) from error
 
-    def with_attempt(self, outcome: str, ended: int, error: str | None) -> TaskState:
+    def with_attempt(self, outcome: str, ended: int, error: str | None, started: int | None = None) -> TaskState:
         """The record with the current delivery added to its history (the last ten are kept)."""
-        done = Attempt(
-            self.attempt, self.consumer or "", self.claimed or 0, ended, outcome, clip(error, MAX_PAST_ERROR)
-        )
+        claimed, text = claimed_before(self.claimed, started) or 0, clip(error, MAX_PAST_ERROR)
+        done = Attempt(self.attempt, self.consumer or "", claimed, ended, outcome, text, started)
         return replace(self, history=(*self.history, done)[-MAX_HISTORY:])
 
     def retry(self, default: RetryPolicy) -> RetryPolicy:
@@ -177,6 +191,7 @@ _CLAIM: Final[dict[str, checks.Check[Any]]] = {
     "lease": checks.optional(SPAN),
     "progress": checks.optional(checks.number(0, 1)),
     "note": checks.optional(checks.shown),
+    "began": checks.optional(checks.moment),
 }
 
 
@@ -205,6 +220,11 @@ def _consistent(state: TaskState) -> TaskState:
         msg = "it is claimed by nobody"
         raise ValueError(msg)
     return state
+
+
+def claimed_before(claimed: int | None, later: int | None) -> int | None:
+    """When a task was claimed, which is estimated, and may be late: no later than what came after."""
+    return claimed if claimed is None or later is None else min(claimed, later)
 
 
 def clip(text: str | None, most: int = MAX_ERROR) -> str | None:

@@ -94,6 +94,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 #: States that no consumer's work changes any more.
 ENDED = frozenset({State.FINISHED, State.DEAD, State.CANCELLED})
+#: Those in which a task has ended and was not done.
+FAILED = frozenset({State.DEAD, State.CANCELLED})
 
 
 def step(task_id: str, state: State, event: Event) -> State:

@@ -66,8 +66,8 @@ class Failure(Enum):
 class Outcome:
     """How a transaction ended: committed, refused at one operation, or unknown.
 
-    ``time`` is the server's clock at commit in milliseconds, where the transaction set data (else None);
-    ``zxid`` likewise its number. ``sent``: when the driver sent the request, by its monotonic clock.
+    ``time`` is the server's clock at commit in milliseconds, where the transaction created something or set
+    data (else None); ``zxid`` likewise its number. ``sent``: when the driver sent the request, by its monotonic clock.
     """
 
     committed: bool

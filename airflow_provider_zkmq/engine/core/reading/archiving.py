@@ -9,7 +9,6 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Procedure, St
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_archive, read_conf
 from airflow_provider_zkmq.engine.core.reading.existence import refuse_missing
-from airflow_provider_zkmq.engine.errors import ZkmqError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +35,7 @@ def zxid(context: Context) -> Procedure[int]:
     Costs one small write. Raises `ConfigError` where the queue does not exist, `OutcomeUnknown`.
     """
     yield from read_conf(context)
-    outcome = yield from tick(context)
-    if outcome.zxid is None:
-        raise ZkmqError(f"ZooKeeper did not say the number of a write to {context.paths.at('clock')}")
-    return outcome.zxid
+    return (yield from tick(context)).zxid
 
 
 def archive(context: Context) -> Procedure[Archive]:

@@ -44,18 +44,19 @@ def _is_of(context: Context, claimed: Claimed, node: Node) -> bool:
         return False
 
 
-def current_claim(context: Context, task_id: str, token: int) -> Procedure[Claimed]:
+def current_claim(context: Context, task_id: str, token: int, nonce: str | None = None) -> Procedure[Claimed]:
     """The claim that `token` stands for, as read now; how another process takes a claim over.
 
+    `nonce`: what else its holder knows of it. In servers restored from an older state another claim may have the token.
     Raises `TaskNotFound` without the task, `ClaimLost` if the token is not the current claim's.
     """
     check_name("task id", task_id)
     check_token(token)
     try:
-        return (yield from _current(context, task_id, token))
+        return (yield from _current(context, task_id, token, nonce))
     except (ClaimLost, TaskNotFound):
         yield Sync(context.paths.task(task_id))  # the server that we are connected to may lag behind
-        return (yield from _current(context, task_id, token))
+        return (yield from _current(context, task_id, token, nonce))
 
 
 def check_token(token: object) -> int:
@@ -66,7 +67,7 @@ def check_token(token: object) -> int:
     return token
 
 
-def _current(context: Context, task_id: str, token: int) -> Procedure[Claimed]:
+def _current(context: Context, task_id: str, token: int, nonce: str | None) -> Procedure[Claimed]:
     path = context.paths.task(task_id, "state")
     node, claim = yield from read_nodes((path, context.paths.task(task_id, "claim")))
     if node is None:
@@ -76,7 +77,12 @@ def _current(context: Context, task_id: str, token: int) -> Procedure[Claimed]:
     if claim is None or claim.stat.czxid != token or state.state is not State.CLAIMED:
         raise claim_lost(task_id, token, state)
     path = context.paths.task(task_id, "claim")
-    plain, ahead = _plain_claim(load_claim(path, claim.data)), taken_ahead(path, claim.data)
+    record, ahead = load_claim(path, claim.data), taken_ahead(path, claim.data)
+    plain = _plain_claim(record)
+    if nonce is not None and plain.get("nonce", nonce) != nonce:
+        raise claim_lost(task_id, token, state)
+    if claim.stat.version and not ahead and "progress" not in record:  # written once more, to say that it begins
+        plain.setdefault("began", claim.stat.mtime)
     return Claimed(task_id, token, node.stat.version, state, node.stat.ctime, ahead=ahead, claim=plain)
 
 

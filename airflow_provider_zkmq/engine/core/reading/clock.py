@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.moments import Moment, moment_of
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
-from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Multi, Outcome, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
+from airflow_provider_zkmq.engine.errors import ZkmqError
 
 #: How often the server's clock is asked for before a loose answer must do.
 CLOCK_TRIES: Final = 3
+
+
+class Tick(NamedTuple):
+    """What a write of the queue's clock tells: the server's time in milliseconds, and the transaction's number."""
+
+    time: int
+    zxid: int
 
 
 def server_time(context: Context) -> Procedure[int]:
@@ -25,24 +33,56 @@ def server_time(context: Context) -> Procedure[int]:
         known = context.clock.exact()
         if known is not None:
             return known
-        outcome = yield from tick(context)
-    return context.clock.now() or outcome.time or 0
+        told = yield from tick(context)
+    return context.clock.now() or told.time
+
+
+def ordering_time(context: Context) -> Procedure[int]:
+    """The server's clock in milliseconds, by which new tasks are put in order; off by a second at the most.
+
+    A client that has just come asks for it by one small write; what it enqueues tells it from then on.
+    """
+    for _ in range(CLOCK_TRIES):
+        known = context.clock.ordering()
+        if known is not None:
+            return known
+        told = yield from tick(context)
+    return told.time
 
 
 def now(context: Context) -> Procedure[Moment]:
     """The time by ZooKeeper's clock, in UTC. Costs one small write. Raises `QueueNotFound`."""
     yield from read_conf(context)
-    outcome = yield from tick(context)
-    return moment_of(outcome.time or 0)
+    return moment_of((yield from tick(context)).time)
 
 
-def tick(context: Context) -> Procedure[Outcome]:
-    """Write the queue's clock: the outcome tells the server's time and the transaction number (zxid) of now."""
+def now_below(root: str) -> Procedure[Moment]:
+    """The time by ZooKeeper's clock, in UTC, whatever queues there are.
+
+    Costs one small write, which leaves nothing; where there is no root, that is created. Queues have no such name.
+    """
+    path = f"{root}/~now"
+    multi = Multi((Create(path), SetData(path, b"", -1), Delete(path)))
+    outcome = yield from transact(multi, never)
+    if outcome.failure is Failure.NO_NODE:
+        yield EnsureRoot(root)
+        outcome = yield from transact(multi, never)
+    if not outcome.committed:
+        raise refused("reading the server's clock", outcome, multi)
+    if outcome.time is None:
+        raise ZkmqError(f"ZooKeeper did not say the time of a write to {path}")
+    return moment_of(outcome.time)
+
+
+def tick(context: Context) -> Procedure[Tick]:
+    """Write the queue's clock: the server's time and the transaction number (zxid) of now."""
     multi = Multi((SetData(context.paths.at("clock"), b"", -1),))
     outcome = yield from transact(multi, never)
     if outcome.failure is Failure.NO_NODE and (yield from restored(context, multi.ops[0].path)):
         outcome = yield from transact(multi, never)
     if not outcome.committed:
         raise refused("reading the server's clock", outcome, multi)
+    if outcome.time is None or outcome.zxid is None:
+        raise ZkmqError(f"ZooKeeper did not say the time and the number of a write to {multi.ops[0].path}")
     context.clock.learn(outcome)
-    return outcome
+    return Tick(outcome.time, outcome.zxid)

@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+from airflow_provider_zkmq.engine.core.model.records import claimed_before
 from airflow_provider_zkmq.engine.core.protocol.ops import Stat
-from airflow_provider_zkmq.engine.core.reading.inspect import ended_ms, status_at
+from airflow_provider_zkmq.engine.core.reading.inspect import ended_ms, started_ms, with_success
+from airflow_provider_zkmq.engine.core.reading.lapsed import status_at
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 
@@ -43,7 +45,27 @@ def _field(name: str) -> Column:
 
 
 def _ended_ms(row: Row) -> int | None:
-    return ended_ms(row.record["state"], row.record["ended"], row.record["ended_zxid"], row.stat)
+    record = row.record
+    return ended_ms(record["state"], record["started"], record["ended"], record["ended_zxid"], row.stat)
+
+
+def _claimed_ms(row: Row) -> int | None:
+    return claimed_before(row.record["claimed"], _ended_ms(row))
+
+
+def _started_ms(row: Row) -> int | None:
+    return started_ms(row.record["state"], row.record["started"], _claimed_ms(row))
+
+
+def _history(row: Row) -> object:
+    record = row.record
+    times = (_claimed_ms(row), record["started"], _ended_ms(row))
+    return with_success(record["state"], record["history"], (record["attempt"], record["consumer"], *times))
+
+
+def _due_ms(row: Row) -> object:
+    due = row.record["due"]
+    return row.record["was_due"] if due is None else due
 
 
 def _status(row: Row) -> object:
@@ -51,6 +73,8 @@ def _status(row: Row) -> object:
     return status_at(row.past, record["state"], record["due"], record["dedupe"], requeue=record["requeue"])
 
 
+#: What tells when a run ended.
+_ENDED: Final = ("state", "started", "ended", "ended_zxid")
 #: By the names of what they are in `Task`.
 COLUMNS: Final[dict[str, Column]] = {
     "id": Column(lambda row: row.id),
@@ -62,13 +86,14 @@ COLUMNS: Final[dict[str, Column]] = {
     "metadata": Column(lambda row: row.metadata, part="metadata"),
     "data": Column(lambda row: row.data, part="data"),
     "result": Column(lambda row: row.result, part="result"),
-    "error": _field("error"),
+    "error": Column(lambda row: row.record["error"], ("error", "consumer")),
     "consumer": _field("consumer"),
     "enqueued_ms": Column(lambda row: row.enqueued, part="enqueued"),
-    "claimed_ms": _field("claimed"),
-    "ended_ms": Column(_ended_ms, ("state", "ended", "ended_zxid")),
-    "due_ms": _field("due"),
-    "history": _field("history"),
+    "claimed_ms": Column(_claimed_ms, ("claimed", *_ENDED)),
+    "started_ms": Column(_started_ms, ("claimed", *_ENDED)),
+    "ended_ms": Column(_ended_ms, _ENDED),
+    "due_ms": Column(_due_ms, ("due", "was_due")),
+    "history": Column(_history, ("history", "attempt", "consumer", "claimed", *_ENDED)),
     "version": Column(lambda row: row.stat.mzxid),
     "dedupe_ms": _field("dedupe"),
     "batch": _field("batch"),
@@ -91,9 +116,9 @@ class Plan:
 
     @classmethod
     def of(cls, names: Collection[str]) -> Self:
-        """What these columns take. The state is always read: what has none is no task's record."""
+        """What these columns take. The state is always read, and what may have ended it: what has none is no task's."""
         columns = [COLUMNS[name] for name in names]
-        fields = dict.fromkeys(["state", *(field for column in columns for field in column.fields)])
+        fields = dict.fromkeys(["state", "lease", *(field for column in columns for field in column.fields)])
         return cls(tuple(fields), frozenset(column.part for column in columns if column.part is not None))
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.conf import Conf
-from airflow_provider_zkmq.engine.core.model.durations import seconds, spell_seconds
+from airflow_provider_zkmq.engine.core.model.durations import SHORTEST_INTERVAL, seconds, spell_seconds
 from airflow_provider_zkmq.engine.core.model.paths import LAYOUT
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, load
@@ -126,7 +126,7 @@ def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
         policy=policy,
         policy_error=policy_error,
         gc_lifetime=_number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME),
-        gc_interval=_number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL),
+        gc_interval=max(SHORTEST_INTERVAL, _number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL)),
         paused=nodes["paused"] is not None,
         lock=_number(context, nodes, "lock", 0.0) or None,
         order=_known_order(context, _data(nodes["order"])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
@@ -11,6 +12,7 @@ from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR, entry_task
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure, Stat
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.lapsed import count_scheduled, lapsed_tasks
 from airflow_provider_zkmq.engine.core.reading.nodes import list_children, read_stats
 from airflow_provider_zkmq.engine.errors import ConfigError
 
@@ -25,7 +27,17 @@ def as_state(state: State | str | None) -> State | None:
 
 
 def task_ids(context: Context, state: State | None) -> Procedure[list[str]]:
-    """The ids of the tasks in a state, from where they are listed; all of them without one.
+    """The ids of the tasks in a state, as they are now (`reading.lapsed`); all of them without one."""
+    listed = yield from listed_ids(context, state)
+    if state not in {State.INSERTED, State.CLAIMED, State.DEAD}:
+        return listed
+    lapsed = yield from lapsed_tasks(context)
+    others = [task_id for task_id in listed if task_id not in lapsed]
+    return others + [task_id for task_id, now in lapsed.items() if now is state]
+
+
+def listed_ids(context: Context, state: State | None) -> Procedure[list[str]]:
+    """The ids of the tasks whose records have a state, from where they are listed; all of them without one.
 
     A state's lists are read in the order in which tasks go from one to the other, so that none is missed on its way.
     """
@@ -85,23 +97,25 @@ def _claimed_ids(context: Context) -> Procedure[list[str]]:
 def counts(context: Context) -> Procedure[dict[str, int]]:
     """How many tasks are in each state, ``scheduled`` being the part of ``inserted`` that waits for its time.
 
-    Read from Stats, in requests that grow with lanes and consumers, not with tasks. Raises `ConfigError` where
+    Read from Stats, in requests that grow with lanes and consumers, not with tasks; but of claims with a deadline each
+    is read once, and again when it may have ended: what has is counted as what follows it. Raises `ConfigError` where
     the queue does not exist.
     """
     yield from read_conf(context)
     pending = yield from _count_lanes(context)
-    scheduled = yield from _count_two(context, "scheduled")
+    delayed, scheduled = yield from count_scheduled(context, (yield from _parts(context, "scheduled")))
     finished = (yield from _count_two(context, "finished")) + (yield from _count_two(context, "requeued"))
     cancelled = yield from _count_two(context, "cancelled")
     consumers = sorted((yield Children(context.paths.at("consumers"))) or ())
     stats = yield from read_stats([context.paths.consumer(name, "current") for name in consumers])
     dlq, leases = yield from read_stats((context.paths.at("dlq"), context.paths.at("leases")))
+    lapsed = Counter((yield from lapsed_tasks(context)).values())
     return {
-        "inserted": pending + scheduled,
+        "inserted": pending + delayed + lapsed[State.INSERTED],
         "scheduled": scheduled,
-        "claimed": _sum(stats) + _sum([leases]),
+        "claimed": _sum(stats) + _sum([leases]) - lapsed.total(),
         "finished": finished,
-        "dead": _sum([dlq]),
+        "dead": _sum([dlq]) + lapsed[State.DEAD],
         "cancelled": cancelled,
     }
 

@@ -85,15 +85,14 @@ def _reasons(conf: Conf, task: Task, now: int, verdicts: tuple[ConsumerVerdict, 
 def _waiting(conf: Conf, task: Task, now: int, verdicts: tuple[ConsumerVerdict, ...]) -> Iterator[str]:
     if conf.paused:
         yield "the queue is paused; resume hands out tasks again"
-    if task.due_ms is not None:
+    if task.status is Status.QUEUED_WITH_BACKOFF:
         why = f"backoff after: {task.error}" if task.error else "its delay"
-        due = task.due_ms - now
-        yield f"it is not to be handled for another {_span(due)} ({why})" if due > 0 else "it has just come due"
+        yield f"it is not to be handled for another {_span((task.due_ms or now) - now)} ({why})"
     if not verdicts:
         yield "no live consumer is registered"
     elif all(verdict.refuses for verdict in verdicts):
         yield "no live consumer accepts it"
-    elif not conf.paused and task.due_ms is None:
+    elif not conf.paused and task.status is Status.QUEUED:
         yield "it waits for its turn"
 
 

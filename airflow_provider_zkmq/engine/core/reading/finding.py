@@ -53,7 +53,7 @@ def find_matching(
                 context.run.report(context.paths.base, f"{error}; tasks that match {str(wanted)!r} are waited for")
             warned = True
             if not (yield from exists(context, deadline.left)):
-                msg = f"queue {context.queue!r} did not come in time: {error}"
+                msg = f"queue {context.queue!r} did not come within {deadline}: {error}"
                 raise WaitTimeout(msg, left=[str(wanted)]) from None
 
 
@@ -70,7 +70,7 @@ def _found(search: _Search, count: int, deadline: Deadline) -> Procedure[list[st
             if len(matching) >= count:
                 return matching
             if deadline.passed:
-                raise search.not_in_time(len(matching), count)
+                raise search.not_in_time(len(matching), count, deadline)
             yield from deadline.wait(mine, seen)
     finally:
         search.stop_watching(list(search.early), mine)
@@ -138,11 +138,11 @@ class _Search:
     def _paths(self, names: Sequence[str]) -> list[str]:
         return [self.context.paths.task(name, "state") for name in names]
 
-    def not_in_time(self, there: int, wanted: int) -> WaitTimeout:
+    def not_in_time(self, there: int, wanted: int, deadline: Deadline) -> WaitTimeout:
         """The error for too few of them."""
         later = "" if self.since is None else f", enqueued since {moment_of(self.since)}"
         return WaitTimeout(
             f"queue {self.context.queue!r} has {there} task(s) that match {self.selector}{later}; {wanted} did not "
-            "come in time",
+            f"come within {deadline}",
             left=[str(self.selector)],
         )

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.letters import Letter
 from airflow_provider_zkmq.engine.core.model.moments import moment_of, optional_moment_of
 from airflow_provider_zkmq.engine.core.model.numbers import optional_whole_number
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load, load_claim
+from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, claimed_before, load, load_claim
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State, Status, derive_status
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.reading.chosen import chosen
-from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
+from airflow_provider_zkmq.engine.core.reading.lapsed import lapsed_among, status_of, why_ended
+from airflow_provider_zkmq.engine.core.reading.members import member_ids
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked, unless_corrupt
 from airflow_provider_zkmq.engine.core.reading.trees import PARTS, WHOLE_AT_ONCE, at_once, read_trees
 from airflow_provider_zkmq.engine.errors import TaskNotFound
@@ -31,10 +32,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task as it was read. Times are the server's; ``version`` is the record's zxid.
+    """A task as it is, by the server's clock. Times are the server's; ``version`` is the record's zxid.
 
-    ``enqueued_ms``, ``claimed_ms``, ``ended_ms`` and ``due_ms`` (it is not to be handled before) are milliseconds since
-    1970; ``enqueued_at``, ``claimed_at``, ``ended_at`` and ``due_at`` the same as pendulum's DateTime, in UTC.
+    A backoff that is over is none, and a claim whose lease or lock has ended is what follows it (`reading.lapsed`).
+
+    ``enqueued_ms``, ``claimed_ms``, ``started_ms``, ``ended_ms`` and ``due_ms`` (it is not, or was not, to be handled
+    before) are milliseconds since 1970; ``enqueued_at``, ``claimed_at``, ``started_at``, ``ended_at`` and ``due_at``
+    the same as pendulum's DateTime, in UTC.
+
+    ``history``: the deliveries that have ended, the last ten that failed and the one that succeeded, also those of
+    earlier runs of the same id.
 
     ``progress`` (0 to 1) and ``note`` are what its handler reported last; ``dedupe_ms``: until when an enqueue of
     the same id is refused although it is finished; ``batch``: the batch it was enqueued with.
@@ -61,6 +68,7 @@ class Task:
     note: str | None = None
     dedupe_ms: int | None = None
     batch: str | None = None
+    started_ms: int | None = None
 
     @property
     def enqueued_at(self) -> DateTime:
@@ -73,13 +81,22 @@ class Task:
         return optional_moment_of(self.claimed_ms)
 
     @property
+    def started_at(self) -> DateTime | None:
+        """When the handler began that finished it, or that has it: later than the claim of what was claimed ahead.
+
+        None for any other task, and while others have it, who tell when they are done. Of what was completed without
+        a handler, when it was claimed. It is the server's time as far as the consumer's client knew it.
+        """
+        return optional_moment_of(self.started_ms)
+
+    @property
     def ended_at(self) -> DateTime | None:
-        """When it ended; None until then."""
+        """When it ended, of a finished task when its handler did; None until then."""
         return optional_moment_of(self.ended_ms)
 
     @property
     def due_at(self) -> DateTime | None:
-        """Before when it is not to be handled; None where it may be at once."""
+        """Before when it is not, or was not, to be handled; None where it could be at once."""
         return optional_moment_of(self.due_ms)
 
 
@@ -122,6 +139,9 @@ def _content(context: Context, task_id: str, tree: _Tree, *, strict: bool) -> _C
 
 def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task:
     stat, state = tree.state.stat, content.state
+    ended = ended_ms(state.state, state.started, state.ended, state.ended_zxid, stat)
+    claimed = claimed_before(state.claimed, ended)
+    success = (state.attempt, state.consumer, claimed, state.started, ended)
     came = stat if tree.data is None else tree.data.stat  # the data's znode is made anew for each run of the same id
     return Task(
         id=task_id,
@@ -136,15 +156,16 @@ def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task
         error=state.error,
         consumer=state.consumer,
         enqueued_ms=came.ctime,
-        claimed_ms=state.claimed,
-        ended_ms=ended_ms(state.state, state.ended, state.ended_zxid, stat),
-        due_ms=state.due,
-        history=state.history,
+        claimed_ms=claimed,
+        ended_ms=ended,
+        due_ms=state.was_due if state.due is None else state.due,
+        history=with_success(state.state, state.history, success),
         version=stat.mzxid,
         progress=content.claim.get("progress"),
         note=content.claim.get("note"),
         dedupe_ms=state.dedupe,
         batch=state.batch,
+        started_ms=started_ms(state.state, state.started, claimed),
     )
 
 
@@ -158,29 +179,32 @@ def task_of_letter(path: str, letter: Letter) -> Task:
     return _build(letter.task_id, _Tree(record, data, None, result, None), content, status)
 
 
-def ended_ms(state: State, ended: int | None, ended_zxid: int | None, stat: Stat) -> int | None:
-    """When a run ended: when its record was written, unless that was written once more for a run in escrow."""
+#: What a finished record tells of the delivery that succeeded: number, consumer, when it was claimed, begun and ended.
+Success: TypeAlias = tuple[int, str | None, int | None, int | None, int | None]
+
+
+def with_success(state: State, history: tuple[Attempt, ...], success: Success) -> tuple[Attempt, ...]:
+    """The deliveries that have ended, also the one that finished the run, which its record tells of by itself."""
+    number, consumer, claimed, started, ended = success
+    if state is not State.FINISHED or claimed is None or ended is None:
+        return history
+    return (*history, Attempt(number, consumer or "", claimed, ended, "finished", None, started))
+
+
+def started_ms(state: State, started: int | None, claimed: int | None) -> int | None:
+    """When the handler of a finished run began; where nobody told, when it was claimed."""
+    return claimed if started is None and state is State.FINISHED else started
+
+
+def ended_ms(state: State, started: int | None, ended: int | None, ended_zxid: int | None, stat: Stat) -> int | None:
+    """When a run ended: when its handler did, else when its record was written, though not once more for another run.
+
+    The settlements of handlers may wait for each other, and for a server.
+    """
     if state not in ENDED:
         return None
-    return stat.mtime if ended_zxid is None else ended or stat.mtime
-
-
-def status_of(context: Context, state: TaskState) -> Procedure[Status]:
-    """Carmine's word for a record; a dedupe window is judged by the server's clock."""
-    past = 0 if state.dedupe is None else (yield from certainly_past(context))
-    return status_at(past, state.state, state.due, state.dedupe, requeue=state.requeue)
-
-
-def certainly_past(context: Context) -> Procedure[int]:
-    """A time of the server's clock that has certainly come."""
-    now = yield from server_time(context)
-    return context.clock.certainly_past(now)
-
-
-def status_at(past: int, state: State, due: int | None, dedupe: int | None, *, requeue: bool) -> Status:
-    """Carmine's word for what a record says, by the server's clock."""
-    window = dedupe is not None and dedupe > past
-    return derive_status(state, scheduled=due is not None, requeue=requeue, window=window)
+    own = started is not None or ended_zxid is not None
+    return (ended if own else None) or stat.mtime
 
 
 def read_task(context: Context, task_id: str) -> Procedure[Task]:
@@ -202,11 +226,23 @@ def read_many(
     """The tasks among `ids` that exist, in order; what is malformed is reported and left out (`strict`: raised)."""
     tasks: list[Task] = []
     for chunk in chunked(ids, at_once(parts)):
+        held: dict[str, TaskState] = {}
+        read: list[Task] = []
         for task_id, nodes in (yield from read_trees(context, chunk, parts)):
             task = yield from assemble(context, task_id, nodes, strict=strict)
             if task is not None:
-                tasks.append(task)
+                read.append(task)
+            if task is not None and task.state is State.CLAIMED and nodes[0] is not None:
+                held[task_id] = TaskState.decode(task_id, nodes[0].data)
+        lapsed = yield from lapsed_among(context, held)
+        tasks += [_lapsed(task, lapsed[task.id]) if task.id in lapsed else task for task in read]
     return tasks
+
+
+def _lapsed(task: Task, state: State) -> Task:
+    """A task whose claim has ended by its deadline, as what it is now."""
+    task = replace(task, error=why_ended(task.consumer), consumer=None, claimed_ms=None, progress=None, note=None)
+    return replace(task, state=state, status=derive_status(state, scheduled=False))
 
 
 def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict: bool) -> Procedure[Task | None]:
@@ -226,18 +262,22 @@ def list_tasks(
     *,
     state: State | str | None = None,
     selector: Selector | str | None = None,
+    batch: str | None = None,
     limit: int | None = None,
 ) -> Procedure[list[Task]]:
     """Tasks in `state` (default: any) that `selector` accepts, at most `limit`. Not a snapshot of one moment.
 
-    Raises `ConfigError` for an unknown state or selector, a negative limit, or where the queue does not exist.
+    `batch`: only its members, in the order of their ids; those that were collected or dropped are gone.
+    Raises `ConfigError` for an unknown state or selector, a negative limit, or where the queue does not exist;
+    `TaskNotFound` for a batch that does not exist.
     """
     most = optional_whole_number("limit", limit)
     wanted = yield from chosen(context, state, selector)
     tasks: list[Task] = []
-    for chunk in chunked((yield from task_ids(context, wanted.state)), WHOLE_AT_ONCE):
+    ids = (yield from task_ids(context, wanted.state)) if batch is None else (yield from member_ids(context, batch))
+    for chunk in chunked(ids, WHOLE_AT_ONCE):
         read = yield from read_many(context, chunk)
-        tasks += [task for task in read if wanted.accepts(task.state, task.filters)]
+        tasks += [task for task in read if wanted.accepts(task.state, task.filters) and batch in {None, task.batch}]
         if most is not None and len(tasks) >= most:
             return tasks[:most]
     return tasks

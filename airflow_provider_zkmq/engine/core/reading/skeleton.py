@@ -42,6 +42,7 @@ def create_skeleton(context: Context, conf: dict[str, bytes], marks: Iterable[st
     for name in marks:
         ops.create(context.paths.at(name), MARKS[name])
     outcome = yield from transact(ops.multi(), never)
+    context.clock.learn(outcome)
     if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
         raise refused("creating the queue", outcome, ops.multi())
     return bool(outcome.committed)

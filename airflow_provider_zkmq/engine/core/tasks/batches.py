@@ -31,9 +31,10 @@ from airflow_provider_zkmq.engine.core.protocol.writes import (
 from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
+from airflow_provider_zkmq.engine.core.reading.wait import failed_too
 from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.writing.closing import close_after, close_batch, load_batch
-from airflow_provider_zkmq.engine.core.writing.draft import Tree, pack
+from airflow_provider_zkmq.engine.core.writing.draft import Tree, pack, stamped
 from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskNotFound, WaitTimeout
 
 #: Stands among the open members while they are being written; no task can have this name.
@@ -75,6 +76,8 @@ def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Pr
     `DuplicateTask` for a batch that another call wrote.
     """
     base = context.paths.batch(name)
+    if then is not None:
+        yield from stamped(context, then)
     multi = _opening(base, then, nonce)
 
     def ours() -> Procedure[Outcome | None]:
@@ -185,8 +188,9 @@ def read_batch(context: Context, name: str) -> Procedure[Batch]:
 def _not_done(context: Context, batch: Batch, deadline: Deadline) -> Procedure[WaitTimeout]:
     names = sorted((yield Children(context.paths.batch(batch.name, "open"))) or ())
     left = [name for name in names if name != WRITING]
+    failed = sorted((yield Children(context.paths.batch(batch.name, "failed"))) or ())
     why = f"{len(left)} task(s) open" if batch.written else "it was never written to its end: repeat what writes it"
-    msg = f"batch {batch.name!r} of queue {context.queue!r} was not done within {deadline}: {why}"
+    msg = f"batch {batch.name!r} of queue {context.queue!r} was not done within {deadline}: {why}{failed_too(failed)}"
     return WaitTimeout(msg, left=left)
 
 

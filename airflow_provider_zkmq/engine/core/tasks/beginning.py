@@ -17,8 +17,9 @@ from airflow_provider_zkmq.engine.core.model.notes import taken_ahead
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Post, Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Multi
 from airflow_provider_zkmq.engine.core.reading.claims import claim_lost
+from airflow_provider_zkmq.engine.core.reading.lapsed import lease_path, mark_path
 from airflow_provider_zkmq.engine.core.tasks.holding import check_and_set
-from airflow_provider_zkmq.engine.core.writing.pieces import beginning, lease_path, mark_path
+from airflow_provider_zkmq.engine.core.writing.pieces import beginning
 from airflow_provider_zkmq.engine.errors import ClaimLost, TransportError, ZkmqError
 
 #: Of a claim that was asked for longer ago it is not taken for granted that it is ours still: its session may be over.
@@ -35,6 +36,7 @@ def begin(context: Context, claimed: Claimed) -> Procedure[None]:
     """
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)
+    claimed.began = context.run.monotonic()
     if claimed.ahead:
         if not (yield from _post(context, claimed)):
             yield from _acknowledged(context, claimed)

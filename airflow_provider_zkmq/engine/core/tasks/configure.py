@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.checks import MAX_ZXID
-from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds, spell_seconds
+from airflow_provider_zkmq.engine.core.model.durations import Duration, interval_seconds, seconds, spell_seconds
 from airflow_provider_zkmq.engine.core.model.filters import FilterType, check_types, encode_types
 from airflow_provider_zkmq.engine.core.model.numbers import whole_number
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -43,13 +43,13 @@ def configure(
     """Create the queue if it does not exist and set the given values; what is not given stays as it is.
 
     ``filters`` replaces the declaration of filter types. ``task_gc_lifetime``: how long a finished task is kept,
-    ``task_gc_interval``: how often clean-up runs; seconds or a duration. ``policy``: when failed tasks run again.
-    ``lock``: how long a claim holds without being extended, also while its session lives (0: without bound, the
-    default). ``order``: ``"fifo"``: claims happen in the order in which enqueues were committed; ``"default"``: nearly
-    so, consumers keeping out of each other's way. ``archive=True``: the queue is archived, so that clean-up keeps what
-    no archive holds, also before the first run of one; ``False``: it is not any more, and clean-up waits for none.
-    ``follow=True``: streams follow what ends here, so that runs which leave before their time (redriven, dropped, run
-    anew) are kept for them for as long as ended tasks are.
+    ``task_gc_interval``: how often clean-up runs, every second at the most; seconds or a duration. ``policy``: when
+    failed tasks run again. ``lock``: how long a claim holds without being extended, also while its session lives (0:
+    without bound, the default). ``order``: ``"fifo"``: claims happen in the order in which enqueues were committed;
+    ``"default"``: nearly so, consumers keeping out of each other's way. ``archive=True``: the queue is archived, so
+    that clean-up keeps what no archive holds, also before the first run of one; ``False``: it is not any more, and
+    clean-up waits for none. ``follow=True``: streams follow what ends here, so that runs which leave before their time
+    (redriven, dropped, run anew) are kept for them for as long as ended tasks are.
     Raises `ConfigError` for values that are refused; then nothing is written.
     """
     values: dict[str, bytes] = {}
@@ -58,7 +58,7 @@ def configure(
     if task_gc_lifetime is not None:
         values["task_gc_lifetime"] = spell_seconds(seconds("task_gc_lifetime", task_gc_lifetime))
     if task_gc_interval is not None:
-        values["task_gc_interval"] = spell_seconds(seconds("task_gc_interval", task_gc_interval))
+        values["task_gc_interval"] = spell_seconds(interval_seconds("task_gc_interval", task_gc_interval))
     if policy is not None:
         values["policy"] = policy.encode()
     if lock is not None:

@@ -11,9 +11,10 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.members import member_id
 from airflow_provider_zkmq.engine.core.tasks.batches import Opened, open_batch, seal_batch
 from airflow_provider_zkmq.engine.core.tasks.bulk import write_trees
-from airflow_provider_zkmq.engine.core.tasks.repeat import Call, begin, told
+from airflow_provider_zkmq.engine.core.tasks.repeat import Call, begin, check_written, told
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare
 from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, Unavailable
 
@@ -93,6 +94,7 @@ def _write_batch(
             ended = set((yield Children(context.paths.batch(name, "failed"))) or ())
             call.done(tree for tree in trees if tree.task_id in ended)  # whatever became of it since, it has ended
         yield from write_trees(context, trees, call)
+        check_written(context, call)
         yield from seal_batch(context, name, len(trees))
     return [tree.task_id for tree in trees]
 
@@ -100,7 +102,7 @@ def _write_batch(
 def _member(batch: str, number: int, message: Message) -> Message:
     if not isinstance(message, Message) or message.task_id is not None:
         return message
-    return replace(message, task_id=f"{batch}.{number:06d}")
+    return replace(message, task_id=member_id(batch, number))
 
 
 def prepare_many(context: Context, messages: Sequence[Message], batch: str | None = None) -> Procedure[list[Tree]]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
-from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Multi, Outcome
+from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Multi, Outcome, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, current_claim
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES
@@ -63,7 +64,7 @@ def still_ours(context: Context, claimed: Claimed, verb: str = "") -> Procedure[
     Where an earlier try of `verb` is what ended the claim, its reply having been lost: the record that it left.
     """
     try:
-        now = yield from current_claim(context, claimed.task_id, claimed.token)
+        now = yield from current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
     except (ClaimLost, TaskNotFound) as error:
         happened = yield from settled_before(context, claimed, verb)
         context.claims.let_go(claimed)
@@ -94,6 +95,13 @@ def settled_before(context: Context, claimed: Claimed, verb: str) -> Procedure[T
         claimed.unsure, claimed.forgotten = False, True
         raise OutcomeUnknown(str(over(claimed)))
     return state if claimed.nonces.get(verb) in state.settled else None
+
+
+def telling(context: Context, state: TaskState) -> Procedure[list[WriteOp]]:
+    """What tells the consumer of a claimed task, which watches this znode, that it loses it; a dead one is not told."""
+    path = context.paths.consumer(state.consumer or "", "current")
+    there = state.state is State.CLAIMED and (yield Exists(path)) is not None
+    return [SetData(path, b"")] if there else []
 
 
 def over(claimed: Claimed) -> ClaimLost:

@@ -12,8 +12,9 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Failure, Ops, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, current_claim
+from airflow_provider_zkmq.engine.core.reading.lapsed import lease_path
 from airflow_provider_zkmq.engine.core.tasks.holder import Holding
-from airflow_provider_zkmq.engine.core.writing.pieces import lease_path, notes_of
+from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 
@@ -41,20 +42,22 @@ def extend(context: Context, claimed: Claimed, lease: Duration) -> Procedure[Non
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)
     if claimed.state.lease is None:
-        yield from current_claim(context, claimed.task_id, claimed.token)
+        yield from current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
         return
     record = dump({"seconds": span, "consumer": claimed.state.consumer})
-    yield from check_and_set(context, claimed, SetData(lease_path(context, claimed.state), record))
+    # The deadline outlives the ephemeral of a session that has ended: until a rescue, only the claim's znode tells.
+    held = [Check(context.paths.task(claimed.task_id, "claim"))]
+    yield from check_and_set(context, claimed, SetData(lease_path(context, claimed.state), record), held)
 
 
-def check_and_set(context: Context, claimed: Claimed, op: SetData, notes: Sequence[WriteOp] = ()) -> Procedure[None]:
-    """Write to a znode of the claim while it is the current one."""
+def check_and_set(context: Context, claimed: Claimed, op: SetData, more: Sequence[WriteOp] = ()) -> Procedure[None]:
+    """Write to a znode of the claim while it is the current one; `more`: what else has to hold for that."""
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)
     holding = Holding(context, claimed, f"writing to the claim of task {claimed.task_id!r}")
     while True:
         tried = claimed.version
-        ops = Ops([Check(context.paths.task(claimed.task_id, "state"), tried), *notes, op])
+        ops = Ops([Check(context.paths.task(claimed.task_id, "state"), tried), *more, op])
         outcome = yield from transact(ops.multi(), never)
         if outcome.committed:
             context.clock.learn(outcome)

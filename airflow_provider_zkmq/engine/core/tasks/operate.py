@@ -1,8 +1,8 @@
-"""What an operator does to tasks: cancel, redrive, replace, drop, clear."""
+"""What an operator does to tasks: cancel, take away, redrive, replace, drop, clear."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -11,24 +11,43 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import encode_data
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.model.states import Event, State, step
+from airflow_provider_zkmq.engine.core.model.states import TRANSITIONS, Event, State, step
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, SetData, WriteOp
-from airflow_provider_zkmq.engine.core.reading.clock import server_time
+from airflow_provider_zkmq.engine.core.reading.clock import ordering_time, server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.reading.counts import as_state, task_ids
-from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, chunked, read_beside, read_whole
+from airflow_provider_zkmq.engine.core.reading.counts import as_state, listed_ids
+from airflow_provider_zkmq.engine.core.reading.many import checked_ids
+from airflow_provider_zkmq.engine.core.reading.nodes import (
+    Record,
+    Unread,
+    chunked,
+    read_beside,
+    read_records,
+    read_whole,
+)
+from airflow_provider_zkmq.engine.core.tasks.holder import telling
 from airflow_provider_zkmq.engine.core.writing import transitions
-from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
+from airflow_provider_zkmq.engine.core.writing.commit import anew, commit, send_together
+from airflow_provider_zkmq.engine.core.writing.escrow import next_run
 from airflow_provider_zkmq.engine.core.writing.letters import with_letter
 from airflow_provider_zkmq.engine.core.writing.plan import Plan
 from airflow_provider_zkmq.engine.core.writing.record import Current, next_record
 from airflow_provider_zkmq.engine.core.writing.rejoining import rejoin
-from airflow_provider_zkmq.engine.errors import CorruptRecord, IllegalTransition, TaskNotFound
+from airflow_provider_zkmq.engine.errors import (
+    CorruptRecord,
+    IllegalTransition,
+    OutcomeUnknown,
+    TaskNotFound,
+    Unavailable,
+    ZkmqError,
+)
 
 #: What becomes of a corrupt task, for the report.
 _KEPT: Final = "it is kept"
+#: So many tasks are redriven at a time.
+REDRIVEN_TOGETHER: Final = 64
 #: Makes the plan for a task as it was just read.
 Build: TypeAlias = Callable[[Current], Procedure[Plan]]
 
@@ -50,8 +69,12 @@ def read_current(context: Context, task_id: str) -> Procedure[tuple[Current, int
     return Current(task_id, node.stat.version, state, zxid=node.stat.mzxid), node.stat.mzxid
 
 
-def _change(context: Context, task_id: str, what: str, build: Build, version: int | None = None) -> Procedure[None]:
+def _change(
+    context: Context, task_id: str, what: str, build: Build, version: int | None = None
+) -> Procedure[TaskState]:
     """Read a task, and commit what `build` makes of it; read it again while it changes under our eyes.
+
+    Returns the record that was written last, of a deleted task the one that was read.
 
     `version`: only if it is still what was read as `Task.version`; else `IllegalTransition`.
     """
@@ -62,7 +85,7 @@ def _change(context: Context, task_id: str, what: str, build: Build, version: in
             raise _changed(current)
         verdict = yield from commit((yield from build(current)), anew(partial(build, current)))
         if verdict.refusal is None:
-            return
+            return verdict.after or current.state
         yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, mzxid)
 
 
@@ -98,13 +121,42 @@ def _with_claim(context: Context, current: Current) -> Procedure[Current]:
 
 
 def _notice(context: Context, current: Current) -> Procedure[list[WriteOp]]:
-    """Drop the run in escrow, and tell the consumer, which watches this znode; a dead one needs no telling."""
+    """Drop the run in escrow, and tell the consumer."""
     ops: list[WriteOp] = [Delete(context.paths.task(current.task_id, "requeue"))] if current.state.requeue else []
-    if current.state.state is State.CLAIMED:
-        path = context.paths.consumer(current.state.consumer or "", "current")
-        if (yield Exists(path)) is not None:
-            ops.append(SetData(path, b""))
-    return ops
+    return [*ops, *(yield from telling(context, current.state))]
+
+
+def revoke(
+    context: Context, task_id: str, error: str | None = None, *, retry: bool = True, version: int | None = None
+) -> Procedure[State]:
+    """Take a claimed task from whoever holds it, and give it back to its place; returns the new state.
+
+    Its consumer is told, and can settle it no more. The delivery counts as no attempt; with an `error` it has failed:
+    the task runs again by its policy, or is dead, with ``retry=False`` in any case. `version`: only if the task is
+    still what was read as `Task.version`. Raises `TaskNotFound`, or `IllegalTransition` for a task that is not claimed,
+    or in another version.
+    """
+    conf, rand = (yield from read_conf(context)), context.run.random()
+
+    def build(current: Current) -> Procedure[Plan]:
+        step(task_id, current.state.state, Event.RELEASE)
+        guards, nonce = (yield from telling(context, current.state)), context.marks.nonce()
+        current = yield from _with_claim(context, current)
+        if error is None:
+            return (yield from transitions.release(context, current, nonce, None, guards))
+        now = yield from server_time(context)
+        state = current.state.with_attempt("failed", now, error)
+        current, policy = current.with_state(state), state.retry(conf.policy)
+        if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
+            due = now + int(policy.backoff(state.attempt, rand) * 1000)
+            return (yield from transitions.fail(context, current, nonce, error, due if due > now else None, guards))
+        if state.requeue:
+            return (yield from next_run(context, current, nonce, guards))
+        return (yield from transitions.bury(context, current, Event.FAIL_FINAL, nonce, error, now, guards))
+
+    after = yield from _change(context, task_id, "taking away of", build, version)
+    context.listings.restock(context.paths.entry(after.place).rpartition("/")[0])
+    return after.state
 
 
 def redrive(
@@ -119,16 +171,61 @@ def redrive(
     """
     extra = [] if data is None else [_payload(context, task_id, encode_data("data", data))]
 
-    def build(current: Current) -> Procedure[Plan]:
-        step(task_id, current.state.state, Event.REDRIVE)
-        yield from read_conf(context)
-        entry = entry_name(context.marks.stamp(), task_id)
-        members = yield from rejoin(context, current)
-        batch = current.state.batch if members else None
-        plan = yield from transitions.redrive(context, current, entry, extra, batch)
-        return (yield from with_letter(context, current, Plan([*plan.changes, *members])))
+    yield from _change(context, task_id, "redrive of", partial(_redriving, context, extra), version)
 
-    yield from _change(context, task_id, "redrive of", build, version)
+
+def _redriving(context: Context, extra: list[WriteOp], current: Current) -> Procedure[Plan]:
+    step(current.task_id, current.state.state, Event.REDRIVE)
+    yield from read_conf(context)
+    entry = entry_name(context.marks.stamp((yield from ordering_time(context))), current.task_id)
+    members = yield from rejoin(context, current)
+    batch = current.state.batch if members else None
+    plan = yield from transitions.redrive(context, current, entry, extra, batch)
+    return (yield from with_letter(context, current, Plan([*plan.changes, *members])))
+
+
+def redrive_many(context: Context, task_ids: Sequence[str]) -> Procedure[dict[str, ZkmqError]]:
+    """Redrive tasks in their order, a group at a time; returns those that could not be, each with why.
+
+    Each task is redriven by itself, as by `redrive`, in a transaction of its own: those of a group are on their way
+    together. Why: `TaskNotFound`, `IllegalTransition` or `CorruptRecord`. Raises `QueueNotFound`, `ConfigError` for a
+    bad id before anything is redriven, `Unavailable` where nothing was, and `OutcomeUnknown`: what was redriven by
+    then, the same call then refuses.
+    """
+    refused: dict[str, ZkmqError] = {}
+    ids = checked_ids(task_ids)
+    yield from read_conf(context)
+    done: set[str] = set()
+    for group in chunked(ids, REDRIVEN_TOGETHER):
+        try:
+            yield from _redrive_together(context, group, done)
+            for task_id in [each for each in group if each not in done]:
+                try:
+                    yield from redrive(context, task_id)
+                    done.add(task_id)
+                except (TaskNotFound, IllegalTransition, CorruptRecord) as error:
+                    refused[task_id] = error
+        except Unavailable as error:
+            if not done:
+                raise
+            raise OutcomeUnknown(f"some of these tasks were redriven, and the others were not: {error}") from error
+    return refused
+
+
+def _redrive_together(context: Context, ids: Sequence[str], done: set[str]) -> Procedure[None]:
+    """Redrive what can be as it was read, and note it; the others are to be read and judged one by one."""
+    records = yield from read_records(context, ids)
+    currents: list[Current] = []
+    for task_id, record in zip(ids, records, strict=True):
+        if isinstance(record, Record) and (record.state.state, Event.REDRIVE) in TRANSITIONS:
+            currents.append(Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid))
+    plans: list[Plan] = []
+    for current in currents:
+        plans.append((yield from _redriving(context, [], current)))
+    for current, plan, sent in zip(currents, plans, (yield from send_together(plans)) if plans else [], strict=True):
+        if sent.outcome.committed or sent.outcome.unknown:  # a refused one is read again before it is tried again
+            verdict = yield from commit(plan, first=sent)
+            done |= {current.task_id} if verdict.committed else set()
 
 
 def _payload(context: Context, task_id: str, data: bytes) -> WriteOp:
@@ -178,7 +275,7 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     yield from read_conf(context)
     wanted = as_state(state)
     count = 0
-    for chunk in chunked((yield from task_ids(context, wanted))):
+    for chunk in chunked((yield from listed_ids(context, wanted))):
         records = yield from read_whole(context, chunk, _KEPT)
         for task_id, record in zip(chunk, records, strict=True):
             count += yield from _clear_one(context, task_id, record, wanted)
@@ -205,6 +302,7 @@ def _delete_task(context: Context, task_id: str, record: Record | Unread, wanted
         current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
         current = yield from _with_claim(context, current)
         delete = transitions.delete(context, current, record.beside, ours=False)
+        delete.changes[0].ops += yield from telling(context, record.state)
         plan = yield from with_letter(context, current, delete)
         verdict = yield from commit(plan)
         if verdict.refusal is None:

@@ -8,15 +8,16 @@ reason: no task stays claimed by a consumer that goes on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.recover import recover_record
-from airflow_provider_zkmq.engine.core.tasks.settle import complete, fail, snooze
+from airflow_provider_zkmq.engine.core.tasks.settle import complete, failed, snooze
 from airflow_provider_zkmq.engine.core.tasks.transaction import Transaction, commit, rollback
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
 
@@ -24,6 +25,13 @@ Handled: TypeAlias = Success | Error | Retry | Snooze
 
 #: How often an outcome gives way to another one before its refusal is raised.
 MOST_REFUSALS: Final = 2
+
+
+class Follows(NamedTuple):
+    """What follows a failed delivery: the task's state; if known, before when it is not tried again, in ms."""
+
+    state: State
+    due: int | None = None
 
 
 @dataclass(slots=True)
@@ -34,6 +42,8 @@ class Settlement:
     """What is being carried out: the handler's, or what it gave way to."""
     refusals: int = 0
     rolled_back: bool = False
+    follows: Follows | None = None
+    """Once it is settled, and the delivery counted as failed."""
 
 
 class Ends(Protocol):
@@ -45,7 +55,7 @@ class Ends(Protocol):
     def withdraw(self) -> Procedure[None]:
         """Give back what else was taken; called once, before the task is given up."""
 
-    def fail(self, error: str | BaseException, *, retry: bool, backoff: Duration | None) -> Procedure[None]:
+    def fail(self, error: str | BaseException, *, retry: bool, backoff: Duration | None) -> Procedure[Follows]:
         """The delivery counts. Raises `ClaimLost`."""
 
     def snooze(self, delay: Duration) -> Procedure[None]:
@@ -103,7 +113,7 @@ def _instead(refused: Handled, error: Exception) -> Handled:
     """
     if isinstance(refused, Success) and not isinstance(error, CorruptRecord):
         return Error(error)
-    return Retry(f"{_text(error)} (the handler's outcome was {type(refused).__name__})")
+    return Retry(f"{error_text(error)} (the handler's outcome was {type(refused).__name__})")
 
 
 def _carry_out(ends: Ends, outcome: Handled, progress: Settlement) -> Procedure[bool]:
@@ -117,9 +127,9 @@ def _carry_out(ends: Ends, outcome: Handled, progress: Settlement) -> Procedure[
         case Snooze(delay):
             yield from ends.snooze(delay)
         case Retry(error, backoff):
-            yield from ends.fail(_showable(error), retry=True, backoff=backoff)
+            progress.follows = yield from ends.fail(_showable(error), retry=True, backoff=backoff)
         case Error(error):
-            yield from ends.fail(_showable(error), retry=False, backoff=None)
+            progress.follows = yield from ends.fail(_showable(error), retry=False, backoff=None)
     return False
 
 
@@ -132,8 +142,9 @@ def _showable(error: str | BaseException) -> str | BaseException:
     return error
 
 
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {_showable(error)}"
+def error_text(error: str | BaseException) -> str:
+    """An error as logs and records tell it: an exception with its kind."""
+    return error if isinstance(error, str) else f"{type(error).__name__}: {_showable(error)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +173,9 @@ class _OfQueue:
         except ZkmqError as error:  # another task's trouble: it must not keep this one
             self.context.run.report(self.context.paths.task(self.claimed.task_id), f"rolling back: {error}")
 
-    def fail(self, error: str | BaseException, *, retry: bool, backoff: Duration | None) -> Procedure[None]:
-        yield from fail(self.context, self.claimed, error, retry=retry, backoff=backoff)
+    def fail(self, error: str | BaseException, *, retry: bool, backoff: Duration | None) -> Procedure[Follows]:
+        after = yield from failed(self.context, self.claimed, error, retry=retry, backoff=backoff)
+        return Follows(after.state, after.due)
 
     def snooze(self, delay: Duration) -> Procedure[None]:
         yield from snooze(self.context, self.claimed, delay)

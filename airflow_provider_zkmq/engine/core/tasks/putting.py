@@ -12,6 +12,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST
 from airflow_provider_zkmq.engine.core.reading.configuration import default_conf, fresh_conf, read_conf
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare, with_filters
+from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound, TaskTooLarge
 
 
@@ -22,6 +23,8 @@ class Put:
     context: Context
     tree: Tree
     unchecked: Mapping[str, object] | None = None
+    ended: Current | None = None
+    """The task that has its id and has ended, as far as is known: it runs anew."""
 
     @property
     def task_id(self) -> str:

@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine.core.memory.unresolved import CallLeft, Mark
 from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.writing.draft import Tree
-from airflow_provider_zkmq.engine.errors import DuplicateTask, OutcomeUnknown, TransportError
+from airflow_provider_zkmq.engine.errors import DuplicateTask, OutcomeUnknown, TransportError, Unavailable
 
 T = TypeVar("T")
 
@@ -31,6 +31,8 @@ class Call:
     trees: list[Tree]
     nonce: str
     batch: bytes | None = None
+    restored: int = 0
+    """How often the servers had gone back when it began."""
     opened: bool = False
     sent: dict[str, Tree] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
@@ -51,8 +53,10 @@ class Call:
 
 def begin(context: Context, trees: list[Tree], then: Tree | None = None, batch: str | None = None) -> Call:
     """A call is about to write: it takes over what the same call left before."""
-    call = Call(trees, context.marks.nonce(), _batch_content(batch, trees, then) if batch else None)
+    asked, restored = _batch_content(batch, trees, then) if batch else None, context.run.restored()
+    call = Call(trees, context.marks.nonce(), asked, restored)
     if context.unresolved.calls:
+        context.unresolved.doubt(restored)
         for tree in trees:
             _take_over(context, call, tree)
         _take_batch_over(context, call)
@@ -62,7 +66,9 @@ def begin(context: Context, trees: list[Tree], then: Tree | None = None, batch: 
 def told(context: Context, call: Call, procedure: Procedure[T]) -> Procedure[T]:
     """Carry a call out. Once something of it was sent, its caller hears success, refusal or `OutcomeUnknown`."""
     try:
-        return (yield from procedure)
+        result = yield from procedure
+        check_written(context, call)
+        return result
     except DuplicateTask:
         raise  # it tells which were written
     except TransportError as error:
@@ -79,6 +85,12 @@ def told(context: Context, call: Call, procedure: Procedure[T]) -> Procedure[T]:
         raise
 
 
+def check_written(context: Context, call: Call) -> None:
+    """Raise `Unavailable` where what a call has written may be gone: the servers went back to an older state."""
+    if call.sent and context.run.restored() != call.restored:
+        raise Unavailable("the servers went back to an older state meanwhile")
+
+
 def _keep(context: Context, call: Call) -> None:
     if not (call.sent or call.opened):
         return
@@ -87,7 +99,7 @@ def _keep(context: Context, call: Call) -> None:
         for tree in call.sent.values()
     ]
     batch = call.batch if call.opened else None
-    context.unresolved.keep(CallLeft(context.run.monotonic(), marks, batch, call.nonce))
+    context.unresolved.keep(CallLeft(context.run.monotonic(), marks, batch, call.nonce, call.restored))
 
 
 def _take_over(context: Context, call: Call, tree: Tree) -> None:

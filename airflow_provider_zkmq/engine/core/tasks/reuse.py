@@ -20,7 +20,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Pr
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
-from airflow_provider_zkmq.engine.core.reading.inspect import status_of
+from airflow_provider_zkmq.engine.core.reading.lapsed import status_of
 from airflow_provider_zkmq.engine.core.reading.nodes import OPTIONAL, read_nodes, standing
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
 from airflow_provider_zkmq.engine.core.writing.content import content_ops
@@ -30,7 +30,7 @@ from airflow_provider_zkmq.engine.core.writing.letters import with_letter
 from airflow_provider_zkmq.engine.core.writing.plan import Plan
 from airflow_provider_zkmq.engine.core.writing.record import Current, next_record
 from airflow_provider_zkmq.engine.core.writing.transitions import append, relist, rewrite
-from airflow_provider_zkmq.engine.errors import CorruptRecord, OutcomeUnknown
+from airflow_provider_zkmq.engine.errors import CorruptRecord, DuplicateTask, OutcomeUnknown
 
 #: How long the stamp of an entry is; what follows tells how often its filters were changed.
 STAMP: Final = 22
@@ -110,7 +110,7 @@ def _action(tree: Tree, state: TaskState, status: Status) -> Action | None:
     """What the message may do to the task with its id; None: it is refused."""
     match status:
         case Status.DONE_AWAITING_GC | Status.CANCELLED:
-            return _run_anew
+            return run_anew
         case Status.QUEUED | Status.QUEUED_WITH_BACKOFF:
             return _update if tree.update else None
         case Status.LOCKED | Status.LOCKED_WITH_REQUEUE | Status.DONE_WITH_BACKOFF | Status.DONE_WITH_REQUEUE:
@@ -119,7 +119,25 @@ def _action(tree: Tree, state: TaskState, status: Status) -> Action | None:
             return None
 
 
-def _run_anew(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
+def ended_before(context: Context, tree: Tree) -> Procedure[Current | None]:
+    """The task that has the id, which a new message runs anew; None without one.
+
+    Raises `DuplicateTask` with the status of one that refuses it.
+    """
+    path = context.paths.task(tree.task_id, "state")
+    node, beside = yield from _read(context, tree.task_id, again=True)
+    if node is None:
+        yield from refuse_a_torso(context, tree.task_id)
+        return None
+    state = TaskState.decode(path, node.data)
+    status = yield from status_of(context, state)
+    if _action(tree, state, status) is None:
+        msg = f"task id {tree.task_id!r} is in use: {status}; nothing was committed"
+        raise DuplicateTask(msg, status=str(status), duplicates=[tree.task_id])
+    return Current(tree.task_id, node.stat.version, state, zxid=node.stat.mzxid, beside=beside)
+
+
+def run_anew(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
     """The id of a task that has ended starts again; its last run is kept in the history, and for readers of the log."""
     state = current.state
     extra = content_ops(context, tree, state, current.beside)
@@ -129,7 +147,7 @@ def _run_anew(context: Context, tree: Tree, current: Current) -> Procedure[Plan]
         extra.append(Create(context.paths.batch(tree.batch, "open", tree.task_id)))
     before = current
     if state.state is State.FINISHED:
-        before = current.with_state(state.with_attempt("finished", state.ended or 0, None))
+        before = current.with_state(state.with_attempt("finished", state.ended or 0, None, state.started))
     plan = yield from insert_run(context, before, tree, Event.ENQUEUE_AGAIN, extra, result=False)
     return (yield from with_letter(context, current, plan))
 

@@ -51,15 +51,16 @@ def complete(
     data = checked_result(claimed, result)
     window = optional_seconds("dedupe", dedupe)
     now = yield from server_time(context)
+    times = claimed.times(context.clock, now)
     until = now + int(window * 1000) if window else None
 
     def attempt(claimed: Claimed) -> Procedure[Verdict]:
         current, nonce = _current(claimed), nonce_of(context, claimed, "complete")
         if claimed.state.requeue and until is None:
-            before = current.with_state(claimed.state.with_attempt("finished", now, None))
+            before = current.with_state(claimed.state.with_attempt("finished", times.ended, None, times.started))
             extra = [result_write(context, current, data)]
             return (yield from escrow.rerun(context, before, nonce, extra, result=True))
-        finish = partial(transitions.finish, context, current, nonce, data, now, until)
+        finish = partial(transitions.finish, context, current, nonce, data, now, times, until)
         return (yield from _carry_out(claimed, finish))
 
     yield from _settle(context, claimed, "complete", attempt)
@@ -89,13 +90,22 @@ def fail(
     `error`: a text, or the exception, which the policy may name as final. `retry=False`: it is final in any case.
     `backoff`: seconds (or a duration) until the next try, instead of the policy's.
     """
+    return (yield from failed(context, claimed, error, retry=retry, backoff=backoff)).state
+
+
+def failed(
+    context: Context, claimed: Claimed, error: str | BaseException, *, retry: bool, backoff: Duration | None
+) -> Procedure[TaskState]:
+    """`fail`, which returns the record that it leaves."""
     conf = yield from unless_queue_gone(context, claimed, read_conf(context))
     now = yield from server_time(context)
+    times = claimed.times(context.clock, now)
     wait, rand = optional_seconds("backoff", backoff), context.run.random()
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
 
     def attempt(claimed: Claimed) -> Procedure[Verdict]:
-        state, nonce = claimed.state.with_attempt("failed", now, text), nonce_of(context, claimed, "fail")
+        state = claimed.state.with_attempt("failed", times.ended, text, times.started)
+        nonce = nonce_of(context, claimed, "fail")
         before, policy = _current(claimed).with_state(state), state.retry(conf.policy)
         if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
             pause = policy.backoff(state.attempt, rand) if wait is None else wait
@@ -107,7 +117,7 @@ def fail(
         bury = partial(transitions.bury, context, before, Event.FAIL_FINAL, nonce, text, now)
         return (yield from _carry_out(claimed, bury))
 
-    return (yield from _settle(context, claimed, "fail", attempt)).state
+    return (yield from _settle(context, claimed, "fail", attempt))
 
 
 def release(context: Context, claimed: Claimed, delay: Duration | None = None) -> Procedure[None]:
@@ -192,7 +202,7 @@ def _until_settled(context: Context, claimed: Claimed, verb: str, attempt: Try) 
             except Unavailable:
                 claimed.unsure = sent  # nothing was sent, or what was sent was refused
                 raise
-            claimed.unsure, state = sent, verdict.after
+            claimed.unsure, state = sent or verdict.uncertain, verdict.after
             if verdict.refusal is not None:
                 again = holding.after(verdict.refusal.outcome, verdict.refusal.multi, tried, verb)
                 state = yield from _ended_by(context, claimed, again)

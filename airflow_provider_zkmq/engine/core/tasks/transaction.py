@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import encode_data
+from airflow_provider_zkmq.engine.core.model.records import Times
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
-from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Outcome, request_size
+from airflow_provider_zkmq.engine.core.protocol.tries import damaged
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Failure, Outcome, request_size
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.tasks.giveback import REACHABLE, Holder, owe, roll_back, while_held
 from airflow_provider_zkmq.engine.core.tasks.holder import still_ours
 from airflow_provider_zkmq.engine.core.tasks.putting import Put, check_size, make_room
+from airflow_provider_zkmq.engine.core.tasks.reuse import ended_before, run_anew
 from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import commit as commit_plan
+from airflow_provider_zkmq.engine.core.writing.escrow import next_run
 from airflow_provider_zkmq.engine.core.writing.inserting import insert
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.core.writing.place import known_bucket, queue_deleted
@@ -25,12 +30,15 @@ from airflow_provider_zkmq.engine.core.writing.record import Current
 from airflow_provider_zkmq.engine.core.writing.written import written
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
+    CorruptRecord,
     DuplicateTask,
     IllegalTransition,
     OutcomeUnknown,
     TransportError,
     ZkmqError,
 )
+
+_CHANGED: Final = frozenset({Failure.BAD_VERSION, Failure.NO_NODE})
 
 
 @dataclass(slots=True)
@@ -43,17 +51,20 @@ class Transaction:
     """A commit that was sent and whose outcome is not known: the next one asks for that first."""
     rolling_back: bool = False
     ended: bool = False
+    runs_follow: bool = True
+    """What it finishes is followed at once by the run held in escrow; else clean-up inserts that, or gives it up."""
 
 
 def commit(transaction: Transaction, result: bytes | str | None = None) -> Procedure[list[str]]:
     """Finish everything taken and enqueue everything put, at once; returns the ids put.
 
-    `result` is kept with what was taken first. Called again after `OutcomeUnknown`, it tells what became of the
+    `result` is kept with what was taken first. A run held in escrow follows at once; an id that was put runs anew where
+    its task has finished or was cancelled. Called again after `OutcomeUnknown`, it tells what became of the
     first call, and goes on if that did not happen.
 
     Raises `ConfigError` for what a queue that was put into refuses, `TaskTooLarge` when it does not fit into one
-    ZooKeeper transaction, `ClaimLost` when something taken was lost, `DuplicateTask`; in each case nothing happened,
-    but that queues which were put into may have been created.
+    ZooKeeper transaction, `ClaimLost` when something taken was lost, `DuplicateTask` with the status of the task that
+    has an id; in each case nothing happened, but that queues which were put into may have been created.
     """
     data = b"" if result is None else encode_data("result", result)
     if not transaction.ended and (transaction.sent is not None or transaction.taken or transaction.put):
@@ -123,33 +134,71 @@ def _plan(transaction: Transaction, result: bytes) -> Procedure[Plan]:
     """Each taking is finished, each put inserted; raises `ClaimLost`, `TaskTooLarge`."""
     plans = []
     for at, (context, claimed) in enumerate(transaction.taken):
-        plans.append((yield from _finish(context, claimed, b"" if at else result)))
+        finish = _finish(context, claimed, b"" if at else result, runs_follow=transaction.runs_follow)
+        plans.append((yield from finish))
     yield from make_room(transaction.put)
     for put in transaction.put:
-        change = yield from insert(put.context, put.tree)
-        change.ours = partial(written, put.context, put.task_id, put.tree.stamp)
-        plans.append(Plan([change]))
+        plans.append((yield from _insert(put)))
     plan = merge(plans)
-    check_size(request_size(plan.multi().ops))
+    size = request_size(plan.multi().ops)
+    if (
+        size > MAX_REQUEST
+        and transaction.runs_follow
+        and any(claimed.state.requeue for _, claimed in transaction.taken)
+    ):
+        transaction.runs_follow = False
+        return (yield from _plan(transaction, result))
+    check_size(size)
     return plan
 
 
-def _finish(context: Context, claimed: Claimed, result: bytes) -> Procedure[Plan]:
+def _insert(put: Put) -> Procedure[Plan]:
+    if put.ended is not None:
+        return (yield from run_anew(put.context, put.tree, put.ended))
+    change = yield from insert(put.context, put.tree)
+    change.ours = partial(written, put.context, put.task_id, put.tree.stamp)
+    return Plan([change])
+
+
+def _finish(context: Context, claimed: Claimed, result: bytes, *, runs_follow: bool) -> Procedure[Plan]:
     if claimed.lost:
         msg = f"the claim of task {claimed.task_id!r} was lost; nothing was committed"
         raise ClaimLost(msg)
     now = yield from server_time(context)
+    times = claimed.times(context.clock, now)
     current = Current(claimed.task_id, claimed.version, claimed.state)
-    plan = yield from transitions.finish(context, current, context.marks.nonce(), result, now)
+    nonce = context.marks.nonce()
+    plan = yield from _end_of_run(context, current, nonce, result, now, times, runs_follow=runs_follow)
+    plan.changes[0].ours = partial(written, context, claimed.task_id, nonce, claimed.state.settled)
     for change in plan.changes:
         if change.after is not None and change.after.index is not None:
             yield from known_bucket(context, change.after.index)
     return plan
 
 
+def _end_of_run(
+    context: Context, current: Current, nonce: str, result: bytes, now: int, times: Times, *, runs_follow: bool
+) -> Procedure[Plan]:
+    """Finish a task, and insert the run held in escrow; one that is damaged is left to clean-up, which gives it up."""
+    if current.state.requeue and runs_follow:
+        before = current.with_state(current.state.with_attempt("finished", times.ended, None, times.started))
+        kept = [transitions.result_write(context, current, result)]
+        try:
+            return (yield from next_run(context, before, nonce, kept, result=True))
+        except CorruptRecord:
+            pass
+    return (yield from transitions.finish(context, current, nonce, result, now, times))
+
+
 def _anew(transaction: Transaction, result: bytes, refusal: Refusal) -> Procedure[Plan | None]:
-    """The plan made anew, where a segment came or went, or the record of a claim that still holds has changed."""
+    """The plan made anew: a segment came or went, the record of a claim that still holds has changed, an id is in use.
+
+    Raises `DuplicateTask` for an id whose task does not run anew.
+    """
     transaction.sent = None
+    if (yield from _other_than_thought(transaction, refusal)):
+        transaction.sent = yield from _plan(transaction, result)
+        return transaction.sent
     changed = refusal.why is Why.CHANGED and refusal.outcome.failure is Failure.BAD_VERSION
     if not changed and refusal.why is not Why.PLACE:
         return None
@@ -160,6 +209,22 @@ def _anew(transaction: Transaction, result: bytes, refusal: Refusal) -> Procedur
     return transaction.sent
 
 
+def _other_than_thought(transaction: Transaction, refusal: Refusal) -> Procedure[bool]:
+    """Whether an id that is put, or a run in escrow, is not as it was taken to be: the next plan takes it as it is."""
+    path = refusal.path
+    paths = [each.context.paths.task(each.task_id) for each in transaction.put]
+    for base, put in zip(paths, transaction.put, strict=True):
+        known = (f"{base}/state", _CHANGED) if put.ended is not None else (base, {Failure.NODE_EXISTS})
+        if path == known[0] and refusal.outcome.failure in known[1] and paths.count(base) == 1:
+            put.ended = yield from ended_before(put.context, put.tree)
+            return True
+    for context, claimed in transaction.taken if transaction.runs_follow and refusal.why is Why.OTHER else ():
+        if claimed.state.requeue and path.startswith(f"{context.paths.task(claimed.task_id)}/"):
+            transaction.runs_follow = False
+            return True
+    return False
+
+
 def _refusal(transaction: Transaction, refusal: Refusal) -> ZkmqError:
     path = refusal.path
     for context, claimed in transaction.taken:
@@ -167,10 +232,12 @@ def _refusal(transaction: Transaction, refusal: Refusal) -> ZkmqError:
         if path.startswith(context.paths.task(claimed.task_id) + "/") or path in notes:
             return ClaimLost(f"the claim of task {claimed.task_id!r} was lost; nothing was committed")
     for put in transaction.put:
+        if put.ended is not None and path.startswith(put.context.paths.task(put.task_id) + "/"):
+            return damaged(f"a new run of task {put.task_id!r}", refusal.outcome, refusal.multi)
         if refusal.outcome.failure is Failure.NO_NODE and path.startswith(put.context.paths.base + "/"):
             return queue_deleted(put.context)
         if path == put.context.paths.task(put.task_id):
-            msg = f"task id {put.task_id!r} is in use; nothing was committed"
+            msg = f"task id {put.task_id!r} is put twice; nothing was committed"
             return DuplicateTask(msg, duplicates=[put.task_id])
     return refused("commit", refusal.outcome, refusal.multi)
 

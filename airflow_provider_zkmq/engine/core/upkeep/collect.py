@@ -27,9 +27,8 @@ from airflow_provider_zkmq.engine.core.reading.log import version_of
 from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, chunked, read_whole
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
-from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes, unsealed
-from airflow_provider_zkmq.engine.core.upkeep.rescue import rescue_dead
+from airflow_provider_zkmq.engine.core.upkeep.rescue import bring_back
 from airflow_provider_zkmq.engine.core.upkeep.trim import collect_letters, publish_trimmed
 from airflow_provider_zkmq.engine.core.writing.commit import commit, send_together
 from airflow_provider_zkmq.engine.core.writing.pieces import tree_deletes
@@ -54,9 +53,13 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What goes: what ended before a time, is not kept by the configuration, and of no batch that is being written."""
+    """What goes: what ended before a time, is not kept by the configuration, and of no batch that is being written.
+
+    What has changed since the run began is kept: of a batch that was opened since, `batches` does not know.
+    """
 
     cutoff: int
+    began: int
     conf: Conf
     batches: frozenset[str]
 
@@ -64,8 +67,9 @@ class _Rules:
 def collect_garbage(context: Context, lifetime: Duration | None = None) -> Procedure[Collected]:
     """Delete the trees of tasks that ended more than `lifetime` seconds ago (default: the queue's task_gc_lifetime).
 
-    Also gives back the tasks of dead consumers. Returns what was done; `Collected.ran` is False if another
-    process is cleaning up right now.
+    Also gives back the tasks of dead consumers and of claims whose lease or lock has ended, and promotes what is due,
+    as claims do: `Collected.rescued` counts both. Returns what was done; `Collected.ran` is False if another process is
+    cleaning up right now.
     """
     span = optional_seconds("lifetime", lifetime)
     conf = yield from read_conf(context)
@@ -102,11 +106,12 @@ def _lock_and_collect(context: Context, lifetime: float, last: Stat | None) -> P
 def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     report = Collected()
     context.census.watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
-    report.rescued = (yield from rescue_dead(context)) + (yield from promote_due(context))
-    now = (yield from tick(context)).time or 0
+    report.rescued = yield from bring_back(context)
+    began = yield from tick(context)
+    now = began.time
     # The configuration is read after what it is to hold for has ended.
     conf, batches = (yield from read_conf(context)), (yield from unsealed(context))
-    rules = _Rules(now - int(lifetime * 1000), conf, batches)
+    rules = _Rules(now - int(lifetime * 1000), began.zxid, conf, batches)
     for index in INDEXES:
         yield from _collect_index(context, index, rules, report)
     if context.maintenance.leaving:
@@ -160,7 +165,10 @@ def _judge(
         if record is Unread.MISSING:
             plans.append(one(Change(context, name, [Delete(entry)])))  # the tree is gone, only its entry is left
         elif (
-            not isinstance(record, Record) or record.stat.mtime > rules.cutoff or not _listed_by(context, record, entry)
+            not isinstance(record, Record)
+            or record.stat.mtime > rules.cutoff
+            or record.stat.mzxid > rules.began
+            or not _listed_by(context, record, entry)
         ):
             report.kept_changed += 1
         elif rules.conf.archive is not None and record.stat.mzxid > rules.conf.archive:

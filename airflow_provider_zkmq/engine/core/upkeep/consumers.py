@@ -7,12 +7,12 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.register import Consumer
-from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, Ops, Outcome, SetData
-from airflow_provider_zkmq.engine.core.reading.nodes import Record, read_records
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, Unread, read_records
 from airflow_provider_zkmq.engine.core.reading.once import once
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 
@@ -75,7 +75,7 @@ def _join(context: Context, session: int, accepts: str | None) -> Procedure[None
         yield from _strike(context, consumer.id)
         return
     context.registration.consumer, context.registration.cancel_watch = consumer, None
-    context.claims.end_session(session)
+    context.claims.end_session(session, context.run.zxid())
 
 
 def _record(context: Context, consumer: Consumer) -> bytes:
@@ -89,7 +89,7 @@ def _announce(context: Context, consumer: Consumer, accepts: str) -> Procedure[N
 
 
 def heed(context: Context) -> Procedure[None]:
-    """Learn which tasks in hand were cancelled: who cancels one writes to the znode under this one watch."""
+    """Learn which claims in hand were taken away: who cancels a task, say, writes to the znode under this one watch."""
     if not context.registration.heeded:
         yield from once(context, "cancelled", lambda: context.registration.heeded, lambda: _listen(context))
 
@@ -99,23 +99,35 @@ def _listen(context: Context) -> Procedure[None]:
     if consumer is None:
         return
     node: Node | None = yield Get(context.paths.consumer(consumer.id, "current"), watch)
-    if node is None:
-        return  # taken for dead: the next claim finds out
-    context.registration.cancel_watch = watch
+    if node is not None:  # else it was taken for dead, as the next claim finds out, or the queue was deleted
+        context.registration.cancel_watch = watch
     claimed = list(context.claims.in_hand.values())
-    if not claimed or node.stat.version == 0:
+    if not claimed or (node is not None and node.stat.version == 0):
         return
-    yield from _let_go_cancelled(context, claimed)
-    context.signal.fire()
+    if (yield from _let_go_lost(context, claimed)) or node is not None:
+        context.signal.fire()
 
 
-def _let_go_cancelled(context: Context, claimed: list[Claimed]) -> Procedure[None]:
-    """Mark the claims among those in hand whose tasks were cancelled; they are over."""
+def _let_go_lost(context: Context, claimed: list[Claimed]) -> Procedure[bool]:
+    """Mark the claims among those in hand that are over: cancelled, or taken away. Whether there are any.
+
+    What is being settled by us is left out: who settles it hears what became of it.
+    """
     records = yield from read_records(context, [claim.task_id for claim in claimed])
+    lost = False
     for claim, record in zip(claimed, records, strict=True):
-        if isinstance(record, Record) and record.state.state is State.CANCELLED:
-            claim.cancelled = claim.lost = True
-            context.claims.in_hand.pop(claim.task_id, None)
+        ours = claim.settling is not None or claim.chained or claim.unsure
+        if ours or record is Unread.CORRUPT or (isinstance(record, Record) and _is_claimed(record.state, claim.state)):
+            continue
+        lost, claim.cancelled = True, isinstance(record, Record) and record.state.state is State.CANCELLED
+        context.claims.let_go(claim)
+    return lost
+
+
+def _is_claimed(now: TaskState, as_claimed: TaskState) -> bool:
+    """Whether a task is claimed by the claim that its record told of; its nonce may have changed, as by a requeue."""
+    same = [(each.consumer, each.attempt, each.claimed, each.lease) for each in (now, as_claimed)]
+    return now.state is State.CLAIMED and same[0] == same[1]
 
 
 def unregister(context: Context) -> Procedure[None]:

@@ -11,12 +11,16 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, Outcome
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, Outcome
 from airflow_provider_zkmq.engine.errors import TransportError
 
 
 def take_lock(context: Context) -> Procedure[bool]:
-    """Take the lock, also one that this client left behind; False where another client has it."""
+    """Take the lock, also one that this client left behind; False where another client has it.
+
+    Where ZooKeeper refuses to make one, that is told, and there is none to wait for: clean-up may run in several places
+    at once, and at a hard quota it is what makes room.
+    """
     context.maintenance.content = (
         context.maintenance.content or dump({"nonce": context.marks.nonce(), **context.describe}).decode()
     )
@@ -26,7 +30,9 @@ def take_lock(context: Context) -> Procedure[bool]:
     if not outcome.committed:
         outcome = (yield from _ours(context)) or outcome
     context.maintenance.left = outcome.committed
-    return outcome.committed
+    if outcome.failure is Failure.OTHER:
+        context.tell(lock.path, f"clean-up goes on without its lock, which cannot be made: {outcome.detail}")
+    return outcome.committed or outcome.failure is Failure.OTHER
 
 
 def _ours(context: Context) -> Procedure[Outcome | None]:
@@ -36,7 +42,9 @@ def _ours(context: Context) -> Procedure[Outcome | None]:
 
 
 def give_lock_back(context: Context) -> Procedure[None]:
-    """End the lock. Where the connection is lost it is remembered: what was done under it was done."""
+    """End the lock, if there is one of ours. Where the connection is lost it is remembered: what was done was done."""
+    if not context.maintenance.left:
+        return
     try:
         yield from transact(Multi((Delete(context.paths.at("lock")),)), never)
     except TransportError:

@@ -8,17 +8,18 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.notes import taken_ahead
-from airflow_provider_zkmq.engine.core.model.records import load_span
 from airflow_provider_zkmq.engine.core.model.states import Event, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.tries import damaged
-from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Multi
+from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Multi, WriteOp
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.reading.nodes import Record, read_nodes, record_of, unless_corrupt
+from airflow_provider_zkmq.engine.core.reading.lapsed import end_of, mark_path, why_ended
+from airflow_provider_zkmq.engine.core.reading.nodes import Record, read_nodes, record_of
+from airflow_provider_zkmq.engine.core.tasks.holder import telling
 from airflow_provider_zkmq.engine.core.writing import escrow, transitions
 from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit, mending
-from airflow_provider_zkmq.engine.core.writing.pieces import mark_path, notes_of
+from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.core.writing.plan import Why
 from airflow_provider_zkmq.engine.core.writing.record import Current
 
@@ -54,7 +55,8 @@ def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | N
         return False  # it was extended since it was listed
     known = {note: noted} if claim is None else {note: noted, claim_path: claim}
     marks = yield from _marks_of_ahead(context, record, known)
-    guards = {guard.path: guard for guard in (Check(note, noted.stat.version), *marks)}
+    told = (yield from telling(context, record.state)) if expired else []  # its consumer lives, it may be
+    guards: dict[str, WriteOp] = {guard.path: guard for guard in (Check(note, noted.stat.version), *marks, *told)}
     current = Current(task_id, record.stat.version, record.state, claim_gone=claim is None)
     giving = _give_back_unbegun(context, current, guards) if marks else _give_back(context, current, guards, now)
     refusal = (yield from giving).refusal
@@ -78,19 +80,19 @@ def _claimed_with(context: Context, record: Record, note: str) -> bool:
     return record.state.state is State.CLAIMED and note in notes_of(context, record.task_id, record.state)
 
 
-def _give_back_unbegun(context: Context, current: Current, guards: Mapping[str, Check]) -> Procedure[Verdict]:
+def _give_back_unbegun(context: Context, current: Current, guards: Mapping[str, WriteOp]) -> Procedure[Verdict]:
     """To its place: it was taken ahead and no handler had begun, so that the delivery counts as no attempt."""
     checks, nonce = tuple(guards.values()), context.marks.nonce()
     build = partial(transitions.release, context, current, nonce, None, checks)
     return (yield from commit((yield from build()), mending(build)))
 
 
-def _give_back(context: Context, current: Current, guards: Mapping[str, Check], now: int) -> Procedure[Verdict]:
+def _give_back(context: Context, current: Current, guards: Mapping[str, WriteOp], now: int) -> Procedure[Verdict]:
     """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
     conf = yield from read_conf(context)
     state, nonce, checks = current.state, context.marks.nonce(), tuple(guards.values())
     over = context.paths.current(state.consumer or "", current.task_id) not in guards
-    why = f"its lease ended ({state.consumer})" if over else f"its consumer died ({state.consumer})"
+    why = why_ended(state.consumer) if over else f"its consumer died ({state.consumer})"
     current = current.with_state(state.with_attempt("rescued", now, why))
     if not state.retry(conf.policy).exhausted(state.attempt):
         build = partial(transitions.rescue, context, current, nonce, why, checks)
@@ -99,9 +101,3 @@ def _give_back(context: Context, current: Current, guards: Mapping[str, Check], 
     else:
         build = partial(transitions.bury, context, current, Event.RESCUE_FINAL, nonce, why, now, checks)
     return (yield from commit((yield from build()), mending(build)))
-
-
-def end_of(context: Context, path: str, node: Node) -> int | None:
-    """When a lease ends, by the server's clock in milliseconds; None, reported once, for what is no lease."""
-    span = unless_corrupt(context, path, partial(load_span, path, node.data))
-    return None if span is None else node.stat.mtime + int(span * 1000)

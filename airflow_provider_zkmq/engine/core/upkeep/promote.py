@@ -191,7 +191,8 @@ def _promote_together(context: Context, entries: list[_Due], agenda: Agenda) -> 
 
 def _promote_one(context: Context, due: _Due) -> Procedure[bool]:
     if due.state.state is State.FINISHED:  # its dedupe window has ended, and a run is held in escrow
-        current = due.current.with_state(due.state.with_attempt("finished", due.state.ended or 0, None))
+        state = due.state.with_attempt("finished", due.state.ended or 0, None, due.state.started)
+        current = due.current.with_state(state)
         return (yield from escrow.rerun(context, current, context.marks.nonce())).committed
     build = partial(transitions.promote, context, due.current)
     return (yield from _committed((yield from build()), build))

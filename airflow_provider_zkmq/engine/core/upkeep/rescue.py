@@ -14,14 +14,13 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import lease_task
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Ops, Outcome
-from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
+from airflow_provider_zkmq.engine.core.reading.lapsed import DEADLINES, certainly_past, read_ends
 from airflow_provider_zkmq.engine.core.reading.once import once
 from airflow_provider_zkmq.engine.core.reading.watched import listing
 from airflow_provider_zkmq.engine.core.upkeep.consumers import heed
 from airflow_provider_zkmq.engine.core.upkeep.damage import unless_damaged
 from airflow_provider_zkmq.engine.core.upkeep.debts import pay_debts
-from airflow_provider_zkmq.engine.core.upkeep.ownerless import end_of, rescue_task
+from airflow_provider_zkmq.engine.core.upkeep.ownerless import rescue_task
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.core.writing.closing import close_batches
 
@@ -37,10 +36,23 @@ def tend(context: Context, agenda: Agenda | None = None) -> Procedure[int]:
     count = yield from pay_debts(context)
     yield from heed(context)
     count += yield from _rescue_orphans(context)
-    count += yield from rescue_dead(context, agenda)
-    count += yield from expire_leases(context, agenda)
-    count += yield from promote_due(context, agenda)
+    return count + (yield from _give_back_and_promote(context, agenda))
+
+
+def bring_back(context: Context) -> Procedure[int]:
+    """Give back, rescue and promote all that is due, as for a queue that nobody claims from; how many tasks."""
+    count, more = 0, True
+    while more and not context.maintenance.leaving:
+        agenda = context.agenda()
+        count += yield from _give_back_and_promote(context, agenda)
+        more = agenda.more
     return count
+
+
+def _give_back_and_promote(context: Context, agenda: Agenda) -> Procedure[int]:
+    count = yield from rescue_dead(context, agenda)
+    count += yield from expire_leases(context, agenda)
+    return count + (yield from promote_due(context, agenda))
 
 
 # --- dead consumers
@@ -118,13 +130,11 @@ def _strike_off(context: Context, consumer: str, *, noted: bool) -> Procedure[bo
 def expire_leases(context: Context, agenda: Agenda) -> Procedure[int]:
     """Rescue the claims whose lease or lock has ended, judged by the server's clock."""
     names = yield from _leases(context, agenda)
-    ends = context.census.lease_ends
-    for path in set(ends).difference(names):
-        del ends[path]
     if not names:
+        context.census.lease_ends.clear()
         return 0
-    now = context.clock.certainly_past((yield from server_time(context)))
-    yield from _read_leases(context, [path for path in names if ends.get(path, 0) <= now])
+    now = yield from certainly_past(context)
+    yield from read_ends(context, names, now)
     count = 0
     for path in names:
         count += yield from _expire_if_over(context, path, now, agenda)
@@ -143,7 +153,7 @@ def _expire_if_over(context: Context, path: str, now: int, agenda: Agenda) -> Pr
 
 def _leases(context: Context, agenda: Agenda) -> Procedure[list[str]]:
     names: list[str] = []
-    for index in ("leases", "locks"):
+    for index in DEADLINES:
         path = context.paths.at(index)
         leases = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
         if leases is None:
@@ -168,12 +178,3 @@ def _expire(context: Context, path: str, agenda: Agenda) -> Procedure[bool]:
     context.census.lease_ends.pop(path, None)
     context.postponed.postpone(path, agenda)  # extended, or gone, or somebody is at it: the next look finds out
     return False
-
-
-def _read_leases(context: Context, paths: list[str]) -> Procedure[None]:
-    for path, node in zip(paths, (yield from read_nodes(paths)), strict=True):
-        end = None if node is None else end_of(context, path, node)
-        if end is None:
-            context.census.lease_ends.pop(path, None)
-        else:
-            context.census.lease_ends[path] = end

@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, 
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Stat
 from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData
-from airflow_provider_zkmq.engine.core.reading.clock import server_time
+from airflow_provider_zkmq.engine.core.reading.clock import ordering_time, server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, read_stats
 from airflow_provider_zkmq.engine.core.writing.commit import commit
@@ -128,7 +128,7 @@ def _following(
         tree = unpack(context, path, node.data)
     except CorruptRecord as error:
         return [drop], f"{error}; nothing follows the batch"
-    tree.stamp = context.marks.stamp()
+    tree.stamp = context.marks.stamp((yield from ordering_time(context)))
     return [drop, (yield from insert(context, tree))], None
 
 

@@ -36,6 +36,11 @@ class Verdict:
         return self.refusal is None
 
     @property
+    def uncertain(self) -> bool:
+        """Whether it was refused after a try of unknown outcome, which may have been carried out."""
+        return self.refusal is not None and self.refusal.uncertain
+
+    @property
     def after(self) -> TaskState | None:
         """The record of a plan of one change, if it was carried out."""
         return self.plan.changes[0].after if self.committed else None
@@ -178,7 +183,11 @@ def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild) -> Procedure[Plan | No
         return plan
     match refusal.why:
         case Why.HOME:
-            yield from refusal.change.homes[refusal.path]()
+            parent = refusal.change.misjudged(refusal.path, outcome.failure)
+            if parent is None:
+                yield from refusal.change.homes[refusal.path]()
+            else:
+                refusal.change.judge_anew(parent)
             return plan
         case Why.BATCH:
             _leave_batch(refusal)

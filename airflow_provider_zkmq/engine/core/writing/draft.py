@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, dump, load
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, WriteOp, request_size
-from airflow_provider_zkmq.engine.core.reading.clock import server_time
+from airflow_provider_zkmq.engine.core.reading.clock import ordering_time, server_time
 from airflow_provider_zkmq.engine.core.writing.place import known_bucket
 from airflow_provider_zkmq.engine.errors import ConfigError, TaskTooLarge
 
@@ -47,7 +47,8 @@ class Tree:
     update: bool
     requeue: bool
     nonce: str
-    stamp: str
+    stamp: str = ""
+    """Its place in the default order, given when it is about to be written, and kept by each later try."""
     batch: str | None = None
     not_before: int | None = None
     """The moment before which it is not to be handled, in milliseconds since 1970."""
@@ -70,7 +71,7 @@ class Tree:
 
     def wrote(self, state: TaskState) -> bool:
         """Whether a record is this tree's doing: its entry has our stamp, whatever was changed since, or our nonce."""
-        return state.entry.startswith(self.stamp) or self.nonce in state.settled
+        return (self.stamp != "" and state.entry.startswith(self.stamp)) or self.nonce in state.settled
 
     def record(self, place: str, index: str | None = None, due: int | None = None) -> TaskState:
         """The record of a new task."""
@@ -142,7 +143,6 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         update=bool(message.update),
         requeue=bool(message.requeue),
         nonce=context.marks.nonce(),
-        stamp=context.marks.stamp(),
         batch=batch,
         not_before=not_before,
     )
@@ -169,6 +169,12 @@ def _check_size(context: Context, tree: Tree) -> None:
         raise TaskTooLarge(msg)
 
 
+def stamped(context: Context, tree: Tree) -> Procedure[None]:
+    """Give it its place in the default order, by the server's clock, unless an earlier try has done so."""
+    if not tree.stamp:
+        tree.stamp = context.marks.stamp((yield from ordering_time(context)))
+
+
 def due_of(context: Context, tree: Tree) -> Procedure[int | None]:
     """When it may be handled first, by the server's clock in milliseconds; None: at once.
 
@@ -190,7 +196,7 @@ def scheduled_index(context: Context, task_id: str, due: int) -> Procedure[str]:
 
 
 def pack(tree: Tree) -> bytes:
-    """A message that waits to be written: a line of JSON, then the data as they are."""
+    """A message that waits to be written, and is `stamped`: a line of JSON, then the data as they are."""
     head: dict[str, Any] = {"task_id": tree.task_id, "metadata": tree.metadata.decode(), "filters": tree.filters}
     head |= {"priority": tree.lane.priority, "delay": tree.delay, "policy": tree.policy, "lock": tree.lock}
     moment = {} if tree.not_before is None else {"not_before": tree.not_before}

@@ -63,8 +63,8 @@ def insert_run(
     now = yield from server_time(context)
     due = yield from due_of(context, tree)
     fresh = next_record(tree.task_id, current.state, event, tree.nonce, now=now, due=due)
-    fresh = replace(fresh, attempt=0, error=None, consumer=None, claimed=None, ended=None, dedupe=None, rank=None)
-    fresh = replace(fresh, requeue=False, result=result, batch=tree.batch, ended_zxid=None)
+    fresh = replace(fresh, attempt=0, error=None, consumer=None, claimed=None, started=None, ended=None, dedupe=None)
+    fresh = replace(fresh, rank=None, requeue=False, result=result, batch=tree.batch, ended_zxid=None, was_due=None)
     if due is not None:
         scheduled = as_asked(fresh, tree, f"{tree.lane.name}//{tree.entry}")
         return (yield from relist(context, current, scheduled, extra, guards=guards))
@@ -116,13 +116,9 @@ def rerun(
     """
     result = result or current.state.result
     path = context.paths.task(current.task_id, "requeue")
-    node, *others = yield from read_nodes([path, *(context.paths.task(current.task_id, part) for part in OPTIONAL)])
+    node, beside = yield from _read_escrow(context, current.task_id)
     try:
-        tree = _escrowed(context, path, node, current.task_id)
-        tree.nonce = nonce
-        more = [*extra, *content_ops(context, tree, current.state, standing(others)), Delete(path)]
-        insert = partial(insert_run, context, current, tree, Event.RERUN, more, result=result, guards=guards)
-        build = partial(_insert_after, context, current, insert, extra)
+        build = _next_run(context, current, nonce, extra, node, beside, guards=guards, result=result)
 
         def anew(refusal: Refusal) -> Procedure[Plan | None]:
             _refuse_damage(refusal)
@@ -136,6 +132,41 @@ def rerun(
         if verdict.committed:
             context.report(path, f"{error}; the run is given up")
         return verdict
+
+
+def next_run(
+    context: Context, current: Current, nonce: str, extra: Sequence[WriteOp], *, result: bool = False
+) -> Procedure[Plan]:
+    """The plan of `rerun`, to be carried out with others. Raises `CorruptRecord`."""
+    result = result or current.state.result
+    node, beside = yield from _read_escrow(context, current.task_id)
+    return (yield from _next_run(context, current, nonce, extra, node, beside, result=result)())
+
+
+def _read_escrow(context: Context, task_id: str) -> Procedure[tuple[Node | None, frozenset[str]]]:
+    """The run held in escrow, and what of the task's tree stands beside it."""
+    node, *others = yield from read_nodes([context.paths.task(task_id, part) for part in ("requeue", *OPTIONAL)])
+    return node, standing(others)
+
+
+def _next_run(
+    context: Context,
+    current: Current,
+    nonce: str,
+    extra: Sequence[WriteOp],
+    node: Node | None,
+    beside: frozenset[str],
+    *,
+    result: bool,
+    guards: Sequence[WriteOp] = (),
+) -> Callable[[], Procedure[Plan]]:
+    """What makes the plan that inserts the run held in escrow. Raises `CorruptRecord`."""
+    path = context.paths.task(current.task_id, "requeue")
+    tree = _escrowed(context, path, node, current.task_id)
+    tree.nonce = nonce
+    more = [*extra, *content_ops(context, tree, current.state, beside), Delete(path)]
+    insert = partial(insert_run, context, current, tree, Event.RERUN, more, result=result, guards=guards)
+    return partial(_insert_after, context, current, insert, extra)
 
 
 def _insert_after(
@@ -207,6 +238,8 @@ def _as_ended(current: Current, nonce: str, now: int) -> tuple[TaskState, TaskSt
     succeeded = state.state is State.FINISHED or (last is not None and last.outcome == "finished")
     before = replace(state, history=history[:-1]) if succeeded else state
     after = next_record(current.task_id, before, _last_event(state, succeeded=succeeded), nonce, now=now)
+    if succeeded and last is not None and last.started is not None:
+        after = replace(after, claimed=last.claimed, started=last.started, ended=last.ended)
     return before, replace(after, error=None if succeeded or last is None else last.error)
 
 

@@ -8,13 +8,14 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Create
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
-from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, scheduled_index
+from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, scheduled_index, stamped
 from airflow_provider_zkmq.engine.core.writing.place import make_bucket, open_segment
 from airflow_provider_zkmq.engine.core.writing.plan import Change
 
 
 def insert(context: Context, tree: Tree) -> Procedure[Change]:
     """Write a new task: its tree, and its entry in its lane, or among the scheduled."""
+    yield from stamped(context, tree)
     due = yield from due_of(context, tree)
     if due is not None:
         index = yield from scheduled_index(context, tree.task_id, due)

@@ -22,6 +22,7 @@ from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, e
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, request_size
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import default_conf
+from airflow_provider_zkmq.engine.core.reading.inspect import ended_ms
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan
 from airflow_provider_zkmq.engine.core.writing.record import Current
@@ -82,7 +83,7 @@ def _standing(context: Context, current: Current) -> Procedure[Letter | None]:
         current.task_id,
         version=state.ended_zxid or record.stat.mzxid,
         enqueued=(record if data is None else data).stat.ctime,
-        ended=record.stat.mtime if state.ended_zxid is None else state.ended or record.stat.mtime,
+        ended=ended_ms(state.state, state.started, state.ended, state.ended_zxid, record.stat) or record.stat.mtime,
         state=state,
         metadata=_text(metadata),
         data=b"" if data is None else data.data,

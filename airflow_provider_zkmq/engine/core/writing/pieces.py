@@ -8,6 +8,7 @@ from airflow_provider_zkmq.engine.core.model.notes import claim_note, consumer_n
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.reading.lapsed import lease_path, mark_path
 from airflow_provider_zkmq.engine.core.reading.nodes import OPTIONAL
 from airflow_provider_zkmq.engine.core.writing.record import Current
 
@@ -22,22 +23,10 @@ def notes_of(context: Context, task_id: str, state: TaskState) -> list[str]:
     return notes
 
 
-def mark_path(context: Context, task_id: str, state: TaskState) -> str:
-    """Where a claim taken ahead says so; see `core.model.notes`."""
-    if state.bound or state.lease is None:
-        return context.paths.current(state.consumer or "", task_id)
-    return context.paths.task(task_id, "claim")
-
-
 def beginning(context: Context, claimed: Claimed) -> SetData:
     """Say that the handler of a claim begins. Whoever is at the claim's note meanwhile is refused."""
     note = consumer_note(ahead=False) if claimed.ends_with_session else claim_note(claimed.claim, ahead=False)
     return SetData(mark_path(context, claimed.task_id, claimed.state), note)
-
-
-def lease_path(context: Context, state: TaskState) -> str:
-    """Where the deadline of a claim stands; it must have one."""
-    return context.paths.at("locks" if state.bound else "leases", state.lease or "")
 
 
 def record_write(context: Context, current: Current, after: TaskState) -> SetData:

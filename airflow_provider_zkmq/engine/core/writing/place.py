@@ -7,8 +7,7 @@ before all of the next one, and a released task may still come back to an older 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
@@ -22,7 +21,7 @@ from airflow_provider_zkmq.engine.core.model.lanes import (
 )
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure, Stat, Wait
-from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, ensure_node, failed_at
+from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, failed_at
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Multi, Outcome, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.errors import QueueNotFound, TransportError, ZkmqError
@@ -163,31 +162,25 @@ def known_bucket(context: Context, index: str) -> Procedure[None]:
 
 def make_bucket(context: Context, bucket: str) -> Procedure[None]:
     """Create a bucket unless it exists, and the index in which it stands if that is missing."""
-    yield from _unless_restored(context, bucket, partial(ensure_bucket, bucket))
-
-
-def _unless_restored(context: Context, path: str, make: Callable[[], Procedure[None]]) -> Procedure[None]:
-    """Make a znode; once more where what it stands in was missing."""
     try:
-        yield from make()
+        yield from ensure_bucket(bucket)
     except TransportError:
         raise
     except ZkmqError:
-        if not (yield from restored(context, path)):
+        if not (yield from restored(context, bucket)):
             raise
-        yield from make()
+        yield from ensure_bucket(bucket)
 
 
-def home_of(context: Context, after: TaskState) -> Procedure[None]:
-    """Create what must hold the entry of a task that is listed; a drained segment may have been deleted meanwhile."""
-    if after.index is not None:
-        yield from make_bucket(context, context.paths.at(after.index.rpartition("/")[0]))
-        return
+def home_of(context: Context, after: TaskState) -> tuple[Create, ...]:
+    """What creates the lane and the segment of a task that goes back to its place, where they were deleted meanwhile.
+
+    They belong into the transaction that creates its entry: whoever meets an empty segment deletes it.
+    """
     lane, segment, _ = after.place.split("/")
     own = Lane(after.priority, dict(after.filters))
     path, data = context.paths.at("queue", lane), (own if own.name == lane else own.mixed()).encode()
-    yield from _unless_restored(context, path, partial(ensure_node, path, data))
-    yield from ensure_node(context.paths.at("queue", lane, segment))
+    return Create(path, data), Create(f"{path}/{segment}")
 
 
 def queue_deleted(context: Context) -> QueueNotFound:

@@ -38,7 +38,7 @@ class Why(Enum):
     """What a refusal says."""
 
     PLACE = "a segment came or went"
-    HOME = "what must hold an entry is not there"
+    HOME = "what must hold an entry is not there, or is there already"
     BATCH = "the task is no member of its batch any more"
     CHANGED = "what the plan is based on has changed since it was read"
     OTHER = "the tree is not as its records tell, or an id is in use"
@@ -64,7 +64,11 @@ class Change:
     based_on: dict[str, frozenset[Failure]] = field(default_factory=dict)
     """The znodes it is based on, each with the refusals that say that it was changed."""
     homes: dict[str, Callable[[], Procedure[None]]] = field(default_factory=dict)
-    """Entries whose parents may be gone, each with what makes them."""
+    """Entries of indexes whose buckets may be gone, each with what makes them."""
+    parents: tuple[Create, ...] = ()
+    """What creates the lane and the segment that it goes back to, which may be gone."""
+    missing: tuple[Create, ...] = ()
+    """Those of them that are gone, as far as is known: they are created with its entry."""
     either: dict[str, bytes] = field(default_factory=dict)
     """Znodes that hold this afterwards, whether they were there before or not: a damaged tree may have lost one."""
     batch: str | None = None
@@ -88,6 +92,19 @@ class Change:
         other: dict[type, WriteOp] = {Create: SetData(path, data), SetData: Create(path, data)}
         self.ops = [other.get(type(op), op) if op.path == path else op for op in self.ops]
         return True
+
+    def misjudged(self, path: str, failure: Failure | None) -> Create | None:
+        """The parent of its entry that is gone, or there, other than was thought."""
+        if failure is Failure.NODE_EXISTS:
+            return next((op for op in self.missing if op.path == path), None)
+        if failure is not Failure.NO_NODE or not any(op.path == path for op in (*self.missing, *self.listing)):
+            return None
+        above = path.rpartition("/")[0]
+        return next((op for op in self.parents if op.path == above and op not in self.missing), None)
+
+    def judge_anew(self, parent: Create) -> None:
+        """Create a parent that was thought to be there, or do not create one that was thought to be gone."""
+        self.missing = tuple(op for op in self.parents if (op in self.missing) is not (op == parent))
 
     def lists(self, path: str, failure: Failure | None) -> bool:
         """Whether a listing of the task is gone that was to be deleted, or there that was to be created."""
@@ -153,6 +170,7 @@ class Plan:
             ops += change.ops
             if change.slot is not None:
                 ops += [op for op in slot_ops(change.context, change.slot, opened) if op not in ops]
+            ops += [op for op in change.missing if op not in ops]
             ops += change.listing
         return Multi(tuple(ops))
 
@@ -185,6 +203,8 @@ def _why(change: Change, path: str, multi: Multi, outcome: Outcome) -> Why | Non
     if outcome.failure in change.based_on.get(path, ()):
         return Why.CHANGED
     if path in change.homes and outcome.failure is Failure.NO_NODE:
+        return Why.HOME
+    if change.misjudged(path, outcome.failure) is not None:
         return Why.HOME
     inside = change.batch is not None and path.startswith(f"{change.context.paths.batch(change.batch)}/")
     if inside and change.touches(path):  # a merged plan may take several members off the same batch

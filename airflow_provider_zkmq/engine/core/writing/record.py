@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
 from airflow_provider_zkmq.engine.core.model.records import TaskState, replace
-from airflow_provider_zkmq.engine.core.model.states import ENDED, Event, State, step
+from airflow_provider_zkmq.engine.core.model.states import ENDED, FAILED, Event, State, step
 
 #: How many of the last moves' nonces a record keeps: by them a repeated call knows its own.
 KEPT_NONCES: Final = 4
@@ -46,8 +46,12 @@ def next_record(
     if before.state is State.CLAIMED and after is not State.CLAIMED:
         changes |= {"lease": None, "bound": False, "ended": now if after in {State.FINISHED, State.DEAD} else None}
         if after is not State.FINISHED:
-            changes |= {"consumer": None, "claimed": None}
+            changes |= {"consumer": None, "claimed": None, "started": None}
     index = _index_of(after, task_id, now, due)
+    if event is Event.PROMOTE:
+        changes["was_due"] = before.due
+    elif due is not None or event is Event.FAIL:
+        changes["was_due"] = None
     return replace(before, state=after, nonce=nonce, settled=settled, due=due, index=index, **changes)
 
 
@@ -78,4 +82,4 @@ def fails_batch(before: TaskState, after: TaskState) -> bool:
     """Whether a run ended in failure, also where another one follows it."""
     if after.state is State.INSERTED:
         return not before.history or before.history[-1].outcome != "finished"
-    return after.state in {State.DEAD, State.CANCELLED}
+    return after.state in FAILED

@@ -17,21 +17,22 @@ from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.notes import claim_note, consumer_note
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
-from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, dump, replace
-from airflow_provider_zkmq.engine.core.model.states import Event, step
+from airflow_provider_zkmq.engine.core.model.records import TaskState, Times, claimed_before, clip, dump, replace
+from airflow_provider_zkmq.engine.core.model.states import Event, State, step
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Ops, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Ops, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
+from airflow_provider_zkmq.engine.core.reading.lapsed import lease_path
 from airflow_provider_zkmq.engine.core.writing.closing import close_after
 from airflow_provider_zkmq.engine.core.writing.pieces import (
     arrival,
     departure,
-    lease_path,
     membership,
+    place_of,
     record_write,
     tree_deletes,
 )
-from airflow_provider_zkmq.engine.core.writing.place import home_of, open_segment
+from airflow_provider_zkmq.engine.core.writing.place import home_of, make_bucket, open_segment
 from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, one
 from airflow_provider_zkmq.engine.core.writing.record import Current, fails_batch, leaves_batch, next_record
 from airflow_provider_zkmq.engine.core.writing.written import deleted, written
@@ -77,13 +78,17 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
 
 
 def finish(
-    context: Context, current: Current, nonce: str, result: bytes, now: int, until: int | None = None
+    context: Context, current: Current, nonce: str, result: bytes, now: int, times: Times, until: int | None = None
 ) -> Procedure[Plan]:
-    """Completed: the result is kept; a run in escrow is due at `until`, the end of its dedupe window, or at once."""
-    before = current.state
+    """Completed: the result is kept; a run in escrow is due at `until`, the end of its dedupe window, or at once.
+
+    `times`: those of its handler, which has ended some time before `now`.
+    """
+    started, ended = times
+    before = replace(current.state, started=started, claimed=claimed_before(current.state.claimed, started))
     due = (until or now) if before.requeue else None
     state = next_record(current.task_id, before, Event.COMPLETE, nonce, now=now, due=due)
-    after = replace(state, error=None, dedupe=until, result=True)
+    after = replace(state, error=None, dedupe=until, result=True, ended=ended)
     return (yield from relist(context, current, after, [result_write(context, current, result)]))
 
 
@@ -93,10 +98,12 @@ def result_write(context: Context, current: Current, result: bytes) -> WriteOp:
     return SetData(path, result) if current.state.result else Create(path, result)
 
 
-def fail(context: Context, current: Current, nonce: str, error: str, due: int | None) -> Procedure[Plan]:
+def fail(
+    context: Context, current: Current, nonce: str, error: str, due: int | None, guards: Sequence[WriteOp] = ()
+) -> Procedure[Plan]:
     """The delivery failed; it goes back to its place, at `due` (server's milliseconds) or at once."""
     state = next_record(current.task_id, current.state, Event.FAIL, nonce, due=due)
-    return (yield from relist(context, current, replace(state, error=clip(error))))
+    return (yield from relist(context, current, replace(state, error=clip(error)), guards=guards))
 
 
 def release(
@@ -147,13 +154,18 @@ def cancel(context: Context, current: Current, extra: list[WriteOp], now: int) -
 def redrive(context: Context, current: Current, entry: str, extra: list[WriteOp], batch: str | None) -> Procedure[Plan]:
     """Put back at the end of its lane: attempts are reset, the history is kept. `batch`: the one that it counts for."""
     fresh = next_record(current.task_id, current.state, Event.REDRIVE, context.marks.nonce())
-    fresh = replace(fresh, attempt=0, error=None, claimed=None, ended=None, rank=None, batch=batch)
+    fresh = replace(fresh, attempt=0, error=None, claimed=None, started=None, ended=None, was_due=None, rank=None)
+    fresh = replace(fresh, batch=batch)
     return (yield from append(context, current, lambda place: replace(fresh, place=place), extra, entry=entry))
 
 
 def rewrite(context: Context, current: Current, after: TaskState, extra: list[WriteOp]) -> Plan:
-    """Changed where it stands: its listing stays."""
-    return one(_change(context, current, after, [record_write(context, current, after), *extra]))
+    """Changed where it stands: its listing stays.
+
+    A task that was dropped and enqueued anew may have the record's version, but its entry has another name.
+    """
+    same = [] if current.state.state is State.CLAIMED else [Check(place_of(context, current.state))]
+    return one(_change(context, current, after, [record_write(context, current, after), *same, *extra]))
 
 
 def delete(context: Context, current: Current, beside: frozenset[str], *, ours: bool = True) -> Plan:
@@ -218,8 +230,10 @@ def _moved(
     ops = [record_write(context, current, after), *guards, *departure(context, current), *extra]
     change = _change(context, current, after, ops)
     change.slot, entry = slot, arrival(context, after)
-    if slot is None:
-        change.homes[entry.path] = partial(home_of, context, after)
+    if after.index is not None:
+        change.homes[entry.path] = partial(make_bucket, context, entry.path.rpartition("/")[0])
+    elif slot is None:
+        change.parents = home_of(context, after)
     if leaves_batch(current.state, after):
         failed = fails_batch(current.state, after)
         change.listing += membership(context, current.task_id, current.state, failed=failed)

@@ -1,0 +1,155 @@
+"""What a task is now where its record tells what was: its backoff is over, or its claim's lease or lock has ended.
+
+Whoever claims or cleans up moves such tasks. Until then, on a queue that nobody consumes for ever, they are shown as
+what they are about to become. Everything is judged by the server's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
+from airflow_provider_zkmq.engine.core.model.notes import taken_ahead
+from airflow_provider_zkmq.engine.core.model.paths import lease_task
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import TaskState, load_span
+from airflow_provider_zkmq.engine.core.model.states import State, Status, derive_status
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure
+from airflow_provider_zkmq.engine.core.reading.clock import server_time
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
+from airflow_provider_zkmq.engine.core.reading.nodes import (
+    Record,
+    list_children,
+    read_nodes,
+    read_records,
+    read_stats,
+    unless_corrupt,
+)
+
+#: What lists claims that have a deadline.
+DEADLINES = ("leases", "locks")
+
+
+def certainly_past(context: Context) -> Procedure[int]:
+    """A time of the server's clock that has certainly come."""
+    now = yield from server_time(context)
+    return context.clock.certainly_past(now)
+
+
+# --- backoffs and dedupe windows
+
+
+def status_of(context: Context, state: TaskState) -> Procedure[Status]:
+    """Carmine's word for a record; a backoff and a dedupe window are judged by the server's clock."""
+    timeless = state.due is None and state.dedupe is None
+    past = 0 if timeless else (yield from certainly_past(context))
+    return status_at(past, state.state, state.due, state.dedupe, requeue=state.requeue)
+
+
+def status_at(past: int, state: State, due: int | None, dedupe: int | None, *, requeue: bool) -> Status:
+    """Carmine's word for what a record says, by the server's clock."""
+    window = dedupe is not None and dedupe > past
+    return derive_status(state, scheduled=due is not None and due > past, requeue=requeue, window=window)
+
+
+def count_scheduled(context: Context, buckets: Sequence[str]) -> Procedure[tuple[int, int]]:
+    """How many tasks are listed as scheduled in these buckets, and how many of them are not due yet."""
+    if not buckets:
+        return 0, 0
+    past = yield from certainly_past(context)
+    path = {name: context.paths.at("scheduled", name) for name in buckets}
+    begun = {name for name in buckets if (bucket_start(name) or 0) <= past}
+    over = {name for name in begun if (bucket_start(name) or 0) + BUCKET_MS <= past}
+    whole = [name for name in buckets if name in over or name not in begun]
+    stats = dict(zip(whole, (yield from read_stats([path[name] for name in whole])), strict=True))
+    listed = [name for names in (yield from list_children([path[each] for each in begun - over])) for name in names]
+    counted = {name: 0 if stat is None else stat.children for name, stat in stats.items()}
+    later = sum(count for name, count in counted.items() if name not in over)
+    return sum(counted.values()) + len(listed), later + sum((entry_time(name) or 0) > past for name in listed)
+
+
+# --- claims that have ended
+
+
+def lease_path(context: Context, state: TaskState) -> str:
+    """Where the deadline of a claim stands; it must have one."""
+    return context.paths.at("locks" if state.bound else "leases", state.lease or "")
+
+
+def mark_path(context: Context, task_id: str, state: TaskState) -> str:
+    """Where a claim taken ahead says so; see `core.model.notes`."""
+    if state.bound or state.lease is None:
+        return context.paths.current(state.consumer or "", task_id)
+    return context.paths.task(task_id, "claim")
+
+
+def end_of(context: Context, path: str, node: Node) -> int | None:
+    """When a lease ends, by the server's clock in milliseconds; None, reported once, for what is no lease."""
+    span = unless_corrupt(context, path, partial(load_span, path, node.data))
+    return None if span is None else node.stat.mtime + int(span * 1000)
+
+
+def read_ends(context: Context, paths: Sequence[str], now: int) -> Procedure[None]:
+    """Have in memory when each of these leases and locks ends; what is known to hold still is not read again."""
+    ends = context.census.lease_ends
+    for path in set(ends).difference(paths):
+        del ends[path]
+    unknown = [path for path in paths if ends.get(path, 0) <= now]
+    for path, node in zip(unknown, (yield from read_nodes(unknown)), strict=True):
+        end = None if node is None else end_of(context, path, node)
+        if end is None:
+            ends.pop(path, None)
+        else:
+            ends[path] = end
+
+
+def lapsed_tasks(context: Context) -> Procedure[dict[str, State]]:
+    """The tasks of a queue whose claims have ended by their deadline, each with what it is now."""
+    listings = yield from list_children([context.paths.at(name) for name in DEADLINES])
+    paths = [context.paths.at(top, name) for top, names in zip(DEADLINES, listings, strict=True) for name in names]
+    return (yield from lapsed_of(context, paths))
+
+
+def lapsed_of(context: Context, paths: Sequence[str]) -> Procedure[dict[str, State]]:
+    """Like `lapsed_tasks`; `paths`: the queue's leases and locks."""
+    if not paths:
+        return {}
+    past = yield from certainly_past(context)
+    yield from read_ends(context, paths, past)
+    ended = [path for path in paths if context.census.lease_ends.get(path, past + 1) <= past]
+    ids = list(filter(None, (lease_task(path.rpartition("/")[2]) for path in ended)))
+    records = yield from read_records(context, ids)
+    known = {record.task_id: record.state for record in records if isinstance(record, Record)}
+    return (yield from lapsed_among(context, known))
+
+
+def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure[dict[str, State]]:
+    """Those of some tasks whose claims have ended by their deadline, each with what it is now."""
+    held = {each: state for each, state in states.items() if state.state is State.CLAIMED and state.lease is not None}
+    if not held:
+        return {}
+    leases = [lease_path(context, state) for state in held.values()]
+    marks = [mark_path(context, each, state) for each, state in held.items()]
+    nodes = yield from read_nodes([*leases, *marks])
+    past, policy = (yield from certainly_past(context)), (yield from read_conf(context)).policy
+    lapsed: dict[str, State] = {}
+    for number, (task_id, state) in enumerate(held.items()):
+        lease, mark = nodes[number], nodes[len(held) + number]
+        end = None if lease is None else end_of(context, leases[number], lease)
+        if end is not None and end <= past:
+            begun = mark is None or not taken_ahead(marks[number], mark.data)
+            lapsed[task_id] = _next(state, policy, begun=begun)
+    return lapsed
+
+
+def why_ended(consumer: str | None) -> str:
+    """What is kept as the error of a claim that has ended by its deadline."""
+    return f"its lease ended ({consumer})"
+
+
+def _next(state: TaskState, policy: RetryPolicy, *, begun: bool) -> State:
+    """What becomes of a claim that has ended: pending again, or dead where it was the last one that is allowed."""
+    last = begun and not state.requeue and state.retry(policy).exhausted(state.attempt)
+    return State.DEAD if last else State.INSERTED
