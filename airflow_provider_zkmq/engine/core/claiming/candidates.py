@@ -132,7 +132,9 @@ def deliverable(
     parts = [context.paths.task(task_id, part) for part in _PARTS]
     node, data, metadata = nodes
     if node is None or data is None:
-        if (yield Exists(entry)) is not None:  # else it was claimed, finished and collected meanwhile
+        missing = parts[0] if node is None else parts[1]
+        # else it was claimed, finished and collected meanwhile, or a call that is repeated has written both anew
+        if (yield Exists(entry)) is not None and (yield Exists(missing)) is None:
             context.report(entry, "a pending entry without a task; stepped over")
         return None
     records = unless_corrupt(context, entry, partial(_records, parts, node, metadata))

@@ -79,8 +79,6 @@ class _Load:
         """Write what is missing, a window of transactions after the other."""
         context = self.context
         yield Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
-        if self.batch is not None:
-            self.existing.update((yield Children(context.paths.batch(self.batch, "failed"))) or ())
         for window in chunked(groups(context, self.trees), WINDOW):
             yield from self._in_time()
             missing = yield from self._look([tree for group in window for tree in group])
@@ -108,7 +106,11 @@ class _Load:
             raise ConfigError(msg)
 
     def _look(self, trees: Sequence[Tree]) -> Procedure[list[Tree]]:
-        """Those of the trees whose ids no task has."""
+        """Those of the trees whose ids no task has.
+
+        Nor a member that failed and was dropped: it never runs again. Who drops one names it in the transaction that
+        deletes its task, so that the names are read after the tasks.
+        """
         asked = [tree for tree in trees if tree.task_id not in self.existing and tree.task_id not in self.call.written]
         records = yield from read_records(self.context, [tree.task_id for tree in asked])
         missing: list[Tree] = []
@@ -119,7 +121,11 @@ class _Load:
                 yield from self._gone(tree)
             else:
                 missing.append(tree)
-        return missing
+        if self.batch is None or not missing:
+            return missing
+        failed = set((yield Children(self.context.paths.batch(self.batch, "failed"))) or ())
+        self.existing.update(tree.task_id for tree in missing if tree.task_id in failed)
+        return [tree for tree in missing if tree.task_id not in failed]
 
     def _stands(self, tree: Tree, record: Record | Unread) -> None:
         """There is a task with the id of a tree: it may be this very one."""

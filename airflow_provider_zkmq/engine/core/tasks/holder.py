@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Multi, Outcome, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.claims import claim_lost, current_claim
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
-from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES
+from airflow_provider_zkmq.engine.core.writing.record import may_have_dropped
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, TaskNotFound
 
 
@@ -89,8 +89,8 @@ def settled_before(context: Context, claimed: Claimed, verb: str) -> Procedure[T
     path = context.paths.task(claimed.task_id, "state")
     node: Node | None = yield Get(path)
     state = None if node is None else TaskState.decode(path, node.data)
-    mine = set(claimed.nonces.values())
-    if state is None or (len(state.settled) >= KEPT_NONCES and not mine & set(state.settled)):
+    known = (*claimed.state.settled[-1:], *claimed.nonces.values())
+    if state is None or may_have_dropped(state, known):
         context.claims.let_go(claimed)  # asked once more it is lost: no later look would tell more
         claimed.unsure, claimed.forgotten = False, True
         raise OutcomeUnknown(str(over(claimed)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +13,11 @@ from airflow_provider_zkmq.engine.core.model.states import ENDED, FAILED, Event,
 
 #: How many of the last moves' nonces a record keeps: by them a repeated call knows its own.
 KEPT_NONCES: Final = 4
+
+
+def may_have_dropped(state: TaskState, known: Iterable[str]) -> bool:
+    """Whether a record has had so many moves that it keeps none of these nonces: a later one may be gone as well."""
+    return len(state.settled) >= KEPT_NONCES and not set(known) & set(state.settled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Outcome
-from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES
+from airflow_provider_zkmq.engine.core.writing.record import may_have_dropped
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown
 
 
@@ -28,7 +28,7 @@ def written(
     state = TaskState.decode(path, node.data)
     if mark in state.settled or state.entry.startswith(mark):
         return Outcome(committed=True)
-    if settled is not None and len(state.settled) >= KEPT_NONCES and not set(settled[-1:]) & set(state.settled):
+    if settled is not None and may_have_dropped(state, settled[-1:]):
         msg = f"whether task {task_id!r} was changed cannot be told any more: others have changed it since"
         raise OutcomeUnknown(msg)
     return None
