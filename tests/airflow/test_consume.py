@@ -146,8 +146,8 @@ def test_the_errors_are_bounded(queue, context):
     assert any("30 more task(s)" in line for line in log.warnings)
 
 
-def test_an_error_that_no_database_keeps_is_told_all_the_same(queue, context):
-    """PostgreSQL refuses an XCom for a NUL, or for half a surrogate pair as in the name of a file."""
+def test_an_error_that_no_database_keeps_is_told_all_the_same(queue, context, caplog):
+    """PostgreSQL refuses an XCom for a NUL, or for half a surrogate pair as in the name of a file; a log the latter."""
     queue.enqueue(b"x")
 
     def handle(job):
@@ -155,6 +155,7 @@ def test_an_error_that_no_database_keeps_is_told_all_the_same(queue, context):
 
     (error,) = operator(handle).execute(context)["errors"]
     assert ascii(error["error"]) == ascii("ValueError: caf\\udce9 and a \ufffd")
+    assert b"caf\\udce9" in caplog.text.encode()
 
 
 def test_which_failures_fail_the_airflow_task(queue, context, subtests):

@@ -33,7 +33,7 @@ def task_ids(context: Context, state: State | None) -> Procedure[list[str]]:
         return listed
     lapsed = yield from lapsed_tasks(context)
     others = [task_id for task_id in listed if task_id not in lapsed]
-    return others + [task_id for task_id, now in lapsed.items() if now is state]
+    return others + [task_id for task_id, now in lapsed.items() if now.state is state]
 
 
 def listed_ids(context: Context, state: State | None) -> Procedure[list[str]]:
@@ -109,7 +109,7 @@ def counts(context: Context) -> Procedure[dict[str, int]]:
     consumers = sorted((yield Children(context.paths.at("consumers"))) or ())
     stats = yield from read_stats([context.paths.consumer(name, "current") for name in consumers])
     dlq, leases = yield from read_stats((context.paths.at("dlq"), context.paths.at("leases")))
-    lapsed = Counter((yield from lapsed_tasks(context)).values())
+    lapsed = Counter(now.state for now in (yield from lapsed_tasks(context)).values())
     return {
         "inserted": pending + delayed + lapsed[State.INSERTED],
         "scheduled": scheduled,

@@ -18,7 +18,7 @@ from airflow_provider_zkmq.engine.core.model.states import ENDED, State, Status,
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.reading.chosen import chosen
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
-from airflow_provider_zkmq.engine.core.reading.lapsed import lapsed_among, status_of, why_ended
+from airflow_provider_zkmq.engine.core.reading.lapsed import Lapsed, lapsed_among, status_of
 from airflow_provider_zkmq.engine.core.reading.members import member_ids
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked, unless_corrupt
 from airflow_provider_zkmq.engine.core.reading.trees import PARTS, WHOLE_AT_ONCE, at_once, read_trees
@@ -239,10 +239,10 @@ def read_many(
     return tasks
 
 
-def _lapsed(task: Task, state: State) -> Task:
+def _lapsed(task: Task, now: Lapsed) -> Task:
     """A task whose claim has ended by its deadline, as what it is now."""
-    task = replace(task, error=why_ended(task.consumer), consumer=None, claimed_ms=None, progress=None, note=None)
-    return replace(task, state=state, status=derive_status(state, scheduled=False))
+    task = replace(task, consumer=None, claimed_ms=None, progress=None, note=None)
+    return replace(task, **now._asdict(), status=derive_status(now.state, scheduled=False))
 
 
 def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict: bool) -> Procedure[Task | None]:

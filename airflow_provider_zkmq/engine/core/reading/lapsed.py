@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_start, entry_time
@@ -30,6 +31,14 @@ from airflow_provider_zkmq.engine.core.reading.nodes import (
 
 #: What lists claims that have a deadline.
 DEADLINES = ("leases", "locks")
+
+
+class Lapsed(NamedTuple):
+    """What a task is whose claim has ended by its deadline."""
+
+    state: State
+    attempt: int
+    error: str | None
 
 
 def certainly_past(context: Context) -> Procedure[int]:
@@ -105,14 +114,14 @@ def read_ends(context: Context, paths: Sequence[str], now: int) -> Procedure[Non
             ends[path] = end
 
 
-def lapsed_tasks(context: Context) -> Procedure[dict[str, State]]:
+def lapsed_tasks(context: Context) -> Procedure[dict[str, Lapsed]]:
     """The tasks of a queue whose claims have ended by their deadline, each with what it is now."""
     listings = yield from list_children([context.paths.at(name) for name in DEADLINES])
     paths = [context.paths.at(top, name) for top, names in zip(DEADLINES, listings, strict=True) for name in names]
     return (yield from lapsed_of(context, paths))
 
 
-def lapsed_of(context: Context, paths: Sequence[str]) -> Procedure[dict[str, State]]:
+def lapsed_of(context: Context, paths: Sequence[str]) -> Procedure[dict[str, Lapsed]]:
     """Like `lapsed_tasks`; `paths`: the queue's leases and locks."""
     if not paths:
         return {}
@@ -125,7 +134,7 @@ def lapsed_of(context: Context, paths: Sequence[str]) -> Procedure[dict[str, Sta
     return (yield from lapsed_among(context, known))
 
 
-def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure[dict[str, State]]:
+def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure[dict[str, Lapsed]]:
     """Those of some tasks whose claims have ended by their deadline, each with what it is now."""
     held = {each: state for each, state in states.items() if state.state is State.CLAIMED and state.lease is not None}
     if not held:
@@ -134,7 +143,7 @@ def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure
     marks = [mark_path(context, each, state) for each, state in held.items()]
     nodes = yield from read_nodes([*leases, *marks])
     past, policy = (yield from certainly_past(context)), (yield from read_conf(context)).policy
-    lapsed: dict[str, State] = {}
+    lapsed: dict[str, Lapsed] = {}
     for number, (task_id, state) in enumerate(held.items()):
         lease, mark = nodes[number], nodes[len(held) + number]
         end = None if lease is None else end_of(context, leases[number], lease)
@@ -149,7 +158,9 @@ def why_ended(consumer: str | None) -> str:
     return f"its lease ended ({consumer})"
 
 
-def _next(state: TaskState, policy: RetryPolicy, *, begun: bool) -> State:
-    """What becomes of a claim that has ended: pending again, or dead where it was the last one that is allowed."""
-    last = begun and not state.requeue and state.retry(policy).exhausted(state.attempt)
-    return State.DEAD if last else State.INSERTED
+def _next(state: TaskState, policy: RetryPolicy, *, begun: bool) -> Lapsed:
+    """Pending again, or dead where it was the last delivery that is allowed; one that was not begun counts nothing."""
+    if not begun:
+        return Lapsed(State.INSERTED, state.attempt - 1, state.error)
+    last = not state.requeue and state.retry(policy).exhausted(state.attempt)
+    return Lapsed(State.DEAD if last else State.INSERTED, state.attempt, why_ended(state.consumer))

@@ -34,7 +34,7 @@ def pending(context: Context) -> Procedure[int]:
         context.sizes.readings.pop(path, None)
     held = [f"{top}/{name}" for top, found in zip(tops[2:], deadlines, strict=True) for name in found]
     lapsed = yield from lapsed_of(context, held)
-    return sum(listed) + sum(state is State.INSERTED for state in lapsed.values())
+    return sum(listed) + sum(now.state is State.INSERTED for now in lapsed.values())
 
 
 def _below(

@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading.columns import COLUMNS, Plan, Row, checked_columns
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import as_state
-from airflow_provider_zkmq.engine.core.reading.lapsed import certainly_past, lapsed_tasks, why_ended
+from airflow_provider_zkmq.engine.core.reading.lapsed import Lapsed, certainly_past, lapsed_tasks
 from airflow_provider_zkmq.engine.core.reading.many import checked_ids
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, read_stats, unless_corrupt
 from airflow_provider_zkmq.engine.core.reading.trees import SLIM_AT_ONCE, WHOLE_AT_ONCE
@@ -124,7 +124,7 @@ class _Scan:
     in_flight: int
     rows: dict[str, Row] = field(default_factory=dict)
     corrupt: dict[str, None] = field(default_factory=dict)
-    lapsed: dict[str, State] | None = None
+    lapsed: dict[str, Lapsed] | None = None
     """The tasks whose claims have ended by their deadline, once one of those that are claimed has a deadline."""
 
     def missing(self, ids: Sequence[str]) -> list[str]:
@@ -188,8 +188,7 @@ class _Scan:
             self.lapsed = yield from lapsed_tasks(self.context)
         for row in rows:
             if row.id in self.lapsed and row.record["state"] is State.CLAIMED:
-                row.record["error"] = why_ended(row.record.get("consumer"))
-                row.record |= {"state": self.lapsed[row.id], "consumer": None, "claimed": None}
+                row.record |= {**self.lapsed[row.id]._asdict(), "consumer": None, "claimed": None}
 
     def _metadata(self, task_id: str, node: Node) -> dict[str, Any]:
         """A task's metadata; what cannot be read is reported, and nothing is known."""

@@ -12,8 +12,10 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.checks import shown
 from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine.core.model.records import clip
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.recover import recover_record
@@ -143,8 +145,8 @@ def _showable(error: str | BaseException) -> str | BaseException:
 
 
 def error_text(error: str | BaseException) -> str:
-    """An error as logs and records tell it: an exception with its kind."""
-    return error if isinstance(error, str) else f"{type(error).__name__}: {_showable(error)}"
+    """An error as logs tell it: an exception with its kind, as long as a record keeps, and printable."""
+    return clip(shown(error if isinstance(error, str) else f"{type(error).__name__}: {_showable(error)}")) or ""
 
 
 @dataclass(frozen=True, slots=True)
