@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_st
 from airflow_provider_zkmq.engine.core.model.notes import taken_ahead
 from airflow_provider_zkmq.engine.core.model.paths import lease_task
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import TaskState, load_span
+from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load_span
 from airflow_provider_zkmq.engine.core.model.states import State, Status, derive_status
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
@@ -39,6 +39,7 @@ class Lapsed(NamedTuple):
     state: State
     attempt: int
     error: str | None
+    history: tuple[Attempt, ...]
 
 
 def certainly_past(context: Context) -> Procedure[int]:
@@ -149,7 +150,7 @@ def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure
         end = None if lease is None else end_of(context, leases[number], lease)
         if end is not None and end <= past:
             begun = mark is None or not taken_ahead(marks[number], mark.data)
-            lapsed[task_id] = _next(state, policy, begun=begun)
+            lapsed[task_id] = _next(state, policy, end, begun=begun)
     return lapsed
 
 
@@ -158,9 +159,11 @@ def why_ended(consumer: str | None) -> str:
     return f"its lease ended ({consumer})"
 
 
-def _next(state: TaskState, policy: RetryPolicy, *, begun: bool) -> Lapsed:
+def _next(state: TaskState, policy: RetryPolicy, end: int, *, begun: bool) -> Lapsed:
     """Pending again, or dead where it was the last delivery that is allowed; one that was not begun counts nothing."""
     if not begun:
-        return Lapsed(State.INSERTED, state.attempt - 1, state.error)
+        return Lapsed(State.INSERTED, state.attempt - 1, state.error, state.history)
     last = not state.requeue and state.retry(policy).exhausted(state.attempt)
-    return Lapsed(State.DEAD if last else State.INSERTED, state.attempt, why_ended(state.consumer))
+    why = why_ended(state.consumer)
+    history = state.with_attempt("rescued", end, why).history
+    return Lapsed(State.DEAD if last else State.INSERTED, state.attempt, why, history)
