@@ -48,6 +48,8 @@ RUN_SECONDS: Final = 900.0
 POLL_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 15.0
 ANSWER_SECONDS: Final = 30.0
+#: How often a request is sent that Airflow answers with an error of its own.
+TRIES: Final = 3
 
 
 class DemoFailed(Exception):
@@ -114,15 +116,24 @@ class Airflow:
         self._token = answer["access_token"]
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """Send one request; returns the answer's JSON. Raises `OSError` (also for a refusal)."""
+        """Send one request; returns the answer's JSON. Raises `OSError` (also for a refusal).
+
+        On SQLite, Airflow's requests may wait for one another's locks until one ends with 500 and has changed nothing.
+        """
         request = urllib.request.Request(  # noqa: S310  our own server
             self.url + path,
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
         )
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
-            return json.loads(answer.read() or "null")
+        for tries_left in reversed(range(TRIES)):
+            try:
+                with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
+                    return json.loads(answer.read() or "null")
+            except urllib.error.HTTPError as error:
+                if error.code != 500 or not tries_left:
+                    raise
+        raise AssertionError("not reached")
 
     def healthy(self) -> bool:
         """Whether the database, the scheduler, the triggerer and the DAG processor are well."""
@@ -188,8 +199,7 @@ def airflow_environment(hosts: str, port: int, log_ports: list[int], password: s
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://{HOST}:{port}/execution/",
-        # SQLite has one writer: on a busy machine the others wait for longer than the five seconds of its driver
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}?timeout=60",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
         "AIRFLOW__API__HOST": HOST,
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__BASE_URL": f"http://{HOST}:{port}",

@@ -13,8 +13,8 @@ a message that is still queued.
 
 What holds: a change is made under a lock on the file, which all processes of this library respect; a claim that is not
 extended in time is handed out again, attempt + 1, and its late owner gets `ClaimLost`. It outlives the death of any
-process, not a loss of power. An editor that writes the file back loses what happened since it read it. Each call reads
-the whole file. What files cannot promise is refused with `Unsupported` (`refusals`).
+process, not a loss of power. An editor that writes the file back loses what happened since it read it. A call reads
+the whole file where somebody else has changed it. What files cannot promise is refused with `Unsupported` (`refusals`).
 """
 
 from airflow_provider_zkmq.filequeue.claims import FileClaim

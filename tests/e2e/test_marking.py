@@ -11,7 +11,7 @@ from tests.e2e.conftest import LONG, Airflow, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("airflow")]
 DAGS = ("marking",)
-SETTINGS = {"AIRFLOW__CORE__PARALLELISM": "8"}
+SETTINGS: dict[str, str] = {}
 STATES = ("success", "failed")
 
 
