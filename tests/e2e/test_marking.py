@@ -52,10 +52,10 @@ class Run:
         """Mark it, as a user does."""
         self.airflow.api.call("PATCH", f"/api/v2/dags/{self.dag}/dagRuns/{self.name}", {"state": state})
 
-    def is_pending(self) -> bool:
-        """Whether its task is as if nobody had ever taken it."""
+    def is_pending(self, attempt: int = 0) -> bool:
+        """Whether its task waits for another run, after so many attempts."""
         task = self.q.task("only")
-        return (str(task.state), task.attempt) == ("inserted", 0)
+        return (str(task.state), task.attempt) == ("inserted", attempt)
 
     def is_done(self) -> bool:
         """Whether its task is completed with what the last step has returned."""
@@ -103,8 +103,10 @@ def test_a_run_that_is_marked_never_completes_work_that_was_not_done(airflow: Ai
         run.mark(state)
     for run in (*early.values(), *late.values()):
         assert airflow.ended("marking", run.name) == "failed", airflow.said()
-    for run in (*queued.values(), *early.values(), *late.values()):
+    for run in (*queued.values(), early["success"], late["success"]):
         eventually(run.is_pending, within=LONG)
+    for run in (early["failed"], late["failed"]):  # what was at work has failed
+        eventually(lambda run=run: run.is_pending(attempt=1), within=LONG)
     assert all(run.is_done() for run in ended.values())
     assert [run.begun() for run in ended.values()] == [["first", "last"]] * 2
 

@@ -78,7 +78,7 @@ def test_who_has_seen_more_than_a_restored_server_goes_on_with_a_new_session(
     data, serve = tmp_path / "data", partial(EmbeddedServer, tmp_path / "data", force_sync=False)
     with ExitStack() as ended:
         with serve() as server:
-            zk = ended.enter_context(Zkmq.connect(server.hosts, session_timeout=60, request_timeout=60, gc=False))
+            zk = ended.enter_context(Zkmq.connect(server.hosts, session_timeout=30, request_timeout=120, gc=False))
             q = zk.queue("q")
             q.enqueue(b"x", task_id="kept")
         shutil.copytree(data, tmp_path / "older")

@@ -369,8 +369,8 @@ class History:
     def _judge_removal(self, key: Key, before: TaskState, call: Call | None, txn: Any) -> None:
         self.removed.add(key)
         verb = call.verb if call is not None else "late"
-        if verb in REMOVING:
-            self.members.pop(key, None)  # what an operator deletes may be loaded again
+        if call is None or verb in REMOVING:
+            self.members.pop(key, None)  # what an operator deletes may be loaded again, also where he went away
         if verb in REMOVING or verb == "late":
             return
         if before.state not in {State.FINISHED, State.CANCELLED} or before.requeue or (before.dedupe or 0) > txn.ms:

@@ -89,7 +89,7 @@ class Clock:
 
     def certainly_past(self, now: int) -> int:
         """A time that `now` gave, less what it may be ahead of the truth: by this, deadlines are judged."""
-        return now if self.last is None else now - int(self.last.span * 1000)
+        return now if self.last is None else now - math.ceil(self.last.span * 1000)
 
     def until(self, when: int) -> float:
         """Seconds until a time of the server's clock has certainly come; 0 where the clock is not known any more."""

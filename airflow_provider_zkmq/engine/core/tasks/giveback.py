@@ -30,12 +30,11 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, Transp
 def give_back(context: Context) -> Procedure[int]:
     """Give back what callers left behind; returns how many tasks. After a `TransportError` they are owed still."""
     count = 0
-    for nonce, handover in list(context.claims.handovers.items()):
-        while handover.busy is not None:
+    for nonce in list(context.claims.handovers):
+        # A caller that was refused and goes on sending has a new one by the same nonce.
+        while (handover := context.claims.handovers.get(nonce)) is not None and handover.busy is not None:
             yield Wait(handover.busy, 0, turn=True)  # another call is at it
-        if nonce not in context.claims.handovers:
-            continue  # it has been given back, or its caller has it
-        if handover.caller.left:
+        if handover is not None and handover.caller.left:  # else it has been given back, or its caller has it
             count += yield from _give_back_alone(context, nonce, handover)
     return count + (yield from _settle_owed(context))
 
