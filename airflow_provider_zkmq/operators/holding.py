@@ -44,7 +44,7 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
             mine = read_claims("claims", instance.xcom_pull(task_ids=claimer.task_id, map_indexes=index))
             if each and not in_group and 0 <= instance.map_index < len(mine):
                 mine = [mine[instance.map_index]]
-            check_held(mine, lease, conn_id, claimer.task_id, instance.log)
+            check_held(mine, lease, conn_id, claimer.task_id, instance.task.log)
         if also is not None:
             also(context)
         elif not task.is_mapped and type(task).pre_execute is not BaseOperator.pre_execute:

@@ -37,7 +37,7 @@ def note_error(context: Context) -> None:
     try:
         fields["ti"].xcom_push(key=ERROR_KEY, value=storable(text)[:_MOST_TEXT])
     except Exception as refused:  # noqa: BLE001  it is a reason less, and no reason to fail
-        fields["ti"].log.warning("Why it failed is not kept for the queue: %s", refused)
+        fields["ti"].task.log.warning("Why it failed is not kept for the queue: %s", refused)
 
 
 def note_end(context: Context) -> None:
@@ -46,7 +46,7 @@ def note_end(context: Context) -> None:
     try:
         instance.xcom_push(key=END_KEY, value=instance.map_index)
     except Exception as refused:  # noqa: BLE001  what it did is done
-        instance.log.warning("That it has ended by itself is not kept for the queue: %s", refused)
+        instance.task.log.warning("That it has ended by itself is not kept for the queue: %s", refused)
 
 
 def have_noted(task: Any) -> None:

@@ -185,7 +185,8 @@ def test_work_that_is_run_again_begins_only_while_its_run_holds_what_it_took(que
     claims = [claimed("jobs", claim) for claim in queue.claim_many(2, lease=600)]
 
     def begin(check, index=-1, tries=2, run=None):
-        told = instance(map_index=index, try_number=tries, log=log, xcom_pull=lambda **_: claims)
+        task = SimpleNamespace(log=log)
+        told = instance(map_index=index, try_number=tries, task=task, xcom_pull=lambda **_: claims)
         check({**told, "dag_run": SimpleNamespace(clear_number=run)})
 
     mapped, total = orders["work"].partial_kwargs["pre_execute"], orders["total"].pre_execute

@@ -353,7 +353,7 @@ def test_the_exception_of_a_failed_task_is_kept():
     kept, warned = {}, []
     ti = SimpleNamespace(
         xcom_push=lambda key, value: kept.update({key: value}),
-        log=SimpleNamespace(warning=lambda text, *values: warned.append(text % values)),
+        task=SimpleNamespace(log=SimpleNamespace(warning=lambda text, *values: warned.append(text % values))),
     )
     note_error({"ti": ti, "exception": ValueError("x" * 5_000)})
     assert kept[ERROR_KEY] == ("ValueError: " + "x" * 5_000)[:2_000]
