@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -184,35 +183,6 @@ def received(hosts: str) -> int:
     """How many packets the server has received."""
     host, _, port = hosts.split(",", maxsplit=1)[0].partition(":")
     return int(fourletter.mntr(host, int(port))["zk_packets_received"])
-
-
-def test_the_archive_of_an_older_version_goes_on(spark, archive, where, q, tmp_path) -> None:
-    """It took dead letters only when they left: the next run has those that stand or left since; it had no attempts."""
-    q.configure(archive=True)
-    for name in ("stands", "leaves", "left"):
-        die(q, name, "no")
-    q.drop("left")
-    done = finish(q, 1)
-    archive()
-    path = tmp_path / "census" / "MANIFEST.json"
-    record = json.loads(path.read_text())
-    (run,) = record["runs"]
-    folder = tmp_path / "census" / run["path"]
-    older = spark.read.parquet(str(folder)).where("id not in ('stands', 'leaves')").drop("history")
-    older.write.partitionBy("day").parquet(str(tmp_path / "older"))
-    shutil.rmtree(folder)
-    (tmp_path / "older").rename(folder)
-    path.write_text(json.dumps({"watermark": record["watermark"], "runs": [run | {"rows": 2}]}))
-    q.publish_archive(replace(q.archive(), at_death=False))
-    q.drop("leaves")
-    done += finish(q, 1)
-    assert archive().archived == 3
-    rows = {row.id: (row.state, row.history and len(row.history)) for row in read_history(spark, tmp_path).collect()}
-    died = {"left": ("dead", None), "leaves": ("dead", 1), "stands": ("dead", 1)}
-    assert rows == died | {done[0]: ("finished", None), done[1]: ("finished", 1)}
-    assert q.archive().at_death
-    q.drop("stands")
-    assert archive().archived == 0
 
 
 def test_damaged_tasks_are_counted_and_left_and_end_no_run(spark, archive, where, q, zk, tmp_path) -> None:

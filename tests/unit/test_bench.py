@@ -16,11 +16,9 @@ from airflow_provider_zkmq.bench import agent, plots
 from airflow_provider_zkmq.bench.catalogue import catalogue
 from airflow_provider_zkmq.bench.command import Order, carry_out, chosen, list_rows
 from airflow_provider_zkmq.bench.crew import Crews, python_agent
-from airflow_provider_zkmq.bench.gauge import Gauge, Reading
+from airflow_provider_zkmq.bench.gauge import Gauge
 from airflow_provider_zkmq.bench.jobs import BenchError
 from airflow_provider_zkmq.bench.measuring import Figures, measure
-from airflow_provider_zkmq.bench.page import MARKS, write_page
-from airflow_provider_zkmq.bench.plots import write_plots
 from airflow_provider_zkmq.bench.report import of_way, ratio, record, verdicts
 from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 from airflow_provider_zkmq.bench.scale import Costs, Demand, Ensemble, fit, simulate
@@ -150,26 +148,6 @@ def test_profiles_and_memory_are_said_in_a_sentence_where_they_were_measured(fig
     assert row["ways"]["fast"]["memory"]["low"] == 8_000
 
 
-def test_a_page_keeps_what_its_author_wrote(figures: Figures, tmp_path: Path) -> None:
-    """One without its marks is refused before anything starts."""
-    page = tmp_path / "page.md"
-    with pytest.raises(ConfigError, match=r"page\.md"):
-        carry_out(Order(page=page), print)
-    assert not page.exists()
-    for content in ("nothing", f"{MARKS[1]}\n{MARKS[0]}", f"{MARKS[0]}\n{MARKS[0]}\n{MARKS[1]}"):
-        page.write_text(content)
-        with pytest.raises(ConfigError, match=r"page\.md"):
-            carry_out(Order(page=page), print)
-        assert page.read_text() == content
-    page.write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
-    for _ in range(2):
-        write_page(page, markdown([figures], "plots"))
-    written = page.read_text()
-    assert (written.startswith("before\n"), written.endswith("\nafter\n"), "old" in written) == (True, True, False)
-    assert written.count("### A race") == 1
-    assert "![a race: tasks per second](plots/race.svg)" in written
-
-
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_system_calls_of_a_process_are_counted() -> None:
     """What it calls between the two lines, and neither before nor after."""
@@ -217,13 +195,6 @@ def test_the_commands_of_the_page_are_understood() -> None:
         assert chosen(catalogue(), args.rows)
 
 
-def test_plots_of_the_same_figures_are_the_same_files(figures: Figures, tmp_path: Path) -> None:
-    written = [write_plots([figures], tmp_path / name) for name in ("one", "two")]
-    assert [path.name for path in written[0]] == ["race.png", "race.svg"]
-    assert [path.read_bytes() for path in written[0]] == [path.read_bytes() for path in written[1]]
-    assert "a race" in written[0][1].read_text()
-
-
 def test_a_way_that_fails_is_named_with_its_row(tmp_path: Path) -> None:
     """Its agent says why, and ends with the others; one that has ended is said with its exit code."""
     ended = [sys.executable, "-c", "raise SystemExit(3)"]
@@ -233,13 +204,6 @@ def test_a_way_that_fails_is_named_with_its_row(tmp_path: Path) -> None:
     ):
         with Crews("127.0.0.1:1", "/none", str(tmp_path)) as crews, pytest.raises(BenchError, match=said):
             measure([Row("race", "a race", (way,))], crews, Gauge("127.0.0.1:1"), 2, 1, lambda _line: None)
-
-
-def test_servers_that_say_nothing_leave_blanks() -> None:
-    nothing = Gauge("127.0.0.1:1").read()
-    assert nothing == Reading(None, None, None)
-    assert Reading(7, 3, 1.5).since(Reading(5, 3, 1.0)) == {"requests": 2, "transactions": 0, "server_cpu": 0.5}
-    assert Reading(7, 3, None).since(nothing) == {}
 
 
 # --- the model of one ensemble: what it is fitted to it explains, and what a demand takes
