@@ -10,7 +10,7 @@ from airflow_provider_zkmq.engine import AnyQueue, Message, RetryPolicy
 from tests.e2e.conftest import LONG, Airflow, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("airflow")]
-LEASE = 10
+LEASE = 30
 EXAMPLES = ("ACKNOWLEDGE", "DISPATCH")
 DAGS = ("acknowledging", "claimed_events", "zkmq_acknowledge", "zkmq_run_per_task")
 SETTINGS = {f"ZKMQ_{example}_QUEUE": example.lower() for example in EXAMPLES} | {

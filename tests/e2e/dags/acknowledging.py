@@ -10,7 +10,7 @@ from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
 
 with (
     DAG("acknowledging", schedule=None, default_args={"retries": 1}),
-    ZkmqTaskGroup("orders", zkmq_queue="held", lease=10) as orders,
+    ZkmqTaskGroup("orders", zkmq_queue="held", lease=30) as orders,
 ):
 
     @task(pool="narrow")
