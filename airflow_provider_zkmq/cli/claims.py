@@ -152,7 +152,8 @@ def _revoke(queue: AnyQueue, args: argparse.Namespace, error: str | None = None,
     """Take the claim that stands now from its holder, who is named; one that comes meanwhile is left alone."""
     seen = queue.task(args.task)
     state = str(queue.revoke(args.task, error, retry=retry, version=seen.version))
-    print(f"zkmq: taken from {seen.consumer}, attempt {seen.attempt}", file=sys.stderr)
+    holder = seen.consumer or "a consumer whose claim had ended"
+    print(f"zkmq: taken from {holder}, attempt {seen.attempt}", file=sys.stderr)
     return state
 
 

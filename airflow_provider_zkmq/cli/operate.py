@@ -37,6 +37,8 @@ def add_redrive(parser: argparse.ArgumentParser) -> None:
 
 def redrive(args: argparse.Namespace, options: Common) -> int:
     """Put dead or cancelled tasks back."""
+    from airflow_provider_zkmq.engine import CorruptRecord
+
     if bool(args.tasks) == args.all:
         raise UsageError("redrive needs either task ids or --all")
     with options.connect() as zk:
@@ -44,8 +46,8 @@ def redrive(args: argparse.Namespace, options: Common) -> int:
         ids = _checked(queue.ids("dead") if args.all else args.tasks)
         refused = queue.redrive_many(ids)
         done = _Done([task for task in ids if task not in refused], refused)
-    if args.all:
-        done.refused.clear()  # somebody else was faster, which is no refusal of what was asked for
+    if args.all:  # where somebody else was faster, that is no refusal of what was asked for
+        done.refused = {task: why for task, why in refused.items() if isinstance(why, CorruptRecord)}
     return done.tell(args.queue, "redriven", options)
 
 

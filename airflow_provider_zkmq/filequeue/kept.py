@@ -67,17 +67,23 @@ class Kept:
     def take(self, file: TextQueue) -> Tasks | None:
         """The tasks of a file, the caller's until it puts them back; None where they have to be read."""
         identity, tasks = self._files.pop(file.path, (None, None))
-        if tasks is None or identity != file.identity():
+        file.begun = file.identity()
+        if tasks is None or identity != file.begun:
             return None
         file.place = tasks.place
         file.place.file = file
         return tasks
 
     def put(self, file: TextQueue, tasks: Tasks, *, known: bool) -> None:
-        """Keep the tasks of a file, as it is now; `known`: it was told from others by its time of writing before."""
-        if file.written and not file.stamp():
+        """Keep the tasks of a file, as it is now, unless somebody else has written to it since it was opened.
+
+        `known`: it was told from others by its time of writing before.
+        """
+        if file.written and (file.disturbed or not file.stamp()):
             return
         identity = file.identity()
+        if not file.written and identity != file.begun:
+            return
         if identity is None or not (known or file.written or time.time_ns() - identity[-1] > _TICK):
             return
         self._files[file.path] = (identity, tasks)

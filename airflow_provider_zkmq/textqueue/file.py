@@ -126,7 +126,7 @@ class TextQueue(SharedFile):
 
         Of what could be written in part nothing is left, unless somebody else has appended to it by then.
         """
-        self.written = True
+        self.writing()
         descriptor = open_plain(self.path, os.O_WRONLY | os.O_APPEND)
         try:
             written = os.write(descriptor, data)

@@ -41,6 +41,9 @@ class SharedFile:
         self.place = Place(self)
         #: Whether something was written through this object.
         self.written = False
+        #: Which file it was when it was begun to be read, and whether somebody else had written by our first write.
+        self.begun: tuple[int, ...] | None = None
+        self.disturbed = False
 
     def _check(self) -> None:
         if (size := self.size()) > self.limits.file:
@@ -141,9 +144,15 @@ class SharedFile:
         self._write(data, offset)
 
     def _write(self, data: bytes, offset: int) -> None:
-        done, self.written = 0, True
+        self.writing()
+        done = 0
         while done < len(data):
             done += os.pwrite(self._descriptor, data[done:], offset + done)
+
+    def writing(self) -> None:
+        """Note that something is about to be written, and whether somebody else was first."""
+        if not self.written:
+            self.written, self.disturbed = True, self.identity() != self.begun
 
     def refresh(self, record: Record) -> bool:
         """Read a message's status and variables again; False if another message, or none, stands there now."""

@@ -9,6 +9,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import Message
 from airflow_provider_zkmq.filequeue import FileClient
+from airflow_provider_zkmq.filequeue.book import Book
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.filequeue.conftest import taken
 
@@ -38,3 +39,21 @@ def test_a_call_costs_by_what_changed(files: FileClient, folder: Path, monkeypat
     with q.path.open("r+b") as file:  # an editor that writes in place
         os.pwrite(file.fileno(), b"=", at)
     assert (q.counts()["finished"], taken(q).task.id) == (21, ids[22])
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_an_edit_while_a_call_is_at_the_file_is_seen_by_the_next_one(files: FileClient, writes: bool) -> None:
+    """Also where the call writes after it: what was read before is not kept as what stands there."""
+    q = files.queue("q")
+    q.enqueue_many([Message(f"to {name}", task_id=name) for name in ("ann", "bob")])
+
+    def edit(book: Book) -> None:
+        with q.path.open("r+b") as editor:
+            os.pwrite(editor.fileno(), b"tom", q.path.read_bytes().index(b"to bob") + 3)
+        if writes:
+            book.append(b"to eve", {"id": "eve"})
+
+    q.folder.carry_out("q", edit)
+    assert [task.data for task in q.tasks()][:2] == [b"to ann", b"to tom"]
+    taken(q).complete()
+    assert taken(q).task.data == b"to tom"

@@ -102,7 +102,7 @@ MUTANTS: Final = (
         "[*(yield from _departed(context, after)), *(yield from _standing(context, after))]",
     ),
     Mutant("the torn reading of a run", "reading.runs", "== versions[task_id] and (torn or _whole(nodes))", "== versions[task_id]"),
-    Mutant("what had not begun is counted", "upkeep.ownerless", "if marks else", "if False else"),
+    Mutant("what had not begun is counted", "tasks.ownerless", "if marks else", "if False else"),
     Mutant("a mark that is not sent", "tasks.beginning", "if not (yield from _post(context, claimed)):", "if (yield from ()) is False:"),
     Mutant("a lost mark is forgotten", "tasks.beginning", "    context.debts.unmarked[claimed.task_id, claimed.token] = claimed\n", "    pass\n"),
     Mutant("the first in line that is cut off keeps its turn", "writing.combining", "            if part.leads:", "            if False:"),

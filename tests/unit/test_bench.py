@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,8 +19,7 @@ from airflow_provider_zkmq.bench.measuring import Figures, measure
 from airflow_provider_zkmq.bench.report import of_way, ratio, record, verdicts
 from airflow_provider_zkmq.bench.rows import Goal, Row, Way
 from airflow_provider_zkmq.bench.scale import Costs, Demand, Ensemble, fit, simulate
-from airflow_provider_zkmq.bench.tables import markdown, sentence, text
-from airflow_provider_zkmq.bench.tracing import counting
+from airflow_provider_zkmq.bench.tables import sentence, text
 from airflow_provider_zkmq.cli.main import parse
 from airflow_provider_zkmq.engine import ConfigError
 
@@ -132,56 +128,6 @@ def test_the_text_has_a_line_for_each_way(figures: Figures) -> None:
     assert lines[2].split()[1:5] == ["50", "10–100", "1.2", "1.0"]
     assert "–" in lines[3].split()
     assert lines[4].endswith("skipped: it is not installed")
-
-
-def test_profiles_and_memory_are_said_in_a_sentence_where_they_were_measured(figures: Figures) -> None:
-    figures.shares["fast"] = {"kazoo": 0.6, "engine/zk": 0.38, "others": 0.02}
-    for sample, memory in zip(figures.samples["fast"], (9_000.0, 8_000.0, 9_500.0), strict=True):
-        sample["memory"] = memory
-    said = "client CPU of fast: kazoo 60%, engine/zk 38%"
-    lines = text([figures]).splitlines()
-    assert f"  {said}" in lines
-    assert f"- {said}" in markdown([figures]).splitlines()
-    assert "  client memory of fast: 9 000 bytes for each" in lines
-    assert "memory of slow" not in text([figures])
-    (row,) = record([figures], {})["rows"]
-    assert row["ways"]["fast"]["memory"]["low"] == 8_000
-
-
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_system_calls_of_a_process_are_counted() -> None:
-    """What it calls between the two lines, and neither before nor after."""
-    code = "import os\nfor line in iter(input, 'end'):\n for _ in range(500): os.getppid()\n print('done', flush=True)"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as process:
-        assert process.stdin
-        assert process.stdout
-        for line in ("warm up\n", "go\n"):
-            with counting([process.pid]) as count:
-                process.stdin.write(line)
-                process.stdin.flush()
-                assert process.stdout.readline() == "done\n"
-        process.stdin.write("end\n")
-        process.stdin.close()
-    assert 500 <= count.calls < 600
-
-
-def test_a_profile_counts_the_threads_that_are_started_after_it() -> None:
-    """By where the code is; the profile is one of a process of its own, since it stays on."""
-    code = """
-import json, threading
-from airflow_provider_zkmq.bench.profiling import Profile, shares
-from airflow_provider_zkmq.engine import parse_duration
-profile = Profile()
-before = profile.entries()
-thread = threading.Thread(target=lambda: [parse_duration("1h30m") for _ in range(20_000)])
-thread.start()
-thread.join()
-print(json.dumps(shares(before, profile.entries())))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    parts = json.loads(done.stdout)
-    assert "engine/core/model" in list(parts)[:2]
-    assert sum(parts.values()) == pytest.approx(1)
 
 
 def test_the_commands_of_the_page_are_understood() -> None:

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.policy import ConsumeTimes
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import counts, inspect, pending, scanning
+from airflow_provider_zkmq.engine.core.reading.ids import ids
 from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE
-from airflow_provider_zkmq.engine.core.tasks import configure
+from airflow_provider_zkmq.engine.core.tasks import configure, operate
 from airflow_provider_zkmq.engine.core.upkeep import lock, turns
 from airflow_provider_zkmq.engine.core.upkeep.collect import Collected, collect_garbage
 from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt
-from airflow_provider_zkmq.engine.errors import ConfigError, SessionLost, Unavailable, ZkmqError
+from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, Unavailable, ZkmqError
 from airflow_provider_zkmq.engine.fronts import debts
 from tests.unit.claiming import another, many, queue_of, step
 from tests.unit.looping import filled
@@ -95,6 +97,29 @@ def test_what_has_lapsed_is_shown_as_what_it_is_now_and_clean_up_makes_it_so() -
     assert reader.do(collect_garbage(reader.context)).rescued == 4
     assert shown(client) == (now, status)
     assert [task for task, state in client.check().items() if state.index] == ["d", "f"]
+
+
+def test_who_acts_on_what_has_lapsed_finds_what_is_shown() -> None:
+    """It is given back first, whichever verb; its holder is told, and all go on. Until then it may be completed."""
+    client = queue_of("abc")
+    for name in "defg":
+        client.put(task_id=name, policy=ConsumeTimes(1))
+    held = {claimed.task_id: claimed for claimed in (client.claimed(lease=5) for _ in range(7))}
+    client.zk.advance(70)
+    reader = another(client, "reader")
+    assert reader.do(ids(reader.context, "dead", EVERYTHING)) == list("defg")
+    assert reader.do(scanning.scan(reader.context, ["d"], ["ended_ms"])).columns["ended_ms"] == [None]
+    reader.do(operate.drop(reader.context, "a"))
+    reader.do(operate.replace_data(reader.context, "b", b"new"))
+    reader.put(b"new", task_id="c", update=True)
+    reader.do(operate.redrive(reader.context, "d"))
+    assert reader.do(operate.redrive_many(reader.context, ["e"])) == {}
+    client.complete(held["g"])
+    assert reader.do(operate.clear(reader.context, "dead")) == 1
+    for name in "abcdef":
+        with pytest.raises(ClaimLost):
+            client.complete(held[name])
+    assert sorted(reader.work()) == list("bcde")
 
 
 def test_another_interval_counts_from_the_last_run() -> None:

@@ -58,4 +58,4 @@ def damaged(what: str, outcome: Outcome, multi: Multi) -> CorruptRecord:
 def described(outcome: Outcome, multi: Multi) -> str:
     """Where a refusal happened, and what is the matter there."""
     why = None if outcome.failure is None else _WHY.get(outcome.failure)
-    return f"{failed_at(outcome, multi)} {why or 'is not as its record says'}"
+    return f"{failed_at(outcome, multi)} {why or outcome.detail or 'is not as its record says'}"

@@ -29,6 +29,8 @@ class Row:
     metadata: dict[str, Any] = field(default_factory=dict)
     enqueued: int = 0
     past: int = 0
+    lapsed: bool = False
+    """Its claim has ended by its deadline, and nobody has given it back yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ def _field(name: str) -> Column:
 
 def _ended_ms(row: Row) -> int | None:
     record = row.record
+    if row.lapsed:
+        return None
     return ended_ms(record["state"], record["started"], record["ended"], record["ended_zxid"], row.stat)
 
 

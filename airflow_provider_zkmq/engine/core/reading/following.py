@@ -42,7 +42,8 @@ def follow(context: Context, task_id: str, on_change: OnChange, timeout: Duratio
             if task != known:
                 known = task
                 yield Tell(partial(on_change, task))
-            if task.state in ENDED:
+            # A claim that has only lapsed may be completed still: it has no end yet, whatever follows it.
+            if task.state in ENDED and task.ended_ms is not None:
                 return task
             if record is not None:  # else it was enqueued anew since, and no watch stands on what was not there
                 yield from _wait(context, task, mine, seen, deadline)

@@ -8,6 +8,7 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.chosen import chosen
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
+from airflow_provider_zkmq.engine.core.reading.lapsed import lapsed_among
 from airflow_provider_zkmq.engine.core.reading.nodes import Record, chunked, read_records
 
 
@@ -28,5 +29,8 @@ def ids(
     matching: list[str] = []
     for chunk in chunked(listed):
         records = [record for record in (yield from read_records(context, chunk)) if isinstance(record, Record)]
-        matching += [each.task_id for each in records if wanted.accepts(each.state.state, each.state.filters)]
+        now = yield from lapsed_among(context, {each.task_id: each.state for each in records})
+        for each in records:
+            state = now[each.task_id].state if each.task_id in now else each.state.state
+            matching += [each.task_id] if wanted.accepts(state, each.state.filters) else []
     return matching

@@ -188,6 +188,7 @@ class _Scan:
             self.lapsed = yield from lapsed_tasks(self.context)
         for row in rows:
             if row.id in self.lapsed and row.record["state"] is State.CLAIMED:
+                row.lapsed = True
                 row.record |= {**self.lapsed[row.id]._asdict(), "consumer": None, "claimed": None}
 
     def _metadata(self, task_id: str, node: Node) -> dict[str, Any]:

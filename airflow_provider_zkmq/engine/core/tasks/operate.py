@@ -18,6 +18,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import Delete, SetData, W
 from airflow_provider_zkmq.engine.core.reading.clock import ordering_time, server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.counts import as_state, listed_ids
+from airflow_provider_zkmq.engine.core.reading.lapsed import lapsed_tasks
 from airflow_provider_zkmq.engine.core.reading.many import checked_ids
 from airflow_provider_zkmq.engine.core.reading.nodes import (
     Record,
@@ -28,6 +29,7 @@ from airflow_provider_zkmq.engine.core.reading.nodes import (
     read_whole,
 )
 from airflow_provider_zkmq.engine.core.tasks.holder import telling
+from airflow_provider_zkmq.engine.core.tasks.ownerless import rescue_lapsed
 from airflow_provider_zkmq.engine.core.writing import transitions
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit, send_together
 from airflow_provider_zkmq.engine.core.writing.escrow import next_run
@@ -74,6 +76,7 @@ def _change(
 ) -> Procedure[TaskState]:
     """Read a task, and commit what `build` makes of it; read it again while it changes under our eyes.
 
+    What cannot be done to a claim is done to what follows it, where the claim has ended by its deadline.
     Returns the record that was written last, of a deleted task the one that was read.
 
     `version`: only if it is still what was read as `Task.version`; else `IllegalTransition`.
@@ -83,7 +86,13 @@ def _change(
         current, mzxid = yield from read_current(context, task_id)
         if version is not None and mzxid != version:
             raise _changed(current)
-        verdict = yield from commit((yield from build(current)), anew(partial(build, current)))
+        try:
+            plan = yield from build(current)
+        except IllegalTransition:
+            if current.state.state is not State.CLAIMED or not (yield from rescue_lapsed(context, task_id)):
+                raise
+            continue
+        verdict = yield from commit(plan, anew(partial(build, current)))
         if verdict.refusal is None:
             return verdict.after or current.state
         yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, mzxid)
@@ -274,6 +283,8 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     """
     yield from read_conf(context)
     wanted = as_state(state)
+    for task_id in [] if wanted is None else (yield from lapsed_tasks(context)):
+        yield from rescue_lapsed(context, task_id)
     count = 0
     for chunk in chunked((yield from listed_ids(context, wanted))):
         records = yield from read_whole(context, chunk, _KEPT)

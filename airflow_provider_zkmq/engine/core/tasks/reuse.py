@@ -22,6 +22,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
 from airflow_provider_zkmq.engine.core.reading.lapsed import status_of
 from airflow_provider_zkmq.engine.core.reading.nodes import OPTIONAL, read_nodes, standing
+from airflow_provider_zkmq.engine.core.tasks.ownerless import rescue_lapsed
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
 from airflow_provider_zkmq.engine.core.writing.content import content_ops
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of
@@ -64,6 +65,8 @@ def meet(context: Context, tree: Tree, *, uncertain: bool, sending: Callable[[],
             return Met.WRITTEN
         action = _action(tree, state, status := (yield from status_of(context, state)))
         if action is None:
+            if tree.update and state.state is State.CLAIMED and (yield from rescue_lapsed(context, tree.task_id)):
+                continue
             return str(status)
         sending()
         current = Current(tree.task_id, node.stat.version, state, zxid=node.stat.mzxid, beside=beside)

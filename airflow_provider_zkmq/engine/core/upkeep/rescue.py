@@ -17,10 +17,10 @@ from airflow_provider_zkmq.engine.core.protocol.writes import Ops, Outcome
 from airflow_provider_zkmq.engine.core.reading.lapsed import DEADLINES, certainly_past, read_ends
 from airflow_provider_zkmq.engine.core.reading.once import once
 from airflow_provider_zkmq.engine.core.reading.watched import listing
+from airflow_provider_zkmq.engine.core.tasks.ownerless import rescue_task
 from airflow_provider_zkmq.engine.core.upkeep.consumers import heed
 from airflow_provider_zkmq.engine.core.upkeep.damage import unless_damaged
 from airflow_provider_zkmq.engine.core.upkeep.debts import pay_debts
-from airflow_provider_zkmq.engine.core.upkeep.ownerless import rescue_task
 from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.core.writing.closing import close_batches
 

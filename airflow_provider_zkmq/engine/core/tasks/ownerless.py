@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.core.protocol.tries import damaged
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Delete, Multi, WriteOp
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.reading.lapsed import end_of, mark_path, why_ended
+from airflow_provider_zkmq.engine.core.reading.lapsed import end_of, lease_path, mark_path, why_ended
 from airflow_provider_zkmq.engine.core.reading.nodes import Record, read_nodes, record_of
 from airflow_provider_zkmq.engine.core.tasks.holder import telling
 from airflow_provider_zkmq.engine.core.writing import escrow, transitions
@@ -25,6 +25,15 @@ from airflow_provider_zkmq.engine.core.writing.record import Current
 
 #: How often one task is read again and tried again while it changes under our eyes.
 TRIES: Final = 5
+
+
+def rescue_lapsed(context: Context, task_id: str) -> Procedure[bool]:
+    """Give a task back whose claim has ended by its deadline, as it is shown already; whether that was so."""
+    node: Node | None = yield Get(context.paths.task(task_id, "state"))
+    record = record_of(context, task_id, node)
+    if not isinstance(record, Record) or record.state.state is not State.CLAIMED or record.state.lease is None:
+        return False
+    return (yield from rescue_task(context, task_id, lease_path(context, record.state)))
 
 
 def rescue_task(context: Context, task_id: str, note: str) -> Procedure[bool]:
