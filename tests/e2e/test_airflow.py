@@ -19,7 +19,7 @@ from tests.e2e.conftest import LONG, TOP, Airflow, eventually
 SENSORS = int(os.environ.get("ZKMQ_E2E_SENSORS", "6"))
 DAGS = ("many_sensors", "this_run", "waiting_enqueues", "zkmq_events")
 SETTINGS = {"ZKMQ_EVENTS_REFIRE": "5"}
-pytestmark = pytest.mark.xdist_group("airflow")
+pytestmark = pytest.mark.xdist_group("heavy")
 
 
 @pytest.mark.full
@@ -122,7 +122,6 @@ def test_work_starts_runs_of_a_dag_that_its_triggerer_watches_for(airflow: Airfl
 
 
 @pytest.mark.full
-@pytest.mark.xdist_group("demo")
 def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:
     """The main job, on the real parts: exit code 0, the tables, the sensor seen deferred, no process left."""
     environment = {**os.environ, "ZKMQ_CENSUS_FILES": "60"}

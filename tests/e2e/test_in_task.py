@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet
 from airflow_provider_zkmq.engine import Message, RetryPolicy
 from tests.e2e.conftest import LONG, PASSWORD, Airflow, eventually
 
-pytestmark = [pytest.mark.full, pytest.mark.xdist_group("airflow")]
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("heavy")]
 MARKER = b"marker-payload"
 NAMES = ("one", "many", "batch")
 DAGS = ("killed_enqueue", "ended_by_user", "zkmq_consume", "zkmq_pipeline", "one_by_one")

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_zkmq.engine import Message, Queue
 from tests.e2e.conftest import PASSWORD, Airflow
 
-pytestmark = [pytest.mark.full, pytest.mark.xdist_group("airflow")]
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("heavy")]
 DAG = "zkmq_maintenance"
 DAGS = ("zkmq_maintenance",)
 SETTINGS = {"AIRFLOW__CORE__TEST_CONNECTION": "Enabled"}

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_zkmq.engine import AnyQueue, Message, RetryPolicy
 from tests.e2e.conftest import LONG, Airflow, eventually
 
-pytestmark = [pytest.mark.full, pytest.mark.xdist_group("airflow")]
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("heavy")]
 DAGS = ("marking",)
 SETTINGS: dict[str, str] = {}
 STATES = ("success", "failed")

@@ -39,7 +39,7 @@ MOST_LEASES: Final = 1
 BOUNDED_LEASE: Final = 5.5
 REMOVING: Final = frozenset({"drop", "clear"})
 #: What is not taken back with the servers.
-FOR_GOOD: Final = frozenset({"world", "paths_of", "picky", "in_loops", "excused"})
+FOR_GOOD: Final = frozenset({"world", "paths_of", "picky", "in_loops", "excused", "seen_over"})
 Key = tuple[str, str]
 
 
@@ -88,6 +88,8 @@ class History:
         self.ended_by: dict[tuple[Key, int], Call] = {}
         self.ended_at: dict[tuple[Key, int], tuple[int, float]] = {}
         """When claims ended: the transaction, and the time."""
+        self.seen_over: set[tuple[Key, int]] = set()
+        """Claims that had ended before the servers went back to when they had not."""
         self.handed: set[tuple[Key, int]] = set()
         self.in_loops: list[Claimed] = []
         self.excused: set[Any] = set()
@@ -109,6 +111,10 @@ class History:
         """Whether a claim is the current one."""
         return self.is_of(claimed, key, self.claims.get(key))
 
+    def promised(self, key: Key, claimed: Claimed) -> bool:
+        """Whether a claim is the current one, and never was over: what its client saw end may be told as lost."""
+        return self.stands(key, claimed) and (key, claimed.token) not in self.seen_over
+
     def is_of(self, claimed: Claimed, key: Key, token: int | None) -> bool:
         """Whether a claim is the latest of its task: where the servers went back, another one may have its token."""
         return claimed.token == token and claimed.claim["nonce"].encode() in self.notes[key]
@@ -120,6 +126,7 @@ class History:
 
     def go_back(self, kept: dict[str, Any]) -> None:
         """The servers went back to an older state: what came after it is promised no more, nor what is under way."""
+        self.seen_over |= self.ended.keys() - kept["ended"].keys()
         vars(self).update(deepcopy(kept, {id(call): call for call in kept["ended_by"].values()}))
         self.excused.update(fiber.call for fiber in self.world.fibers if fiber.call is not None)
         for client in self.world.clients:

@@ -134,7 +134,7 @@ class Oracles(History):
         if call.ok and former.nonces.keys() == {"complete"} and (key, former.token) not in self.ended:
             self.fail("no success is told that did not happen", f"a step after {former.task_id}")
         about_it = isinstance(call.error, ClaimLost) and former.task_id in str(call.error)
-        if about_it and self.stands(key, former):
+        if about_it and self.promised(key, former):
             self.fail("a claim is lost only when it is", f"a step after {former.task_id}: {call.error}")
 
     def on_told(self, client: Client, claimed: Claimed, progress: Settlement, error: Exception | None) -> None:
@@ -145,7 +145,7 @@ class Oracles(History):
         if error is None and (key, claimed.token) not in self.ended:
             self.fail("no success is told that did not happen", f"{claimed.task_id} as {progress.outcome}")
         if isinstance(error, ClaimLost):
-            if self.stands(key, claimed):
+            if self.promised(key, claimed):
                 self.fail("a claim is lost only when it is", f"{claimed.task_id}, put down: {error}")
         elif error is not None:
             self.fail("what is put down is settled", f"{claimed.task_id} of {client.name}: {error!r}")
@@ -153,7 +153,7 @@ class Oracles(History):
     def told_begin(self, call: Call) -> None:
         """A handler is kept from its task only where that is another's."""
         claimed = call.about["held"]
-        if isinstance(call.error, ClaimLost) and self.stands((call.about["queue"], claimed.task_id), claimed):
+        if isinstance(call.error, ClaimLost) and self.promised((call.about["queue"], claimed.task_id), claimed):
             self.fail("a claim is lost only when it is", f"begin of {claimed.task_id}: {call.error}")
 
     def told_take_over(self, call: Call) -> None:
@@ -187,7 +187,7 @@ class Oracles(History):
         if call.ok and call.verb != "rollback" and (key, claimed.token) not in self.ended:
             self.fail("no success is told that did not happen", f"{call.verb} of {claimed.task_id}")
         if isinstance(call.error, ClaimLost):
-            if self.stands(key, claimed):
+            if self.promised(key, claimed):
                 self.fail("a claim is lost only when it is", f"{call.verb} of {claimed.task_id}: {call.error}")
             by = self.ended_by.get((key, claimed.token))
             mine = by is not None and by.about.get("held") is claimed and by.verb == call.verb

@@ -1,9 +1,12 @@
-"""New schedules of the simulator with each run of the suite, some hundreds to a test."""
+"""Schedules of the simulator, some hundreds to a test.
+
+Their seeds are always the same, so that what passes once passes again: a change is judged, not luck. What a seed plays
+changes with the code all the same. `make soak` looks for more with new seeds.
+"""
 
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from typing import Final, NoReturn
 
@@ -24,9 +27,8 @@ MOST: Final = 6_000
 )
 def test_no_schedule_breaks_a_promise(number: int) -> None:
     """Whatever the interleaving and the faults: safety after each step, and everybody goes on once they stop."""
-    first = f"{time.time_ns():x}-{os.getpid()}-{number}"
     for count in range(CHUNK):
-        seed = f"{first}-{count}"
+        seed = f"suite-{number}-{count}"
         result = _run(seed)
         if result.violation is not None:
             _fail(f"{result.violation}; seed {seed}", seed, schedule.report(result))

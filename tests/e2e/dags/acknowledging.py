@@ -1,4 +1,4 @@
-"""Work that waits for a pool which the test opens, and whose claims would run out soon if nobody kept them."""
+"""Work that waits for a pool which the test opens, and whose claims would run out if nobody kept them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
 
 with (
     DAG("acknowledging", schedule=None, default_args={"retries": 1}),
-    ZkmqTaskGroup("orders", zkmq_queue="held", lease=30) as orders,
+    ZkmqTaskGroup("orders", zkmq_queue="held", lease=90) as orders,
 ):
 
     @task(pool="narrow")

@@ -21,7 +21,7 @@ claimed = Asset(
 
 with (
     DAG("claimed_events", schedule=claimed, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), catchup=False),
-    ZkmqTaskGroup("tasks", from_events=True, lease=30) as tasks,
+    ZkmqTaskGroup("tasks", from_events=True, lease=120) as tasks,
 ):
 
     @task

@@ -27,7 +27,7 @@ with (
         catchup=False,
         max_active_runs=1,
     ),
-    ZkmqTaskGroup("tasks", zkmq_queue="burst", max_tasks=MOST, each=True, lease=60) as tasks,
+    ZkmqTaskGroup("tasks", zkmq_queue="burst", max_tasks=MOST, each=True, lease=120) as tasks,
 ):
 
     @task(retries=3, retry_delay=1)
