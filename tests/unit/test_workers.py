@@ -261,16 +261,17 @@ def test_a_worker_says_once_that_its_queue_is_not_there_and_waits(
     made: Made, warnings: Callable[[], list[str]]
 ) -> None:
     """All of its threads and its monitor; it looks no more until the queue has come. One that is stopped ends."""
-    queue, told = Absent(*(ListClaim() for _ in range(5))), threading.Event()
-    it, stopped = made(queue, done, threads=3, monitor=lambda _poll: told.set()), made(queue, done, threads=2)
+    queue, none, told = Absent(*(ListClaim() for _ in range(5))), Absent(), threading.Event()
+    it, stopped = made(queue, done, threads=3, monitor=lambda _poll: told.set()), made(none, done, threads=2)
     assert it.start()
     eventually(lambda: queue.looked == 1 + 3 + 1)  # its start, its threads and its monitor
     (warning,) = warnings()
     assert "queue 'lits' does not exist under '/zkmq' (did you mean 'list'?)" in warning
     assert stopped.start()
     stopped.stop()
-    queue.there.set()
+    none.there.set()
     stopped.join()
+    queue.there.set()
     assert told.wait(20)
     eventually(lambda: it.finished == 5)
     it.stop()
