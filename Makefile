@@ -7,7 +7,7 @@ export AIRFLOW__CORE__LOAD_EXAMPLES := False
 # Twice the cores: half of the time of a test process is waiting for servers.
 WORKERS ?= 4
 
-.PHONY: demo flights test test-all acceptance test-spark-provider test-matrix soak mutants lint format clean
+.PHONY: demo flights test test-all acceptance test-spark-provider test-matrix bench soak mutants lint format clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
@@ -51,6 +51,10 @@ $(VENV)-spark/.ready: pyproject.toml
 # The Airflow classes by Python 3.11 and 3.13, as far as they are here, and by the oldest and the newest Airflow.
 test-matrix:
 	$(PYTHON) -m tests.matrix $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(AIRFLOWS),--airflows $(AIRFLOWS)) $(if $(ARGS),-- $(ARGS))
+
+# The engine and its peers side by side; docs/performance.md. ARGS="--rows claim --rounds 11" for some of it.
+bench: $(VENV)/.ready
+	$(BIN)/python -m tests.benchmarks.compare $(ARGS)
 
 # Schedules with new seeds until something is found, or for ever; see docs/simulator.md.
 soak: $(VENV)/.ready

@@ -21,11 +21,6 @@ KEY_PASSWORD: Final = "ZKMQ_TLS_KEY_PASSWORD"  # noqa: S105  a variable's name
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 
 
-def fast_connection() -> bool:
-    """Whether to use our own part of the connection: not where ``ZKMQ_KAZOO_CONNECTION`` asks for kazoo's alone."""
-    return os.environ.get("ZKMQ_KAZOO_CONNECTION", "").lower() not in _TRUE
-
-
 def _not_told(_name: str) -> None:
     return None
 

@@ -74,9 +74,6 @@ def _options() -> dict[str, Any]:
         "dead_letters_shown": _option(
             "integer", "5", "How many dead letters ZkmqDeadLetterNotifier tells of where it is given no number."
         ),
-        "freeze_imports": _option(
-            "boolean", "True", "Whether triggers spare the garbage collector what the triggerer has imported."
-        ),
         "stats": _option("boolean", "True", "Whether tasks of Airflow send the metrics zkmq.* to Airflow's stats."),
     }
 

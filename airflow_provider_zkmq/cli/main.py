@@ -86,7 +86,6 @@ VERBS = {
     "report": Verb(
         "answer from the archive: who waits, what fails, are there enough consumers", "report", "report", "add_report"
     ),
-    "bench": Verb("measure the engine beside its peers", "bench", "bench", "add_bench"),
     "gc": Verb("delete what ended long ago", "queues", "collect", "add_gc"),
     "redrive": Verb("put dead or cancelled tasks back", "operate", "redrive", "add_redrive"),
     "export": Verb("write dead letters to a file that people can read and edit", "bridge", "export", "add_export"),

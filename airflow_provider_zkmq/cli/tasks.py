@@ -41,6 +41,11 @@ def add_enqueue(parser: argparse.ArgumentParser) -> None:
     due.add_argument("--delay", type=duration, metavar="DURATION", help="how long it is not to be handled yet")
     due.add_argument("--not-before", type=moment, metavar="MOMENT", help="until when it is not to be handled")
     parser.add_argument("--task-id", metavar="ID", help="an id of your own; else one is generated")
+    parser.add_argument(
+        "--idempotency-key",
+        metavar="TEXT",
+        help="make the ids of this text: the same command again writes what is missing, and tells the same ids",
+    )
     parser.add_argument("--metadata", metavar="JSON", help="a JSON object kept with the task")
     parser.add_argument(
         "--attempts",
@@ -85,7 +90,7 @@ def enqueue(args: argparse.Namespace, options: Common) -> int:
             told = {"queue": args.queue, "id": args.task_id, "written": written, "ids": [args.task_id]}
             say(told, f"{args.task_id}{'' if written else ' (was there already)'}", as_json=options.as_json)
             return 0
-        ids = queue.enqueue_many(messages, batch=args.batch, then=then)
+        ids = queue.enqueue_many(messages, batch=args.batch, then=then, idempotency_key=args.idempotency_key)
     one = {} if args.lines else {"id": ids[0]}
     batch = {} if args.batch is None else {"batch": args.batch}
     say({"queue": args.queue, **one, **batch, "ids": ids}, "\n".join(ids), as_json=options.as_json)
@@ -108,6 +113,8 @@ def _check_enqueue(args: argparse.Namespace) -> None:
         raise UsageError("--then needs --batch: it follows when the last task of a batch has ended")
     if (args.update or args.requeue) and args.task_id is None:
         raise UsageError("--update and --requeue need --task-id: they are about the task that has it")
+    if args.idempotency_key is not None and (args.task_id is not None or args.batch is not None):
+        raise UsageError("--idempotency-key goes without --task-id and --batch: it names the tasks itself")
     if args.only_new and (args.task_id is None or args.batch is not None):
         raise UsageError("--only-new needs --task-id, and goes without --batch: it is about the task that has the id")
 

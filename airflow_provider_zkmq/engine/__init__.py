@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         parse_type,
     )
     from airflow_provider_zkmq.engine.core.model.letters import Ended, Unreadable
-    from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks
+    from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, idempotency_series
     from airflow_provider_zkmq.engine.core.model.moments import Moment, parse_moment
     from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
     from airflow_provider_zkmq.engine.core.model.paths import check_name
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.core.reading.archiving import Archive
     from airflow_provider_zkmq.engine.core.reading.explain import ConsumerVerdict, Explanation
     from airflow_provider_zkmq.engine.core.reading.inspect import Task
-    from airflow_provider_zkmq.engine.core.reading.letters import Departed
     from airflow_provider_zkmq.engine.core.reading.register import Consumer
     from airflow_provider_zkmq.engine.core.reading.scanning import Scanned
     from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
@@ -82,7 +81,7 @@ _HOME = {
     "core.model.outcomes": ("Error", "Retry", "Snooze", "Success"),
     "core.model.paths": ("check_name",),
     "core.model.policy": ("ConsumeOnce", "ConsumeTimes", "RetryPolicy"),
-    "core.model.messages": ("Message", "NewTasks"),
+    "core.model.messages": ("Message", "NewTasks", "idempotency_series"),
     "core.model.letters": ("Ended", "Unreadable"),
     "core.model.records": ("Attempt",),
     "core.model.selectors": ("AllOf", "AnyOf", "Selector", "parse_selector"),
@@ -91,7 +90,6 @@ _HOME = {
     "core.reading.archiving": ("Archive",),
     "core.reading.explain": ("ConsumerVerdict", "Explanation"),
     "core.reading.inspect": ("Task",),
-    "core.reading.letters": ("Departed",),
     "core.reading.register": ("Consumer",),
     "core.reading.scanning": ("Scanned",),
     "core.reading.settings": ("QueueConf",),
@@ -162,7 +160,6 @@ __all__ = [
     "Consumer",
     "ConsumerVerdict",
     "CorruptRecord",
-    "Departed",
     "DuplicateTask",
     "Duration",
     "Ended",
@@ -216,6 +213,7 @@ __all__ = [
     "ZkmqError",
     "Znode",
     "check_name",
+    "idempotency_series",
     "monitor",
     "parse_duration",
     "parse_moment",

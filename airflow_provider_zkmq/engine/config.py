@@ -11,7 +11,7 @@ from typing import Any
 from airflow_provider_zkmq.engine.core.model.durations import seconds
 from airflow_provider_zkmq.engine.core.model.paths import check_root
 from airflow_provider_zkmq.engine.errors import ConfigError
-from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, fast_connection
+from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT
 
 #: Servers take no longer packet than 1 MiB.
 _LONGEST_AUTH = 1 << 16
@@ -73,8 +73,6 @@ class ConnectionConfig:
     request_timeout: float = 30.0
     allow_open: bool = False
     """Whether to use what anyone may use although credentials were given."""
-    fast_connection: bool = field(default_factory=fast_connection)
-    """Whether requests are sent and replies taken together, rather than by kazoo's own loop."""
 
     def __post_init__(self) -> None:
         if self.auth is not None:
@@ -91,21 +89,20 @@ class ConnectionConfig:
             if not 0.1 <= span <= 3600:
                 msg = f"{name} {span!r} is not allowed: 0.1 to 3600 seconds"
                 raise ConfigError(msg)
-        flags: dict[str, Any] = {name: options.pop(name) for name in _FLAGS if options.get(name) is not None}
-        for name, flag in flags.items():
-            if not isinstance(flag, bool):
-                msg = f"{name} must be True or False, not {flag!r}"
-                raise ConfigError(msg)
+        allow_open = options.pop("allow_open", None)
+        if not isinstance(allow_open, bool | None):
+            msg = f"allow_open must be True or False, not {type(allow_open).__name__}"
+            raise ConfigError(msg)
         auth, tls = _auth(options.pop("auth", None)), _tls(options.pop("tls", None))
         if unknown := sorted(name for name, value in options.items() if value is not None):
-            msg = (
-                f"unknown connection option(s) {', '.join(unknown)}; known: auth, tls, {', '.join((*_FLAGS, *_SPANS))}"
-            )
+            known = ", ".join(("auth", "tls", "allow_open", *_SPANS))
+            msg = f"unknown connection option(s) {', '.join(unknown)}; known: {known}"
             raise ConfigError(msg)
-        return cls(hosts=check_hosts(hosts), root=check_root(root), auth=auth, tls=tls, **flags, **spans)
+        return cls(
+            hosts=check_hosts(hosts), root=check_root(root), auth=auth, tls=tls, allow_open=bool(allow_open), **spans
+        )
 
 
-_FLAGS = ("allow_open", "fast_connection")
 _SPANS = tuple(spec.name for spec in fields(ConnectionConfig) if spec.name.endswith("_timeout"))
 
 

@@ -33,10 +33,9 @@ class Zkmq(Client):
         `hosts`: ``host:port,host:port``; `root`: the znode under which the queues live. Options: ``auth``
         (``"user:password"``) and ``tls`` (`Tls` or a mapping; a certificate is an identity, too): what is created then
         belongs to that identity alone, and what anyone may use is refused unless ``allow_open``;
-        ``session_timeout``, ``connect_timeout``, ``request_timeout`` (seconds); ``fast_connection``: False leaves
-        connections to kazoo alone, as ``ZKMQ_KAZOO_CONNECTION=1`` does for a process. `gc`: take part in clean-up.
-        Raises `ConfigError`; `Unavailable` naming the hosts, `HostNotFound` and `TlsRefused` at once; `AccessDenied`,
-        `NotSecured`.
+        ``session_timeout``, ``connect_timeout``, ``request_timeout`` (seconds). `gc`: take part in clean-up.
+        Raises `ConfigError`, also where what stands under the root has another version's layout; `Unavailable` naming
+        the hosts, `HostNotFound` and `TlsRefused` at once; `AccessDenied`, `NotSecured`.
 
         ``textqueue:///path/dir`` instead of hosts: a `FileClient`, which has the same methods over files.
         """

@@ -111,8 +111,8 @@ class OutcomeUnknown(TransportError):
     The same call made again, on the same claim or transaction, tells, and goes on if it was not carried out. A claim
     needs no such call: what it took is given back before the client claims again.
 
-    ``task_ids``: of an enqueue, the tasks that may have been written. The same call made again by the same client
-    within a minute takes them over, so that each is written once.
+    ``task_ids``: of an enqueue, the ids of its messages, in their order, whether they were written or not. The same
+    messages with these ids, enqueued again by the same client, are the same tasks, and each is written once.
     """
 
     def __init__(self, message: str, *, task_ids: Sequence[str] = ()) -> None:

@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine.core.model.filters import (
     encode_types,
     parse_filters,
 )
-from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, encode_data, encode_metadata
+from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, encode_data, encode_metadata, keyed
 from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
 from airflow_provider_zkmq.engine.core.model.numbers import number_of_claims, optional_whole_number, whole_number
 from airflow_provider_zkmq.engine.core.model.outcomes import Success
@@ -85,6 +85,7 @@ __all__ = [
     "encode_data",
     "encode_metadata",
     "encode_types",
+    "keyed",
     "load",
     "lock_seconds",
     "not_reached",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+from airflow_provider_zkmq.engine.errors import BadMessage
 from airflow_provider_zkmq.engine.model import (
     Duration,
     FilterMethod,
@@ -18,6 +19,7 @@ from airflow_provider_zkmq.engine.model import (
     Task,
     check_name,
     choose,
+    keyed,
     optional_milliseconds,
     optional_whole_number,
     seconds,
@@ -95,17 +97,33 @@ class FileQueue(ByToken):
         update: bool = False,
         requeue: bool = False,
         not_before: Moment | None = None,
+        idempotency_key: str | None = None,
     ) -> str:
-        """Append one task; returns its id. The arguments are `Message`'s."""
+        """Append one task; returns its id. The arguments are `Message`'s; `idempotency_key` as in `enqueue_many`."""
         message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue, not_before)
-        return self.enqueue_many([message])[0]
+        return self.enqueue_many([message], idempotency_key=idempotency_key)[0]
 
     def enqueue_many(
-        self, messages: Sequence[Message], *, batch: str | None = None, then: Message | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        batch: str | None = None,
+        then: Message | None = None,
+        idempotency_key: str | None = None,
     ) -> list[str]:
-        """Append many tasks, each all or nothing; returns their ids in order. Raises what `Putting.write` does."""
+        """Append many tasks, each all or nothing; returns their ids in order. Raises what `Putting.write` does.
+
+        `idempotency_key`: the ids come from the queue's name, this text and each message's position; of the tasks that
+        are there already nothing is changed.
+        """
         refuse({refusals.BATCHES: batch is not None or then is not None})
-        return self._do(Putting(messages).write, create=True)
+        if idempotency_key is None:
+            return self._do(Putting(messages).write, create=True)
+        try:
+            putting = Putting(keyed(self.name, idempotency_key, messages), only_new=True)
+            return self._do(putting.write, create=True)
+        except BadMessage as error:
+            raise error.__cause__ or error from None
 
     def enqueue_new(
         self, messages: Sequence[Message], *, batch: str | None = None, since: Moment | None = None

@@ -49,7 +49,7 @@ class FileView:
     batch = wait_batch = refused(refusals.BATCHES)
     consumers = refused(refusals.CONSUMERS)
     zxid = ended_between = read_ended = latest_end = trimmed = refused(refusals.ARCHIVES)
-    departed_between = read_departed = archive = refused(refusals.ARCHIVES)
+    archive = refused(refusals.ARCHIVES)
 
     def __init__(self, folder: Folder, name: str) -> None:
         self.folder = folder

@@ -22,8 +22,6 @@ DEFAULT_QUEUE: Final = "queue"
 _PLAIN: Final = ("root", "session_timeout", "connect_timeout", "request_timeout")
 _TLS: Final = ("ca", "cert", "key", "key_password")
 _KNOWN: Final = frozenset({*_PLAIN, "queue", "allow_open", "tls", *(f"tls_{name}" for name in _TLS)})
-#: What connections of earlier versions may hold: host names are always checked.
-_ALWAYS_ON: Final = "tls_check_hostname"
 #: What is written like the names that are known.
 _NAME: Final = re.compile("[a-z_]+")
 
@@ -118,10 +116,6 @@ def _known(where: str, extra: object) -> dict[str, Any]:
     if not isinstance(extra, Mapping):
         raise ConfigError(f"{where}: extra must be a JSON object")
     values = {name: value for name, value in extra.items() if value not in (None, "")}
-    if not flag(f"{where}: {_ALWAYS_ON}", values.pop(_ALWAYS_ON, True)):
-        raise ConfigError(
-            f"{where}: {_ALWAYS_ON} cannot be switched off: the servers' certificates must name the hosts"
-        )
     if unknown := sorted(set(values) - _KNOWN):
         raise ConfigError(f"{where}: unknown extra {_names(unknown)}; known: {', '.join(sorted(_KNOWN))}")
     for name in ("root", "queue"):

@@ -11,7 +11,7 @@ from airflow.sdk import conf
 from airflow_provider_zkmq.engine import ConfigError
 
 #: By name, with what holds where nobody sets one: the same as in the provider's metadata.
-DEFAULTS: Final = {"archive_directory": "", "dead_letters_shown": "5", "freeze_imports": "True", "stats": "True"}
+DEFAULTS: Final = {"archive_directory": "", "dead_letters_shown": "5", "stats": "True"}
 _SECTION: Final = "zkmq"
 _LOG: Final = logging.getLogger(__name__)
 

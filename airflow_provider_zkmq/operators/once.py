@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_zkmq.engine import BadMessage, DuplicateTask, TaskNotFound
+from airflow_provider_zkmq.engine import BadMessage, DuplicateTask, TaskNotFound, idempotency_series
 from airflow_provider_zkmq.hooks.naming import series_id
 from airflow_provider_zkmq.hooks.origins import INSTANCE, TRY, is_of
 from airflow_provider_zkmq.operators.patience import Outlasting
@@ -31,15 +30,13 @@ def check_once(idempotency: str, on_duplicate: str) -> None:
         raise ValueError(f"ZkmqEnqueueOperator: on_duplicate {on_duplicate!r} is not known: give adopt or fail")
 
 
-def series_key(idempotency: str, origin: Mapping[str, object]) -> str:
+def series_key(idempotency: str, origin: Mapping[str, object], queue: str) -> str:
     """Return what the ids of an operator's tasks begin with: the same for each try that is to enqueue nothing more.
 
-    It is a digest, since names end at 121 characters, and a DAG's and a run's may be longer.
+    It is made by the engine of an ``idempotency_key``: the DAG, the run, the task and the map index, as JSON.
     """
-    parts = [origin[name] for name in _IDENTITIES[idempotency]]
-    if not parts:
-        return secrets.token_hex(16)
-    return hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=16).hexdigest()
+    parts = [origin[name] for name in _IDENTITIES[idempotency]] or [secrets.token_hex(16)]
+    return idempotency_series(queue, json.dumps(parts, default=str))
 
 
 def noted_by(idempotency: str) -> tuple[str, ...]:

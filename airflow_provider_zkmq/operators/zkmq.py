@@ -181,12 +181,12 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
 
         """
         origin = origin_of(context)
-        key = series_key(self.idempotency, origin)
         messages, then = self._messages(origin), self._follow_up(origin)
-        ids = [message.task_id or "" for message in named(messages, key)]
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             patience = Outlasting(self.log, "Enqueueing", self.execution_timeout)
             queue = patience.call(hook.queue)
+            key = series_key(self.idempotency, origin, queue.name)
+            ids = [message.task_id or "" for message in named(messages, key)]
             self._enqueue(Once(queue, origin, self.idempotency, self.on_duplicate, key, patience), messages, then)
             if self.wait_for_completion and ids:
                 self._await(context, queue, ids, key, self._span())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import gc
 import hashlib
 import json
 import os
@@ -16,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow_provider_zkmq.hooks.connections import async_connection_options
-from airflow_provider_zkmq.hooks.settings import switched_on
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AsyncZkmq
@@ -38,20 +35,7 @@ def load_client() -> type[AsyncZkmq]:
     """Import what opens sessions, kazoo among it: in a thread, as an event loop would stand still meanwhile."""
     from airflow_provider_zkmq.engine import AsyncZkmq
 
-    _spare_imports()
     return AsyncZkmq
-
-
-@functools.cache
-def _spare_imports() -> None:
-    """Have the garbage collector pass by, for good, what this process has made so far; once in a process.
-
-    A full collection goes through all that Airflow has imported, and the loop stands still for as long: some hundred
-    waits bring one about. The price: objects of now that refer to each other in a circle are never collected, unless
-    they take themselves apart.
-    """
-    if switched_on("freeze_imports"):
-        gc.freeze()
 
 
 @dataclass(eq=False, slots=True)

@@ -224,7 +224,10 @@ def test_a_series_is_deferred_in_little_room(queue, context, monkeypatch):
     operator = enqueuing(messages=["x"] * 20, wait_for_completion=True, deferrable=True)
     deferred = deferral(operator.execute, context)
     kwargs = deferred.trigger.serialize()[1]
-    assert (kwargs["series"], kwargs["task_ids"]) == ([once.series_key("run", origin_of(context)), 20], None)
+    assert (kwargs["series"], kwargs["task_ids"]) == (
+        [once.series_key("run", origin_of(context), queue.name), 20],
+        None,
+    )
     done = [finish(queue) for _ in range(20)]
     event = fired(deferred.trigger).payload
     assert event == {"status": "done", "count": 20}

@@ -91,7 +91,7 @@ def test_what_a_try_wrote_is_adopted_by_the_next(queue):
 
 def test_what_is_missing_is_written_by_the_next_try(queue, context):
     """A try that was cut off half way leaves tasks that are adopted; the others come once, unless none may be there."""
-    key = once.series_key("run", origin_of(context))
+    key = once.series_key("run", origin_of(context), queue.name)
     ids = [message.task_id for message in once.named([Message("x")] * 3, key)]
     queue.enqueue_new([Message("b", task_id=ids[1])])
     assert enqueuing(messages=["a", "b", "c"]).execute(context) == ids

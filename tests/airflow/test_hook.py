@@ -71,16 +71,15 @@ def test_a_port_belongs_to_hosts_without_one(subtests):
 
 
 def test_extra_becomes_options():
-    """Texts of numbers and flags, too; what names the authority switches TLS on, the box for host names does not."""
+    """Texts of numbers and flags, too; what names the authority switches TLS on."""
     extra = {
-        "root": "/r", "queue": "q", "tls": "true", "tls_ca": "/ca", "tls_check_hostname": "true", "allow_open": "yes",
+        "root": "/r", "queue": "q", "tls": "true", "tls_ca": "/ca", "allow_open": "yes",
         "session_timeout": "7", "connect_timeout": 8, "request_timeout": "PT1M", "tls_cert": None,
     }  # fmt: skip
     assert connection_options(conn(host="zk", login="u", password="p", extra=json.dumps(extra))) == {
         "hosts": "zk", "queue": "q", "root": "/r", "session_timeout": 7.0, "connect_timeout": 8, "request_timeout": 60,
         "auth": ["u", "p"], "tls": {"ca": "/ca"}, "allow_open": True,
     }  # fmt: skip
-    assert "tls" not in connection_options(conn(host="zk", extra='{"tls": false, "tls_check_hostname": true}'))
     assert connection_options(conn(host="zk", extra='{"tls": false, "tls_ca": "/ca"}'))["tls"] == {"ca": "/ca"}
 
 
@@ -92,8 +91,7 @@ def test_what_is_not_understood_is_one_error(monkeypatch, capsys, tmp_path, subt
         *(
             ({"host": "zk", "extra": extra}, f"connection 'c'.*{told}")
             for extra, told in (
-                ({"tls_ca": "/ca", "tls_check_hostname": False}, ""),
-                *(({name: "hidden"}, name) for name in ("tls", "allow_open", "tls_check_hostname", "connect_timeout")),
+                *(({name: "hidden"}, name) for name in ("tls", "allow_open", "connect_timeout")),
                 ({"tls": {"key": "hidden"}}, "tls"),
                 ({"session_timeout": ["hidden"]}, "session_timeout"),
                 *(({"root": wrong}, "root must be text, not (list|int)") for wrong in (["hidden"], 5)),

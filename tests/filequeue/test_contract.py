@@ -91,6 +91,21 @@ def test_the_life_of_tasks(zk: Zkmq, q: Queue) -> None:
     assert zk.queues() == ["census"]
 
 
+def test_a_key_names_the_tasks_of_a_call(zk: Zkmq, q: Queue) -> None:
+    """The same call writes them once, whatever became of them; another queue's have other ids."""
+    ids = q.enqueue_many([Message("x"), Message("y")], idempotency_key="k")
+    taken(q).complete()
+    assert q.enqueue_many([Message("z")] * 2, idempotency_key="k") == ids
+    assert (q.enqueue("z", idempotency_key="k"), len(q.tasks())) == (ids[0], 2)
+    assert q.task(ids[1]).data == b"y"
+    assert zk.queue("another").enqueue("x", idempotency_key="k") not in ids
+    for wrong in (Message("x", task_id="own"), Message("x", priority="high"), "no message"):
+        with pytest.raises(ConfigError) as caught:
+            q.enqueue_many([wrong], idempotency_key="l")
+        assert not isinstance(caught.value, BadMessage)
+    assert len(q.tasks()) == 2
+
+
 def test_an_id_in_use_is_refused_until_its_task_is_finished(q: Queue) -> None:
     """A queued, claimed or dead task keeps its id, the others of the call are written; a finished one is run anew."""
     q.enqueue("x", task_id="a")

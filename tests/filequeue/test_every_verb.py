@@ -106,7 +106,6 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "counts": lambda side: side.q.counts(),
     "pending": lambda side: side.q.pending(),
     "delete": lambda side: (side.q.delete(confirm=True, force=True), side.q.configure(filters=TYPES))[0],
-    "departed_between": lambda side: side.q.departed_between(0, 1),
     "drop": lambda side: side.q.drop("dead"),
     "ended_between": lambda side: side.q.ended_between(0, 1),
     "enqueue": lambda side: side.q.enqueue("x", {"size": "small"}, task_id="new"),
@@ -127,7 +126,6 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "pause": lambda side: side.q.pause(),
     "progress": lambda side: side.q.progress("claimed", side.token, 0.5),
     "publish_archive": lambda side: side.q.publish_archive(Archive(0, "/nowhere", 0)),
-    "read_departed": lambda side: side.q.read_departed([]),
     "read_ended": lambda side: side.q.read_ended([]),
     "read_many": lambda side: side.q.read_many(["queued"], parts=["data"]),
     "ready": lambda side: side.q.ready(selector="size==large"),
@@ -156,9 +154,9 @@ CALLS: dict[str, Callable[[Side], object]] = {
 
 #: What a file has not.
 NOT_IN_FILES = {
-    "archive", "batch", "cancel", "clear", "collect_garbage", "consumers", "departed_between", "drop", "ended_between",
-    "explain", "find", "open_batch", "pause", "progress", "publish_archive", "read_departed", "redrive", "redrive_many",
-    "replace", "resume", "revoke", "seal_batch", "tree", "wait_batch", "zxid", "latest_end", "read_ended", "trimmed",
+    "archive", "batch", "cancel", "clear", "collect_garbage", "consumers", "drop", "ended_between", "explain", "find",
+    "open_batch", "pause", "progress", "publish_archive", "redrive", "redrive_many", "replace", "resume", "revoke",
+    "seal_batch", "tree", "wait_batch", "zxid", "latest_end", "read_ended", "trimmed",
 }  # fmt: skip
 
 #: Arguments that a file does not take, by the words of the refusal.
@@ -270,6 +268,7 @@ enqueue QUEUE data --not-before 2100-01-01T00:00:00Z
 !enqueue QUEUE data --task-id queued --update
 !enqueue QUEUE data --task-id claimed --requeue
 enqueue QUEUE data --task-id finished --only-new => finished=finished
+enqueue QUEUE data --idempotency-key k
 !enqueue QUEUE data --batch b --then more
 claim QUEUE --selector size==large --lease 5 => queued=claimed
 complete QUEUE claimed --token TOKEN --result r => claimed=finished
@@ -329,7 +328,7 @@ def test_each_verb_of_the_command_line(
     """It works, or says in one line, with exit code 2, that a file has no such thing; as text and as JSON."""
     lines = COMMANDS.strip().splitlines()
     verbs = {line.split()[0].lstrip("!") for line in lines}
-    assert verbs == set(cli.VERBS) - {"server", "report", "bench"}  # of archives and servers, not of queues
+    assert verbs == set(cli.VERBS) - {"server", "report"}  # of archives and servers, not of queues
     for line, (zk, as_json) in itertools.product(lines, ((files, False), (files, True), (on_zookeeper, True))):
         with subtests.test(line, kind=type(zk).__name__, as_json=as_json):
             side, exported, edited = Side(zk), tmp_path / f"{next(numbers)}", tmp_path / f"edited{next(numbers)}"

@@ -77,7 +77,7 @@ def _add(transaction: object, base: str, task_id: str, now: int, data: bytes) ->
     place = f"p09999/00000001/{'0' * 22}~{task_id}"
     times = {"claimed": now - 50, "ended": now, "consumer": "w-1"}
     state = TaskState(State.FINISHED, place, "n", attempt=1, index=index, result=True, **times)
-    parts = {"": b"", "/data": data, "/metadata": b"{}", "/filters": b"", "/result": b"r", "/state": state.encode()}
+    parts = {"": b"", "/data": data, "/result": b"r", "/state": state.encode()}
     for name, value in parts.items():
         transaction.create(f"{path}{name}", value)
     transaction.create(f"{base}/{index}")

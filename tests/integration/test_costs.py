@@ -193,12 +193,13 @@ def test_ids_that_are_in_use(zk: Zkmq, q: Queue) -> None:
         return claim
 
     update = lambda it: q.enqueue(b"y", task_id=it, priority=9, update=True)
-    assert _cost(zk, pending, update) == {"GetMany": 1, "Multi": 2}
+    assert _cost(zk, pending, update) == {"Get": 1, "Multi": 2}
     for name in ("t0", "t1", "t2"):
         q.cancel(name)
-    assert _cost(zk, claimed, lambda it: q.enqueue(b"y", task_id=it, requeue=True)) == {"GetMany": 1, "Multi": 2}
+    assert _cost(zk, claimed, lambda it: q.enqueue(b"y", task_id=it, requeue=True)) == {"Get": 1, "Multi": 2}
     requeued().complete()
-    assert _cost(zk, requeued, lambda it: it.complete()) == {"GetMany": 2, "Multi": 2}
+    assert _cost(zk, requeued, lambda it: it.complete()) == {"Get": 1, "GetMany": 1, "Multi": 2}
+    assert _cost(zk, pending, q.drop) == {"Get": 1, "Multi": 1}
 
 
 def test_waiting_is_one_watched_read_for_each_task(zk: Zkmq, q: Queue, other: Zkmq, there: Queue) -> None:

@@ -50,7 +50,7 @@ def test_the_quickstart_runs(zookeeper: str) -> None:
 
 
 def test_pages_that_are_one_program_run(zookeeper: str, tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """As they stand. The command of the page on scale is run by `test_bench.py`."""
+    """As they stand."""
     for page, told in (
         ("docs/guide.md", "the queue is paused"),
         ("docs/scale.md", "groups move"),

@@ -53,7 +53,7 @@ def waits_in(client: Any, name: str, *, there: bool) -> bool:
     if there:
         return client._context(name).registration.consumer is not None
     fans = list(client._session.watches._fans.values())
-    return any(fan.path.endswith(f"{name}/conf/layout") and fan.watches() for fan in fans)
+    return any(fan.path.endswith(f"{name}/conf") and fan.watches() for fan in fans)
 
 
 def test_a_worker_whose_connection_is_closed_ends(zookeeper: str, root: str, subtests: pytest.Subtests) -> None:

@@ -134,18 +134,17 @@ def test_a_stop_gives_back_what_was_taken_ahead(zk: Zkmq) -> None:
 
 
 def test_beginning_costs_a_request(zookeeper: str, root: str, zk: Zkmq) -> None:
-    """One transaction, posted or not; where nothing can be posted, by kazoo's own connection, it is waited for."""
-    for fast in (True, False):
-        queue = filled(zk, queue=f"fast-{fast}")
-        with Zkmq.connect(zookeeper, root=root, gc=False, fast_connection=fast) as client:
-            claims = client.queue(queue.name).claim_many(3, ahead=True, timeout=10)
-            before = client.requests["Multi"]
-            for claim in claims:
-                claim.begin()
-            assert client.requests["Multi"] - before == 2
-            for claim in claims:
-                claim.complete()
-        assert queue.counts()["finished"] == 3
+    """One transaction, which is posted."""
+    queue = filled(zk)
+    with Zkmq.connect(zookeeper, root=root, gc=False) as client:
+        claims = client.queue(queue.name).claim_many(3, ahead=True, timeout=10)
+        before = client.requests["Multi"]
+        for claim in claims:
+            claim.begin()
+        assert client.requests["Multi"] - before == 2
+        for claim in claims:
+            claim.complete()
+    assert queue.counts()["finished"] == 3
 
 
 # --- cut off

@@ -23,7 +23,7 @@ from airflow_provider_zkmq.spark.history import delta, reading
 from airflow_provider_zkmq.spark.history.bronze import ArchiveIncomplete, ArchiveReport, archive_queue
 from airflow_provider_zkmq.spark.history.compaction import compact
 from airflow_provider_zkmq.spark.history.gold import summarise
-from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, exclusive, publish, read_manifest
+from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, Manifest, exclusive, publish, read_manifest
 from airflow_provider_zkmq.spark.history.reading import percentiles, read_history, read_runs
 from airflow_provider_zkmq.spark.history.retention import Retention, retain
 from airflow_provider_zkmq.spark.history.silver import refine
@@ -138,7 +138,7 @@ def test_rows_hold_each_run_as_it_ended_and_its_attempts(spark, archive, q, tmp_
     assert q.clear() == 12
     assert archive().archived == 0
     q.collect_garbage(lifetime=0)
-    assert q.departed_between(0, q.zxid()) == []
+    assert [each for each in q.ended_between(0) if each.place is not None] == []
     assert history.count() == 15
 
 
@@ -248,7 +248,7 @@ def test_the_archive_of_another_queue_or_ensemble_and_another_directory_are_refu
         archive_queue(where, "absent", tmp_path, spark)
     foreign = tmp_path / "foreign" / "census"
     foreign.mkdir(parents=True)
-    (foreign / "MANIFEST.json").write_text(json.dumps({"watermark": 1 << 60, "runs": []}))
+    publish(foreign, Manifest(1 << 60, queue="census"))
     with pytest.raises(ConfigError, match="another ensemble"):
         archive(foreign.parent)
     assert q.collect_garbage(lifetime=0).collected == 0  # clean-up has not been told of that archive

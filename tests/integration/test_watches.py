@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.embedded import fourletter
-from airflow_provider_zkmq.engine import AsyncZkmq, ConfigError, Message, Queue, QueueNotFound, WaitTimeout, Zkmq
+from airflow_provider_zkmq.engine import AsyncZkmq, Message, Queue, QueueNotFound, WaitTimeout, Zkmq
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Sync, Watch
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session
@@ -291,24 +291,6 @@ def test_unwatching_never_blocks_or_raises(door: Faulty, there: Zkmq, session: S
 
 
 # --- the configuration
-
-
-def test_a_refused_configuration_is_refused_again(zk: Zkmq, root: str, q: Queue, there: Zkmq) -> None:
-    """The layout becomes a newer version's: each call says so, none uses what stood before; put back, all goes on."""
-    q.enqueue(b"x")
-    queue = there.queue("census")
-    assert queue.claim(selector="performance_class==low") is None
-    layout = f"{root}/census/conf/layout"
-    data, _ = zk._session.client.get(layout)
-    watch = queue._context.configuration.watch
-    zk._session.client.set(layout, b"99")
-    eventually(lambda: watch.fired)
-    for call in (queue.claim, lambda: queue.enqueue(b"y"), queue.claim, queue.pause):
-        with pytest.raises(ConfigError, match="upgrade airflow-provider-zkmq"):
-            call()
-    zk._session.client.set(layout, data)
-    eventually(lambda: queue._context.listings.at(layout).watch.fired)
-    assert taken(queue).task.data == b"x"
 
 
 def test_a_value_that_somebody_deleted_is_seen_when_it_comes_back(zk: Zkmq, root: str, q: Queue, there: Zkmq) -> None:

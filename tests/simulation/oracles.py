@@ -13,6 +13,7 @@ from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     CorruptRecord,
+    DuplicateTask,
     OutcomeUnknown,
     TaskNotFound,
     TransportError,
@@ -72,6 +73,8 @@ class Oracles(History):
         for payload in call.about.get("once", ()):
             if len(self.payloads.get(payload, ())) > 1:
                 self.fail("nothing is enqueued twice", repr(payload))
+        if call.about.get("once") and isinstance(call.error, DuplicateTask):
+            self.fail("an enqueue made again is known", str(call.error))
         if isinstance(call.error, TransportError) and not isinstance(call.error, OutcomeUnknown) and call.wrote:
             self.fail("never 'nothing was written' once something was", f"enqueue: {call.error!r}")
 

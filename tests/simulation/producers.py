@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.reading import wait
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, enqueue_new, several_writers
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, enqueue_new, enqueueing, several_writers
 from airflow_provider_zkmq.engine.errors import TransportError
 from tests.simulation.parts import Call, Client, Pause
 
@@ -21,12 +22,14 @@ TRIES: Final = 8
 
 
 def told(make: Any) -> Step:
-    """Ask until the outcome is known, as a caller does who must know."""
+    """Ask until the outcome is known, as a caller does who must know: an enqueue with the ids that it has used."""
+    ids: Sequence[str] = ()
     for _ in range(TRIES):
-        call = yield make()
+        call = yield make(ids) if ids else make()
         assert call is not None
         if call.cancelled or not isinstance(call.error, TransportError):
             return call
+        ids = getattr(call.error, "task_ids", ()) or ids
         yield Pause(0.3)
     return call
 
@@ -48,18 +51,26 @@ def put(client: Client, rand: random.Random, number: int) -> Any:
     )
     once = [payload] if name is None else []
     about = {"queue": "q", "once": once, "message": message}
-    return lambda: Call("enqueue", enqueue.enqueue(context, message), about)
+    return lambda ids=(name,): Call("enqueue", enqueue.enqueue(context, replace(message, task_id=ids[0])), about)
 
 
 def put_many(client: Client, rand: random.Random, number: int) -> Any:
-    """Several at once, or a batch with a task that follows."""
+    """Several at once, some with a key that other calls have, too; or a batch with a task that follows."""
     context = client.context()
     payloads = [f"{rand.random()}-{number}-{at}".encode() for at in range(rand.randint(2, 4))]
     messages = [Message(data, rand.choice([None, {"c": "low"}])) for data in payloads]
     name = rand.choice([None, f"batch-{rand.randrange(1 << 30)}"])
     then = Message(b"then", delay=rand.choice([None, 2, 100])) if name and rand.random() < 0.5 else None
+    key = None if name else rand.choice([None, "key-1", "key-2"])
     about = {"queue": "q", "once": payloads, "batch": name}
-    return lambda: Call("enqueue", enqueue.enqueue_all(context, messages, name, then), about)
+
+    def make(ids: Sequence[str | None] = (None,) * len(messages)) -> Call:
+        named = [replace(message, task_id=each) for message, each in zip(messages, ids, strict=True)]
+        known = messages if name or key else named
+        asked = enqueueing.enqueue_several(context, known, batch=name, then=then, idempotency_key=key)
+        return Call("enqueue", asked, about)
+
+    return make
 
 
 def producer(client: Client, rand: random.Random, rounds: int) -> Program:
@@ -83,7 +94,7 @@ def loader(client: Client, rand: random.Random, rounds: int) -> Program:
         messages = [Message(b"x", delay=rand.choice([None, None, 3]), task_id=task_id) for task_id in ids]
         about = {"queue": "q", "batch": name}
         load = partial(enqueue_new.enqueue_new, context, messages, batch=name)
-        yield from told(lambda load=load, about=about: Call("load", load(), about))
+        yield from told(lambda _ids=(), load=load, about=about: Call("load", load(), about))
         yield Pause(rand.choice([0, 0.005, 8.0]))
     if name:
         yield from told(lambda: Call("seal_batch", several_writers.seal(context, name)))

@@ -23,7 +23,7 @@ def archiver(client: Client, rand: random.Random, rounds: int) -> Program:
         span = {"queue": "q", "after": mark.value.watermark, "until": until.value}
         ended = yield Call("ended_between", log.ended_between(context, span["after"], span["until"]), span)
         if ended is not None and ended.ok:
-            reached = replace(mark.value, watermark=until.value, at_death=True)
+            reached = replace(mark.value, watermark=until.value)
             yield Call("publish", configure.publish_archive(context, reached))
 
 

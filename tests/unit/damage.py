@@ -45,8 +45,8 @@ CONTENTS: Final[dict[str, bytes]] = JSON | {
     "a number": b"7",
     "deep arrays": DEEP,
     "deep objects": b'{"a":' * 100_000,
-    "nothing but a version": b'{"v":1}',
-    "a newer version": b'{"v":99}',
+    "an empty object": b"{}",
+    "a strange object": b'{"v":1}',
 }
 #: What may stand in any field of a record, as JSON.
 VALUES: Final[dict[str, bytes]] = JSON | {

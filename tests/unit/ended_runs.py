@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_zkmq.engine.core.model.letters import Ended
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.reading import archiving, inspect, letters, log, runs, trimmed
+from airflow_provider_zkmq.engine.core.reading import archiving, inspect, log, runs, trimmed
 from airflow_provider_zkmq.engine.core.tasks import configure, operate
 from airflow_provider_zkmq.engine.core.upkeep import collect
 from tests.unit.world import Client, FakeZooKeeper
@@ -77,24 +77,24 @@ class Reader(Client):
     def zxid(self) -> int:
         return self.do(archiving.zxid(self.context))
 
-    def departed(self, after: int = 0) -> list[letters.Departed]:
-        """The letters of the runs that have left."""
-        return self.do(letters.departed_between(self.context, after, self.zxid()))
+    def departed(self, after: int = 0) -> list[Ended]:
+        """The runs that have left, by the task."""
+        return sorted(each for each in self.ended(after) if each.place is not None)
 
     def letters(self, after: int = 0) -> list[inspect.Task]:
-        return self.do(letters.read_departed(self.context, self.departed(after)))
+        return self.read(self.departed(after))
 
     def letter_paths(self) -> list[str]:
         """Where the letters are, by the task."""
-        return [self.context.paths.at("unarchived", each.place) for each in sorted(self.departed())]
+        return [self.context.paths.at("unarchived", each.place or "") for each in self.departed()]
 
     def archive(self) -> Any:
         return self.do(archiving.archive(self.context))
 
-    def publish(self, watermark: int | None = None, **more: Any) -> None:
+    def publish(self, watermark: int | None = None) -> None:
         """An archive run has come so far: to the present without a number."""
         known, reached = self.archive(), self.zxid() if watermark is None else watermark
-        self.do(configure.publish_archive(self.context, replace(known, watermark=reached, **more)))
+        self.do(configure.publish_archive(self.context, replace(known, watermark=reached)))
 
     def trim(self) -> int | None:
         """Up to where clean-up says that it has deleted."""

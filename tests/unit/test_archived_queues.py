@@ -127,7 +127,7 @@ def test_the_letters_of_a_followed_queue_live_as_long_as_ended_tasks() -> None:
     client.drop("a")
     client.clean_up(60)
     assert client.ids() == ["a"]
-    client.publish(client.latest(), at_death=True)
+    client.publish(client.latest())
     client.clean_up(1000, later=0)
     assert client.ids() == ["a"]
     client.clean_up(60, later=0)
@@ -155,7 +155,7 @@ def test_what_is_no_bucket_and_no_entry_is_stepped_over() -> None:
 
 
 def test_what_the_archive_has_is_not_kept_when_it_leaves() -> None:
-    """Costs no read and no write; a dead letter counts as archived only where the archive takes them at their death."""
+    """Costs no read and no write; a dead letter counts as archived from its death on."""
     client = Reader.of(archive=True)
     client.finish("a")
     client.put(task_id="b")
@@ -163,8 +163,6 @@ def test_what_the_archive_has_is_not_kept_when_it_leaves() -> None:
     client.publish()
     client.do(settings.conf(client.context))
     client.drop("a")
-    assert client.departed() == []
-    client.publish(client.archive().watermark, at_death=True)
     client.dead("c")
     client.do(operate.clear(client.context))
     assert [each.id for each in client.departed()] == ["c"]
@@ -183,7 +181,7 @@ def test_the_largest_payload_is_kept() -> None:
 
 def test_a_damaged_letter_stops_no_archive(subtests: pytest.Subtests) -> None:
     """It is reported once, told with its bytes and the reason, and the others are told as they were."""
-    for damage in (b"", b"{", b"[]", b'{"v":1}', b'{"v":2}\nx', b"\xff\n"):
+    for damage in (b"", b"{", b"[]", b"{}", b"{}\nx", b"\xff\n"):
         with subtests.test(damage=damage):
             client = Reader.of(archive=True)
             for name in ("a", "b"):
@@ -225,7 +223,7 @@ def test_a_dead_letter_that_cannot_be_kept_does_not_leave() -> None:
 
     with pytest.raises(Unavailable):
         operator.do(operate.drop(operator.context, "a"), looks)
-    assert (list(client.check()), len(asked)) == (["a"], 3)  # the record, what stands beside it, the mark
+    assert (list(client.check()), len(asked)) == (["a"], 2)  # the record, the mark
     operator.drop("a")
     assert [task.id for task in client.letters()] == ["a"]
 

@@ -110,6 +110,8 @@ _MISUSES = {
         "--requeue",
         "--only-new",
         "--task-id a --only-new --batch b",
+        "--idempotency-key k --task-id a",
+        "--idempotency-key k --batch b",
         "--attempts few",
         "--attempts 0",
     ),

@@ -23,9 +23,7 @@ from kazoo.protocol.states import KeeperState
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Watch
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
-from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.engine.zk import outbox
-from airflow_provider_zkmq.engine.zk.fast_client import FastClient
 from airflow_provider_zkmq.engine.zk.frames import Frames
 from airflow_provider_zkmq.engine.zk.looping import _ready
 from airflow_provider_zkmq.engine.zk.reply import Reply
@@ -90,7 +88,7 @@ class Wire:
 
 @pytest.fixture
 def session() -> Iterator[Session]:
-    made = Session(ConnectionConfig.of("127.0.0.1:1", fast_connection=True))
+    made = Session(ConnectionConfig.of("127.0.0.1:1"))
     made.client.handler.create_socket_pair()
     made.client._connection._read_sock = made.client.handler.bell
     made.client._state = KeeperState.CONNECTED
@@ -411,7 +409,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def opened(server: Server) -> Iterator[Session]:
-    made = Session(ConnectionConfig.of(server.hosts, fast_connection=True, request_timeout=1))
+    made = Session(ConnectionConfig.of(server.hosts, request_timeout=1))
     made.client.start_async()
     server.accept()
     assert made.connected.wait(PATIENCE)
@@ -480,20 +478,3 @@ def test_a_session_is_ended_in_order(opened: Session, server: Server) -> None:
     refused = Reply()
     opened.client.post(wire.Sync("/"), refused)
     assert refused.ready()
-
-
-def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the option, or for a process by the environment; what is neither True nor False is refused."""
-
-    def is_fast(**options: Any) -> bool:
-        session = Session(ConnectionConfig.of("127.0.0.1:1", **options))
-        session.closed = True
-        return isinstance(session.client, FastClient)
-
-    assert is_fast()
-    assert not is_fast(fast_connection=False)
-    monkeypatch.setenv("ZKMQ_KAZOO_CONNECTION", "1")
-    assert not is_fast()
-    assert is_fast(fast_connection=True)
-    with pytest.raises(ConfigError, match="fast_connection must be True or False"):
-        is_fast(fast_connection="no")

@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.claiming.take import Wanted
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Op
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi
 from airflow_provider_zkmq.engine.core.reading import claims, existence, roots
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, putting, settle, transaction
 from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, rescue
@@ -98,7 +98,7 @@ def test_a_queue_in_use_is_deleted_by_force_only() -> None:
 
 
 def test_what_is_no_queue_is_not_deleted() -> None:
-    """A foreign tree or another version never; by force one with foreign znodes, or one that has lost its layout."""
+    """A foreign tree never; by force a queue with foreign znodes, or one that has lost its configuration."""
     client = new_queue()
     client.write(Create("/zkmq/other"), Create("/zkmq/other/precious"))
     foreign = new_context(client.zk, client.session, "other")
@@ -109,32 +109,29 @@ def test_what_is_no_queue_is_not_deleted() -> None:
     client.write(Create(BASE + "/notes"), Create(BASE + "/notes/mine"))
     with pytest.raises(QueueError, match="notes"):
         client.do(delete(client))
-    client.write(Delete(BASE + "/conf/layout"))
+    client.write(*map(Delete, sorted(below(client, BASE + "/conf"), reverse=True)))
     with pytest.raises(QueueNotFound):
         client.do(delete(client))
     deleted_by_force(client)
-    client.write(SetData(BASE + "/conf/layout", b"2", -1))
-    with pytest.raises(ConfigError, match="upgrade"):
-        client.do(delete(client, force=True))
-    assert BASE + "/tasks" in client.zk.nodes
 
 
 def test_a_queue_with_strange_znodes_or_without_a_part_is_deleted_by_force(
     used: FakeZooKeeper, subtests: pytest.Subtests
 ) -> None:
-    """Also below the layout and the mark, which never have children; whatever is lost. It can be made anew."""
-    for path in ("conf/layout/x", "conf/layout/x/y", "deleting/x", "deleting/x/y", "conf/x/y"):
+    """Also below a value and the mark, which never have children; whatever is lost. It can be made anew."""
+    for path in ("conf/lock/x", "conf/lock/x/y", "deleting/x", "deleting/x/y", "conf/x/y"):
         with subtests.test(strange=path):
             client = Client(used.copy())
             if path.startswith("deleting"):  # a deletion that was cut off, and then somebody's znodes below its mark
-                client.write(Delete(BASE + "/conf/layout"), Create(BASE + "/deleting"))
+                conf = sorted(below(client, BASE + "/conf"), reverse=True)
+                client.write(*map(Delete, conf), Create(BASE + "/deleting"))
             for above in itertools.accumulate(path.split("/"), "{}/{}".format, initial=BASE):
                 client.write(Create(above))  # refused where it is there
             deleted_by_force(client)
     for name in ("conf", "queue", "tasks"):
         with subtests.test(lost=name):
             client = Client(used.copy())
-            lost = {f"{BASE}/conf/layout"} | below(client, f"{BASE}/{name}")
+            lost = below(client, BASE + "/conf") | below(client, f"{BASE}/{name}")
             client.write(*map(Delete, sorted(lost, reverse=True)))
             with pytest.raises(QueueNotFound):
                 client.do(delete(client))

@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure, Tell, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, SetData
+from airflow_provider_zkmq.engine.core.protocol.writes import Create
 from airflow_provider_zkmq.engine.core.reading import (
     archiving,
     counts,
@@ -33,7 +33,6 @@ from airflow_provider_zkmq.engine.core.reading import (
     following,
     ids,
     inspect,
-    letters,
     log,
     many,
     register,
@@ -44,7 +43,7 @@ from airflow_provider_zkmq.engine.core.reading import (
     wait,
 )
 from airflow_provider_zkmq.engine.core.reading.claims import current_claim
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, holding, operate
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, operate
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
 from airflow_provider_zkmq.engine.core.upkeep import collect, keeper, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound, ZkmqError
@@ -232,7 +231,7 @@ def told_once(client: Counting, damage: Damage) -> None:
 
 def readable_queue() -> Iterator[str]:
     """But for what tells workers at all whether they may write to the queue."""
-    return (path for path in kinds() if path not in {f"{BASE}/conf", f"{BASE}/conf/layout"})
+    return (path for path in kinds() if path != f"{BASE}/conf")
 
 
 @pytest.mark.parametrize(
@@ -308,7 +307,6 @@ OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "read_ended": read_everything_that_ended,
     "latest_end": log.latest_end,
     "trimmed": trimmed.trimmed,
-    "departed_between": lambda context: letters.departed_between(context, 0, 1 << 50),
     "batch": lambda context: batches.read_batch(context, "open"),
     "wait_batch": lambda context: batches.wait_batch(context, "open", 0),
     "done batch": lambda context: batches.wait_batch(context, "done", 1),
@@ -378,31 +376,31 @@ def test_a_holder_of_a_claim_settles_it_or_is_told_what_is_damaged(subtests: pyt
     each(subtests, some((damage for path in kinds() for damage in damages(path)), share), settle_in_hand)
 
 
-@pytest.mark.parametrize("data", [None, b"", b"garbage", b"7"])
-def test_a_queue_whose_layout_nobody_can_read_is_left_alone_until_it_is_put_right(data: bytes | None) -> None:
-    """Nobody writes to it, whatever the call; the same clients go on as soon as it can be read again."""
-    path = f"{BASE}/conf/layout"
+def test_a_queue_that_has_lost_its_configuration_is_left_alone_until_it_is_put_right() -> None:
+    """Nobody writes to it, whatever the call; the same clients go on as soon as it is there again."""
+    path = f"{BASE}/conf"
     zk = world().copy()
     client = Counting(zk, "witness")
-    Damage(path, "damaged", data).apply(zk)
+    Damage(path, "missing", None).apply(zk)
     before = zk.nodes.copy()
     for procedure in (claiming(client), collect.collect_garbage(client.context), counts.counts(client.context)):
-        with pytest.raises(ConfigError if data == b"7" else CorruptRecord, match=path):
+        with pytest.raises(CorruptRecord, match=path):
             client.within(MOST, procedure)
     assert zk.nodes == before
-    assert zk.multi(0, (Create(path, b"1") if data is None else SetData(path, b"1"),)).committed
+    assert zk.multi(0, (Create(path),)).committed
+    client.do(configure.configure(client.context, filters={}, policy=RetryPolicy()))
     put(client, "good")
     assert "good" in client.work()
 
 
 # --- records, as they are decoded
 
-GOOD = {"v": 1, "state": "inserted", "place": "l/s/e", "nonce": "n"}
+GOOD = {"state": "inserted", "place": "l/s/e", "nonce": "n"}
 WRONG_FIELDS: tuple[dict[str, Any], ...] = (
     {"policy": 3}, {"policy": {"x": 1}}, {"policy": {"attempts": 0}}, {"due": "x"}, {"index": 3}, {"lease": 5},
-    {"attempt": True}, {"settled": [1]}, {"filters": {"a": 3}}, {"filters": []}, {"v": 2}, {"state": "odd"},
+    {"attempt": True}, {"settled": [1]}, {"filters": {"a": 3}}, {"filters": []}, {"state": "odd"},
     {"history": [{"x": 1}]}, {"history": 3}, {"settled": 3}, {"lock": "x"}, {"requeue": 1}, {"dedupe": "x"},
-    {"rank": "x"}, {"batch": 3}, {"bound": 1}, {"result": "x"}, {"requeue": None},
+    {"rank": "x"}, {"batch": 3}, {"bound": 1}, {"result": "x"}, {"requeue": None}, {"metadata": 1},
 )  # fmt: skip
 LANES = (b'{"filters":3}', b'{"priority":"x"}', b'{"filters":["a"]}', b'{"filters":{"a":1}}', DEEP)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -18,10 +18,18 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, holding, operate, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, enqueueing, holding, operate, settle, transaction
 from airflow_provider_zkmq.engine.core.upkeep.consumers import register
 from airflow_provider_zkmq.engine.core.writing import combining
-from airflow_provider_zkmq.engine.errors import ClaimLost, DuplicateTask, OutcomeUnknown, SessionLost, Unavailable
+from airflow_provider_zkmq.engine.errors import (
+    ClaimLost,
+    ConfigError,
+    DuplicateTask,
+    OutcomeUnknown,
+    SessionLost,
+    TaskTooLarge,
+    Unavailable,
+)
 from tests.unit.claiming import ANY, LEASED, ORDERS, another, in_doubt, in_hand, many, queue_of, refused, step, unit_of
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, UNKNOWN, Client, Crash, Fault, new_context, new_queue
 
@@ -201,9 +209,14 @@ def put(client: Client, *messages: Message) -> Any:
 
 
 def unknown_put(client: Client, *messages: Message, fault: Fault | None = None) -> tuple[str, ...]:
-    """A call whose outcome its caller is not told, but that the same call tells; the ids that it is told."""
+    """A call whose outcome its caller is not told; the ids that it is told, by which the same call tells."""
     call = put(client, *messages)
     return tuple(refused(client, OutcomeUnknown, call, "same call", fault or outage(client)).task_ids)
+
+
+def again(ids: Sequence[str], *messages: Message) -> list[Message]:
+    """The messages of a call, with the ids that it used."""
+    return [replace(message, task_id=name) for message, name in zip(messages or [Message(b"x")], ids, strict=True)]
 
 
 def lost_again(client: Client, effect: str) -> Fault:
@@ -230,20 +243,18 @@ LEFT: dict[str, tuple[type[BaseException], Callable[[Client], Fault]]] = {
 
 
 def test_an_unknown_enqueue_made_again_is_one_task(subtests: pytest.Subtests) -> None:
-    """First `OutcomeUnknown` with the id, never "nothing was written"; then success with the id of the one task.
+    """First `OutcomeUnknown` with the id, never "nothing was written"; with this id then success, and one task.
 
-    Made once more it is another task. What was lost on the way is simply sent again, if the connection comes back.
+    Made once more it is another enqueue. What was lost on the way is simply sent again, if the connection comes back.
     """
     for way, (error, fault) in LEFT.items():
         with subtests.test(way=way):
-            client = new_queue()
-            told = refused(client, error, put(client), None, fault(client))
-            written = list(client.check())
-            ids = client.do(put(client))
-            assert list(client.check()) == ids == (written or ids)
-            assert error is Crash or told.task_ids == tuple(ids)
-            third = client.do(put(client))
-            assert (len(client.check()), client.work()) == (2, [*ids, *third])
+            client, first = new_queue(), Message(b"x", task_id="own" if error is Crash else None)
+            told = refused(client, error, put(client, first), None, fault(client))
+            same = again(getattr(told, "task_ids", ["own"]))
+            assert client.do(put(client, *same)) == list(client.check()) == [same[0].task_id]
+            refused(client, DuplicateTask, put(client, *same))
+            assert client.work() == client.do(put(client, *same)) == client.work() == [same[0].task_id]
     client = new_queue()
     assert client.do(put(client), lost_again(client, LOST_REQUEST)) == list(client.check())
 
@@ -267,7 +278,7 @@ def test_whatever_the_message_holds_it_is_written_once(subtests: pytest.Subtests
             if before == "has ended":
                 completed(client, claims)
             told = unknown_put(client, Message(b"new", **said), fault=outage(client, effect, first))
-            assert told == tuple(client.do(put(client, Message(b"new", **said))))
+            assert told == tuple(client.do(put(client, *again(told, Message(b"new", **said)))))
             client.check()
             if before == "is in hand":
                 client.complete(claims[0])
@@ -277,19 +288,19 @@ def test_whatever_the_message_holds_it_is_written_once(subtests: pytest.Subtests
 
 
 def test_an_unknown_call_of_many_made_again_writes_each_once() -> None:
-    """Some transactions were carried out, one is unknown, the rest never sent.
+    """Some transactions were carried out, one is unknown, the rest never sent; all ids are told, in their order.
 
-    Two equal calls are unknown: two more calls stand for them. Another client's equal call is its own.
+    Another client's call with these ids is its own.
     """
     messages = [Message(str(number)) for number in range(240)]
     for effect in EFFECTS:
         client = new_queue()
         told = unknown_put(client, *messages, fault=outage(client, effect, first=3))
-        ids = client.do(put(client, *messages))
-        assert 0 < len(told) < len(ids) == 240
-        assert set(told) < set(ids)
-        assert sorted(client.check()) == sorted(ids)
-        assert len({client.zk.nodes[client.context.paths.task(each, "data")].data for each in ids}) == 240
+        assert tuple(client.do(put(client, *again(told, *messages)))) == told
+        assert sorted(client.check()) == sorted(told)
+        data = [client.zk.nodes[client.context.paths.task(each, "data")].data for each in told]
+        assert data == [str(number).encode() for number in range(240)]
+        refused(another(client), DuplicateTask, put(another(client), *again(told, *messages)))
 
 
 @pytest.mark.parametrize("meanwhile", [True, False])
@@ -307,10 +318,10 @@ def test_what_was_written_before_the_servers_went_back_is_written_again(*, meanw
         client.zk.go_back(kept)
         client.context.run.restored = lambda: 1
 
-    unknown_put(client, *messages, fault=fault)
+    told = unknown_put(client, *messages, fault=fault)
     if not meanwhile:
         gone_back()
-    assert sorted(client.do(put(client, *messages))) == sorted(client.check())
+    assert sorted(client.do(put(client, *again(told, *messages)))) == sorted(client.check())
     assert len(client.check()) == 240
 
 
@@ -328,14 +339,6 @@ def test_the_holder_of_a_lost_claim_is_refused_though_another_claim_has_its_toke
     for call in (holding.extend(client.context, stale, 60), settle.complete(client.context, stale)):
         refused(client, ClaimLost, call)
     completed(other, [claimed])
-    client, equal = new_queue(), [Message(b"x")] * 2
-    for _ in range(2):
-        unknown_put(client, *equal)
-        client.do(put(client, *equal))
-    assert len(client.check()) == 4
-    unknown_put(client)
-    another(client).put(b"x")
-    assert len(client.check()) == 6
 
 
 def test_a_repeat_that_finds_no_server_is_still_unknown() -> None:
@@ -344,9 +347,11 @@ def test_a_repeat_that_finds_no_server_is_still_unknown() -> None:
     Also where that task has been handled in between.
     """
     client = new_queue()
-    told = [unknown_put(client), unknown_put(client, fault=lambda op: GONE if writes(client, op) else None)]
+    told = [unknown_put(client)]
+    same = again(told[0])
+    told.append(unknown_put(client, *same, fault=lambda op: GONE if writes(client, op) else None))
     assert client.work() == list(told[0])
-    told.append(tuple(client.do(put(client))))
+    told.append(tuple(client.do(put(client, *same))))
     assert told == told[:1] * 3
     assert [state.state for state in client.check().values()] == [State.FINISHED]
 
@@ -357,32 +362,60 @@ def test_what_was_not_sent_is_told_as_not_written() -> None:
     batch = lambda: enqueue.enqueue_batch(client.context, [Message(b"x")], "b")
     for call, begun in ((put(client), lambda op: writes(client, op)), (batch(), lambda op: isinstance(op, Multi))):
         refused(client, Unavailable, call, None, lambda op, begun=begun: GONE if begun(op) else None)
-        assert (client.context.unresolved.calls, client.check()) == ([], {})
+        assert (client.context.unresolved.marks, client.check()) == ({}, {})
     assert client.do(batch()) == ["b.000000"]
 
 
-def test_what_is_remembered_ends_with_time_and_number() -> None:
-    """A minute later the same call is another task; no more than 64 calls are remembered.
-
-    An outage does not count: who goes on asking through minutes enqueues once, each try refreshes what is remembered.
-    """
+def test_what_is_remembered_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an hour, where many others follow, and with another message that has the id: then it is another enqueue."""
+    monkeypatch.setattr(unresolved, "KEPT", 2)
     client = new_queue()
-    for number in range(70):
-        unknown_put(client, Message(str(number)))
-    assert len(client.context.unresolved.calls) == unresolved.KEPT_CALLS
+    for name in "abcde":
+        unknown_put(client, Message(b"x", task_id=name))
+    assert list(client.context.unresolved.marks) == ["c", "d", "e"]
     client.zk.advance(unresolved.KEPT_SECONDS - 1)
-    client.do(put(client, Message("69")))
-    assert len(client.check()) == 70
+    assert client.do(put(client, Message(b"x", task_id="e"))) == ["e"]
+    for number in range(2):
+        refused(client, DuplicateTask, put(client, Message(b"y" if number == 0 else b"x", task_id="d")))
     client.zk.advance(2)
-    client.do(put(client, Message("68")))
-    assert (len(client.check()), client.context.unresolved.calls) == (71, [])
+    refused(client, DuplicateTask, put(client, Message(b"x", task_id="c")))
+    assert (len(client.check()), client.context.unresolved.marks) == (5, {})
+
+
+def keyed(client: Client, *messages: Message, key: Any = "k", **options: Any) -> Any:
+    return enqueueing.enqueue_several(client.context, messages, idempotency_key=key, **options)
+
+
+def test_an_enqueue_with_a_key_is_made_once() -> None:
+    """Of unknown outcome, again by another client, after the end, with another payload: the first one stands."""
+    client, one, two = new_queue(), Message(b"1"), Message(b"2")
+    told = list(refused(client, OutcomeUnknown, keyed(client, one, two), "same call", outage(client)).task_ids)
+    other = another(client)
+    assert other.do(keyed(other, one, two)) == told == client.do(keyed(client, one, two))
+    assert sorted(client.work()) == told
+    assert other.do(keyed(other, Message(b"0"), two, Message(b"3"))) == [*told, third := client.work()[0]]
+    assert other.do(enqueueing.enqueue_one(other.context, b"4", idempotency_key="l")) not in {*told, third}
+    assert other.do(keyed(other, one, key="l")) == client.work()
+
+
+#: What cannot be with a key, and why.
+KEYLESS: list[tuple[Any, Message, dict[str, Any], str]] = [
+    *((key, Message(b"x"), {}, "idempotency_key .* a text") for key in ("", 5, b"k")),
+    ("k", Message(b"x", task_id="own"), {}, "names the tasks itself"),
+    ("k", Message(b"x", update=True), {}, "left alone"),
+    ("k", Message(b"x", priority=10_000), {}, "priority"),
+    *(("k", Message(b"x"), more, "and batch") for more in ({"batch": "b"}, {"then": Message(b"x")})),
+]
+
+
+def test_what_cannot_be_with_a_key_is_refused(subtests: pytest.Subtests) -> None:
+    """By a plain `ConfigError`, as without a key, before anything is written."""
     client = new_queue()
-    told = unknown_put(client)
-    for _ in range(10):
-        client.zk.advance(20)
-        client.context.configuration.watch = None  # as after each loss of the connection
-        refused(client, Unavailable, put(client), None, lambda _op: GONE)
-    assert (client.do(put(client)), len(client.check())) == (list(told), 1)
+    for key, message, options, why in KEYLESS:
+        with subtests.test(key=key, message=message, options=options):
+            assert type(refused(client, ConfigError, keyed(client, message, key=key, **options), why)) is ConfigError
+    refused(client, TaskTooLarge, keyed(client, Message(b"x" * 2_000_000)))
+    assert client.check() == {}
 
 
 def test_an_unknown_batch_made_again_is_one_batch(subtests: pytest.Subtests) -> None:
@@ -392,7 +425,8 @@ def test_an_unknown_batch_made_again_is_one_batch(subtests: pytest.Subtests) -> 
         with subtests.test(number=number, effect=effect):
             client = new_queue()
             call = lambda client=client: enqueue.enqueue_batch(client.context, messages, "b", Message(b"then"))
-            refused(client, OutcomeUnknown, call(), None, outage(client, effect, number, "/"))
+            told = refused(client, OutcomeUnknown, call(), None, outage(client, effect, number, "/"))
+            assert told.task_ids == ("b.000000", "own")
             assert (client.do(call()), len(client.work())) == (["b.000000", "own"], 3)
             assert client.do(batches.read_batch(client.context, "b")) == batches.Batch("b", 2, 0, (), done=True)
             refused(client, DuplicateTask, call())
@@ -423,7 +457,7 @@ def test_an_enqueue_that_went_elsewhere_and_lost_its_reply_is_not_told_to_be_uns
         return GONE if len(sent) > 2 else None
 
     told = unknown_put(client, message, fault=fault)
-    assert (tuple(client.do(put(client, message))), len(sent)) == (told, 3)
+    assert (tuple(client.do(put(client, *again(told, message)))), len(sent)) == (told, 3)
     assert set(client.zk.names(client.context.paths.at("tasks"))) == {"first", *told}
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.letters import Letter, Unreadable
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, Delete, SetData
-from airflow_provider_zkmq.engine.core.reading import inspect, letters, log
+from airflow_provider_zkmq.engine.core.model.letters import Unreadable
+from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, SetData
+from airflow_provider_zkmq.engine.core.reading import inspect, log
 from airflow_provider_zkmq.engine.core.tasks import operate
 from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.errors import ConfigError
@@ -178,20 +178,6 @@ def test_parts_that_are_not_asked_for_are_not_read() -> None:
     assert task == replace(whole, data=b"", result=None, metadata={})
     with pytest.raises(ConfigError, match="parts"):
         client.read(client.ended(), parts=["everything"])
-
-
-def test_letters_of_older_versions_are_told_by_what_stands_in_them() -> None:
-    """Their names tell no version; those of dead letters have no result."""
-    client = Reader.of(follow=True)
-    client.finish("a")
-    client.drop("a")
-    (kept,), (path,) = client.do(letters.list_letters(client.context)), client.letter_paths()
-    letter = Letter.decode(path, client.zk.nodes[path].data)
-    older = f"{path.rpartition('/')[0]}/{kept.name.when:015d}~a"
-    client.zk.multi(0, (Delete(path), Create(older, replace(letter, result=None).encode())))
-    assert [each[:2] for each in client.ended()] == [("a", letter.version)]
-    assert client.told() == [("a", "finished", b"x", None)]
-    assert client.ended(letter.version) == []
 
 
 # --- what it costs

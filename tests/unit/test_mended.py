@@ -160,9 +160,9 @@ def test_a_worker_tells_of_the_same_damage_once(monkeypatch: pytest.MonkeyPatch)
     working: Working[Any, Any] = Working(Queue(), print, options)
     told: list[str] = []
     monkeypatch.setattr(rules.log, "warning", lambda *arguments, **_: told.append(str(arguments[-1])))
-    for error in (CorruptRecord("/q/conf/layout"), CorruptRecord("/q/conf/layout"), OSError("odd"), OSError("odd")):
+    for error in (CorruptRecord("/q/conf/filters"), CorruptRecord("/q/conf/filters"), OSError("odd"), OSError("odd")):
         assert not working._ended_by(error)
-    assert told == ["/q/conf/layout", "odd", "odd"]
+    assert told == ["/q/conf/filters", "odd", "odd"]
 
 
 def test_a_promotion_leaves_another_task_of_the_same_id_alone() -> None:

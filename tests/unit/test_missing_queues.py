@@ -30,8 +30,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(OF_A_TASK, ("a",)),
     **dict.fromkeys(OF_A_CLAIM, ("a", 1)),
     **dict.fromkeys(("snooze", "extend"), ("a", 1, 5)),
-    **dict.fromkeys(("ended_between", "departed_between"), (0, 1)),
-    **dict.fromkeys(("read_departed", "read_ended"), ([],)),
+    "ended_between": (0, 1),
+    "read_ended": ([],),
     **dict.fromkeys(("read_many", "redrive_many", "wait"), (["a"],)),
     **dict.fromkeys(("wait_batch", "batch", "seal_batch"), ("b",)),
     "fail": ("a", 1, "e"),
@@ -90,7 +90,7 @@ def test_what_creates_a_queue_goes_on_creating_it() -> None:
     client = new_queue()
     client.do(enqueue.enqueue(elsewhere(client, "a"), Message(b"x")))
     client.do(configure.configure(elsewhere(client, "b"), lock=5))
-    assert {"/zkmq/a/conf/layout", "/zkmq/b/conf/layout"} <= client.zk.nodes.keys()
+    assert {"/zkmq/a/conf", "/zkmq/b/conf"} <= client.zk.nodes.keys()
     reading = existence.unless_missing(client.context, inspect.read_task(client.context, "a"))
     refused(client, TaskNotFound, reading, "never enqueued")
 

@@ -281,7 +281,7 @@ def test_a_record_is_spelt_as_json_spells_it_and_replaced_as_any_dataclass(subte
             if name == "history":
                 attempts = [dataclasses.asdict(each) for each in value]
                 spelt = [{key: part for key, part in each.items() if part is not None} for each in attempts]
-            record = {"v": 1, "state": "inserted", "place": PLAIN.place, "nonce": PLAIN.nonce, name: spelt}
+            record = {"state": "inserted", "place": PLAIN.place, "nonce": PLAIN.nonce, name: spelt}
             text = json.dumps(record, separators=(",", ":"), ensure_ascii=False)
             told = text.encode("utf-8", "backslashreplace")
             assert state.encode() == told

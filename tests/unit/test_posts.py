@@ -11,7 +11,6 @@ import pytest
 from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import KeeperState
 
-from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -23,7 +22,6 @@ from airflow_provider_zkmq.engine.fronts import debts
 from airflow_provider_zkmq.engine.fronts.runtime import new_context
 from airflow_provider_zkmq.engine.zk import access
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.kazoo_client import Client
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.support import eventually
 from tests.unit.test_connection import Wire, arrives, ask, flush, frame, line, open_line, rung, session
@@ -85,10 +83,8 @@ def test_what_was_not_carried_out_is_told(session: Session, line: Wire, post: An
     assert lost == ["lost"]
 
 
-@pytest.mark.parametrize("why", ["away", "closed", "refused by state", "tls", "thread writes", "rest", "kazoo"])
-def test_where_it_cannot_be_sent_at_once_nothing_is(
-    session: Session, line: Wire, post: Any, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("why", ["away", "closed", "refused by state", "tls", "thread writes", "rest"])
+def test_where_it_cannot_be_sent_at_once_nothing_is(session: Session, line: Wire, post: Any, why: str) -> None:
     """Whoever posts it hears so at once; nothing is queued, since that would be lost with this process."""
     match why:
         case "away":
@@ -104,8 +100,6 @@ def test_where_it_cannot_be_sent_at_once_nothing_is(
         case "rest":
             line.takes = [3]
             ask(session, Get("/large"))
-        case "kazoo":
-            monkeypatch.setattr(session.client, "give", lambda *told: Client.give(session.client, *told))
     under_way, lost = session.client.unanswered, []  # type: ignore[var-annotated]
     assert not post(lost)
     assert (session.client.unanswered, lost, session.requests.get("Multi", 0)) == (under_way, [], 0)
@@ -191,9 +185,3 @@ def test_where_no_thread_is_to_be_had_the_debt_stays(
         session.client._notify_pending(KeeperState.CONNECTING)
     assert debts.in_debt(context)
     assert not context.debts.paying
-
-
-def test_a_connection_of_kazoo_s_own_posts_nothing() -> None:
-    made = Session(ConnectionConfig.of("127.0.0.1:1", fast_connection=False))
-    assert made.client.give(wire.Sync("/"), made.client.handler.async_result()) is False
-    made.closed = True

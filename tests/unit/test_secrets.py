@@ -37,6 +37,7 @@ SECRET = "s3cret"
         {"tls": {"ca": SECRET * 50}},
         {"tls": {"key": f"{SECRET}\0" * 1000}},
         {"password": SECRET},
+        {"allow_open": SECRET},
         {"hosts": f"ann:{SECRET}@zk:2181"},
         {"hosts": f"zookeeper://ann:{SECRET}/with@more@zk1,zk2"},
         {"hosts": {"ann": SECRET}},

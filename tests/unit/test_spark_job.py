@@ -91,22 +91,19 @@ def test_rows_are_merged_a_few_times_however_many_parts_come():
     assert chosen((large, *few)) == few
 
 
-def test_a_manifest_of_the_first_version_is_read_and_a_broken_one_named(tmp_path):
-    """The archives of earlier versions go on; what is none is `CorruptRecord` with its path, a newer one is refused."""
+def test_a_manifest_of_another_version_is_refused_and_a_broken_one_named(tmp_path):
+    """What is none is `CorruptRecord` with its path; the error for another version names both."""
     home = tmp_path / "q"
     home.mkdir()
-    run = {"path": "runs/0-7", "rows": 3, "from": 0, "to": 7}
-    (home / "MANIFEST.json").write_text(json.dumps({"watermark": 7, "runs": [run]}))
-    old = read_manifest(home)
-    assert old == Manifest(7, (Part("runs/0-7", 3, 0, 7, None),))
-    publish(home, old)
-    assert read_manifest(home) == old
+    manifest = Manifest(7, (Part("runs/0-7", 3, 0, 7, ("2026-01-01",)),), "q")
+    publish(home, manifest)
+    assert read_manifest(home) == manifest
     for text in ('{"watermark": "x"}', "{}", "[]"):
         (home / "MANIFEST.json").write_text(text)
         with pytest.raises(CorruptRecord, match=r"MANIFEST\.json"):
             read_manifest(home)
     (home / "MANIFEST.json").write_text(json.dumps({"version": 99, "watermark": 1, "runs": []}))
-    with pytest.raises(ConfigError, match="newer version"):
+    with pytest.raises(ConfigError, match="version 99, this is version 1"):
         read_manifest(home)
     with exclusive(home), pytest.raises(ConfigError, match="in use"), exclusive(home):
         pass

@@ -1,4 +1,4 @@
-"""A task has no znode for what it does not have; those of older versions have all of them, and are dealt with alike."""
+"""A task has no znode for what it does not have; its record tells which stand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.protocol.ops import Op
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi
 from airflow_provider_zkmq.engine.core.reading import scanning
 from airflow_provider_zkmq.engine.core.reading.inspect import read_task
 from airflow_provider_zkmq.engine.core.tasks import operate
@@ -35,14 +35,8 @@ def znodes(client: Client) -> set[str]:
     return {path.removeprefix(TREE + "/") for path in client.zk.nodes if path.startswith(TREE + "/")}
 
 
-def as_older_versions(client: Client) -> None:
-    """Make the task's tree what a version wrote that knew no thin ones."""
-    for name, data in {"metadata": b"{}", "filters": b""}.items():
-        client.write(Create(f"{TREE}/{name}", data))
-
-
 def holds(client: Client, data: bytes, parts: str, came: int) -> None:
-    """The task is what a message asked for, and when; a scan tells the same; the tree is whole, everybody can go on."""
+    """The task is what a message asked for, and when; a scan tells the same; the tree is what its record says."""
     client.check()
     task, asked = client.do(read_task(client.context, "a")), {"metadata": {}, "filters": {}} | PARTS[parts]
     columns = client.do(scanning.scan(client.context, ["a"], ["enqueued_ms", "metadata", "filters"])).columns
@@ -79,53 +73,30 @@ DELETIONS: Final[dict[str, Callable[[Client], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("form", [lambda _client: None, as_older_versions], ids=["as written", "as older versions"])
-def test_anything_may_take_the_place_of_anything(form: Callable[[Client], None], subtests: pytest.Subtests) -> None:
+def test_anything_may_take_the_place_of_anything(subtests: pytest.Subtests) -> None:
     """An update keeps the time of the enqueue, a run in escrow and one anew have their own; each is deleted whole."""
     for (before, after), deletion in zip(product(PARTS, PARTS), cycle(DELETIONS)):
         with subtests.test(before=before, after=after, deletion=deletion):
             client = queue()
             began = client.zk.ms
             client.put(b"old", task_id="a", **PARTS[before])
-            form(client)
             client.zk.advance(5)
             client.put(b"updated", task_id="a", update=True, **PARTS[after])
             holds(client, b"updated", after, began)
-            form(client)
             claimed = client.claimed()
             assert (claimed.data, claimed.metadata) == (b"updated", PARTS[after].get("metadata", {}))
             client.put(b"waits", task_id="a", requeue=True, **PARTS[before])
-            assert znodes(client) >= {"metadata", "filters"}  # for older versions, which may end the run before it
             holds(client, b"updated", after, began)
             client.zk.advance(5)
             client.complete(claimed)
             holds(client, b"waits", before, began + 10_000)
-            form(client)
             assert client.work() == ["a"]
             client.zk.advance(5)
             client.put(b"anew", task_id="a", **PARTS[after])
             holds(client, b"anew", after, began + 15_000)
-            form(client)
             client.do(DELETIONS[deletion](client))
             assert TREE not in client.zk.nodes
             assert (client.check(), client.reports) == ({}, [])
-
-
-def test_both_forms_are_cleaned_up_in_one_transaction() -> None:
-    """A queue that was written by several versions costs a clean-up no more requests."""
-    client, multis = queue(), list[Multi]()
-    for number in range(4):
-        client.put(task_id="a")
-        as_older_versions(client)
-        client.complete(client.claimed())
-        client.put(task_id=f"thin{number}")
-        client.complete(client.claimed())
-    client.zk.advance(10)
-    note = lambda op: multis.append(op) if isinstance(op, Multi) else None
-    assert client.do(collect_garbage(client.context, 5), note).collected == 5
-    assert sum(any(op.path == TREE for op in multi.ops) for multi in multis) == 1
-    assert any({f"{TREE}/state", "/zkmq/q/tasks/thin0/state"} <= {op.path for op in multi.ops} for multi in multis)
-    assert client.check() == {}
 
 
 @pytest.mark.parametrize("by", DELETIONS)

@@ -34,7 +34,6 @@ from airflow_provider_zkmq.engine.core.reading import finding, following, inspec
 from airflow_provider_zkmq.engine.core.reading.scanning import scan
 from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, putting, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.beginning import begin
-from airflow_provider_zkmq.engine.core.tasks.repeat import content
 from airflow_provider_zkmq.engine.core.upkeep import collect, keeper
 from airflow_provider_zkmq.engine.fronts.hand import task_of
 from tests.unit.world import Client, new_queue
@@ -208,7 +207,7 @@ def test_what_is_no_moment_is_refused(subtests: pytest.Subtests) -> None:
 
 
 def test_an_update_sets_another_moment(subtests: pytest.Subtests) -> None:
-    """One of the past brings it forward, without one its time stays; a repeated call with another is another call."""
+    """One of the past brings it forward, without one its time stays."""
     for order, (after, waits) in itertools.product(("default", "fifo"), ((-1, 0), (9, 10))):
         with subtests.test(order=order, after=after):
             client = new_queue(order=order)
@@ -220,9 +219,6 @@ def test_an_update_sets_another_moment(subtests: pytest.Subtests) -> None:
             client.zk.advance(waits)
             assert client.work() == ["a"]
             client.check()
-    messages = [Message(b"x", not_before=at(client, after)) for after in (5, 6, 5)]
-    first, other, again = map(content, client.do(enqueue.prepare_many(client.context, messages)))
-    assert first == again != other
 
 
 def test_what_is_kept_for_later_comes_at_its_own_moment() -> None:

@@ -75,7 +75,7 @@ def test_a_commit_creates_the_queues_that_it_puts_into() -> None:
     assert client.do(transaction.commit(unit)) == ["a"]
     assert client.zk.nodes["/zkmq/new/tasks/a/filters/c"].data == b"low"
     assert client.do(transaction.commit(unit_with(client, Message(b"y"), queue="other"))) != []
-    assert "/zkmq/other/conf/layout" in client.zk.nodes
+    assert "/zkmq/other/conf" in client.zk.nodes
 
 
 def test_a_refused_commit_creates_no_queue() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Select
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol import ops
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Op
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi, Outcome
+from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
+from airflow_provider_zkmq.engine.zk.root import ensure_root
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.simulation.history import listed_task, places_of
 from tests.simulation.zookeeper import Ensemble, Znode
@@ -124,9 +126,10 @@ def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
         case ops.Tell(call):
             return call()
         case ops.EnsureRoot(path):
-            names = path.strip("/").split("/")
-            for depth in range(1, len(names) + 1):
-                zk.multi(session, (Create("/" + "/".join(names[:depth])),))
+            steps, result = ensure_root(path), None
+            with contextlib.suppress(StopIteration):
+                while True:
+                    result = zk.perform(session, steps.send(result))
             return None
         case Multi() | ops.CreateContainer():
             return _write(zk, session, op, faults)
@@ -302,6 +305,8 @@ def check_tree(zk: FakeZooKeeper, context: Context) -> dict[str, TaskState]:
         assert (paths.task(task, "result") in zk.nodes) == state.result, task
         assert state.result or state.state is not State.FINISHED, task
         assert (paths.task(task, "requeue") in zk.nodes) == state.requeue, task
+        assert (paths.task(task, "metadata") in zk.nodes) == state.metadata, task
+        assert (paths.task(task, "filters") in zk.nodes) == bool(state.filters), task
         assert zk.names(paths.task(task, "filters")) == sorted(state.filters), task
         expected |= places_of(context, task, state)
         if state.state is State.CLAIMED:

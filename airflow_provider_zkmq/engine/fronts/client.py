@@ -113,7 +113,8 @@ class Client(ClientVerbs, Blocking[str]):
     def start(self) -> Self:
         """Connect, waiting at most ``connect_timeout``.
 
-        Raises `Unavailable`, naming the hosts, `HostNotFound` and `TlsRefused` at once; `AccessDenied`, `NotSecured`.
+        Raises `Unavailable`, naming the hosts, `HostNotFound` and `TlsRefused` at once; `AccessDenied`, `NotSecured`;
+        `ConfigError` where what stands under the root has another layout.
         """
         open_session(self._session)
         return self

@@ -18,7 +18,6 @@ from airflow_provider_zkmq.engine.core.reading import (
     following,
     ids,
     inspect,
-    letters,
     log,
     many,
     pending,
@@ -195,8 +194,6 @@ class QueueVerbs(Front[Context]):
     read_ended = verb(runs.read_ended)
     latest_end = verb(log.latest_end)
     trimmed = verb(trimmed.trimmed)
-    departed_between = verb(letters.departed_between)
-    read_departed = verb(letters.read_departed)
     archive = verb(archiving.archive)
     collect_garbage = verb(collect.collect_garbage)
     redrive = verb(operate.redrive)

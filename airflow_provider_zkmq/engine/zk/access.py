@@ -93,20 +93,19 @@ class Access:
         self._looked_at.add(path)
 
     def look_around(self) -> Look:
-        """At the beginning: look at the root, and at what is above it. Raises `NotSecured`."""
+        """At the beginning, with an identity: look at the root, and at what is above it. Raises `NotSecured`."""
+        if not self.secured:
+            return
         names = self._root.strip("/").split("/")
         dangers = []
         for depth in range(len(names)):
             above = "/" + "/".join(names[:depth])
             acl: list[ACL] | None = yield ReadAcl(above, above=True)
             rights = _rights_of_anyone(acl or ())
-            if self.secured and any(self._is_ours(entry) for entry in acl or ()):
+            if any(self._is_ours(entry) for entry in acl or ()):
                 self._judge([above] if rights else [])
             elif rights & _TAKE_OVER:
                 dangers.append(above)
-        if not self.secured:
-            yield ReadAcl(self._root)
-            return
         yield from self._look(self._root)
         self.open_above = tuple(dangers)
 

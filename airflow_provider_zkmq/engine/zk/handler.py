@@ -31,19 +31,18 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
     #: What wakes the connection's thread; None before the first connection.
     bell: Any = None
 
-    def __init__(self, dialer: Dialer, *, polls: bool = False) -> None:
+    def __init__(self, dialer: Dialer) -> None:
         super().__init__()
         self.dialer = dialer
         self.wakes = Wakes()
-        self._polls = polls and hasattr(select, "poll")
 
     def async_result(self) -> Reply:
         """A reply to come."""
         return Reply()
 
     def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
-        """What can be read or written, by one system call where kazoo makes five, unless it is kazoo's own way."""
-        if not self._polls:
+        """What can be read or written, by one system call where kazoo makes five; on Windows by kazoo's own way."""
+        if not hasattr(select, "poll"):
             return super().select(rlist, wlist, xlist, timeout)
         poll = select.poll()
         for one in rlist:

@@ -1,4 +1,4 @@
-"""Opening a session: names, connection, and who else may come in; what is wrong is said at once where it is known."""
+"""Opening a session: names, connection, who else may come in, the root's layout; what is wrong is said at once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import socket
 import threading
 from collections.abc import Sequence
 
+from airflow_provider_zkmq.engine.core.reading.roots import refuse_another_layout
 from airflow_provider_zkmq.engine.errors import HostNotFound
 from airflow_provider_zkmq.engine.zk.blocking import carry_out
 from airflow_provider_zkmq.engine.zk.dialing import is_address
+from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.limits import Patience, left, over
 from airflow_provider_zkmq.engine.zk.session import CLOSING_SECONDS, Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
@@ -17,7 +19,8 @@ from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 def open_session(session: Session) -> None:
     """Connect within ``connect_timeout``, blocking.
 
-    Raises `Unavailable` naming the hosts, as `HostNotFound` and `TlsRefused` at once; `AccessDenied`; `NotSecured`.
+    Raises `Unavailable` naming the hosts, as `HostNotFound` and `TlsRefused` at once; `AccessDenied`; `NotSecured`;
+    `ConfigError` where what stands under the root has another layout.
     """
     limit = session.config.connect_timeout
     patience = Patience(limit, "connect_timeout")
@@ -27,6 +30,7 @@ def open_session(session: Session) -> None:
         _check_names(session, patience)
         session.open(patience)
         carry_out(session, session.access.look_around(), patience)
+        run(session, refuse_another_layout(session.config.root), patience)
     except BaseException:
         session.close(patience=CLOSING_SECONDS)
         raise

@@ -15,7 +15,6 @@ from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.errors import AccessDenied, SessionLost, TlsRefused, TransportError, Unavailable
 from airflow_provider_zkmq.engine.zk.access import Access
 from airflow_provider_zkmq.engine.zk.dialing import Dialer, is_address
-from airflow_provider_zkmq.engine.zk.fast_client import FastClient
 from airflow_provider_zkmq.engine.zk.handler import Handler, TlsHandler
 from airflow_provider_zkmq.engine.zk.kazoo_client import Client
 from airflow_provider_zkmq.engine.zk.limits import Limit, Patience, left, over
@@ -67,7 +66,7 @@ class Session:
         self.requests: dict[str, int] = {}
         self.access = Access(config)
         self.dialer = Dialer(config, self.changed.fire)
-        self.client = (FastClient if config.fast_connection else Client)(**_client_options(config, self.dialer))
+        self.client = Client(**_client_options(config, self.dialer))
         self.wakes: Wakes = self.client.handler.wakes
         self.watches = Watches(self.client)
         self.client.add_listener(self._on_state)
@@ -223,7 +222,7 @@ def _client_options(config: ConnectionConfig, dialer: Dialer) -> dict[str, Any]:
     options: dict[str, Any] = {
         "hosts": config.hosts,
         "timeout": config.session_timeout,
-        "handler": (Handler if config.tls is None else TlsHandler)(dialer, polls=config.fast_connection),
+        "handler": (Handler if config.tls is None else TlsHandler)(dialer),
         "connection_retry": KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
         "logger": _quiet_logger(),
     }

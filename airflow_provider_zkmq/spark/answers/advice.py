@@ -8,9 +8,19 @@ from typing import Final
 
 from airflow_provider_zkmq.spark.answers.capacity import POINT, Crew, Model, Need, Target
 from airflow_provider_zkmq.spark.answers.load import Demand, Stretch
-from airflow_provider_zkmq.spark.answers.tables import Column, Plot, Row, Section, Series, Table
-from airflow_provider_zkmq.spark.answers.waiting import label
-from airflow_provider_zkmq.spark.answers.words import moment, name, several, span
+from airflow_provider_zkmq.spark.answers.sections import label
+from airflow_provider_zkmq.spark.answers.tables import (
+    Column,
+    Plot,
+    Row,
+    Section,
+    Series,
+    Table,
+    moment,
+    name,
+    several,
+    span,
+)
 
 #: Beyond these the model is told to be unsure: of C² of run times, of C² of the times between arrivals, of tasks.
 VARIED: Final = (0.2, 4.0)
@@ -24,19 +34,20 @@ _POISSON: Final = (
 _OLDEST: Final = "Whoever becomes free takes the oldest task that it accepts; priorities shift waits, not their mean."
 _SERVED: Final = (
     "What a consumer accepts is what it has served in this time; one that served too little to tell is taken for one "
-    "of those it resembles. A node that takes at_least its class shares tasks with nodes of that class."
+    "of those it resembles. A node that takes at_least its class serves several: of each class it takes the share that "
+    "it has taken, and all of it keeps it busy."
 )
 _COUNTED: Final = (
     "A consumer counts for as many as the tasks it held at once lately; one without a delivery in the time that stands "
     "for now is not counted. They work at the mean run time of their kind, and stop for nothing."
 )
 _FORMULA: Final = (
-    "The wait is Erlang's (M/M/c), for consumers of several kinds its extension by Adan and Weiss, and is corrected by "
-    "Kimura for how run times vary (M/G/c). In balance: a queue just filled, or just being emptied, is in none."
+    "The wait is Erlang's (M/M/c), times (1 + C²) / 2 of Allen and Cunneen for how run times vary. In balance: a queue "
+    "just filled, or just being emptied, is in none."
 )
 _LEAST: Final = (
-    "Needed is the least number that serve the class and meet the target, if consumers are added to, or taken from, "
-    "the kind that serves the fewest other classes, and all others stay."
+    "Needed is the least number of consumers that serve the class and meet the target. Where several kinds serve it, "
+    "those are added that serve the fewest other classes."
 )
 ASSUMPTIONS: Final = (_POISSON, _OLDEST, _SERVED, _COUNTED, _FORMULA, _LEAST)
 _PLAN: Final = (
@@ -95,9 +106,7 @@ def _row(queue: str, key: str, demand: Demand, now: Need, peak: Need, target: Ta
         "measured_p95": demand.p95,
         "needed": now.needed,
         "needed_at_peak": peak.needed,
-        "grow": sorted(now.grow),
         "verdict": verdict(demand, now, peak, target),
-        "exact": now.exact,
     }
 
 
@@ -226,8 +235,6 @@ def warnings(row: Row) -> list[str]:
         known.append(
             f"tasks arrive in bursts (C² = {row['burst']:.2g} between arrivals), and wait longer than the model says"
         )
-    if not row["exact"]:
-        known.append("too many kinds of consumers for the exact sum; the tightest group of them counts")
     model, measured = row["model_mean"], row["measured_mean"]
     if measured is not None and math.isfinite(model) and max(measured, model) > 1 and _apart(measured, model):
         known.append(f"measured are {span(measured)}, not {span(model)}: rather believe what was measured")

@@ -1,18 +1,74 @@
-"""How many consumers a queue needs: what arrives in each class against what the consumers that serve it can do."""
+"""How many consumers a class needs: what arrives for those who serve it against what they can do.
+
+The wait is that of the M/M/c queue, times (1 + C²) / 2 of Allen and Cunneen for how run times vary. Sources: A. K.
+Erlang, "Solution of some problems in the theory of probabilities" (1917), by the recursion of Erlang B; A. O. Allen,
+"Probability, Statistics, and Queueing Theory" (1978). It assumes that tasks arrive independently of each other at a
+steady rate, that whoever becomes free takes the oldest task, and that the queue is in balance. Consumers that serve
+several classes are busy with all of them: of each class they take the share that they have taken so far.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from airflow_provider_zkmq.spark.answers.erlang import MOST, NONE, Wait, variation
-from airflow_provider_zkmq.spark.answers.skills import Kind, busy_kinds, circles, exact, pools, waits
-
+#: More consumers than this are never suggested.
+MOST: Final = 100_000
 #: How unlikely it must be that a consumer accepts a class and has not met it by chance.
 CHANCE: Final = 0.01
 POINT: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long tasks wait in the long run: the `chance` of waiting at all, and the `mean` of all tasks, in seconds.
+
+    Both are of a queue in balance; in one that is not, everybody waits and the mean has no end.
+    """
+
+    chance: float
+    mean: float
+
+    @property
+    def endless(self) -> bool:
+        """More arrives than can be served."""
+        return math.isinf(self.mean)
+
+    def quantile(self, point: float) -> float:
+        """The wait in seconds that `point` of the tasks stay below: who waits at all does so exponentially."""
+        if self.endless or self.chance <= 1 - point:
+            return math.inf if self.endless else 0.0
+        return self.mean / self.chance * math.log(self.chance / (1 - point))
+
+
+ENDLESS = Wait(1.0, math.inf)
+NONE = Wait(0.0, 0.0)
+
+
+def erlang_c(load: float, servers: int) -> float:
+    """The chance that an arriving task finds all `servers` busy; `load`: arrival rate times mean service time."""
+    if load >= servers:
+        return 1.0
+    blocked = 1.0
+    for number in range(1, servers + 1):
+        blocked = load * blocked / (number + load * blocked)
+    return blocked / (1 - load / servers * (1 - blocked))
+
+
+def expected_wait(arrivals: float, service: float, squared: float, servers: int) -> Wait:
+    """The wait at so many `arrivals` a second for so many `servers`.
+
+    `service` is the mean of the run times in seconds, `squared` their squared coefficient of variation.
+    """
+    load = arrivals * service
+    if load == 0:
+        return NONE
+    if load >= servers:
+        return ENDLESS
+    chance = erlang_c(load, servers)
+    return Wait(chance, chance * service / (servers - load) * (1 + squared) / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +141,8 @@ def crews(seen: Iterable[Crew]) -> list[Crew]:
 class Need:
     """What the model says of a class: the `wait`, how busy who serves it is, and how many would do.
 
-    `servers`: how many serve it; `needed`: of how many the target is met, at the least, if consumers of one crew,
-    `grow`, are added or taken away; None where no number does, or nobody serves it.
+    `servers`: how many serve it; `needed`: of how many the target is met, at the least; None where no number does, or
+    nobody serves it.
     """
 
     wait: Wait
@@ -95,111 +151,58 @@ class Need:
     service: float
     squared: float
     needed: int | None
-    grow: frozenset[str]
-    exact: bool
 
 
 class Model:
-    """The crews of a queue as an M/G/c system: Erlang's formula, or its like for several kinds, then `variation`."""
+    """The crews of a queue."""
 
     def __init__(self, seen: Sequence[Crew]) -> None:
         self._crews = [crew for crew in seen if crew.servers and crew.service > 0]
-        self._kinds = [Kind(crew.classes, crew.servers, crew.service) for crew in self._crews]
-
-    def waits(self, rates: Mapping[str, float]) -> dict[str, Wait]:
-        """The wait of each class at so many arrivals a second."""
-        return self._waits(rates, self._kinds)
 
     def needs(self, rates: Mapping[str, float], target: Target) -> dict[str, Need]:
-        """What is needed for each class, the crews that do not serve it left as they are."""
-        now, busy = self.waits(rates), utilisations(rates, self._kinds)
-        alike = dict[tuple[int, ...], int | None]()  # classes that the same crews serve need the same
-        answer = {}
-        for name in rates:
-            serving = tuple(index for index, kind in enumerate(self._kinds) if name in kind.classes)
-            if serving and serving not in alike:
-                alike[serving] = self._needed(name, rates, target, serving)
-            crew = self._together(serving)
-            grow = self._kinds[self._growing(serving)].classes if serving else frozenset({name})
-            near = [kind for kind in self._kinds if any(kind.classes & self._kinds[index].classes for index in serving)]
-            answer[name] = Need(
-                now[name],
-                busy.get(name, math.inf if rates[name] else 0.0),
-                sum(self._kinds[index].servers for index in serving),
-                crew.service if crew else math.nan,
-                crew.squared if crew else math.nan,
-                alike.get(serving),
-                grow,
-                exact(near) if near else True,
-            )
-        return answer
-
-    def _together(self, serving: Sequence[int]) -> Crew | None:
-        """Those crews as one."""
-        whole = None
-        for index in serving:
-            whole = self._crews[index] if whole is None else whole.joined(self._crews[index])
-        return whole
-
-    def _growing(self, serving: Sequence[int]) -> int:
-        """Which crew to add to: the one that serves the fewest other classes."""
-        return min(serving, key=lambda index: (len(self._kinds[index].classes), -self._kinds[index].servers))
-
-    def _needed(self, name: str, rates: Mapping[str, float], target: Target, serving: Sequence[int]) -> int | None:
-        growing = self._growing(serving)
-        least = self._least(name, rates, target, self._kinds, growing)
-        others = sum(self._kinds[index].servers for index in serving if index != growing)
-        return None if least is None else others + least
-
-    def _least(
-        self, name: str, rates: Mapping[str, float], target: Target, kinds: Sequence[Kind], growing: int
-    ) -> int | None:
-        """How many of one kind are enough for a class, at the least. Kinds that share nothing with it are left out."""
-        grown, near = kinds[growing], _pool_of(kinds[growing], kinds)
-        own = {each: rate for each, rate in rates.items() if any(each in kind.classes for kind in near)}
-
-        def enough(servers: int) -> bool:
-            tried = [replace(kind, servers=servers) if kind is grown else kind for kind in near]
-            busy = utilisations(own, tried).get(name, 0.0)
-            return busy < 1 and target.met(self._waits(own, tried).get(name, NONE), busy)
-
-        return _least(enough, grown.servers)
+        """What is needed for each class; `rates`: its arrivals a second."""
+        return {name: self._need(name, rates, target) for name in rates}
 
     def plan(self, rates: Mapping[str, float], target: Target) -> dict[frozenset[str], int]:
         """How many to add to each crew so that every class that somebody serves meets the target.
 
-        The classes that the fewest crews serve come first: who is added for them helps the others, and slows nobody.
+        The classes that the fewest crews serve come first: who is added for them helps the others. Of several crews
+        that which serves the fewest classes grows.
         """
-        kinds = list(self._kinds)
-        groups = {tuple(index for index, kind in enumerate(kinds) if name in kind.classes): name for name in rates}
-        for serving in sorted(filter(None, groups), key=len):
-            growing = self._growing(serving)
-            least = self._least(groups[serving], rates, target, kinds, growing) or 0
-            kinds[growing] = replace(kinds[growing], servers=max(least, kinds[growing].servers))
-        added = zip(self._kinds, kinds, strict=True)
-        return {kind.classes: grown.servers - kind.servers for kind, grown in added}
+        added = {crew.classes: 0 for crew in self._crews}
+        for name, need in sorted(self.needs(rates, target).items(), key=lambda item: len(self._serving(item[0]))):
+            if serving := self._serving(name):
+                there = need.servers + sum(added[crew.classes] for crew in serving)
+                growing = min(serving, key=lambda crew: (len(crew.classes), -crew.servers))
+                added[growing.classes] += max(0, (need.needed or 0) - there)
+        return added
 
-    def _waits(self, rates: Mapping[str, float], kinds: Sequence[Kind]) -> dict[str, Wait]:
-        """The model's waits, each made longer or shorter as the run times of its pool vary."""
-        answer = waits(rates, kinds)
-        for part in pools(busy_kinds(rates, kinds)):
-            classes = frozenset[str]().union(*(kind.classes for kind in part)) & answer.keys()
-            factor = self._variation(sum(rates.get(name, 0.0) for name in classes), part)
-            answer |= {name: answer[name].times(factor) for name in classes}
-        return answer
+    def _serving(self, name: str) -> list[Crew]:
+        return [crew for crew in self._crews if name in crew.classes]
 
-    def _variation(self, rate: float, part: Sequence[Kind]) -> float:
-        """The factor of a pool, by how the run times vary around the means of its crews."""
-        near = [crew for crew in self._crews if any(crew.classes == kind.classes for kind in part)]
-        squared = sum(crew.deliveries * crew.squared for crew in near) / sum(crew.deliveries for crew in near)
-        busy = rate / sum(kind.servers / kind.service for kind in part)
-        return variation(squared, min(1.0, busy), sum(kind.servers for kind in part))
+    def _need(self, name: str, rates: Mapping[str, float], target: Target) -> Need:
+        serving = self._serving(name)
+        if not serving:
+            none = (NONE, 0.0) if not rates[name] else (ENDLESS, math.inf)
+            return Need(*none, 0, math.nan, math.nan, None)
+        whole = serving[0]
+        for crew in serving[1:]:
+            whole = whole.joined(crew)
+        arrivals = sum(rates.get(each, 0.0) * self._share(each, whole) for each in whole.classes)
 
+        def wait(servers: int) -> Wait:
+            return expected_wait(arrivals, whole.service, whole.squared, servers)
 
-def _pool_of(kind: Kind, kinds: Sequence[Kind]) -> list[Kind]:
-    """The kinds that share classes with one, directly or by way of others, in their order."""
-    (part,) = (part for part in pools(kinds) if any(other is kind for other in part))
-    return [other for other in kinds if any(other is each for each in part)]
+        def busy(servers: int) -> float:
+            return arrivals * whole.service / servers
+
+        there = whole.servers
+        needed = _least(lambda servers: busy(servers) < 1 and target.met(wait(servers), busy(servers)), there)
+        return Need(wait(there), busy(there), there, whole.service, whole.squared, needed)
+
+    def _share(self, name: str, whole: Crew) -> float:
+        """The part of a class's deliveries that these consumers had."""
+        return whole.seen[name] / sum(crew.seen[name] for crew in self._serving(name))
 
 
 def _least(enough: Callable[[int], bool], first: int) -> int | None:
@@ -213,13 +216,3 @@ def _least(enough: Callable[[int], bool], first: int) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
-
-
-def utilisations(rates: Mapping[str, float], kinds: Sequence[Kind]) -> dict[str, float]:
-    """How busy those are that serve a class, in the tightest group of them: 1 and more cannot be served."""
-    answer = dict[str, float]()
-    for part in pools(busy_kinds(rates, kinds)):
-        for own, rate, ring in circles(rates, part):
-            for name in own:
-                answer[name] = max(answer.get(name, 0.0), rate * ring.service / ring.servers)
-    return answer

@@ -1,16 +1,102 @@
-"""A report as one HTML page that needs nothing besides itself."""
+"""A report for a terminal, as tables that fit its width, and as one HTML page with plots that needs nothing else."""
 
 from __future__ import annotations
 
+import io
+import re
+import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from html import escape
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from airflow_provider_zkmq.spark.answers.plots import svg
-from airflow_provider_zkmq.spark.answers.style import STYLE
-from airflow_provider_zkmq.spark.answers.tables import Column, Row, Section, Table
-from airflow_provider_zkmq.spark.answers.words import printable, spell
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from airflow_provider_zkmq.spark.answers.archive import need
+from airflow_provider_zkmq.spark.answers.tables import Column, Plot, Row, Section, Series, Sort, Table, printable, spell
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# --- for a terminal
+
+#: In terminals that are narrower still, lines break where they must.
+LEAST: Final = 72
+#: Texts are folded, but not below so many columns.
+_FOLDED: Final = 20
+_LEFT: Final[frozenset[Sort]] = frozenset({"text", "name", "trend"})
+_FOLDING: Final[frozenset[Sort]] = frozenset({"text", "name"})
+
+
+def render(title: str, lines: Iterable[str], sections: Sequence[Section], width: int | None = None) -> str:
+    """The report as text of a width; default: the terminal's."""
+    columns = width or shutil.get_terminal_size((100, 24)).columns
+    target = io.StringIO()
+    console = Console(file=target, width=max(LEAST, columns), color_system=None, legacy_windows=False, emoji=False)
+    console.print(_plain(title))
+    for line in lines:
+        console.print(_indented(line))
+    for section in sections:
+        console.print(_text_section(section, max(LEAST, columns)))
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
+
+
+def _text_section(section: Section, width: int) -> RenderableType:
+    tables = [table for table in section.tables if not table.folded]
+    parts: list[RenderableType] = [Text(f"\n{section.title.upper()}"), *map(_indented, section.said)]
+    for table in tables:
+        parts.append(Text(f"\n  {table.caption}:" if table.rows else f"\n  {table.empty}"))
+        if table.rows:
+            parts.append(_grid(table, width))
+    return Group(*parts, *(_indented(f"· {note}") for note in section.notes))
+
+
+def _plain(text: str) -> Text:
+    """Text in which nothing is markup, and nothing controls the terminal."""
+    return Text(printable(text))
+
+
+def _indented(text: str) -> Padding:
+    return Padding(_plain(text), (0, 0, 0, 2))
+
+
+def _grid(table: Table, width: int) -> Grid:
+    shown = _columns(table, width)
+    grid = Grid(box=SIMPLE_HEAD, show_edge=False, pad_edge=True, padding=(0, 1, 0, 0))
+    for column in shown:
+        left = column.sort in _LEFT
+        fold = column.sort in _FOLDING
+        least = min(_least(table, column) - 2, _FOLDED) if fold else None
+        justify: JustifyMethod = "left" if left else "right"
+        grid.add_column(Text(column.title), justify=justify, overflow="fold", no_wrap=not fold, min_width=least)
+    for row in table.rows:
+        grid.add_row(*(Text(spell(column.sort, row[column.name])) for column in shown))
+    return grid
+
+
+def _columns(table: Table, width: int) -> list[Column]:
+    """Those that there is room for; a queue that is the only one need not be named in each row."""
+    one = len({row.get("queue") for row in table.rows}) == 1 and table.name != "queues"
+    shown = [column for column in table.columns if not (one and column.name == "queue")]
+    while sum(_least(table, column) for column in shown) > width and (top := max(column.rank for column in shown)):
+        shown.remove([column for column in shown if column.rank == top][-1])
+    return shown
+
+
+def _least(table: Table, column: Column) -> int:
+    """How many columns of the terminal it takes at the least."""
+    widest = max([len(column.title), *(len(spell(column.sort, row[column.name])) for row in table.rows)])
+    return (min(widest, _FOLDED) if column.sort in _FOLDING else widest) + 2
+
+
+# --- as a page
 
 _NUMBERS: Final = frozenset({"count", "span", "rate", "share", "moment", "real"})
 #: What an on-call person should see at once, by the column's name.
@@ -105,3 +191,178 @@ def _cell(column: Column, row: Row) -> str:
     if column.name == "verdict":
         text = f'<span class="badge {_MARKED.get(value, "")}">{text}</span>'
     return f"<td{_kind(column)}>{text}</td>"
+
+
+# How the page looks, by day and by night, on a phone and on paper.
+STYLE: Final = """
+:root { color-scheme: light dark; --paper: #f6f7f9; --card: #ffffff; --ink: #1d2733; --soft: #5a6775; --line: #d9dee5;
+  --good: #1b7f4b; --warn: #a15c00; --bad: #c02b2b; --good-bg: #e3f4ea; --warn-bg: #fdf0dc; --bad-bg: #fde7e7;
+  --link: #1f5fbf; --stripe: #f4f6f8; --series-0: #9db8dd; --series-1: #2f66b5; --series-2: #7a4fb0;
+  --series-3: #2f66b5; --series-4: #1b8f6a; --series-5: #d0861a; --series-6: #c02b2b; --series-7: #6b7785; }
+@media (prefers-color-scheme: dark) { :root { --paper: #12161c; --card: #1b2129; --ink: #e4e9ef; --soft: #9aa7b5;
+  --line: #333d49; --good: #5fd097; --warn: #f0b45c; --bad: #ff8585; --good-bg: #173527; --warn-bg: #3a2c14;
+  --bad-bg: #431f22; --link: #8ab8ff; --stripe: #202731; --series-0: #3d567c; --series-1: #7fb0f5; --series-2: #bb9af0;
+  --series-3: #7fb0f5; --series-4: #5fd0ac; --series-5: #f0b45c; --series-6: #ff8585; --series-7: #9aa7b5; } }
+* { box-sizing: border-box; }
+html { scroll-behavior: smooth; }
+body { margin: 0 auto; padding: 1.2rem clamp(.8rem, 3vw, 2.5rem) 3rem; max-width: 88rem; background: var(--paper);
+  color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans",
+  "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.55rem; margin: 0 0 .2rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 0 0 .5rem; }
+header p { margin: 0; color: var(--soft); overflow-wrap: anywhere; }
+nav { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; margin: .8rem 0 1rem; }
+a { color: var(--link); text-decoration: none; } a:hover, a:focus { text-decoration: underline; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: 1rem 1.2rem;
+  margin: 0 0 1rem; }
+.said { margin: 0 0 .5rem; max-width: 75rem; overflow-wrap: anywhere; }
+.findings { list-style: none; margin: 0; padding: 0; display: grid; gap: .45rem; }
+.findings li { display: flex; gap: .7rem; align-items: baseline; padding: .4rem .7rem; border-radius: .4rem;
+  border-left-style: solid; border-left-width: .3rem; overflow-wrap: anywhere; }
+.mark { font-weight: 650; min-width: 2.6rem; }
+.good { background: var(--good-bg); border-color: var(--good); } .good .mark, .badge.good { color: var(--good); }
+.warn { background: var(--warn-bg); border-color: var(--warn); } .warn .mark, .badge.warn { color: var(--warn); }
+.bad { background: var(--bad-bg); border-color: var(--bad); } .bad .mark, .badge.bad { color: var(--bad); }
+.note { background: var(--stripe); border-color: var(--soft); } .note .mark { color: var(--soft); }
+.badge { padding: .05rem .5rem; border-radius: 1rem; font-weight: 600; white-space: nowrap; }
+figure { margin: .6rem 0 1rem; } figure svg { display: block; width: 100%; max-width: 60rem; height: auto; }
+figure svg text { font-family: inherit !important; }
+figcaption, caption { color: var(--soft); font-size: .88rem; text-align: left; }
+caption { padding: .2rem 0 .35rem; }
+.scroll { overflow-x: auto; margin: .4rem 0 .8rem; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .28rem .7rem; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
+td { overflow-wrap: anywhere; max-width: 32rem; } td.text { min-width: 6rem; }
+td.trend { white-space: nowrap; max-width: none; }
+td.name { min-width: 17rem; }
+th { color: var(--soft); font-weight: 600; white-space: nowrap; }
+tbody tr:nth-child(even) { background: var(--stripe); }
+.number { text-align: right; white-space: nowrap; }
+details { margin: .3rem 0; } summary { cursor: pointer; color: var(--soft); }
+.notes ul { margin: .4rem 0; padding-left: 1.2rem; color: var(--soft); max-width: 75rem; }
+.empty { color: var(--soft); }
+:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
+@media print { body { background: none; max-width: none; } section { break-inside: avoid; } nav { display: none; } }
+"""
+
+
+# --- plots as SVG: drawn by matplotlib, coloured by the page
+
+_WIDTH: Final = 9.0
+_LABEL: Final = 46
+#: Colours that the page replaces by its own, which differ by day and night.
+_INK, _FAINT, _LIMIT = "#0a0b01", "#0a0b02", "#0a0b03"
+_SERIES: Final = tuple(f"#0a0c0{number}" for number in range(8))
+_VARIABLES: Final = {
+    _INK: "var(--ink)",
+    _FAINT: "var(--line)",
+    _LIMIT: "var(--bad)",
+    **{colour: f"var(--series-{number})" for number, colour in enumerate(_SERIES)},
+}
+_SETTINGS: Final = {
+    "svg.fonttype": "none",  # texts stay texts, which screen readers and searches find
+    "text.parse_math": False,  # a dollar sign in a name is no formula
+    "axes.unicode_minus": False,
+    "font.size": 10,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.major.size"), _FAINT),
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def svg(plot: Plot, number: int) -> str:
+    """The plot as an element of a page; `number`: that of the plot on its page.
+
+    Raises `ConfigError` where matplotlib is not installed.
+    """
+    need("matplotlib")
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    target = io.StringIO()
+    with mpl.rc_context(_SETTINGS | {"svg.hashsalt": f"zkmq-{number}"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # glyphs that the font lacks are the reader's font's business
+        figure = Figure(figsize=(_WIDTH, _height(plot)), layout="constrained")
+        _DRAW[plot.sort](figure, plot)
+        figure.savefig(target, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return _for_a_page(target.getvalue(), plot, number)
+
+
+def _for_a_page(text: str, plot: Plot, number: int) -> str:
+    """Without all that belongs to a file of its own; ids of several plots on one page differ."""
+    body = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    inside = body[body.index(">") + 1 :]
+    box = re.search(r'viewBox="([\d. ]+)"', body)
+    for colour, variable in _VARIABLES.items():
+        inside = inside.replace(colour, variable)
+    inside = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>plot{number}-", inside).replace("xlink:href", "href")
+    head = f'<svg viewBox="{box[1] if box else ""}" role="img" aria-labelledby="plot{number}-alt">'
+    return f'{head}<title id="plot{number}-alt">{escape(printable(plot.alt))}</title>{inside}'
+
+
+def _height(plot: Plot) -> float:
+    if plot.sort == "lines":
+        return 4.6 if any(series.beside for series in plot.series) else 3.0
+    return 0.7 + len(plot.places) * (0.16 + 0.2 * len(plot.series))
+
+
+def _bars(figure: Figure, plot: Plot) -> None:
+    axes = figure.subplots()
+    wide = 0.8 / len(plot.series)
+    finite = [value for series in plot.series for value in series.values if value is not None]
+    for number, series in enumerate(plot.series):
+        places = [place + (number - (len(plot.series) - 1) / 2) * wide for place in range(len(plot.places))]
+        values = [value or 0.0 for value in series.values]
+        axes.barh(places, values, wide * 0.92, color=_SERIES[number if len(plot.series) > 1 else 1], label=series.label)
+        for place, value in zip(places, series.values, strict=True):
+            axes.annotate(spell(plot.unit, value), (value or 0, place), (4, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(plot.places)), [_short(label) for label in plot.places])
+    axes.invert_yaxis()
+    axes.set_xlim(0, max([*finite, (plot.limit or 0) * 0.9]) * 1.15 or 1)
+    _finish(axes, plot, "x", legend=len(plot.series) > 1)
+
+
+def _short(label: object) -> str:
+    text = printable(str(label))
+    return text if len(text) <= _LABEL else text[: _LABEL - 1] + "…"
+
+
+def _lines(figure: Figure, plot: Plot) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+
+    beside = [series for series in plot.series if series.beside]
+    rows = figure.subplots(2 if beside else 1, 1, sharex=True, squeeze=False)[:, 0]
+    places = date2num([datetime.fromtimestamp(place, UTC) for place in plot.places])
+    _curves(rows[0], places, [series for series in plot.series if not series.beside], 1)
+    _finish(rows[0], plot, "y", legend=True)
+    if beside:
+        _curves(rows[1], places, beside, 3)
+        _finish(rows[1], plot, "y", legend=True)
+    locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=8)
+    rows[-1].xaxis.set_major_locator(locator)
+    rows[-1].xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))
+
+
+def _curves(axes: Axes, places: Any, series: list[Series], first: int) -> None:
+    for number, each in enumerate(series):
+        values = [float("nan") if value is None else value for value in each.values]
+        axes.plot(
+            places, values, color=_SERIES[(first + number) % len(_SERIES)], label=_short(each.label), linewidth=1.6
+        )
+    axes.set_ylim(bottom=0)
+
+
+def _finish(axes: Axes, plot: Plot, along: Literal["x", "y"], *, legend: bool) -> None:
+    getattr(axes, f"{along}axis").set_major_formatter(lambda value, _place: spell(plot.unit, value))
+    axes.grid(axis=along, linewidth=0.6)
+    axes.set_axisbelow(True)
+    if plot.limit is not None:
+        axes.axvline(plot.limit, color=_LIMIT, linewidth=1.2, linestyle="--")
+    if legend:
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, borderaxespad=0.2)
+
+
+_DRAW: Final[dict[str, Any]] = {"bars": _bars, "lines": _lines}

@@ -16,15 +16,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
-from airflow_provider_zkmq.spark.answers import advice, consumers, depth, failures, waiting
+from airflow_provider_zkmq.spark.answers import advice, failures, sections
 from airflow_provider_zkmq.spark.answers.archive import known
 from airflow_provider_zkmq.spark.answers.capacity import Target
 from airflow_provider_zkmq.spark.answers.frames import OTHERS, Frames, read
 from airflow_provider_zkmq.spark.answers.load import Load
-from airflow_provider_zkmq.spark.answers.page import page
-from airflow_provider_zkmq.spark.answers.tables import Row, Section
-from airflow_provider_zkmq.spark.answers.text import render
-from airflow_provider_zkmq.spark.answers.words import several
+from airflow_provider_zkmq.spark.answers.page import page, render
+from airflow_provider_zkmq.spark.answers.tables import Row, Section, several
 from airflow_provider_zkmq.spark.session import spark_session
 
 #: More rows than these in a table nobody reads.
@@ -130,23 +128,23 @@ def _iso(when: datetime | None) -> str | None:
 def answer(frames: Frames, *, recent: float, target: Target, top: int) -> tuple[Section, ...]:
     """The sections of a report on a history."""
     frames = frames.with_seconds()
-    queue_rows = waiting.queues(frames, top)
+    queue_rows = sections.queues(frames, top)
     queues = [row["queue"] for row in queue_rows]
     if OTHERS in queues:
         frames = frames.of(queues)
-    frames = frames.with_classes(waiting.classes(frames, top))
-    class_rows = waiting.rows(frames.runs)
+    frames = frames.with_classes(sections.classes(frames, top))
+    class_rows = sections.class_waits(frames.runs)
     load = Load(frames, recent)
     demands, crews = load.demands(), load.crews()
     capacity, added = advice.rows(demands, crews, target), advice.plan(demands, crews, target)
     return (
-        waiting.overview(queue_rows),
+        sections.overview(queue_rows),
         advice.section(capacity, added, target, load.stretches),
-        waiting.waiting(class_rows),
+        sections.waiting(class_rows),
         failures.section(failures.groups(frames, top), failures.worst(frames, min(top, _WORST))),
-        consumers.section(consumers.rows(frames, top)),
-        depth.section(depth.rows(frames, top)),
-        waiting.ends(class_rows),
+        sections.consumer_section(sections.consumers(frames, top)),
+        sections.depth_section(sections.depth_rows(frames, top)),
+        sections.ends(class_rows),
     )
 
 
@@ -183,8 +181,8 @@ def report(
     if seconds <= 0 or not 1 <= top <= MOST_ROWS:
         raise ConfigError(f"recent={recent!r} and top={top!r} must be positive, and top at most {MOST_ROWS}")
     with _plainly(directory):
-        sections = answer(read(spark, directory, named, start, stop), recent=seconds, target=target, top=top)
-    return Report(_largest_first(named, sections), start, stop, datetime.now(UTC), sections)
+        answered = answer(read(spark, directory, named, start, stop), recent=seconds, target=target, top=top)
+    return Report(_largest_first(named, answered), start, stop, datetime.now(UTC), answered)
 
 
 @contextlib.contextmanager

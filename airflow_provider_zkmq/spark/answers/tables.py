@@ -1,10 +1,13 @@
-"""A report's contents as plain data: sections of tables, each column of which says what kind of value it holds."""
+"""A report's contents as plain data: sections of tables, and values as people read them."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TypeAlias
 
 #: ``span``: seconds; ``rate``: a second; ``share``: of 1; ``moment``: seconds since 1970; ``real``: any other number.
 Sort: TypeAlias = Literal["text", "name", "count", "span", "rate", "share", "moment", "real", "trend"]
@@ -85,6 +88,77 @@ def plain(row: Row) -> Row:
     }
 
 
-def rounded(value: float | None, digits: int = 3) -> float | None:
-    """A number as precise as anybody wants to read."""
-    return None if value is None else round(value, digits) if math.isfinite(value) else value
+# --- values as people read them
+
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
+_BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+def span(seconds: float) -> str:
+    """How long, in its two largest units: ``1 h 5 min``, ``12.3 s``, ``85 ms``."""
+    if math.isinf(seconds):
+        return "∞"
+    for (unit, size), (below, smaller) in zip(_UNITS, (*_UNITS[1:], ("s", 1)), strict=True):
+        if seconds >= size:
+            count, rest = divmod(round(seconds / smaller), size // smaller)
+            return f"{count:,} {unit} {rest} {below}" if rest else f"{count:,} {unit}"
+    if seconds >= 1 or not seconds:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1000:.3g} ms" if seconds >= 0.001 else "< 1 ms"
+
+
+def rate(per_second: float) -> str:
+    """So many in the shortest time in which that is one or more."""
+    for unit, size in (("s", 1), ("min", 60), ("h", 3_600)):
+        if per_second * size >= 1:
+            return (
+                f"{per_second * size:,.3g}/{unit}" if per_second * size < 1000 else f"{per_second * size:,.0f}/{unit}"
+            )
+    return f"{per_second * 86_400:.3g}/d"
+
+
+def moment(seconds: float) -> str:
+    """A time in UTC, which need not be said in each cell."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+
+
+def trend(values: list[float | None]) -> str:
+    """A line of small bars."""
+    top = max((value for value in values if value), default=0)
+    return "".join(_BARS[math.ceil((value or 0) / top * 7)] if top else _BARS[0] for value in values)
+
+
+def name(text: str) -> str:
+    """The name of a class; the one without filters has none."""
+    return printable(text) if text else "(no filters)"
+
+
+def printable(text: str) -> str:
+    """Text that disturbs neither a terminal nor a page: what does not print is spelt out."""
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
+def several(count: int, word: str) -> str:
+    """So many of something."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}{'es' if word.endswith('s') else 's'}"
+
+
+_SPELL: Final[Mapping[Sort, Callable[[Any], str]]] = {
+    "text": lambda value: printable(str(value)),
+    "name": name,
+    "count": "{:,.10g}".format,
+    "span": span,
+    "rate": rate,
+    "share": lambda value: (
+        "∞" if math.isinf(value) else f"{value:.0%}" if value >= 0.1 or not value else f"{value:.1%}"
+    ),
+    "moment": moment,
+    "real": lambda value: f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}",
+    "trend": trend,
+}
+
+
+def spell(sort: Sort, value: Any) -> str:
+    """A value of a sort; what is not known is a dash."""
+    unknown = value is None or (isinstance(value, float) and math.isnan(value))
+    return "–" if unknown else _SPELL[sort](value)

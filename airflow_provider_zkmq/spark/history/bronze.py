@@ -23,9 +23,7 @@ from airflow_provider_zkmq.engine import (
     AnyQueue,
     Archive,
     ConfigError,
-    Departed,
     Ended,
-    State,
     Unreadable,
     ZkmqError,
     check_name,
@@ -81,13 +79,8 @@ class _Claim:
                 f"queue {queue.name!r} is archived up to {before.watermark} in {before.directory!r}, "
                 f"but {home} only up to {manifest.watermark}: give that directory, or bring its manifest back"
             )
-        ours = replace(
-            before,
-            watermark=manifest.watermark,
-            directory=str(home.parent),
-            run=os.urandom(8).hex(),
-            at_death=not _is_older(manifest),
-        )
+        run = os.urandom(8).hex()
+        ours = replace(before, watermark=manifest.watermark, directory=str(home.parent), run=run)
         queue.publish_archive(ours)
         pointer = queue.archive()
         if replace(pointer, version=before.version) != ours:
@@ -101,7 +94,7 @@ class _Claim:
 
     def advance(self, watermark: int) -> None:
         """Publish the watermark of a manifest that is published. Raises `ConfigError` if overtaken."""
-        self.queue.publish_archive(replace(self.pointer, watermark=watermark, at_death=True))
+        self.queue.publish_archive(replace(self.pointer, watermark=watermark))
 
 
 def _refuse_foreign(queue: AnyQueue, before: Archive, home: Path, manifest: Manifest) -> None:
@@ -150,7 +143,7 @@ def archive_queue(
         after("begun")
         watermark = source.zxid()
         after("marked")
-        listed = _ended(source, manifest, watermark)
+        listed = source.ended_between(manifest.watermark, watermark)
         mended = _mended(source, manifest.damaged, watermark)
         ended = list({(each.id, each.version): each for each in (*listed, *mended) if not _is_damaged(each)}.values())
         damaged = tuple(each.id for each in listed if _is_damaged(each))
@@ -177,27 +170,6 @@ def _archived(queue: AnyQueue) -> Iterator[AnyQueue]:
     yield queue
 
 
-def _is_older(manifest: Manifest) -> bool:
-    """Whether an older version wrote it: such a one took dead letters when they left, and not at their death."""
-    return manifest.watermark > 0 and not manifest.queue
-
-
-def _ended(queue: AnyQueue, manifest: Manifest, until: int) -> list[Ended]:
-    """What ended since the manifest was written; after an older version's also the dead letters that it left standing.
-
-    They are those that stand, and those that have left since.
-    """
-    if not _is_older(manifest):
-        return queue.ended_between(manifest.watermark, until)
-    standing = set(queue.ids(state="dead"))
-    left = _dead_places(queue, [each.place for each in queue.departed_between(manifest.watermark, until)])
-    return [
-        each
-        for each in queue.ended_between(0, until)
-        if each.version > manifest.watermark or each.place in left or (each.place is None and each.id in standing)
-    ]
-
-
 def _is_damaged(ended: Ended) -> bool:
     return isinstance(ended, Unreadable)
 
@@ -207,12 +179,6 @@ def _mended(queue: AnyQueue, damaged: Sequence[str], until: int) -> list[Ended]:
     readable = {task.id for task in queue.read_many(damaged, parts=[])} if damaged else set()
     ended = queue.ended_between(0, until) if readable else []
     return [each for each in ended if each.id in readable and each.place is None and not _is_damaged(each)]
-
-
-def _dead_places(queue: AnyQueue, places: list[str]) -> set[str]:
-    """Those of the places at which a dead letter is kept."""
-    read = ((place, queue.read_departed([Departed("", 0, place)])) for place in places)
-    return {place for place, tasks in read if any(task.state is State.DEAD for task in tasks)}
 
 
 def _write(home: Path, expected: int, span: tuple[int, int], frame: DataFrame, after: Callable[[str], None]) -> Part:

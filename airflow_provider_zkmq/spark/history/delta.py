@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 
 from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, Manifest, Part, read_manifest
-from airflow_provider_zkmq.spark.history.parts import days_of, folders
+from airflow_provider_zkmq.spark.history.parts import folders
 
 DELTA: Final = "delta"
 _APP: Final = "airflow-provider-zkmq"
@@ -77,7 +77,7 @@ class _Target:
             return {"mode": "overwrite"}
         if self.home.name == SILVER:
             return {"mode": "append", "schema_mode": "merge"}
-        days = sorted({f"'{day}'" for part in parts for day in days_of(self.home, part)})
+        days = sorted({f"'{day}'" for part in parts for day in part.days})
         return {"mode": "overwrite", "predicate": f"day IN ({', '.join(days)})"}
 
     def _write(self, parts: list[Part], wanted: ds.Expression | None, **mode: Any) -> int:

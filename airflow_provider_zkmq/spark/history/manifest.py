@@ -19,8 +19,8 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 
 NAME: Final = "MANIFEST.json"
-#: What this code writes. Version 1 had neither `version` nor `queue`, and is read as it is.
-VERSION: Final = 2
+#: Of what is written here, and of the tables' files.
+VERSION: Final = 1
 #: The folders of tables beside bronze's own parts.
 SILVER: Final = "silver"
 GOLD: Final = "gold"
@@ -30,15 +30,14 @@ GOLD: Final = "gold"
 class Part:
     """Rows that came into a table together: their place below its folder, and the zxids they cover (`first`, `last`].
 
-    The folder's own folder says what the rows are (``runs``, ``hourly``). ``days``: those of its days that are read;
-    None for all, in parts of version 1.
+    The folder's own folder says what the rows are (``runs``, ``hourly``). ``days``: those of its days that are read.
     """
 
     path: str
     rows: int
     first: int
     last: int
-    days: tuple[str, ...] | None = None
+    days: tuple[str, ...]
 
     @property
     def kind(self) -> str:
@@ -47,23 +46,22 @@ class Part:
 
     def encode(self) -> dict[str, object]:
         """Return it as it is spelt in a manifest."""
-        spelt: dict[str, object] = {"path": self.path, "rows": self.rows, "from": self.first, "to": self.last}
-        return spelt if self.days is None else spelt | {"days": list(self.days)}
+        span = {"from": self.first, "to": self.last}
+        return {"path": self.path, "rows": self.rows, **span, "days": list(self.days)}
 
     @classmethod
     def decode(cls, part: dict[str, Any]) -> Part:
         """Read what `encode` wrote. Raises `KeyError`, `TypeError` or `ValueError`."""
-        days = part.get("days")
-        known = None if days is None else tuple(str(day) for day in days)
-        return cls(str(part["path"]), int(part["rows"]), int(part["from"]), int(part["to"]), known)
+        days = tuple(map(str, part["days"]))
+        return cls(str(part["path"]), int(part["rows"]), int(part["from"]), int(part["to"]), days)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The parts that readers may read, and the zxid up to which every ended task is in one of them.
 
-    ``queue``: whose they are; none in version 1. ``born``: the transaction that made that queue; 0 where nobody noted
-    it. ``horizon``: the first day that retention has left, or none. ``seen``: when the latest delivery that silver
+    ``queue``: whose they are. ``born``: the transaction that made that queue; 0 where nothing is archived yet.
+    ``horizon``: the first day that retention has left, or none. ``seen``: when the latest delivery that silver
     holds was claimed. ``damaged``: tasks whose records could not be read so far, which are looked at again by each run.
     ``retired``: folders that were replaced, and when, which somebody may still be reading.
     """
@@ -103,20 +101,20 @@ class Manifest:
 
     @classmethod
     def decode(cls, text: str) -> Manifest:
-        """Read what `encode` wrote, also an older version's. Raises `ConfigError`, or what `Part.decode` does."""
+        """Read what `encode` wrote. Raises `ConfigError` for another version's, or what `Part.decode` does."""
         record = json.loads(text)
-        version = int(record.get("version", 1))
-        if version > VERSION:
-            raise ConfigError(f"written by a newer version ({version}; known up to {VERSION}): upgrade what reads it")
+        version = int(record["version"])
+        if version != VERSION:
+            raise ConfigError(f"it has version {version}, this is version {VERSION}: use the release that wrote it")
         return cls(
             int(record["watermark"]),
             tuple(Part.decode(part) for part in record["runs"]),
-            str(record.get("queue", "")),
-            str(record.get("horizon", "")),
-            int(record.get("seen", 0)),
-            tuple((str(path), int(since)) for path, since in record.get("retired", ())),
-            tuple(map(str, record.get("damaged", ()))),
-            int(record.get("born", 0)),
+            str(record["queue"]),
+            str(record["horizon"]),
+            int(record["seen"]),
+            tuple((str(path), int(since)) for path, since in record["retired"]),
+            tuple(map(str, record["damaged"])),
+            int(record["born"]),
         )
 
 
@@ -128,7 +126,7 @@ def queue_of(home: Path) -> str:
 def read_manifest(home: Path) -> Manifest:
     """Read the manifest of a table's folder; an empty one where nothing was written.
 
-    Raises `CorruptRecord` for what is none, `ConfigError` for that of a newer version or of another queue.
+    Raises `CorruptRecord` for what is none, `ConfigError` for that of another version or queue.
     """
     path, queue = home / NAME, queue_of(home)
     try:
@@ -139,7 +137,7 @@ def read_manifest(home: Path) -> Manifest:
         raise ConfigError(f"{path}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptRecord(f"{path} is not an archive's manifest: {error}") from error
-    if manifest.queue not in {"", queue}:
+    if manifest.queue != queue:
         raise ConfigError(
             f"{home} is the archive of queue {manifest.queue!r}, not of {queue!r}: give another directory"
         )

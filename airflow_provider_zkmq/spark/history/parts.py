@@ -42,7 +42,7 @@ class Staged:
 
     def folders(self) -> list[str]:
         """Its folders of days, where they are until then."""
-        return [str(self.path / f"{_DAY}{day}") for day in days_of(self.home, self.part)]
+        return [str(self.path / f"{_DAY}{day}") for day in self.part.days]
 
     def adopt(self) -> Part:
         """Give it its name. What is not published next is removed by the next run."""
@@ -81,13 +81,6 @@ def _sync_tree(path: Path) -> None:
     sync(path)
 
 
-def days_of(home: Path, part: Part) -> list[str]:
-    """The days of a part that are read, in order."""
-    if part.days is not None:
-        return sorted(part.days)
-    return sorted(path.name.removeprefix(_DAY) for path in (home / part.path).glob(f"{_DAY}*"))
-
-
 def folder_of(part: Part, day: str) -> str:
     """Where a part's rows of a day are, below the table's folder."""
     return f"{part.path}/{_DAY}{day}"
@@ -95,12 +88,12 @@ def folder_of(part: Part, day: str) -> str:
 
 def folders(home: Path, parts: Iterable[Part], since: str = "", until: str = "9999") -> list[str]:
     """The folders with what these parts hold of the days from `since` to `until`, both included."""
-    days = ((part, day) for part in parts for day in days_of(home, part) if since <= day <= until)
+    days = ((part, day) for part in parts for day in part.days if since <= day <= until)
     return [str(home / folder_of(part, day)) for part, day in days]
 
 
 def load(spark: SparkSession, schema: str, paths: list[str], moment: str) -> DataFrame:
-    """These folders' rows with the columns of `schema`, those that older files lack being null, and their ``day``.
+    """These folders' rows with the columns of `schema`, and their ``day``.
 
     The day is that of the column `moment`, in UTC.
     """
@@ -135,10 +128,9 @@ def without(home: Path, manifest: Manifest, gone: Callable[[str], bool]) -> Mani
     """The manifest, which names no days of which `gone` holds; their folders are retired."""
     kept, left = [], []
     for part in manifest.runs:
-        days = days_of(home, part)
-        leave = [folder_of(part, day) for day in days if gone(day)]
+        leave = [folder_of(part, day) for day in part.days if gone(day)]
         rows = part.rows - sum(rows_in(home / folder) for folder in leave)
-        stay = tuple(day for day in days if not gone(day))
+        stay = tuple(day for day in part.days if not gone(day))
         kept += [replace(part, days=stay, rows=rows)] if stay else []
         left += leave
     return retire(replace(manifest, runs=tuple(kept)), left)

@@ -29,9 +29,8 @@ def read_history(
 ) -> DataFrame:
     """Return the archived tasks of `queue` (default: of every queue), each run of one once.
 
-    ``history`` holds the deliveries that ended, also those of earlier runs of the same id; null in rows of an older
-    version, and without the one that succeeded in those of another. A row whose state is ``dead`` is a run that died;
-    what became of it since is another row.
+    ``history`` holds the deliveries that ended, also those of earlier runs of the same id. A row whose state is
+    ``dead`` is a run that died; what became of it since is another row.
     `since` and `until`, both included, leave out whole days (UTC, by the end of the task) without reading them.
     Columns as in `rows.SCHEMA`. Raises `CorruptRecord` for a manifest that is none.
     """

@@ -102,7 +102,7 @@ class Context:
         self.postponed.pauses.clear()
         self.slots.open.clear()
         self.slots.buckets.clear()
-        self.unresolved.calls.clear()
+        self.unresolved.marks.clear()
         self.listings.forget_unused()
         self.sizes.readings.clear()
 

@@ -1,33 +1,26 @@
-"""Enqueues whose callers were not told what became of them. Owner: `core.tasks.repeat`; the last `KEPT_CALLS` calls."""
+"""Enqueues whose callers were not told what became of them, by task id. Owner: `core.tasks.repeat`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
-KEPT_SECONDS: Final = 60.0
-KEPT_CALLS: Final = 64
+KEPT_SECONDS: Final = 3600.0
+#: So many marks are kept beside those of the call that comes last.
+KEPT: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A task that may have been written; ``written``: it was."""
-
-    content: bytes
-    task_id: str
-    stamp: str
-    nonce: str
-    written: bool
-
-
-@dataclass(slots=True)
-class CallLeft:
-    """What is kept of one call; ``batch``: the content of a whole batch."""
+    """A task that may have been written, or a batch; ``written``: it was. ``said``: tells other messages apart."""
 
     at: float
-    marks: list[Mark]
-    batch: bytes | None = None
-    nonce: str = ""
+    said: int
+    nonce: str
+    stamp: str = ""
+    written: bool = False
     restored: int = 0
     """How often the servers had gone back by then."""
 
@@ -36,41 +29,14 @@ class CallLeft:
 class Unresolved:
     """What calls left, the oldest first."""
 
-    calls: list[CallLeft] = field(default_factory=list)
+    marks: dict[str, Mark] = field(default_factory=dict)
 
-    def keep(self, call: CallLeft) -> None:
-        """Remember a call."""
-        self.calls = [*self.calls, call][-KEPT_CALLS:]
+    def keep(self, marks: Mapping[str, Mark]) -> None:
+        """Remember what one call left, and forget the oldest of what others did."""
+        others = {name: mark for name, mark in self.marks.items() if name not in marks}
+        self.marks = {**dict(islice(others.items(), max(0, len(others) - KEPT), None)), **marks}
 
-    def expire(self, now: float) -> None:
-        """Forget what was taken over or is too old."""
-        oldest = now - KEPT_SECONDS
-        self.calls = [call for call in self.calls if call.at >= oldest and (call.marks or call.batch)]
-
-    def outlast(self, now: float) -> None:
-        """No server was there for somebody who may have been asking again: the time of an outage does not count."""
-        for call in self.calls:
-            call.at = now
-
-    def doubt(self, restored: int) -> None:
-        """What was written before the servers went back for the `restored`-th time may be gone."""
-        for call in self.calls:
-            if call.restored < restored:
-                call.marks, call.batch = [replace(mark, written=False) for mark in call.marks], None
-
-    def take(self, content: bytes) -> Mark | None:
-        """A mark of the same content; nobody else gets it."""
-        for call in self.calls:
-            for mark in call.marks:
-                if mark.content == content:
-                    call.marks.remove(mark)
-                    return mark
-        return None
-
-    def take_batch(self, content: bytes) -> str | None:
-        """The nonce of a batch of the same content; nobody else gets it."""
-        for call in self.calls:
-            if call.batch == content:
-                call.batch = None
-                return call.nonce
-        return None
+    def take(self, name: str, said: int, now: float) -> Mark | None:
+        """The mark of this id, for a call that says the same; whatever the call says, nobody gets it after that."""
+        mark = self.marks.pop(name, None)
+        return mark if mark is not None and mark.said == said and now - mark.at <= KEPT_SECONDS else None

@@ -18,14 +18,12 @@ class Conf:
     gc_interval: float
     paused: bool
     archive: int | None = None
-    """Where an archive is configured: the zxid up to which finished and cancelled runs are archived."""
+    """Where an archive is configured: the zxid up to which ended runs are archived."""
     lock: float | None = None
     order: str = "default"
     policy_error: str | None = None
     """Why the policy cannot be read, where this client never could: ``policy`` stands in for it."""
 
-    archived_dead: int = 0
-    """The same of dead ones, which older versions archived only when they left."""
     follow: bool = False
     """Streams follow what ends: runs that leave are kept for them."""
 
@@ -34,11 +32,11 @@ class Conf:
         """Whether anybody may still want a run that leaves what lists it."""
         return self.follow or self.archive is not None
 
-    def wants(self, version: int, *, dead: bool) -> bool:
+    def wants(self, version: int) -> bool:
         """Whether a run that leaves, and ended in that transaction, is to be kept; 0: it ends with this one."""
         if self.follow or self.archive is None:
             return self.follow
-        return version == 0 or version > (self.archived_dead if dead else self.archive)
+        return version == 0 or version > self.archive
 
     def may_deliver(self, attempt: int, own: object) -> bool:
         """Whether it is known that a task that was delivered so often, with a policy of its own or None, may be again.

@@ -57,7 +57,7 @@ def _index(value: object) -> str:
 
 
 def _attempt(record: object) -> Attempt:
-    """One past delivery; what a newer version says of it besides is left out."""
+    """One past delivery; what else is said of it is left out."""
     known = checks.mapping(checks.text, lambda value: value)(record)
     return Attempt(**{name: check(known[name]) for name, check in _ATTEMPT.items() if name in known})
 
@@ -92,7 +92,7 @@ FIELDS: Final[dict[str, checks.Check[Any]]] = {
     "lock": checks.optional(SPAN),
     "rank": checks.optional(checks.zxid),
     "ended_zxid": checks.optional(checks.zxid),
-    **dict.fromkeys(("bound", "requeue", "result"), checks.flag),
+    **dict.fromkeys(("bound", "requeue", "result", "metadata"), checks.flag),
     **dict.fromkeys(("due", "was_due", "claimed", "started", "ended", "dedupe"), _MOMENT),
     **dict.fromkeys(("consumer", "lease", "batch"), _PART),
 }

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.model.records import TaskState, dump, loa
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 _NUMBERS: Final = ("version", "enqueued", "ended")
-_ENTRY: Final = re.compile(r"(\d{15})(?:\+([0-9a-f]{16}))?~", re.ASCII)
+_ENTRY: Final = re.compile(r"(\d{15})\+([0-9a-f]{16})~", re.ASCII)
 
 
 class Ended(NamedTuple):
@@ -49,23 +49,23 @@ class Letter:
     result: bytes | None = None
 
     def encode(self) -> bytes:
-        """The stored bytes; those of one without a result are as they always were."""
+        """The stored bytes; ``size``: of the data, where a result follows them."""
         head: dict[str, Any] = {name: getattr(self, name) for name in ("task_id", *_NUMBERS, "metadata")}
         head["state"] = self.state.encode().decode()
         if self.result is None:
-            return dump({"v": 1, **head}) + b"\n" + self.data
-        return dump({"v": 2, **head, "size": len(self.data)}) + b"\n" + self.data + self.result
+            return dump(head) + b"\n" + self.data
+        return dump({**head, "size": len(self.data)}) + b"\n" + self.data + self.result
 
     @classmethod
     def decode(cls, path: str, raw: bytes) -> Letter:
         """Read what `encode` wrote. Raises `CorruptRecord`."""
         head, _, body = raw.partition(b"\n")
         record = load(path, head)
-        size = record.get("size") if record.get("v") == 2 else len(body)
+        size = record.get("size", len(body))
         numbers = [*(record.get(name) for name in _NUMBERS), size]
         texts = [record.get(name) for name in ("state", "metadata")]
         whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-        if record.get("v") not in {1, 2} or not whole or not all(isinstance(text, str) for text in texts):
+        if not whole or not all(isinstance(text, str) for text in texts):
             msg = f"{path} does not hold a run of ours"
             raise CorruptRecord(msg)
         try:
@@ -75,7 +75,7 @@ class Letter:
             raise CorruptRecord(msg) from error
         state = TaskState.decode(path, record["state"].encode("utf-8", "surrogatepass"))
         times = (record["version"], record["enqueued"], record["ended"])
-        result = body[size:] if record["v"] == 2 else None
+        result = body[size:] if "size" in record else None
         return cls(task_id, *times, state, record["metadata"], body[:size], result)
 
 
@@ -86,11 +86,11 @@ def letter_path(when_ms: int, task_id: str, version: int) -> str:
 
 
 class LetterName(NamedTuple):
-    """What the name of a letter tells: the task, when it left, and the version; None in a name of an older kind."""
+    """What the name of a letter tells: the task, when it left, and the version."""
 
     task_id: str
     when: int
-    version: int | None
+    version: int
 
 
 def parse_letter(entry: str) -> LetterName | None:
@@ -98,4 +98,4 @@ def parse_letter(entry: str) -> LetterName | None:
     named, task_id = _ENTRY.match(entry), entry_task(entry)
     if named is None or task_id is None:
         return None
-    return LetterName(task_id, int(named[1]), None if named[2] is None else int(named[2], 16))
+    return LetterName(task_id, int(named[1]), int(named[2], 16))

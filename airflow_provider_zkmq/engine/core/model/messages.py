@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds
@@ -52,6 +53,29 @@ class Message:
             msg = f"a message has a delay ({self.delay}) or not_before ({self.not_before}), not both"
             raise ConfigError(msg)
         return delay, moment
+
+
+def idempotency_series(queue: str, key: object) -> str:
+    """What the ids of the tasks that are enqueued with this ``idempotency_key`` begin with. Raises `ConfigError`.
+
+    A dot and the message's position, from 0, in six digits follow. Another queue's ids differ.
+    """
+    if not isinstance(key, str) or not key:
+        msg = f"idempotency_key {key!r} is not allowed: a text that is not empty"
+        raise ConfigError(msg)
+    return hashlib.blake2b(json.dumps([queue, key]).encode(), digest_size=16).hexdigest()
+
+
+def keyed(queue: str, key: object, messages: Sequence[Message]) -> list[Message]:
+    """The messages, each with the id that the key and its position give it. Raises `ConfigError`."""
+    series = idempotency_series(queue, key)
+    if any(isinstance(each, Message) and each.task_id is not None for each in messages):
+        msg = f"idempotency_key {key!r} names the tasks itself: give it, or messages with a task_id of their own"
+        raise ConfigError(msg)
+    return [
+        replace(each, task_id=f"{series}.{position:06d}") if isinstance(each, Message) else each
+        for position, each in enumerate(messages)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Every znode name, built and parsed here and nowhere else.
 
-The tree under ``/<root>/<queue>``::
+The root's own data are the `LAYOUT` of what stands below it. The tree under ``/<root>/<queue>``, which is there as
+long as its ``conf`` is::
 
-    conf/{task_gc_lifetime,task_gc_interval,filters,policy,lock,order,layout}
+    conf/{task_gc_lifetime,task_gc_interval,filters,policy,lock,order}
     queue/<lane>/<segment>/<entry>      pending tasks; at most a few hundred entries a segment
     scheduled/<bucket>/<entry>          tasks not to be handled before a time
     tasks/<task>/{data,metadata,state,filters/<name>,claim,result,requeue}
@@ -21,7 +22,7 @@ The tree under ``/<root>/<queue>``::
     lock                                ephemeral: maintenance is running
     paused                              present while the queue is paused
     archive                             how far the archive has come
-    deleting                            present while the queue is deleted, in place of ``conf/layout``
+    deleting                            present while the queue is deleted, in place of ``conf``
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._:+@=-]{1,128}\Z")
 #: An entry is ``<stamp>~<task>``; no name may hold the separator.
 SEPARATOR: Final = "~"
 
+#: The version of the tree that this code reads and writes.
 LAYOUT: Final = 1
 
 
@@ -62,6 +64,23 @@ def check_root(root: object) -> str:
         msg = f"root {root!r} is not allowed: below /zookeeper stands what ZooKeeper keeps for itself, such as quotas"
         raise ConfigError(msg)
     return "".join("/" + check_name("root", part) for part in parts)
+
+
+def check_layout(root: str, data: bytes) -> None:
+    """Raise `ConfigError` unless the data of a root say that it has our layout."""
+    if data == str(LAYOUT).encode():
+        return
+    if data.isdigit() and len(data) < 5:
+        msg = (
+            f"what stands under {root} has layout {data.decode()}, and this version knows layout {LAYOUT}: install the "
+            "version of airflow-provider-zkmq that wrote it, or choose another root"
+        )
+    else:
+        msg = (
+            f"{root} holds {data[:20]!r}, which is no version of a layout: choose another root; or, if its queues were "
+            f"written by this version, set it to {LAYOUT}"
+        )
+    raise ConfigError(msg)
 
 
 def entry_name(stamp: str, task_id: str) -> str:

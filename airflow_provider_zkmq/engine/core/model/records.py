@@ -61,7 +61,7 @@ class TaskState:
     ``rank``: the transaction that first listed it, in a queue of strict order. ``batch``: the batch it counts for.
     ``ended_zxid``: the transaction in which its run ended, where the record was written once more since then.
     ``started``: when the handler of a finished run began; ``ended`` is when it ended, then, and else when that was
-    written.
+    written. ``metadata``: the znode of that name stands; that of the filters does where there are any.
     """
 
     state: State
@@ -90,6 +90,7 @@ class TaskState:
     ended_zxid: int | None = None
     started: int | None = None
     was_due: int | None = None
+    metadata: bool = False
 
     @property
     def entry(self) -> str:
@@ -108,14 +109,13 @@ class TaskState:
             for name, default, value in zip(_NAMES, _BLANKS, _VALUES(self), strict=True)
             if value is not default and value != default and (value or value in _SAYING)
         )
-        return stored(f'{{"v":1{fields}}}')
+        return stored(f"{{{fields[1:]}}}")
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> TaskState:
         """Read a state record. Raises `CorruptRecord`."""
         record = load(path, data)
         try:  # as `corrupt_unless_read`, which takes longer than this
-            _refuse_newer(record)
             known = {name: FIELDS[name](value) for name, value in record.items() if name in FIELDS}
             return _consistent(cls(**known))
         except UNREADABLE as error:
@@ -143,7 +143,7 @@ _SAYING: Final = (0, "")
 _SPELL: Final[dict[str, Callable[[Any], str]]] = {
     "history": lambda history: spell([slim(each) for each in history]),
     "settled": lambda nonces: f"[{','.join(map(spell, nonces))}]",
-    **dict.fromkeys(("bound", "requeue", "result"), lambda flag: "true" if flag else "false"),
+    **dict.fromkeys(("bound", "requeue", "result", "metadata"), lambda flag: "true" if flag else "false"),
 }
 #: What those that may be missing are then.
 _OPTIONAL: Final = {"filters": {}} | {name: value for name, value in _DEFAULTS.items() if value is not MISSING}
@@ -169,7 +169,6 @@ def load_fields(path: str, data: bytes, names: Sequence[str]) -> dict[str, Any]:
     """Some fields of a state record; the others are not looked at, whatever they hold. Raises `CorruptRecord`."""
     record = load(path, data)
     try:  # as `corrupt_unless_read`, which takes longer than this
-        _refuse_newer(record)
         return {name: FIELDS[name](record[name]) if name in record else _OPTIONAL[name] for name in names}
     except UNREADABLE as error:
         raise _unread(path, error) from error
@@ -177,12 +176,6 @@ def load_fields(path: str, data: bytes, names: Sequence[str]) -> dict[str, Any]:
 
 def _unread(path: str, error: Exception) -> CorruptRecord:
     return CorruptRecord(f"{path} does not hold a task's state: {error}")
-
-
-def _refuse_newer(record: Mapping[str, Any]) -> None:
-    if record.get("v") != 1:
-        msg = f"version {record.get('v')!r}: written by a newer one"
-        raise ValueError(msg)
 
 
 _CLAIM: Final[dict[str, checks.Check[Any]]] = {

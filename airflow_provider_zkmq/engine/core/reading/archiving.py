@@ -17,7 +17,6 @@ class Archive:
 
     ``watermark``: up to this zxid clean-up may delete what has ended. ``directory``, ``run``: where the archive is, and
     a mark of whoever wrote this. ``version``: how often it was written; None where there is no archive yet.
-    ``at_death``: dead letters are archived when they die; by older versions only when they left the queue.
     ``born``: the transaction that made the queue, by which it is told from another one of its name; it is not written.
     """
 
@@ -25,7 +24,6 @@ class Archive:
     directory: str | None = None
     run: str | None = None
     version: int | None = None
-    at_death: bool = False
     born: int = 0
 
 
@@ -49,6 +47,5 @@ def archive(context: Context) -> Procedure[Archive]:
         record.get("directory"),
         record.get("run"),
         version,
-        record.get("at_death", False),
         0 if stat is None else stat.czxid,
     )

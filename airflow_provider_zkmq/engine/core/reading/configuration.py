@@ -9,39 +9,25 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.durations import SHORTEST_INTERVAL, seconds, spell_seconds
-from airflow_provider_zkmq.engine.core.model.paths import LAYOUT
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, load
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading.existence import queue_missing
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, unless_corrupt
 from airflow_provider_zkmq.engine.core.reading.once import once
-from airflow_provider_zkmq.engine.core.reading.parts import reread, watched_parts
+from airflow_provider_zkmq.engine.core.reading.parts import THERE, reread, watched_parts
 from airflow_provider_zkmq.engine.core.reading.readable import declarations, retry_policy
 from airflow_provider_zkmq.engine.core.reading.skeleton import create_skeleton
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, ZkmqError
+from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError
 
 DEFAULT_GC_LIFETIME: Final = 86_400.0
 DEFAULT_GC_INTERVAL: Final = 300.0
 ORDERS: Final = ("default", "fifo")
 
 
-def check_layout(path: str, data: bytes) -> None:
-    """Raise `ConfigError` for a queue of another version's layout, `CorruptRecord` for what is no version's."""
-    if data == str(LAYOUT).encode():
-        return
-    layout = data[:20]
-    if not (data.isdigit() and len(data) < 5):
-        msg = f"{path} holds {layout!r}, which is no version of a layout: nobody can tell how to go on with this queue"
-        raise CorruptRecord(msg)
-    msg = f"{path} is {layout!r}: this version reads layout {LAYOUT}; upgrade airflow-provider-zkmq on this machine"
-    raise ConfigError(msg)
-
-
 def defaults() -> dict[str, bytes]:
     """What a new queue is configured with."""
     return {
-        "layout": str(LAYOUT).encode(),
         "filters": b"{}",
         "policy": RetryPolicy().encode(),
         "task_gc_lifetime": spell_seconds(DEFAULT_GC_LIFETIME),
@@ -67,8 +53,7 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
     """The queue's configuration, from memory while nothing changed.
 
     `create`: make the queue with default values where it does not exist. Raises `QueueNotFound` where it does not
-    exist, `ConfigError` where it was written by a newer layout, and `CorruptRecord` for filters or a policy that cannot
-    be read.
+    exist, and `CorruptRecord` for filters or a policy that cannot be read.
     """
     known = fresh_conf(context)
     if known is not None:
@@ -83,27 +68,27 @@ def _read_conf(context: Context, *, create: bool) -> Procedure[Conf]:
         for part in parts.values():
             part.watch = None
     yield from reread(context, parts)
-    if parts["layout"].value is None and not create:
+    if parts[THERE].value is None and not create:
         yield Sync(context.root)  # the server that we read from may lag behind
         yield from reread(context, parts)
-    if parts["layout"].value is None and create:
+    if parts[THERE].value is None and create:
         yield from create_skeleton(context, defaults())
         yield from reread(context, parts)
     context.configuration.conf = None  # what is refused below must not be followed by what stood before
-    if parts["layout"].value is None:
+    if parts[THERE].value is None:
         raise (yield from _not_there(context))
     context.configuration.conf = _parse(context, {name: part.value for name, part in parts.items()})
     return context.configuration.conf
 
 
 def _not_there(context: Context) -> Procedure[ZkmqError]:
-    """The error for a queue without a layout: it is damaged, or is not there, or being deleted."""
-    parts = (context.paths.conf("layout"), context.paths.at("tasks"), context.paths.at("deleting"))
-    layout, tasks, deleting = yield from read_nodes(parts)  # at one moment: it may have been created since
-    if tasks is not None and layout is None and deleting is None:
+    """The error for a queue without configuration: it is damaged, or is not there, or being deleted."""
+    parts = (context.paths.at(THERE), context.paths.at("tasks"), context.paths.at("deleting"))
+    there, tasks, deleting = yield from read_nodes(parts)  # at one moment: it may have been created since
+    if tasks is not None and there is None and deleting is None:
         return CorruptRecord(
             f"{parts[0]} is missing, although queue {context.queue!r} is there: "
-            f"put it back, holding {LAYOUT}, or delete the queue by force"
+            "create it anew, empty, and configure the queue, or delete the queue by force"
         )
     return (yield from queue_missing(context))
 
@@ -117,9 +102,6 @@ def known_conf(context: Context) -> Procedure[Conf]:
 
 
 def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
-    record = _archived(context, nodes["archive"])
-    watermark: int | None = None if nodes["archive"] is None else record.get("watermark", 0)
-    check_layout(context.paths.conf("layout"), _data(nodes["layout"]))
     policy, policy_error = retry_policy(context, nodes["policy"])
     return Conf(
         types=declarations(context, nodes["filters"]),
@@ -130,8 +112,7 @@ def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
         paused=nodes["paused"] is not None,
         lock=_number(context, nodes, "lock", 0.0) or None,
         order=_known_order(context, _data(nodes["order"])),
-        archive=watermark,
-        archived_dead=(watermark or 0) if record.get("at_death") else 0,
+        archive=None if nodes["archive"] is None else _archived(context, nodes["archive"]).get("watermark", 0),
         follow=nodes["followed"] is not None,
     )
 
@@ -158,18 +139,16 @@ def _known_order(context: Context, data: bytes) -> str:
     return order
 
 
-def _archived(context: Context, node: Node | None) -> dict[str, Any]:
+def _archived(context: Context, node: Node) -> dict[str, Any]:
     """How far the queue is archived; an unreadable mark allows nothing to be collected."""
     path = context.paths.at("archive")
-    read = partial(load_archive, path, _data(node))
-    return {} if node is None else unless_corrupt(context, path, read, "nothing is collected") or {}
+    return unless_corrupt(context, path, partial(load_archive, path, node.data), "nothing is collected") or {}
 
 
 _ARCHIVE: Final[dict[str, checks.Check[Any]]] = {
     "watermark": checks.zxid,
     "directory": checks.optional(checks.shown),
     "run": checks.optional(checks.text),
-    "at_death": checks.flag,
 }
 
 

@@ -9,6 +9,7 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
+from airflow_provider_zkmq.engine.core.reading.parts import THERE
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
 from airflow_provider_zkmq.engine.errors import CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
 
@@ -27,7 +28,7 @@ def exists(
 
     `stopping` ends the wait early; it is asked whenever the queue is woken.
     """
-    deadline, path = (yield from Deadline.after(context, timeout)), context.paths.conf("layout")
+    deadline, path = (yield from Deadline.after(context, timeout)), context.paths.at(THERE)
     if (yield Exists(path)) is not None:
         return True
     yield Sync(context.root)  # the server that we read from may lag behind

@@ -12,22 +12,13 @@ from airflow_provider_zkmq.engine.core.model.letters import Ended, Letter, Lette
 from airflow_provider_zkmq.engine.core.model.records import TaskState, clip
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
-from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.inspect import Task, task_of_letter
-from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, chunked, list_children, read_nodes, read_stats
+from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, list_children, read_nodes, read_stats
 from airflow_provider_zkmq.engine.core.reading.trees import WHOLE_AT_ONCE
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 #: So many znodes without much in them are read in one request: buckets, entries.
 BARE_AT_ONCE: Final = 8 * AT_ONCE
-
-
-class Departed(NamedTuple):
-    """A run that has left: its task's id, the transaction in which it left, where it is kept."""
-
-    id: str
-    zxid: int
-    place: str
 
 
 class Kept(NamedTuple):
@@ -64,40 +55,16 @@ def versions_of(context: Context, letters: Sequence[Kept]) -> Procedure[list[End
     own = [place for place, version in versions.items() if version == 0]
     for place, stat in zip(own, (yield from read_stats([_path(context, place) for place in own])), strict=True):
         versions[place] = 0 if stat is None else stat.czxid
-    older = [place for place, version in versions.items() if version is None]
-    for chunk in chunked(older, WHOLE_AT_ONCE):
-        for place, node in zip(chunk, (yield from read_nodes([_path(context, each) for each in chunk])), strict=True):
-            versions[place] = 0 if node is None else _letter(context, _path(context, place), node).version
-    ended = [Ended(each.name.task_id, versions[each.place] or 0, each.place) for each in letters]
+    ended = [Ended(each.name.task_id, versions[each.place], each.place) for each in letters]
     return [each for each in ended if each.version]
 
 
-def departed_between(context: Context, after: int, until: int) -> Procedure[list[Departed]]:
-    """The runs that left an archived or followed queue after zxid `after`, up to and with `until`: dead letters, say.
-
-    By a redrive, a drop, a clear or the next run of the same id. Complete where `until` came from `zxid` of the same
-    client. Whoever wants each run that ended, once, asks `ended_between` instead.
-    """
-    yield from read_conf(context)
-    letters = yield from list_letters(context, after)
-    stats = yield from read_stats([_path(context, each.place) for each in letters])
-    left = [(each, stat.czxid) for each, stat in zip(letters, stats, strict=True) if stat is not None]
-    return [Departed(each.name.task_id, zxid, each.place) for each, zxid in left if after < zxid <= until]
-
-
-def read_departed(context: Context, departed: Sequence[Departed]) -> Procedure[list[Task]]:
-    """Runs that have left, as the tasks that they were; those that are gone are left out.
+def read_letters(context: Context, places: Sequence[str]) -> Procedure[list[Task | None]]:
+    """The runs that are kept at these places, None for what is gone.
 
     What is corrupt is reported, and told with its bytes as data and the reason as error: there is no other place from
-    which it could be mended. Raises `QueueNotFound`.
+    which it could be mended.
     """
-    yield from read_conf(context)
-    tasks = yield from read_letters(context, [each.place for each in departed])
-    return [task for task in tasks if task is not None]
-
-
-def read_letters(context: Context, places: Sequence[str]) -> Procedure[list[Task | None]]:
-    """The runs that are kept at these places, None for what is gone."""
     paths = [_path(context, place) for place in places]
     nodes = yield from read_nodes(paths, WHOLE_AT_ONCE)
     return [None if node is None else _task(context, path, node) for path, node in zip(paths, nodes, strict=True)]
@@ -128,5 +95,5 @@ def _told_of(context: Context, path: str, node: Node, error: CorruptRecord) -> L
     context.report(path, str(error))
     name, came = parse_letter(path.rpartition("/")[2]), node.stat.ctime
     state = TaskState(State.DEAD, "", "", error=clip(str(error)))
-    version = (name.version if name else None) or node.stat.czxid
+    version = (name.version if name else 0) or node.stat.czxid
     return Letter(name.task_id if name else "", version, came, came, state, "{}", node.data)

@@ -20,9 +20,6 @@ from airflow_provider_zkmq.engine.errors import CorruptRecord
 #: So many znodes are read in one request. A record seldom has a kilobyte and never more than twenty or so, so that a
 #: reply stays bearable. Payloads do not: whoever reads them asks for so few that each may hold a megabyte (`trees`).
 AT_ONCE: Final = 160
-#: The znodes of a task that are only written where they hold something. Older versions wrote both for every task, so
-#: that each may stand or not, whatever the record tells; whoever deletes or rewrites a tree looks first.
-OPTIONAL: Final = ("metadata", "filters")
 T = TypeVar("T")
 
 
@@ -41,8 +38,6 @@ class Record:
     task_id: str
     stat: Stat
     state: TaskState
-    beside: frozenset[str] = frozenset()
-    """Which of `OPTIONAL` stand beside it, where that was asked for (`read_whole`)."""
 
 
 def chunked(items: Sequence[T], size: int = AT_ONCE) -> Iterator[Sequence[T]]:
@@ -81,40 +76,13 @@ def read_records(context: Context, task_ids: Sequence[str], consequence: str = "
     return [record_of(context, each, node, consequence) for each, node in zip(task_ids, nodes, strict=True)]
 
 
-def read_whole(context: Context, task_ids: Sequence[str], consequence: str = "") -> Procedure[list[Record | Unread]]:
-    """The records as by `read_records`, and which of `OPTIONAL` stand beside each.
-
-    The record is read first, and whoever changes what is beside it writes the record, too: a transaction under the
-    record's version finds what was read.
-    """
-    parts = ("state", *OPTIONAL)
-    paths = [context.paths.task(each, part) for each in task_ids for part in parts]
-    trees = chunked((yield from read_nodes(paths, in_flight=len(parts))), len(parts))
-    return [
-        record_of(context, each, tree[0], consequence, standing(tree[1:]))
-        for each, tree in zip(task_ids, trees, strict=True)
-    ]
-
-
-def read_beside(context: Context, task_id: str) -> Procedure[frozenset[str]]:
-    """Which of `OPTIONAL` a task has; to be asked after its record was read, as by `read_whole`."""
-    return standing((yield from read_nodes([context.paths.task(task_id, part) for part in OPTIONAL])))
-
-
-def standing(nodes: Sequence[Node | None]) -> frozenset[str]:
-    """Which of `OPTIONAL` these znodes say to be there."""
-    return frozenset(part for part, node in zip(OPTIONAL, nodes, strict=True) if node is not None)
-
-
-def record_of(
-    context: Context, task_id: str, node: Node | None, consequence: str = "", beside: frozenset[str] = frozenset()
-) -> Record | Unread:
+def record_of(context: Context, task_id: str, node: Node | None, consequence: str = "") -> Record | Unread:
     """The record that a task's ``state`` holds, as it was read; a corrupt one is reported, with `consequence`."""
     if node is None:
         return Unread.MISSING
     path = context.paths.task(task_id, "state")
     state = unless_corrupt(context, path, partial(TaskState.decode, path, node.data), consequence)
-    return Unread.CORRUPT if state is None else Record(task_id, node.stat, state, beside)
+    return Unread.CORRUPT if state is None else Record(task_id, node.stat, state)
 
 
 def unless_corrupt(context: Context, path: str, read: Callable[[], T], consequence: str = "") -> T | None:

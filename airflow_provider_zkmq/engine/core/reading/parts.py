@@ -12,8 +12,10 @@ from airflow_provider_zkmq.engine.core.memory.listings import Reading
 from airflow_provider_zkmq.engine.core.model.paths import Paths
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Procedure, Watch
 
-_NAMES: Final = ("layout", "filters", "policy", "task_gc_lifetime", "task_gc_interval", "lock", "order")
+_NAMES: Final = ("filters", "policy", "task_gc_lifetime", "task_gc_interval", "lock", "order")
 _MARKS: Final = ("paused", "archive", "followed")
+#: Of a queue: it is there as long as this is.
+THERE: Final = "conf"
 #: Of these it matters only whether they are there.
 _BARE: Final = frozenset({"paused", "followed"})
 
@@ -48,7 +50,7 @@ def watched_parts(context: Context) -> dict[str, Reading]:
 @lru_cache(maxsize=256)
 def _part_paths(paths: Paths) -> Mapping[str, str]:
     """Where each part stands: every call of a queue's asks for all of them."""
-    return {name: paths.at(name) if name in _MARKS else paths.conf(name) for name in (*_NAMES, *_MARKS)}
+    return {name: paths.at(name) for name in (THERE, *_MARKS)} | {name: paths.conf(name) for name in _NAMES}
 
 
 def reread(context: Context, parts: dict[str, Reading]) -> Procedure[None]:
@@ -57,7 +59,7 @@ def reread(context: Context, parts: dict[str, Reading]) -> Procedure[None]:
     stale = [name for name, part in parts.items() if not part.fresh]
     yield from _read(context, parts, stale, _MARKS)
     missing = [name for name in stale if parts[name].value is None and name not in _MARKS]
-    if missing and parts["layout"].value is not None:
+    if missing and parts[THERE].value is not None:
         yield from _read(context, parts, missing, missing)
 
 

@@ -39,8 +39,7 @@ class QueueConf:
 def conf(context: Context) -> Procedure[QueueConf]:
     """The queue's configuration, from this client's memory while nothing has changed.
 
-    Raises `ConfigError` where the queue does not exist or was written by a newer version, and `CorruptRecord` for
-    filters or a policy that cannot be read.
+    Raises `QueueNotFound`, and `CorruptRecord` for filters or a policy that cannot be read.
     """
     known = yield from read_conf(context)
     if known.policy_error is not None:

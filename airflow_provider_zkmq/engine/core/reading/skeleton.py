@@ -10,17 +10,18 @@ from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Multi, Ops, Outcome
+from airflow_provider_zkmq.engine.core.reading.parts import THERE
 
 
 def restored(context: Context, path: str) -> Procedure[bool]:
     """Whether something failed at `path` since a permanent znode of the queue was missing, which is there again now.
 
-    Only of a queue that has its layout: what was deleted as a whole, or is being so, is not to come back in parts.
+    Only of a queue that has its ``conf``: what was deleted as a whole, or is being so, is not to come back in parts.
     """
-    permanent, layout = set(context.paths.skeleton()[2:]), Check(context.paths.conf("layout"))
+    permanent, there = set(context.paths.skeleton()[2:]), Check(context.paths.at(THERE))
     made = False
     for each in (path.rpartition("/")[0], path):
-        outcome: Outcome | None = (yield Multi((layout, Create(each)))) if each in permanent else None
+        outcome: Outcome | None = (yield Multi((there, Create(each)))) if each in permanent else None
         if outcome is not None and outcome.committed:
             context.tell(each, "it was missing; made anew")
             made = True

@@ -100,7 +100,7 @@ def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Pr
 
 def _opening(base: str, then: Tree | None, nonce: str) -> Multi:
     """The transaction that creates a batch, whose members are about to be written."""
-    record = dump({"v": 1, "nonce": nonce, "then": None if then is None else then.task_id})
+    record = dump({"nonce": nonce, "then": None if then is None else then.task_id})
     ops: list[WriteOp] = [Create(base, record), *(Create(f"{base}/{part}") for part in ("open", "failed"))]
     ops.append(Create(f"{base}/open/{WRITING}"))
     if then is not None:

@@ -12,18 +12,12 @@ from airflow_provider_zkmq.engine.core.model.numbers import whole_number
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.model.shown import shown
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Ops
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
-from airflow_provider_zkmq.engine.core.reading.configuration import (
-    ORDERS,
-    check_layout,
-    defaults,
-    read_conf,
-)
+from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS, defaults, read_conf
 from airflow_provider_zkmq.engine.core.reading.existence import queue_missing, refuse_missing
-from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.core.reading.skeleton import MARKS, create_skeleton
 from airflow_provider_zkmq.engine.errors import ConfigError
 
@@ -50,7 +44,8 @@ def configure(
     that clean-up keeps what no archive holds, also before the first run of one; ``False``: it is not any more, and
     clean-up waits for none. ``follow=True``: streams follow what ends here, so that runs which leave before their time
     (redriven, dropped, run anew) are kept for them for as long as ended tasks are.
-    Raises `ConfigError` for values that are refused; then nothing is written.
+    Raises `ConfigError` for values that are refused, `QueueNotFound` while the queue is being deleted; then nothing is
+    written.
     """
     values: dict[str, bytes] = {}
     if filters is not None:
@@ -67,24 +62,11 @@ def configure(
         values["order"] = _order(order).encode()
     marks = {"archive": _yes_or_no("archive", archive), "followed": _yes_or_no("follow", follow)}
     created = yield from create_skeleton(context, defaults() | values, [name for name, yes in marks.items() if yes])
-    if not created:
-        yield from _refuse_another_layout(context)
+    if not created and (yield Exists(context.paths.at("deleting"))) is not None:
+        raise (yield from queue_missing(context))
     asked = {name: yes for name, yes in marks.items() if yes is not None}
     if not created and (values or asked):
         yield from _set(context, values, asked)
-
-
-def _refuse_another_layout(context: Context) -> Procedure[None]:
-    """Raise before anything is written into what is no queue of ours to configure.
-
-    `ConfigError` for another version's layout, `QueueNotFound` for a queue whose deletion has begun.
-    """
-    path, deleting = context.paths.conf("layout"), context.paths.at("deleting")
-    layout, marker = yield from read_nodes((path, deleting))
-    if layout is not None:
-        check_layout(path, layout.data)
-    elif marker is not None:
-        raise (yield from queue_missing(context))
 
 
 def _yes_or_no(name: str, value: object) -> bool | None:
@@ -183,5 +165,4 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
         raise ConfigError(msg)
     yield from refuse_missing(context)
     record = {"watermark": watermark, "directory": reached.directory, "run": reached.run}
-    record |= {"at_death": True} if reached.at_death else {}
     yield from set_archive(context, dump(record), reached.version)

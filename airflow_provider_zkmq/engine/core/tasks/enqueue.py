@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.tasks.batches import Opened, open_batch, 
 from airflow_provider_zkmq.engine.core.tasks.bulk import write_trees
 from airflow_provider_zkmq.engine.core.tasks.repeat import Call, begin, check_written, told
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare
-from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, Unavailable
+from airflow_provider_zkmq.engine.errors import ConfigError, Unavailable
 
 
 def enqueue(context: Context, message: Message) -> Procedure[str]:
@@ -31,11 +31,9 @@ def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[lis
     Every message is validated before the first is written. Each task is all or nothing; the call as a whole is
     not: `DuplicateTask` tells which ids were refused and which tasks were written.
 
-    `OutcomeUnknown`: the connection was lost, and its `task_ids` were written or not. The same call made again by the
-    same client within a minute, also after one that was broken off, writes the same tasks, each once; an outage that
-    keeps calls from being made does not count. That is safe,
-    since it keeps their ids and stamps: what was written is found, and what comes late is refused. Who never calls
-    again has what `OutcomeUnknown` says.
+    `OutcomeUnknown`: the connection was lost, and the messages were written or not, under the ids in its `task_ids`, in
+    their order. The same messages with these ids, enqueued again by the same client, are the same tasks, each written
+    once: what was written is found by its stamp, and what comes late is refused. See `core.tasks.repeat`.
     """
     trees = yield from prepare_many(context, messages)
     call = begin(context, trees)
@@ -107,12 +105,7 @@ def _member(batch: str, number: int, message: Message) -> Message:
 
 def prepare_many(context: Context, messages: Sequence[Message], batch: str | None = None) -> Procedure[list[Tree]]:
     """Validate every message. Raises `ConfigError`, `TaskTooLarge`; nothing is written."""
-    context.unresolved.expire(context.run.monotonic())
-    try:
-        conf = yield from read_conf(context, create=True)
-    except TransportError:
-        context.unresolved.outlast(context.run.monotonic())
-        raise
+    conf = yield from read_conf(context, create=True)
     trees = [prepare(context, conf, message, batch) for message in messages]
     refuse_twins(trees)
     return trees

@@ -32,7 +32,7 @@ def _refuse_reuse(message: Message) -> None:
         msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
         raise ConfigError(msg)
     if message.update or message.requeue:
-        msg = "update and requeue are about tasks that are there; enqueue_new leaves those alone"
+        msg = "update and requeue are about tasks that are there; here those are left alone"
         raise ConfigError(msg)
 
 

@@ -24,9 +24,7 @@ from airflow_provider_zkmq.engine.core.reading.nodes import (
     Record,
     Unread,
     chunked,
-    read_beside,
     read_records,
-    read_whole,
 )
 from airflow_provider_zkmq.engine.core.tasks.holder import telling
 from airflow_provider_zkmq.engine.core.tasks.ownerless import rescue_lapsed
@@ -269,8 +267,7 @@ def drop(context: Context, task_id: str, version: int | None = None) -> Procedur
         if current.state.state is State.CLAIMED:
             msg = f"task {task_id!r} is claimed: it cannot be dropped; cancel it first"
             raise IllegalTransition(msg)
-        beside = yield from read_beside(context, task_id)
-        return (yield from with_letter(context, current, transitions.delete(context, current, beside)))
+        return (yield from with_letter(context, current, transitions.delete(context, current)))
 
     yield from _change(context, task_id, "drop of", build, version)
 
@@ -287,7 +284,7 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
         yield from rescue_lapsed(context, task_id)
     count = 0
     for chunk in chunked((yield from listed_ids(context, wanted))):
-        records = yield from read_whole(context, chunk, _KEPT)
+        records = yield from read_records(context, chunk, _KEPT)
         for task_id, record in zip(chunk, records, strict=True):
             count += yield from _clear_one(context, task_id, record, wanted)
     context.listings.restock_all()
@@ -312,12 +309,12 @@ def _delete_task(context: Context, task_id: str, record: Record | Unread, wanted
     while isinstance(record, Record) and wanted in {None, record.state.state}:
         current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
         current = yield from _with_claim(context, current)
-        delete = transitions.delete(context, current, record.beside, ours=False)
+        delete = transitions.delete(context, current, ours=False)
         delete.changes[0].ops += yield from telling(context, record.state)
         plan = yield from with_letter(context, current, delete)
         verdict = yield from commit(plan)
         if verdict.refusal is None:
             return True
         yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, record.stat.mzxid)
-        (record,) = yield from read_whole(context, [task_id], _KEPT)
+        (record,) = yield from read_records(context, [task_id], _KEPT)
     return False

@@ -1,22 +1,19 @@
-"""Enqueues whose callers do not know what became of them, and the same call made again.
+"""Enqueues whose callers do not know what became of them, and the same made again with the ids that they used.
 
-A call that ends in `OutcomeUnknown`, or is broken off after something was sent, leaves a mark of each task that may
-have been written: its id, stamp and nonce. The same client's next call with the same content takes the marks over,
-each once, and writes the same tasks: what the first call wrote is found by its stamp, and a request of the first call
-that is carried out late is refused, since the id is there. So each success that a caller heard of is one task of its
-own, and the call that was not told of one counts as not carried out, which is what it was told.
+A call that ends in `OutcomeUnknown`, or is broken off after something was sent, leaves a mark for the id of each task
+that may have been written: its stamp and nonce. The same client's next enqueue of the same message with this id takes
+the mark over, and writes the same task: what the first call wrote is found by its stamp, and a request of the first
+call that is carried out late is refused, since the id is there. Another message with this id ends what was remembered.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.memory.unresolved import CallLeft, Mark
-from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.memory.unresolved import Mark
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.writing.draft import Tree
 from airflow_provider_zkmq.engine.errors import DuplicateTask, OutcomeUnknown, TransportError, Unavailable
@@ -30,7 +27,9 @@ class Call:
 
     trees: list[Tree]
     nonce: str
-    batch: bytes | None = None
+    batch: str | None = None
+    said: int = 0
+    """Tells its batch from another of the same name."""
     restored: int = 0
     """How often the servers had gone back when it began."""
     opened: bool = False
@@ -52,14 +51,13 @@ class Call:
 
 
 def begin(context: Context, trees: list[Tree], then: Tree | None = None, batch: str | None = None) -> Call:
-    """A call is about to write: it takes over what the same call left before."""
-    asked, restored = _batch_content(batch, trees, then) if batch else None, context.run.restored()
-    call = Call(trees, context.marks.nonce(), asked, restored)
-    if context.unresolved.calls:
-        context.unresolved.doubt(restored)
-        for tree in trees:
-            _take_over(context, call, tree)
-        _take_batch_over(context, call)
+    """A call is about to write: it takes over what an earlier one left with the same ids."""
+    call = Call(trees, context.marks.nonce(), batch, restored=context.run.restored())
+    if batch is not None:
+        following = None if then is None else (then.task_id if not then.generated else None, _said(then))
+        call.said = hash((following, *((tree.task_id, _said(tree)) for tree in trees)))
+    if context.unresolved.marks:
+        _take_over(context, call)
     return call
 
 
@@ -75,10 +73,9 @@ def told(context: Context, call: Call, procedure: Procedure[T]) -> Procedure[T]:
         if not (call.sent or call.opened):
             raise
         _keep(context, call)
-        ids = tuple(call.sent)
+        ids = [tree.task_id for tree in call.trees]
         names = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
-        what = f"tasks of queue {context.queue!r} were written or not ({names})" if ids else "a batch was begun or not"
-        msg = f"{what}; make the same call again: {error}"
+        msg = f"queue {context.queue!r}: written or not: {names}; make the same call again with these ids: {error}"
         raise OutcomeUnknown(msg, task_ids=ids) from error
     except BaseException:
         _keep(context, call)
@@ -92,40 +89,37 @@ def check_written(context: Context, call: Call) -> None:
 
 
 def _keep(context: Context, call: Call) -> None:
-    if not (call.sent or call.opened):
-        return
-    marks = [
-        Mark(content(tree), tree.task_id, tree.stamp, tree.nonce, tree.task_id in call.written)
-        for tree in call.sent.values()
-    ]
-    batch = call.batch if call.opened else None
-    context.unresolved.keep(CallLeft(context.run.monotonic(), marks, batch, call.nonce, call.restored))
+    now = context.run.monotonic()
+    marks = {
+        name: Mark(now, _said(tree), tree.nonce, tree.stamp, name in call.written, call.restored)
+        for name, tree in call.sent.items()
+    }
+    if call.batch is not None and call.opened:
+        marks[_of_batch(call.batch)] = Mark(now, call.said, call.nonce, restored=call.restored)
+    context.unresolved.keep(marks)
 
 
-def _take_over(context: Context, call: Call, tree: Tree) -> None:
-    mark = context.unresolved.take(content(tree))
-    if mark is None:
-        return
-    tree.task_id, tree.stamp, tree.nonce, tree.uncertain = mark.task_id, mark.stamp, mark.nonce, True
-    call.sending([tree])
-    if mark.written:
-        call.done([tree])
+def _take_over(context: Context, call: Call) -> None:
+    """What was written before the servers went back may be gone: its ids and marks are used again all the same."""
+    now = context.run.monotonic()
+    for tree in call.trees:
+        mark = context.unresolved.take(tree.task_id, _said(tree), now)
+        if mark is not None:
+            tree.stamp, tree.nonce, tree.uncertain = mark.stamp, mark.nonce, True
+            call.sending([tree])
+            if mark.written and mark.restored == call.restored:
+                call.done([tree])
+    mark = None if call.batch is None else context.unresolved.take(_of_batch(call.batch), call.said, now)
+    if mark is not None and mark.restored == call.restored:
+        call.nonce, call.opened = mark.nonce, True
 
 
-def _take_batch_over(context: Context, call: Call) -> None:
-    nonce = None if call.batch is None else context.unresolved.take_batch(call.batch)
-    if nonce is not None:
-        call.nonce, call.opened = nonce, True
+def _of_batch(name: str) -> str:
+    """The name of a batch's mark: no task has such an id."""
+    return f"batch/{name}"
 
 
-def content(tree: Tree) -> bytes:
-    """What a caller asked for with one message: equal for equal messages."""
-    own = None if tree.generated and tree.batch is None else tree.task_id
-    asked = [own, tree.metadata.decode(), sorted(tree.filters.items()), tree.lane.priority, tree.delay, tree.policy]
-    asked += [tree.lock, tree.update, tree.requeue, tree.batch, tree.not_before, tree.only_new]
-    return hashlib.sha256(dump(asked) + b"\n" + tree.data).digest()
-
-
-def _batch_content(name: str, trees: Iterable[Tree], then: Tree | None) -> bytes:
-    parts = [content(tree) for tree in (*trees, *([] if then is None else [then]))]
-    return hashlib.sha256(dump(name) + b"\n" + b"".join(parts)).digest()
+def _said(tree: Tree) -> int:
+    """What a caller asked for with one message, beside its id: equal for equal messages in this process."""
+    asked = (tree.data, tree.metadata, tree.lane.name, tree.delay, tree.not_before, str(tree.policy), tree.lock)
+    return hash((*asked, tree.update, tree.requeue, tree.batch, tree.only_new))

@@ -21,7 +21,7 @@ from airflow_provider_zkmq.engine.core.protocol.tries import Tries
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
 from airflow_provider_zkmq.engine.core.reading.lapsed import status_of
-from airflow_provider_zkmq.engine.core.reading.nodes import OPTIONAL, read_nodes, standing
+from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes
 from airflow_provider_zkmq.engine.core.tasks.ownerless import rescue_lapsed
 from airflow_provider_zkmq.engine.core.writing.commit import anew, commit
 from airflow_provider_zkmq.engine.core.writing.content import content_ops
@@ -53,7 +53,7 @@ def meet(context: Context, tree: Tree, *, uncertain: bool, sending: Callable[[],
     path = context.paths.task(tree.task_id, "state")
     tries = Tries(f"enqueue of task {tree.task_id!r}")
     while True:
-        node, beside = yield from _read(context, tree.task_id, again=uncertain)
+        node = yield from _read(path, again=uncertain)
         if node is None and uncertain:
             msg = f"task {tree.task_id!r} was written or not, and what stood there has been collected meanwhile"
             raise OutcomeUnknown(msg)
@@ -69,7 +69,7 @@ def meet(context: Context, tree: Tree, *, uncertain: bool, sending: Callable[[],
                 continue
             return str(status)
         sending()
-        current = Current(tree.task_id, node.stat.version, state, zxid=node.stat.mzxid, beside=beside)
+        current = Current(tree.task_id, node.stat.version, state, zxid=node.stat.mzxid)
         build = partial(action, context, tree, current)
         verdict = yield from commit((yield from build()), anew(build))
         if verdict.refusal is None:
@@ -77,14 +77,13 @@ def meet(context: Context, tree: Tree, *, uncertain: bool, sending: Callable[[],
         yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, node.stat.mzxid)
 
 
-def _read(context: Context, task_id: str, *, again: bool) -> Procedure[tuple[Node | None, frozenset[str]]]:
-    """A record, and what stands beside it; `again`: the server catches up and is asked once more for a missing one."""
-    paths = [context.paths.task(task_id, part) for part in ("state", *OPTIONAL)]
-    node, *others = yield from read_nodes(paths)
+def _read(path: str, *, again: bool) -> Procedure[Node | None]:
+    """A record; `again`: the server catches up and is asked once more for a missing one."""
+    node: Node | None = yield Get(path)
     if node is None and again:
-        yield Sync(paths[0])
-        node, *others = yield from read_nodes(paths)
-    return node, standing(others)
+        yield Sync(path)
+        node = yield Get(path)
+    return node
 
 
 def refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
@@ -128,7 +127,7 @@ def ended_before(context: Context, tree: Tree) -> Procedure[Current | None]:
     Raises `DuplicateTask` with the status of one that refuses it.
     """
     path = context.paths.task(tree.task_id, "state")
-    node, beside = yield from _read(context, tree.task_id, again=True)
+    node = yield from _read(path, again=True)
     if node is None:
         yield from refuse_a_torso(context, tree.task_id)
         return None
@@ -137,13 +136,13 @@ def ended_before(context: Context, tree: Tree) -> Procedure[Current | None]:
     if _action(tree, state, status) is None:
         msg = f"task id {tree.task_id!r} is in use: {status}; nothing was committed"
         raise DuplicateTask(msg, status=str(status), duplicates=[tree.task_id])
-    return Current(tree.task_id, node.stat.version, state, zxid=node.stat.mzxid, beside=beside)
+    return Current(tree.task_id, node.stat.version, state, zxid=node.stat.mzxid)
 
 
 def run_anew(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
     """The id of a task that has ended starts again; its last run is kept in the history, and for readers of the log."""
     state = current.state
-    extra = content_ops(context, tree, state, current.beside)
+    extra = content_ops(context, tree, state)
     if state.result:
         extra.append(Delete(context.paths.task(tree.task_id, "result")))
     if tree.batch:
@@ -167,8 +166,9 @@ def _update(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
     stays = Lane(state.priority, dict(state.filters)).name == tree.lane.name
     entry = _entry_for(state, tree)
     rank = (yield from _rank(context, state, due)) if stays else None
-    extra = content_ops(context, tree, state, current.beside, fresh=False)
+    extra = content_ops(context, tree, state, fresh=False)
     updated = next_record(tree.task_id, state, Event.UPDATE, tree.nonce, due=due)
+    updated = replace(updated, metadata=state.metadata or tree.has_metadata)
 
     def after(place: str) -> TaskState:
         return replace(as_asked(updated, tree, place), rank=rank)

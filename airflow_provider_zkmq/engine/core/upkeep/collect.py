@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, M
 from airflow_provider_zkmq.engine.core.reading.clock import tick
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.log import version_of
-from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, chunked, read_whole
+from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE, Record, Unread, chunked, read_records
 from airflow_provider_zkmq.engine.core.reading.skeleton import restored
 from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.core.upkeep.prune import collect_batches, prune_lanes, unsealed
@@ -157,7 +157,7 @@ def _judge(
     context: Context, bucket: str, names: Sequence[str], rules: _Rules, report: Collected
 ) -> Procedure[list[Plan]]:
     """A plan for each tree that may go, which those who follow the queue have been told of."""
-    records = yield from read_whole(context, [entry_task(name) or "" for name in names])
+    records = yield from read_records(context, [entry_task(name) or "" for name in names])
     plans: list[Plan] = []
     versions: list[int] = []
     for name, record in zip(names, records, strict=True):
@@ -191,7 +191,7 @@ def _listed_by(context: Context, record: Record, entry: str) -> bool:
 
 
 def _deletion(context: Context, record: Record, entry: str) -> Plan:
-    tree = tree_deletes(context, record.task_id, record.state, record.stat.version, record.beside)
+    tree = tree_deletes(context, record.task_id, record.state, record.stat.version)
     return one(Change(context, record.task_id, [*tree, Delete(entry)]))
 
 

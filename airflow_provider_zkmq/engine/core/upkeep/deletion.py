@@ -1,9 +1,9 @@
 """Deleting a queue: it is marked first, then emptied in transactions of a bounded size.
 
-A queue whose deletion has begun has ``deleting`` in place of ``conf/layout``, both changed by one transaction. From
-then on it is there for nobody: what is asked of it ends in `QueueNotFound`, and who waits for it is told by a watch. A
-deletion that was cut off is ended by the same call, from whomever. Each of its transactions checks the mark: one that
-comes late harms no queue of the same name that was created since.
+A queue whose deletion has begun has ``deleting`` in place of ``conf``, both changed by one transaction. From then on
+it is there for nobody: what is asked of it ends in `QueueNotFound`, and who waits for it is told by a watch. A deletion
+that was cut off is ended by the same call, from whomever. Each of its transactions checks the mark: one that comes late
+harms no queue of the same name that was created since.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Pipeline, Procedure, Stat, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Pipeline, Procedure, Stat
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Delete, Failure, Multi, Outcome
-from airflow_provider_zkmq.engine.core.reading.configuration import check_layout
-from airflow_provider_zkmq.engine.core.reading.existence import queue_missing
+from airflow_provider_zkmq.engine.core.reading.existence import exists, queue_missing
 from airflow_provider_zkmq.engine.core.reading.nodes import chunked, list_children, read_stats
+from airflow_provider_zkmq.engine.core.reading.parts import THERE
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueError, ZkmqError
 
 DELETES_PER_MULTI: Final = 128
@@ -51,15 +51,10 @@ def delete(context: Context, *, confirm: bool = False, force: bool = False) -> P
 
 
 def _refuse_what_is_none(context: Context, *, force: bool) -> Procedure[None]:
-    """Raise unless this is a queue that this version knows; `force`: it may have lost its layout, or other parts."""
-    path = context.paths.conf("layout")
-    layout: Node | None = yield Get(path)
-    if layout is None:
-        yield Sync(path)  # the server that we read from may lag behind
-        layout = yield Get(path)
-    if layout is not None:
-        check_layout(path, layout.data)
-    elif not (force and context.paths.resembles((yield Children(context.paths.base)) or ())):
+    """Raise unless this is a queue; `force`: it may have lost its configuration, or other parts."""
+    if (yield from exists(context)):
+        return
+    if not (force and context.paths.resembles((yield Children(context.paths.base)) or ())):
         raise (yield from queue_missing(context))
 
 
@@ -95,21 +90,25 @@ def _unconfirmed(context: Context) -> Procedure[ConfigError]:
 
 
 def _mark(context: Context) -> Procedure[None]:
-    """Take the layout away and set the mark, at once. Raises `QueueNotFound` where others have deleted the queue."""
-    layout, marker = context.paths.conf("layout"), context.paths.at("deleting")
-    there = (yield Exists(layout)) is not None
-    multi = Multi(((Delete(layout),) if there else ()) + (Create(marker),))
+    """Take the configuration away and set the mark, at once. Raises `QueueNotFound` where others deleted the queue."""
+    conf, marker = context.paths.at(THERE), context.paths.at("deleting")
 
     def ours() -> Procedure[Outcome | None]:
         return None if (yield Exists(marker)) is None else Outcome(committed=True)
 
     for _ in range(PASSES):
+        names: list[str] | None = yield Children(conf)
+        values = [f"{conf}/{name}" for name in names or ()]
+        gone = [] if names is None else [*values, conf]
+        multi = Multi((*map(Delete, gone), Create(marker)))
         outcome = yield from transact(multi, ours)
         if outcome.committed or (yield Exists(marker)) is not None:
             return
-        if outcome.failure is not Failure.NOT_EMPTY:
+        if outcome.failure is Failure.NOT_EMPTY:
+            for path in values:
+                yield from _delete_below(path, Check(conf))  # somebody else's: a value has no children
+        elif outcome.failure is not Failure.NO_NODE or names is None:
             break
-        yield from _delete_below(layout, Check(layout))  # somebody else's: the layout has no children
     if outcome.failure is Failure.NO_NODE:
         raise (yield from queue_missing(context))
     raise refused("deleting the queue", outcome, multi)

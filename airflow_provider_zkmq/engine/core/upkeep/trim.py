@@ -10,8 +10,8 @@ from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Pipeline, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, SetData
-from airflow_provider_zkmq.engine.core.reading.letters import Kept, list_letters, versions_of
-from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_stats
+from airflow_provider_zkmq.engine.core.reading.letters import list_letters, versions_of
+from airflow_provider_zkmq.engine.core.reading.nodes import chunked
 from airflow_provider_zkmq.engine.core.reading.trimmed import trimmed_upto
 
 
@@ -39,19 +39,10 @@ def collect_letters(context: Context, conf: Conf, cutoff: int) -> Procedure[None
     if conf.follow:
         letters = [each for each in letters if each.name.when <= cutoff]
     if conf.archive is not None:
-        letters = yield from _archived(context, letters, conf)
+        archived = {each.place for each in (yield from versions_of(context, letters)) if each.version <= conf.archive}
+        letters = [each for each in letters if each.place in archived]
     if conf.follow:
         yield from publish_trimmed(context, [each.version for each in (yield from versions_of(context, letters))])
     paths = [context.paths.at("unarchived", each.place) for each in letters]
     for chunk in chunked([*paths, *{path.rpartition("/")[0] for path in paths}]):
         yield Pipeline(tuple(Multi((Delete(path),)) for path in chunk))  # that of a bucket is refused while it is used
-
-
-def _archived(context: Context, letters: list[Kept], conf: Conf) -> Procedure[list[Kept]]:
-    """Those that the archive has: by when they ended, or by when they left if an older version archives the queue."""
-    if conf.archived_dead:
-        ended = yield from versions_of(context, letters)
-        places = {each.place for each in ended if each.version <= conf.archived_dead}
-        return [each for each in letters if each.place in places]
-    stats = yield from read_stats([context.paths.at("unarchived", each.place) for each in letters])
-    return [each for each, stat in zip(letters, stats, strict=True) if stat and stat.czxid <= (conf.archive or 0)]

@@ -65,6 +65,11 @@ class Tree:
         return self.delay is not None or self.not_before is not None
 
     @property
+    def has_metadata(self) -> bool:
+        """Whether there is anything to be written about it: of a new task what is empty is not."""
+        return self.metadata != NO_METADATA
+
+    @property
     def entry(self) -> str:
         """The name of its entry, wherever among the pending it stands."""
         return entry_name(self.stamp, self.task_id)
@@ -86,6 +91,7 @@ class Tree:
             policy=self.policy,
             lock=self.lock,
             batch=self.batch,
+            metadata=self.has_metadata,
         )
 
     def ops(self, context: Context, place: str, index: str | None, due: int | None) -> list[WriteOp]:
@@ -116,7 +122,7 @@ class Tree:
         return [
             Create(task(at)),
             Create(task(at, "data"), self.data),
-            *([Create(task(at, "metadata"), self.metadata)] if self.metadata != NO_METADATA else []),
+            *([Create(task(at, "metadata"), self.metadata)] if self.has_metadata else []),
             *([Create(task(at, "filters"))] if self.filters else []),
             *(Create(task(at, "filters", name), value.encode()) for name, value in self.filters.items()),
         ]

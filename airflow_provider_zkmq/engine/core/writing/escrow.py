@@ -13,14 +13,13 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState, replace
 from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import refused
 from airflow_provider_zkmq.engine.core.protocol.tries import damaged
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, Delete, Failure, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.reading.nodes import OPTIONAL, read_nodes, standing
 from airflow_provider_zkmq.engine.core.writing.commit import Verdict, commit
-from airflow_provider_zkmq.engine.core.writing.content import content_ops, whole_ops
+from airflow_provider_zkmq.engine.core.writing.content import content_ops
 from airflow_provider_zkmq.engine.core.writing.draft import Tree, due_of, pack, unpack
 from airflow_provider_zkmq.engine.core.writing.letters import with_ending, with_letter
 from airflow_provider_zkmq.engine.core.writing.plan import Plan, Refusal, Why
@@ -65,6 +64,7 @@ def insert_run(
     fresh = next_record(tree.task_id, current.state, event, tree.nonce, now=now, due=due)
     fresh = replace(fresh, attempt=0, error=None, consumer=None, claimed=None, started=None, ended=None, dedupe=None)
     fresh = replace(fresh, rank=None, requeue=False, result=result, batch=tree.batch, ended_zxid=None, was_due=None)
+    fresh = replace(fresh, metadata=True)  # with data that are made anew they are written, whatever they hold
     if due is not None:
         scheduled = as_asked(fresh, tree, f"{tree.lane.name}//{tree.entry}")
         return (yield from relist(context, current, scheduled, extra, guards=guards))
@@ -94,10 +94,9 @@ def hold_in_escrow(context: Context, tree: Tree, current: Current) -> Procedure[
     due = state.due if state.requeue else state.dedupe  # of a claimed one neither is set
     after = next_record(tree.task_id, state, Event.REQUEUE, tree.nonce, due=due)
     after = replace(after, requeue=True, ended_zxid=still_ended(current))
-    extra = [slot, *whole_ops(context, tree.task_id, current.beside)]
     if after.index == state.index:
-        return rewrite(context, current, after, extra)
-    return (yield from relist(context, current, after, extra))
+        return rewrite(context, current, after, [slot])
+    return (yield from relist(context, current, after, [slot]))
 
 
 def rerun(
@@ -116,9 +115,9 @@ def rerun(
     """
     result = result or current.state.result
     path = context.paths.task(current.task_id, "requeue")
-    node, beside = yield from _read_escrow(context, current.task_id)
+    node: Node | None = yield Get(path)
     try:
-        build = _next_run(context, current, nonce, extra, node, beside, guards=guards, result=result)
+        build = _next_run(context, current, nonce, extra, node, guards=guards, result=result)
 
         def anew(refusal: Refusal) -> Procedure[Plan | None]:
             _refuse_damage(refusal)
@@ -139,14 +138,8 @@ def next_run(
 ) -> Procedure[Plan]:
     """The plan of `rerun`, to be carried out with others. Raises `CorruptRecord`."""
     result = result or current.state.result
-    node, beside = yield from _read_escrow(context, current.task_id)
-    return (yield from _next_run(context, current, nonce, extra, node, beside, result=result)())
-
-
-def _read_escrow(context: Context, task_id: str) -> Procedure[tuple[Node | None, frozenset[str]]]:
-    """The run held in escrow, and what of the task's tree stands beside it."""
-    node, *others = yield from read_nodes([context.paths.task(task_id, part) for part in ("requeue", *OPTIONAL)])
-    return node, standing(others)
+    node: Node | None = yield Get(context.paths.task(current.task_id, "requeue"))
+    return (yield from _next_run(context, current, nonce, extra, node, result=result)())
 
 
 def _next_run(
@@ -155,7 +148,6 @@ def _next_run(
     nonce: str,
     extra: Sequence[WriteOp],
     node: Node | None,
-    beside: frozenset[str],
     *,
     result: bool,
     guards: Sequence[WriteOp] = (),
@@ -164,7 +156,7 @@ def _next_run(
     path = context.paths.task(current.task_id, "requeue")
     tree = _escrowed(context, path, node, current.task_id)
     tree.nonce = nonce
-    more = [*extra, *content_ops(context, tree, current.state, beside), Delete(path)]
+    more = [*extra, *content_ops(context, tree, current.state), Delete(path)]
     insert = partial(insert_run, context, current, tree, Event.RERUN, more, result=result, guards=guards)
     return partial(_insert_after, context, current, insert, extra)
 

@@ -34,11 +34,11 @@ def with_letter(context: Context, current: Current, plan: Plan) -> Procedure[Pla
     if current.state.state not in ENDED:
         return plan
     audience = yield from _audience(context)
-    version, dead = current.state.ended_zxid or current.zxid, current.state.state is State.DEAD
-    if audience is None or (version and not audience.wants(version, dead=dead)):
+    version = current.state.ended_zxid or current.zxid
+    if audience is None or (version and not audience.wants(version)):
         return plan
     letter = yield from _standing(context, current)
-    if letter is None or not audience.wants(letter.version, dead=dead):
+    if letter is None or not audience.wants(letter.version):
         return plan  # the archive has it; or it has changed since it was read, and the plan will be refused
     return (yield from _with(context, letter, plan))
 

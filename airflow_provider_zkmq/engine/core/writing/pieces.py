@@ -9,7 +9,6 @@ from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.lapsed import lease_path, mark_path
-from airflow_provider_zkmq.engine.core.reading.nodes import OPTIONAL
 from airflow_provider_zkmq.engine.core.writing.record import Current
 
 
@@ -62,16 +61,10 @@ def membership(context: Context, task_id: str, state: TaskState, *, failed: bool
     return ops
 
 
-def tree_deletes(
-    context: Context, task_id: str, state: TaskState, version: int, beside: frozenset[str]
-) -> list[WriteOp]:
-    """The deletes of a task's own tree; its claim, if any, is deleted by its departure.
-
-    `beside`: what else stands there (`core.reading.nodes.OPTIONAL`). Filters that the record tells of do in any case.
-    """
-    task = context.paths.task
-    parts = ["data", *(f"filters/{name}" for name in state.filters)]
-    parts += [name for name in OPTIONAL if name in beside or (name == "filters" and state.filters)]
-    parts += [name for name, there in (("result", state.result), ("requeue", state.requeue)) if there]
+def tree_deletes(context: Context, task_id: str, state: TaskState, version: int) -> list[WriteOp]:
+    """The deletes of a task's own tree; its claim, if any, is deleted by its departure."""
+    task, filters = context.paths.task, bool(state.filters)
+    optional = {"metadata": state.metadata, "filters": filters, "result": state.result, "requeue": state.requeue}
+    parts = ["data", *(f"filters/{name}" for name in state.filters), *(name for name in optional if optional[name])]
     deletes: list[WriteOp] = [Delete(task(task_id, "state"), version)]
     return [*deletes, *(Delete(task(task_id, part)) for part in parts), Delete(task(task_id))]

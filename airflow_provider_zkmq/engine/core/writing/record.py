@@ -31,8 +31,6 @@ class Current:
     """The claim's ephemeral vanished with its session."""
     zxid: int = 0
     """The transaction that wrote the record; 0: not known, and of no interest."""
-    beside: frozenset[str] = frozenset()
-    """What of `core.reading.nodes.OPTIONAL` stands beside the record, for a change that is about these."""
 
     def with_state(self, state: TaskState) -> Current:
         """The same reading with a record prepared for the change: its history has the present delivery, say."""

@@ -168,12 +168,12 @@ def rewrite(context: Context, current: Current, after: TaskState, extra: list[Wr
     return one(_change(context, current, after, [record_write(context, current, after), *same, *extra]))
 
 
-def delete(context: Context, current: Current, beside: frozenset[str], *, ours: bool = True) -> Plan:
+def delete(context: Context, current: Current, *, ours: bool = True) -> Plan:
     """Deleted whole, with all that lists it; it fails its batch unless it had ended.
 
-    `beside`: see `tree_deletes`. `ours`: that it is gone after a lost reply is this call's doing.
+    `ours`: that it is gone after a lost reply is this call's doing.
     """
-    record, *parts = tree_deletes(context, current.task_id, current.state, current.version, beside)
+    record, *parts = tree_deletes(context, current.task_id, current.state, current.version)
     off = membership(context, current.task_id, current.state, failed=True)
     # The record goes first: if that is another by now, the refusal says so.
     change = _change(context, current, None, [record, *departure(context, current), *parts, *off])

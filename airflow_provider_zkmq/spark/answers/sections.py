@@ -1,0 +1,338 @@
+"""The sections that need no model: queues, who waits longest, the consumers side by side, depth, tries and deaths."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from airflow_provider_zkmq.spark.answers.frames import OTHERS, Frames, count_if, percentiles
+from airflow_provider_zkmq.spark.answers.tables import (
+    Column,
+    Plot,
+    Row,
+    Section,
+    Series,
+    Table,
+    moment,
+    name,
+    printable,
+    several,
+    span,
+    spell,
+)
+
+_QUEUES: Final = (
+    Column("queue", "queue"),
+    Column("runs", "tasks ended", "count"),
+    *(Column(state, state, "count") for state in ("finished", "dead", "cancelled")),
+    Column("retries", "retries", "count"),
+    Column("wait_p95", "wait p95", "span"),
+    Column("first", "first enqueued", "moment", rank=2),
+    Column("last", "last end", "moment"),
+)
+_WAITS: Final = (
+    Column("queue", "queue"),
+    Column("class", "class", "name"),
+    Column("runs", "tasks", "count"),
+    Column("wait_mean", "wait mean", "span", rank=1),
+    *(Column(f"wait_p{point}", f"p{point}", "span") for point in (50, 95, 99)),
+    Column("wait_max", "longest", "span"),
+    Column("run_p50", "run p50", "span", rank=2),
+    Column("run_p95", "run p95", "span", rank=2),
+)
+_ENDS: Final = (
+    Column("queue", "queue"),
+    Column("class", "class", "name"),
+    Column("runs", "tasks", "count"),
+    Column("retried", "tried again", "count", rank=1),
+    Column("retries", "retries", "count"),
+    Column("most", "most tries", "count", rank=1),
+    Column("dead", "dead", "count"),
+    Column("dead_share", "dead of all", "share"),
+    Column("cancelled", "cancelled", "count", rank=2),
+)
+
+_WAITING_NOTE: Final = (
+    "Waiting is from the enqueue to the beginning of the last try: delays that were asked for, and the pauses and "
+    "earlier tries of a task that failed, count as waiting. Tasks that were never claimed have no wait."
+)
+
+
+def _counts() -> list[Expression]:
+    states = [count_if(f.col("state") == state).alias(state) for state in ("finished", "dead", "cancelled")]
+    tried = f.greatest(f.col("attempt") - 1, f.lit(0))
+    return [
+        f.count("*").alias("runs"),
+        *states,
+        f.coalesce(f.sum(tried), f.lit(0)).cast("bigint").alias("retries"),
+        count_if(tried > 0).alias("retried"),
+    ]
+
+
+def queues(frames: Frames, top: int) -> list[Row]:
+    """A row for each of the queues with the most tasks, and one for all others."""
+    facts = [
+        *_counts(),
+        (f.percentile("wait_ms", f.lit(0.95)) / 1000).alias("wait_p95"),
+        f.min("enqueued_at").alias("first"),
+        f.max("ended_at").alias("last"),
+    ]
+    ranked = frames.runs.groupBy("queue").count().orderBy(f.desc("count"), "queue").limit(top).select("queue")
+    largest = [row.queue for row in ranked.collect()]
+    label = f.when(f.col("queue").isin(largest), f.col("queue")).otherwise(f.lit(OTHERS))
+    rows = frames.runs.withColumn("queue", label).groupBy("queue").agg(*facts).collect()
+    return sorted((row.asDict() for row in rows), key=lambda row: (row["queue"] == OTHERS, -row["runs"], row["queue"]))
+
+
+def classes(frames: Frames, top: int) -> list[tuple[str, str]]:
+    """The classes with the most tasks, each with its queue."""
+    counted = frames.runs.groupBy("queue", "class").count()
+    return [
+        (row.queue, row["class"]) for row in counted.orderBy(f.desc("count"), "queue", "class").limit(top).collect()
+    ]
+
+
+def class_waits(runs: DataFrame) -> list[Row]:
+    """A row for each class, the longest wait first."""
+    facts = [
+        *_counts(),
+        f.max("attempt").alias("most"),
+        (f.mean("wait_ms") / 1000).alias("wait_mean"),
+        (f.max("wait_ms") / 1000).alias("wait_max"),
+        *percentiles("wait_ms", "wait"),
+        *percentiles("run_ms", "run"),
+    ]
+    found = [row.asDict() for row in runs.groupBy("queue", "class").agg(*facts).collect()]
+    for row in found:
+        row["dead_share"] = row["dead"] / row["runs"]
+    return sorted(found, key=lambda row: (-(row["wait_p95"] or 0), row["queue"], row["class"]))
+
+
+def overview(queue_rows: list[Row]) -> Section:
+    """What there was in all."""
+    runs = sum(row["runs"] for row in queue_rows)
+    said = [f"{several(runs, 'task')} ended."] if runs else ["No task ended in this time."]
+    return Section("overview", "Queues", said, [Table("queues", "What ended", _QUEUES, queue_rows)])
+
+
+def waiting(class_rows: list[Row]) -> Section:
+    """Which class waits longest."""
+    waited = [row for row in class_rows if row["wait_p95"] is not None]
+    said = [_longest(waited[0])] if waited else []
+    plot = Plot(
+        "bars",
+        "Wait of each class",
+        f"Bars: how long half and 95 of 100 tasks of each class waited. {' '.join(said)}",
+        [label(row) for row in waited],
+        [Series(title, [row[key] for row in waited]) for title, key in (("p50", "wait_p50"), ("p95", "wait_p95"))],
+        "span",
+    )
+    table = Table("classes", "Waiting and running times, longest wait first", _WAITS, class_rows)
+    return Section("waiting", "Who waits longest", said, [table], [_WAITING_NOTE], [plot] if waited else [])
+
+
+def _longest(row: Row) -> str:
+    return (
+        f"{label(row)} waits longest: 95 of 100 tasks are begun within {span(row['wait_p95'])}, "
+        f"half within {span(row['wait_p50'])}."
+    )
+
+
+def label(row: Row) -> str:
+    """The queue and class of a row for people."""
+    return f"{name(row['class'])} of {row['queue']}"
+
+
+def ends(class_rows: list[Row]) -> Section:
+    """How often tasks are tried again or die."""
+    troubled = [row for row in class_rows if row["retries"] or row["dead"]]
+    troubled.sort(key=lambda row: (-row["dead"], -row["retries"], row["queue"], row["class"]))
+    dead, retries = (sum(row[key] for row in class_rows) for key in ("dead", "retries"))
+    said = [f"{several(dead, 'task')} ended in the dead letters; there were {retries:,} retries."]
+    table = Table("retries", "Tries and dead letters", _ENDS, troubled, "no task was tried again, and none died")
+    return Section("retries", "Retries and dead letters", said, [table])
+
+
+# --- the consumers side by side
+
+_CONSUMERS: Final = (
+    Column("queue", "queue"),
+    Column("consumer", "consumer"),
+    Column("deliveries", "deliveries", "count"),
+    Column("failed", "failed", "count"),
+    Column("failed_share", "failed of all", "share", rank=1),
+    Column("run_p50", "run p50", "span"),
+    Column("run_p95", "run p95", "span"),
+    Column("busy", "busy in all", "span", rank=1),
+    Column("utilisation", "busy of its hours", "share"),
+    Column("first", "first claim", "moment", rank=2),
+    Column("last", "last end", "moment", rank=2),
+)
+
+_CONSUMER_NOTE: Final = (
+    "A consumer is a client that claims, one process or one of its connections; each start of a worker is a new one. "
+    "One that works on several tasks at once can be busy for more than an hour in an hour."
+)
+
+
+def consumers(frames: Frames, top: int) -> list[Row]:
+    """A row for each of those with the most deliveries, and one for all others."""
+    keys = ["queue", "consumer"]
+    largest = frames.deliveries.groupBy(*keys).count().orderBy(f.desc("count"), *keys).limit(top).collect()
+    known = [f"{row.queue}\n{row.consumer}" for row in largest]
+    listed = f.concat_ws("\n", *keys).isin(known)
+    count = {name: f.when(listed, f.col(name)).otherwise(f.lit(OTHERS)) for name in keys}
+    facts = [
+        f.count("*").alias("deliveries"),
+        count_if(f.col("outcome").isin("failed", "rescued")).alias("failed"),
+        *(
+            (f.percentile("run_ms", f.lit(point)) / 1000).alias(name)
+            for point, name in ((0.5, "run_p50"), (0.95, "run_p95"))
+        ),
+        (f.coalesce(f.sum("run_ms"), f.lit(0)) / 1000).alias("busy"),
+        f.min("claimed_at").alias("first"),
+        f.max("ended_at").alias("last"),
+    ]
+    found = [row.asDict() for row in frames.deliveries.withColumns(count).groupBy(*keys).agg(*facts).collect()]
+    used = _utilisations(frames.consumers.withColumns(count))
+    for row in found:
+        row["failed_share"] = row["failed"] / row["deliveries"]
+        row["utilisation"] = used.get((row["queue"], row["consumer"]))
+    return sorted(found, key=lambda row: (row["queue"] == OTHERS, row["queue"], -row["deliveries"], row["consumer"]))
+
+
+def _utilisations(hours: DataFrame) -> dict[tuple[str, str], float]:
+    """How busy each was in the hours in which it did anything; more than 1 where it held several tasks at once."""
+    used = hours.groupBy("queue", "consumer").agg(f.mean("utilisation").alias("utilisation"))
+    return {(row.queue, row.consumer): row.utilisation for row in used.collect()}
+
+
+def consumer_section(consumer_rows: list[Row]) -> Section:
+    """The consumers side by side."""
+    known = [row for row in consumer_rows if row["queue"] != OTHERS]
+    busy = [row for row in known if row["utilisation"] is not None][:20]
+    said = [_slowest_said(known)] if known else []
+    plot = Plot(
+        "bars",
+        "How busy the consumers were",
+        f"Bars: the part of its hours in which each consumer was busy. {' '.join(said)}",
+        [f"{printable(row['consumer'])} of {row['queue']}" for row in busy],
+        [Series("busy", [row["utilisation"] for row in busy])],
+        "share",
+    )
+    table = Table("consumers", "Consumers, those with the most deliveries first", _CONSUMERS, consumer_rows)
+    return Section("consumers", "Consumers side by side", said, [table], [_CONSUMER_NOTE], [plot] if busy else [])
+
+
+def _slowest_said(known: list[Row]) -> str:
+    often = max(known, key=lambda row: (row["failed_share"], row["failed"]))
+    slow = max(known, key=lambda row: row["run_p50"] or 0)
+    text = f"{printable(slow['consumer'])} is the slowest: half of its deliveries took {spell('span', slow['run_p50'])}"
+    if not often["failed"]:
+        return f"{text} or more."
+    share = f"{often['failed']:,} of {often['deliveries']:,}"
+    return f"{text} or more. {printable(often['consumer'])} fails most often: {share} deliveries."
+
+
+# --- depth over time
+
+#: At most so many places on the axis of time.
+PLACES: Final = 96
+_HOUR: Final = 3600
+_SUMS: Final = ("arrivals", "ended", "retries", "dead")
+_HOURS: Final = (
+    Column("queue", "queue"),
+    Column("hour", "from", "moment"),
+    Column("depth_mean", "waiting, mean", "real"),
+    Column("depth_max", "waiting, most", "count"),
+    *(Column(name, name, "count") for name in _SUMS),
+)
+_TRENDS: Final = (
+    Column("queue", "queue"),
+    Column("trend", "waiting, from then to now", "trend"),
+    Column("depth_max", "most", "count"),
+    Column("worst", "at", "moment"),
+    Column("depth_end", "at the end", "count"),
+)
+
+_DEPTH_NOTE: Final = (
+    "Waiting are tasks that were enqueued and not yet claimed the last time. The archive knows a task when it has "
+    "ended: what waits or runs now is not in it, so that the last hours look emptier than they were."
+)
+
+
+def depth_rows(frames: Frames, top: int) -> list[Row]:
+    """A row for each queue and span of some hours, in order of time."""
+    ends = frames.hourly.agg(f.min("hour").alias("first"), f.max("hour").alias("last")).collect()[0]
+    if ends.first is None:
+        return []
+    hours = int((ends.last - ends.first) // _HOUR) + 1
+    wide = -(-hours // PLACES) * _HOUR
+    per_hour = frames.hourly.groupBy("queue", "hour").agg(
+        *(f.sum(name).alias(name) for name in (*_SUMS, "depth_mean", "depth_max", "depth_end"))
+    )
+    start: Expression = ends.first + f.floor((f.col("hour") - ends.first) / wide) * wide
+    spans = (
+        per_hour.withColumn("span", start)
+        .groupBy("queue", "span")
+        .agg(
+            *(f.sum(name).alias(name) for name in _SUMS),
+            (f.sum("depth_mean") * _HOUR / wide).alias("depth_mean"),
+            f.max("depth_max").alias("depth_max"),
+            f.max_by("depth_end", "hour").alias("depth_end"),
+        )
+    )
+    found = [row.asDict() for row in spans.withColumnRenamed("span", "hour").orderBy("queue", "hour").collect()]
+    deep = sorted({row["queue"] for row in found}, key=lambda queue: (-_deepest(found, queue), queue))[:top]
+    return [row for row in found if row["queue"] in deep]
+
+
+def _deepest(found: list[Row], queue: str) -> int:
+    return max(row["depth_max"] or 0 for row in found if row["queue"] == queue)
+
+
+def depth_section(hour_rows: list[Row]) -> Section:
+    """The depth over time."""
+    places = sorted({row["hour"] for row in hour_rows})
+    by_queue = {queue: _line(hour_rows, queue, places) for queue in dict.fromkeys(row["queue"] for row in hour_rows)}
+    trends = [_trend(hour_rows, queue, line) for queue, line in by_queue.items()]
+    trends.sort(key=lambda row: (-row["depth_max"], row["queue"]))
+    said = [_deepest_said(trends[0])] if trends and trends[0]["depth_max"] else []
+    shown = [row["queue"] for row in trends[:6]]
+    alt = f"Lines: how many tasks of each queue were waiting over time. {' '.join(said)}"
+    lines = [Series(printable(queue), by_queue[queue]) for queue in shown]
+    flow = [Series(name, _sums(hour_rows, name, places), beside=True) for name in _SUMS]
+    plots = (
+        [Plot("lines", "Tasks waiting, and below what came and went meanwhile", alt, places, [*lines, *flow], "real")]
+        if len(places) > 1
+        else []
+    )
+    tables = [
+        Table("trends", "Depth of each queue", _TRENDS, trends),
+        Table("hours", "Depth and flow over time", _HOURS, hour_rows, folded=True),
+    ]
+    return Section("depth", "Depth over time", said, tables, [_DEPTH_NOTE], plots)
+
+
+def _line(hour_rows: list[Row], queue: str, places: list[float]) -> list[float | None]:
+    known = {row["hour"]: row["depth_mean"] for row in hour_rows if row["queue"] == queue}
+    return [known.get(place, 0.0) for place in places]
+
+
+def _sums(hour_rows: list[Row], name: str, places: list[float]) -> list[float | None]:
+    return [sum(row[name] or 0 for row in hour_rows if row["hour"] == place) for place in places]
+
+
+def _trend(hour_rows: list[Row], queue: str, line: list[float | None]) -> Row:
+    own = [row for row in hour_rows if row["queue"] == queue]
+    worst = max(own, key=lambda row: row["depth_max"] or 0)
+    ends = {"depth_max": worst["depth_max"] or 0, "worst": worst["hour"], "depth_end": own[-1]["depth_end"]}
+    return {"queue": queue, "trend": line[-48:], **ends}
+
+
+def _deepest_said(deepest: Row) -> str:
+    waited = several(deepest["depth_max"], "task")
+    return f"{deepest['queue']} was deepest: {waited} waited after {moment(deepest['worst'])} UTC."

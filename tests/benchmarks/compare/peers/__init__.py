@@ -1,0 +1,1 @@
+"""What the engine is compared with: each system is used as its users would."""
