@@ -111,7 +111,6 @@ class Run:
     root: str
     over: threading.Event = field(default_factory=threading.Event)
     acknowledged: set[str] = field(default_factory=set)
-    perhaps: set[str] = field(default_factory=set)
     completed: list[tuple[str, int]] = field(default_factory=list)
     said: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -175,16 +174,15 @@ def _produce(run: Run, zk: Zkmq, names: list[str]) -> None:
     """Enqueue one by one, every other one with an id of its own; each as often as it takes to know that it is there."""
     q = zk.queue("in")
     for at, name in enumerate(names):
+        task_id = f"own.{name}" if at % 2 else None
         while not run.over.is_set():
             try:
-                q.enqueue(name, task_id=f"own.{name}" if at % 2 else None)
+                q.enqueue(name, task_id=task_id)
             except DuplicateTask:
                 run.note("enqueue: was there")
-            except OutcomeUnknown:
+            except OutcomeUnknown as error:
                 run.note("enqueue: OutcomeUnknown")
-                if not at % 2:  # without an id of its own it cannot be asked for: it is there once, or not at all
-                    run.perhaps.add(name)
-                    break
+                (task_id,) = error.task_ids
                 continue
             except TransportError as error:  # nothing was written, it says
                 run.note(f"enqueue: {type(error).__name__}")
@@ -203,7 +201,7 @@ def _wait_for_the_end(run: Run, producers: list[Future[None]]) -> None:
             done, moved = len(run.completed), now
         if all(producer.done() for producer in producers):
             finished = {task_id for task_id, _ in run.completed}
-            if len(finished) >= len(run.acknowledged | run.perhaps) or now - moved > STUCK_S:
+            if len(finished) >= len(run.acknowledged) or now - moved > STUCK_S:
                 return
         if now - dropped > DROP_EVERY_S:
             door = rng.choice(run.doors)
@@ -248,12 +246,11 @@ def _judge(run: Run, observer: Queue) -> None:
     there = Counter(task.data.decode() for task in tasks)
     finished = {task.id: task for task in tasks if task.state == "finished"}
     completions = Counter(task_id for task_id, _ in run.completed)
-    known = run.acknowledged | run.perhaps
     wrong: dict[str, list[str]] = {
         "answered wrongly": run.wrong,
         "acknowledged, not finished": sorted(run.acknowledged - {task.data.decode() for task in finished.values()}),
         "enqueued twice": sorted(name for name, times in there.items() if times > 1),
-        "of nobody": sorted(set(there) - known),
+        "of nobody": sorted(set(there) - run.acknowledged),
         "completed twice": sorted(task_id for task_id, times in completions.items() if times > 1),
         "with another's result": [
             each for each, token in run.completed if each not in finished or finished[each].result != b"%d" % token

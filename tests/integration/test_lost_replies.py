@@ -102,13 +102,14 @@ def back(door: Faulty, q: Queue) -> None:
 def test_an_enqueue_that_a_long_outage_leaves_unknown_is_one_task_when_made_again(
     door: Faulty, impatient: Queue
 ) -> None:
-    """`OutcomeUnknown` names the id, the same call then gives it; a batch whose sealing was unknown is one batch."""
+    """`OutcomeUnknown` names the id, with which it is made again; a batch whose sealing was unknown is one batch."""
     q, messages = impatient, [Message(str(number)) for number in range(30)]
     door.plan = Once(is_write, LOST_AND_AWAY)
     with pytest.raises(OutcomeUnknown) as unknown:
         q.enqueue(b"x")
     back(door, q)
-    assert unknown.value.task_ids == (q.enqueue(b"x"),) == tuple(task.id for task in q.tasks())
+    (named,) = unknown.value.task_ids
+    assert [q.enqueue(b"x", task_id=named)] == [named] == [task.id for task in q.tasks()]
     door.plan = Once(is_write, LOST_AND_AWAY, 3)  # opened, two transactions of members, sealed
     with pytest.raises(OutcomeUnknown) as unknown:
         q.enqueue_many(messages, batch="b", then=Message(b"then"))
