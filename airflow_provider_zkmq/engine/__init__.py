@@ -65,9 +65,8 @@ if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
     from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
     from airflow_provider_zkmq.engine.model import MAX_PAYLOAD
-    from airflow_provider_zkmq.engine.working.aworker import AsyncWorker
-    from airflow_provider_zkmq.engine.working.handling import Running, RunningAsync
-    from airflow_provider_zkmq.engine.working.monitoring import Monitor, Poll, monitor
+    from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker
+    from airflow_provider_zkmq.engine.working.handling import Monitor, Poll, Running, RunningAsync, monitor
     from airflow_provider_zkmq.engine.working.worker import Worker
 
 #: The public names by the modules that hold them.

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from airflow_provider_zkmq.engine import Message, Running, Task, UnitOfWork, Zkmq
-from airflow_provider_zkmq.engine.working import ahead as taken_ahead
+from airflow_provider_zkmq.engine.working import deliveries as taken_ahead
 
 POISON = "poison"
 SIZES = (1, 1, 1, 5, 40)

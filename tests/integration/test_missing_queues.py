@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Message, Poll, QueueError, QueueNotFound, Running, Zkmq
-from airflow_provider_zkmq.engine.working import absence
+from airflow_provider_zkmq.engine.working import handling
 from tests.faulty import Faulty
 from tests.integration.clients import clients, spent
 from tests.support import eventually
@@ -21,7 +21,7 @@ from tests.support import eventually
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """What was warned of by workers; a logger of the test's own, as another test's command may have silenced it."""
-    monkeypatch.setattr(absence, "log", logging.getLogger("absence"))
+    monkeypatch.setattr(handling, "log", logging.getLogger("absence"))
     return lambda: [
         each.getMessage() for each in caplog.records if each.levelno == logging.WARNING and each.name == "absence"
     ]

@@ -24,9 +24,9 @@ from airflow_provider_zkmq.engine.core.writing.commit import commit
 from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
 from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, Refusal, one
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
-from airflow_provider_zkmq.engine.working import rules
+from airflow_provider_zkmq.engine.working import handling
+from airflow_provider_zkmq.engine.working.handling import Working
 from airflow_provider_zkmq.engine.working.options import Options
-from airflow_provider_zkmq.engine.working.rules import Working
 from tests.stepping import Stepper
 from tests.unit.damage import delete
 from tests.unit.world import Client, new_queue
@@ -159,7 +159,7 @@ def test_a_worker_tells_of_the_same_damage_once(monkeypatch: pytest.MonkeyPatch)
     )  # fmt: skip
     working: Working[Any, Any] = Working(Queue(), print, options)
     told: list[str] = []
-    monkeypatch.setattr(rules.log, "warning", lambda *arguments, **_: told.append(str(arguments[-1])))
+    monkeypatch.setattr(handling.log, "warning", lambda *arguments, **_: told.append(str(arguments[-1])))
     for error in (CorruptRecord("/q/conf/filters"), CorruptRecord("/q/conf/filters"), OSError("odd"), OSError("odd")):
         assert not working._ended_by(error)
     assert told == ["/q/conf/filters", "odd", "odd"]

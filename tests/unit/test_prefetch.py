@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ClaimLost, ConfigError, Success, Worker
-from airflow_provider_zkmq.engine.working import ahead, aworker
-from airflow_provider_zkmq.engine.working.ahead import Ahead
-from airflow_provider_zkmq.engine.working.background import Background
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery
+from airflow_provider_zkmq.engine.working import async_worker, deliveries
+from airflow_provider_zkmq.engine.working.async_worker import Background
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Ahead, Delivery
 from airflow_provider_zkmq.engine.working.options import Options
 from tests.integration.fronts import KINDS
 from tests.support import eventually
@@ -64,7 +63,7 @@ class AsyncAsked(AsyncListQueue):
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes workers of either front, whose keepers look often."""
-    monkeypatch.setattr(aworker, "KEEPER_SECONDS", 0.01)
+    monkeypatch.setattr(async_worker, "KEEPER_SECONDS", 0.01)
     with workers(request.param) as make:
         yield make
 
@@ -133,11 +132,11 @@ def test_what_waits_comes_in_order_and_is_overdue_in_time(monkeypatch: pytest.Mo
     first, second, third = (Delivery[Any, Any](ListClaim(ahead=True), None) for _ in range(3))
     taken.put([first, second])
     assert (taken.overdue(), taken.until_overdue(0.5)) == ([], 0.5)
-    monkeypatch.setattr(ahead, "HELD_SECONDS", 0.0)
+    monkeypatch.setattr(deliveries, "HELD_SECONDS", 0.0)
     assert taken.until_overdue(0.5) == 0.0
     assert taken.overdue() == [first, second]
     assert (taken.take(), taken.until_overdue(0.5)) == (None, 0.5)
-    monkeypatch.setattr(ahead, "HELD_SECONDS", 3600.0)
+    monkeypatch.setattr(deliveries, "HELD_SECONDS", 3600.0)
     taken.put([third])
     assert taken.overdue(every=True) == [third]
 
@@ -202,9 +201,9 @@ def test_a_handler_that_turns_out_slow_holds_up_nothing(
     def handler(task: Any) -> None:
         called.append(task)
         if len(called) == 2:  # the first of a group
-            monkeypatch.setattr(ahead, "HELD_SECONDS", 0.0)
+            monkeypatch.setattr(deliveries, "HELD_SECONDS", 0.0)
             eventually(lambda: ends(queue).count(NOT_BEGUN) == 7)
-            monkeypatch.setattr(ahead, "HELD_SECONDS", 3600.0)
+            monkeypatch.setattr(deliveries, "HELD_SECONDS", 3600.0)
 
     it = made(queue, handler, prefetch=8)
     it.run(until_empty=True)

@@ -15,9 +15,9 @@ from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Error, Retry,
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.tasks.outcome import Follows
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, Unavailable
-from airflow_provider_zkmq.engine.working import verdicts
+from airflow_provider_zkmq.engine.working import handling
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Deliveries, Delivery
-from airflow_provider_zkmq.engine.working.verdicts import Tally, Verdict
+from airflow_provider_zkmq.engine.working.handling import Tally, Verdict
 from tests.unit.test_cli import a_task
 
 
@@ -136,7 +136,7 @@ def run_loop(*claims: ListClaim) -> AsyncWorker:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> None:
     """A logger of the test's own: another test's command may have silenced the engine's."""
-    monkeypatch.setattr(verdicts, "log", logging.getLogger("verdicts"))
+    monkeypatch.setattr(handling, "log", logging.getLogger("verdicts"))
 
 
 @pytest.mark.parametrize("run", [run_threads, run_loop])

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Poll, QueueNotFound, Worker, monitor
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost
-from airflow_provider_zkmq.engine.working import absence, aworker, worker
+from airflow_provider_zkmq.engine.working import async_worker, handling, worker
 from airflow_provider_zkmq.engine.working.handling import Running
 from tests.integration.fronts import KINDS
 from tests.support import eventually
@@ -43,7 +43,7 @@ class Waiting(ListQueue):
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes workers of either front, whose monitors look often."""
-    for module in (worker, aworker):
+    for module in (worker, async_worker):
         monkeypatch.setattr(module, "KEEPER_SECONDS", 0.01)
     with workers(request.param) as make:
         yield make
@@ -193,7 +193,7 @@ class Failing(ListQueue):
 
 def test_an_unexpected_exception_ends_no_worker(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged and the worker goes on; what its caller must mend ends it, and is raised by `join`."""
-    for module in (worker, aworker):
+    for module in (worker, async_worker):
         monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     queue = Failing(RuntimeError("dictionary changed size during iteration"), ListClaim(), ListClaim())
     it = made(queue, done)
@@ -253,7 +253,7 @@ class Absent(ListQueue):
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Warned:
     """What was warned of; a logger of the test's own, as another test's command may have silenced the engine's."""
-    monkeypatch.setattr(absence, "log", logging.getLogger("absence"))
+    monkeypatch.setattr(handling, "log", logging.getLogger("absence"))
     return lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
@@ -303,7 +303,7 @@ def test_a_worker_that_was_writing_when_its_connection_was_closed_ends_by_that(m
 
 def test_a_queue_that_is_missing_is_told_of_once_until_it_comes(caplog: pytest.LogCaptureFixture) -> None:
     """For all threads, but for one whose answer is older than the queue; and once more where it has gone again."""
-    missing, counts = absence.Absence("later"), []
+    missing, counts = handling.Absence("later"), []
     before = missing.ended
     for asked in (before, before, None, before, missing.ended + 1):
         if asked is None:

@@ -20,7 +20,7 @@ from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue
 from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
 from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
 from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
-from airflow_provider_zkmq.engine.working.aworker import AsyncWorker
+from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker
 from airflow_provider_zkmq.engine.working.handling import Running, RunningAsync
 from airflow_provider_zkmq.engine.working.worker import Worker
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue

@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine.fronts.hand import Hand
 from airflow_provider_zkmq.engine.fronts.kinds import Awaited, AwaitedTaker
 from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork
 from airflow_provider_zkmq.engine.fronts.verbs import ClaimVerbs, QueueVerbs
-from airflow_provider_zkmq.engine.working.aworker import AsyncWorker
+from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker
 from airflow_provider_zkmq.engine.zk.session import Session
 
 

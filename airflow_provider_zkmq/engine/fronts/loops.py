@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.fronts.handover import PATIENCE
 from airflow_provider_zkmq.engine.fronts.kinds import AwaitedTaker, BlockingTaker
 from airflow_provider_zkmq.engine.fronts.methods import Twins, show_result, shown
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.working.background import OF_CALLS
+from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 

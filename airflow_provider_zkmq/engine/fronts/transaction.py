@@ -25,7 +25,7 @@ from airflow_provider_zkmq.engine.fronts.kinds import AwaitedInTurn, BlockingInT
 from airflow_provider_zkmq.engine.fronts.methods import claiming, verb
 from airflow_provider_zkmq.engine.fronts.unit import Transaction
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.working.background import OF_CALLS
+from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
 
 T = TypeVar("T")
 

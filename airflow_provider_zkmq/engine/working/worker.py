@@ -1,25 +1,224 @@
-"""Workers: claim, run, settle, until told to stop."""
+"""The worker with threads: claim, run a handler, settle, until told to stop."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.errors import QueueNotFound, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Claim, Queue, Transaction
-from airflow_provider_zkmq.engine.working.asking import Asking
-from airflow_provider_zkmq.engine.working.deliveries import Delivery
-from airflow_provider_zkmq.engine.working.handling import Running, call
-from airflow_provider_zkmq.engine.working.monitoring import Monitor, watching
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
+from airflow_provider_zkmq.engine.working.handling import (
+    GIVE_UP_SECONDS,
+    KEEPER_SECONDS,
+    LEFT_SECONDS,
+    RETRY_SECONDS,
+    Monitor,
+    Running,
+    Tally,
+    Verdict,
+    Working,
+    call,
+    watching,
+)
+from airflow_provider_zkmq.engine.working.heartbeat import Heart
 from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, Settled, check_handler
-from airflow_provider_zkmq.engine.working.rules import GIVE_UP_SECONDS, KEEPER_SECONDS
-from airflow_provider_zkmq.engine.working.threads import call_after, guarded
-from airflow_provider_zkmq.engine.working.verdicts import LEFT_SECONDS, RETRY_SECONDS
+
+# --- A worker's threads: daemons that do not end silently.
+
+
+def guarded(work: Callable[[], None], name: str, queue: str) -> threading.Thread:
+    """A thread that carries out `work` for the worker on a queue; not started yet."""
+    return threading.Thread(target=_guard, args=(work, queue), name=name, daemon=True)
+
+
+def _guard(work: Callable[[], None], queue: str) -> None:
+    """No thread of a worker ends silently, or before its time: whatever it met is logged, and it goes on."""
+    while True:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001  also what was meant to end a thread
+            log.exception("a thread of the worker on queue %r met an error and goes on", queue)
+            time.sleep(RETRY_SECONDS)
+        else:
+            return
+
+
+def call_after(delay: float, call: Callable[[], object]) -> None:
+    """Call something after so many seconds; at once where there are none."""
+    if delay == 0:
+        call()
+        return
+    timer = threading.Timer(delay, call)
+    timer.daemon = True
+    timer.start()
+
+
+# --- Settling what a worker's threads have in hand: again and again, until it is known to be settled or lost.
+
+
+class Settler:
+    """Settles deliveries in the thread that it is called from."""
+
+    def __init__(self, deliveries: Deliveries[Claim, Transaction], tally: Tally) -> None:
+        self._deliveries = deliveries
+        self._tally = tally
+
+    def begin(self, delivery: Delivery[Claim, Transaction]) -> bool:
+        """Its handler is about to be called; False: it is not, since that cannot be said."""
+        if delivery.claim.ahead:
+            try:
+                delivery.claim.begin()
+            except Exception as error:  # noqa: BLE001  whatever it is: it is given back, which tells more
+                log.warning("task %r is not begun: %s", delivery.claim.task.id, error)
+                return False
+        return True
+
+    def give_back(self, deliveries: list[Delivery[Claim, Transaction]]) -> None:
+        """Settle what was taken ahead and whose handlers will not be called."""
+        for delivery in deliveries:
+            if self._deliveries.decide(delivery, NOT_BEGUN):
+                self.settle(delivery)
+
+    def settle(self, delivery: Delivery[Claim, Transaction]) -> None:
+        """Settle, however long ZooKeeper is away while the session lives; one task's trouble ends no thread."""
+        try:
+            while self._try(delivery) is Verdict.AGAIN:
+                time.sleep(RETRY_SECONDS)
+        finally:
+            self._deliveries.drop(delivery)
+
+    def settle_later(self, delivery: Delivery[Claim, Transaction]) -> None:
+        """Settle together with others, without waiting for it; it is in hand until that is known."""
+        delivery.claim.settle_later(delivery.outcome or NOT_BEGUN, delivery.progress, partial(self._told, delivery))
+
+    def _told(self, delivery: Delivery[Claim, Transaction], success: bool, error: Exception | None) -> None:
+        try:
+            if error is None:
+                self._tally.settled(delivery, success=success)
+            elif self._tally.judge(delivery, error) is not Verdict.LOST:
+                self._deliveries.leave(delivery)
+        finally:
+            self._deliveries.drop(delivery)
+
+    def settle_left(self) -> None:
+        """Try once more what could not be settled."""
+        for delivery in self._deliveries.take_left():
+            delivery.progress.refusals = 0
+            if self._try(delivery) is Verdict.AGAIN:
+                self._deliveries.leave(delivery)
+
+    def _try(self, delivery: Delivery[Claim, Transaction]) -> Verdict:
+        try:
+            success = delivery.ending().settle(delivery.outcome or NOT_BEGUN, delivery.progress)
+        except BaseException as error:  # noqa: BLE001  judged and reported, whatever it is
+            verdict = self._tally.judge(delivery, error)
+            if verdict is Verdict.LATER:
+                self._deliveries.leave(delivery)
+            return verdict
+        return self._tally.settled(delivery, success=success)
+
+
+# --- What a worker's threads ask of its queue; one that is not there is waited for.
+
+
+class Asking(Working[Claim, Transaction]):
+    """A worker as far as it asks for tasks."""
+
+    def __init__(self, queue: Queue, handler: Handler, options: Options) -> None:
+        super().__init__(queue, handler, options)
+        self.queue = queue
+        self._stopping = threading.Event()
+        self._settler = Settler(self._deliveries, self._tally)
+        self._heart = Heart(self._deliveries)
+        self._filling = threading.Lock()
+        """One thread claims for all while handlers are fast."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop, or has ended."""
+        return self._stopping.is_set()
+
+    def _check_wanted(self) -> None:
+        """Raise `ConfigError` for what the queue refuses. One that is not there can refuse nothing yet."""
+        try:
+            self.queue.check_wanted(**self._options.choice)
+        except QueueNotFound as error:
+            self._tell_of_absence(error, 0)
+
+    def _claim(self, *, idle: bool) -> Delivery[Claim, Transaction] | None:
+        """Claim, for all threads if handlers are fast; None: there was nothing, or no queue, and it was waited for."""
+        if idle or not self._ahead.fast:
+            return self._fill(idle=idle)
+        with self._filling:  # who had it may have waited for the queue, or for a server
+            return None if self.stopping else self._ahead.take() or self._fill(idle=False)
+
+    def _fill(self, *, idle: bool) -> Delivery[Claim, Transaction] | None:
+        """Claim, where handlers are fast more than one; the first of them is the caller's."""
+        since = self._absence.ended
+        try:
+            with self._ahead.asking(idle=idle):
+                claims = self._claim_within_limit(self._patience(idle=idle))
+        except QueueNotFound as error:
+            self._await_queue(error, since)
+            return None
+        deliveries = [self._add(claim) for claim in claims]
+        self._ahead.put(deliveries[1:])
+        if self._ahead and self._ahead.idle:  # who began to wait meanwhile takes of it
+            self.queue.wake()
+        return deliveries[0] if deliveries else None
+
+    def _claim_within_limit(self, patience: float) -> Sequence[Claim]:
+        most = self._budget.take(self._ahead.room)
+        claims: Sequence[Claim] = []
+        try:
+            if most:
+                claims = self._ask(most, patience)
+        finally:
+            self._budget.put_back(most - len(claims))
+        return claims
+
+    def _return(self, deliveries: list[Delivery[Claim, Transaction]]) -> None:
+        """Give back what was taken ahead and whose handlers will not be called."""
+        self._budget.put_back(len(deliveries))
+        self._settler.give_back(deliveries)
+
+    def _ask(self, most: int, patience: float) -> Sequence[Claim]:
+        choice, lease = self._options.choice, self._options.lease
+        stopping = lambda: self._stopping.is_set() or bool(self._ahead)  # noqa: E731
+        if most > 1:
+            return self.queue.claim_many(most, **choice, lease=lease, timeout=patience, stopping=stopping, ahead=True)
+        claim = self.queue.claim(**choice, lease=lease, timeout=patience, stopping=stopping)
+        return [] if claim is None else [claim]
+
+    def _add(self, claim: Claim) -> Delivery[Claim, Transaction]:
+        transaction = claim.transaction() if self._options.transactional else None
+        delivery = self._deliveries.add(claim, claim.span, transaction)
+        self._heart.quicken()  # one more to extend
+        return delivery
+
+    def _await_queue(self, error: QueueNotFound, since: int) -> None:
+        """Wait for the queue to come, or the worker to be stopped."""
+        self._tell_of_absence(error, since)
+        if self.queue.exists(None, stopping=self._stopping.is_set):
+            self._absence.end()
+
+    def _size(self) -> int:
+        """How many tasks are pending, once there is a queue. Raises `QueueNotFound` where none came before the end."""
+        since = self._absence.ended
+        try:
+            return self.queue.pending()
+        except QueueNotFound as error:
+            self._await_queue(error, since)
+        return self.queue.pending()
+
+
+# --- Workers: claim, run, settle, until told to stop.
 
 
 class Worker(Asking):

@@ -1,17 +1,55 @@
-"""A worker's heart: it extends the locks and leases of what is in hand, and waits for nothing else."""
+"""A worker's heartbeat: it extends the locks and leases of what is in hand, and waits for nothing else."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncTransaction, Claim, Closing, InHand, Transaction
 from airflow_provider_zkmq.engine.working.deliveries import Deliveries, Delivery
-from airflow_provider_zkmq.engine.working.pauses import until
-from airflow_provider_zkmq.engine.working.rules import KEEPER_SECONDS
+from airflow_provider_zkmq.engine.working.handling import KEEPER_SECONDS
+
+# --- Waiting on an event loop: for an event or a while, for many tasks, and for tasks that are to end.
+
+#: How long a cancelled task is waited for, and how often it is told again to end.
+CANCEL_SECONDS: Final = 1.0
+MOST_CANCELLATIONS: Final = 3
+
+
+async def until(event: asyncio.Event, span: float) -> None:
+    """Wait for the event, `span` seconds at the most; a cancellation is never swallowed."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(span):
+            await event.wait()
+
+
+async def all_of(tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for all of the tasks, however they end."""
+    await asyncio.wait(tasks)
+
+
+async def end(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until they have ended; one that swallows a cancellation gets another, and is then left alone."""
+    for _ in range(MOST_CANCELLATIONS):
+        pending = {task for task in tasks if not task.done()}
+        if not pending:
+            return
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=CANCEL_SECONDS)
+
+
+def is_cancelled() -> bool:
+    """Whether the running task was asked to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+# --- A worker's heart: it extends the locks and leases of what is in hand, and waits for nothing else.
 
 C = TypeVar("C", bound=InHand)
 U = TypeVar("U", bound=Closing)
