@@ -9,8 +9,6 @@ from airflow_provider_zkmq.engine.working.options import Handler
 from airflow_provider_zkmq.engine.working.worker import Worker
 from airflow_provider_zkmq.filequeue.refusals import TRANSACTIONS, refuse
 
-__all__ = ["Handler", "Worker", "worker"]
-
 
 def worker(queue: Queue, handler: Handler, *, transactional: bool = False, **options: Any) -> Worker:
     """A worker on a file's queue; the options are `Worker`'s. Raises `ConfigError` for ``transactional``.

@@ -32,7 +32,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.fronts.methods import Twins
-from airflow_provider_zkmq.engine.fronts.verbs import ClaimVerbs, QueueVerbs
+from airflow_provider_zkmq.engine.fronts.queue import ClaimVerbs, QueueVerbs
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
 from tests.support import fresh_root
 

@@ -28,7 +28,7 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.engine.core.tasks import outcome
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
-from airflow_provider_zkmq.engine.fronts import upkeep
+from airflow_provider_zkmq.engine.fronts import client
 from airflow_provider_zkmq.engine.working import async_worker, worker
 from tests.faulty import CutAfter, Faulty, Once, is_multi
 from tests.integration.conftest import taken
@@ -253,7 +253,7 @@ def test_one_queue_s_trouble_ends_no_clean_up(
     zk: Zkmq, zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clean-up that raises what nobody expected is logged, and the other queues are cleaned up for ever."""
-    collect = upkeep.collect_if_due
+    collect = client.collect_if_due
     failed: list[str] = []
 
     def stumble(context: Any) -> Any:
@@ -262,7 +262,7 @@ def test_one_queue_s_trouble_ends_no_clean_up(
             raise RuntimeError("dictionary changed size during iteration")
         return collect(context)
 
-    monkeypatch.setattr(upkeep, "collect_if_due", stumble)
+    monkeypatch.setattr(client, "collect_if_due", stumble)
     for name in ("bad", "census"):
         zk.queue(name).configure(task_gc_lifetime=0, task_gc_interval=1)
     with Zkmq.connect(zookeeper, root=root) as other:

@@ -21,7 +21,6 @@ from airflow_provider_zkmq.engine.core.upkeep import lock, turns
 from airflow_provider_zkmq.engine.core.upkeep.collect import Collected, collect_garbage
 from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, Unavailable, ZkmqError
-from airflow_provider_zkmq.engine.fronts import debts
 from tests.unit.claiming import another, many, queue_of, step
 from tests.unit.looping import filled
 from tests.unit.test_departing import put_down
@@ -311,9 +310,9 @@ def paying(
         client.zk.ms += max(1, round(seconds * 1000))
 
     changed, connected = SimpleNamespace(count=0, wait=wait), SimpleNamespace(is_set=lambda: True)
-    monkeypatch.setattr(debts, "run", lambda _session, procedure: client.do(procedure, fault))
+    monkeypatch.setattr(client, "run", lambda _session, procedure: client.do(procedure, fault))
     session = SimpleNamespace(memory=contextlib.nullcontext(), changed=changed, closed=closed, connected=connected)
-    debts._pay(session, client.context)
+    client._pay(session, client.context)
     assert not client.context.debts.paying
     return pauses
 
@@ -352,5 +351,5 @@ def test_other_debts_that_cannot_be_paid_hold_nothing_back(error: Exception, mon
         yield
 
     monkeypatch.setattr("airflow_provider_zkmq.engine.core.upkeep.debts.close_pending", refused)
-    assert all(pause >= debts.RETRY_SECONDS for pause in paying(client, monkeypatch))
+    assert all(pause >= client.RETRY_SECONDS for pause in paying(client, monkeypatch))
     assert told == {"a": [None], "b": [None]}

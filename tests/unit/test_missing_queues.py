@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.reading import existence, finding, inspec
 from airflow_provider_zkmq.engine.core.reading.archiving import Archive
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, settle
 from airflow_provider_zkmq.engine.fronts.methods import Twins
-from airflow_provider_zkmq.engine.fronts.verbs import QueueVerbs
+from airflow_provider_zkmq.engine.fronts.queue import QueueVerbs
 from tests.unit.claiming import ANY, another, in_hand, refused, step
 from tests.unit.world import Client, new_context, new_queue
 

@@ -18,8 +18,8 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Get, Post
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Multi, SetData
 from airflow_provider_zkmq.engine.core.tasks import beginning
 from airflow_provider_zkmq.engine.errors import TaskTooLarge
-from airflow_provider_zkmq.engine.fronts import debts
-from airflow_provider_zkmq.engine.fronts.runtime import new_context
+from airflow_provider_zkmq.engine.fronts import client
+from airflow_provider_zkmq.engine.fronts.client import new_context
 from airflow_provider_zkmq.engine.zk import access
 from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
@@ -153,7 +153,7 @@ def test_a_lost_mark_is_paid_while_another_thread_has_the_memory(
         return
         yield
 
-    monkeypatch.setattr(debts, "pay_debts", pay)
+    monkeypatch.setattr(client, "pay_debts", pay)
     session.connected.set()
     claimed = claimed_one(session)
     run(session, beginning.begin(context, claimed))
@@ -183,5 +183,5 @@ def test_where_no_thread_is_to_be_had_the_debt_stays(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
         session.client._notify_pending(KeeperState.CONNECTING)
-    assert debts.in_debt(context)
+    assert client.in_debt(context)
     assert not context.debts.paying

@@ -35,7 +35,7 @@ from airflow_provider_zkmq.engine.core.reading.scanning import scan
 from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, putting, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.beginning import begin
 from airflow_provider_zkmq.engine.core.upkeep import collect, keeper
-from airflow_provider_zkmq.engine.fronts.hand import task_of
+from airflow_provider_zkmq.engine.fronts.claims import task_of
 from tests.unit.world import Client, new_queue
 
 #: What is no duration, by a name for it.

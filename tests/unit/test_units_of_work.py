@@ -28,7 +28,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.reading import configuration
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, giveback, operate, putting, transaction
-from airflow_provider_zkmq.engine.fronts.unit import Transaction
+from airflow_provider_zkmq.engine.fronts.transaction import Transaction
 from tests.unit.claiming import another, queue_of, refused, unit_of
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
 

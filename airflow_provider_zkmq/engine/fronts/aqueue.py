@@ -7,10 +7,10 @@ from typing import Any
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.fronts.hand import Hand
-from airflow_provider_zkmq.engine.fronts.kinds import Awaited, AwaitedTaker
+from airflow_provider_zkmq.engine.fronts.claims import Hand
+from airflow_provider_zkmq.engine.fronts.methods import Awaited, AwaitedTaker
+from airflow_provider_zkmq.engine.fronts.queue import ClaimVerbs, QueueVerbs
 from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork
-from airflow_provider_zkmq.engine.fronts.verbs import ClaimVerbs, QueueVerbs
 from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker
 from airflow_provider_zkmq.engine.zk.session import Session
 

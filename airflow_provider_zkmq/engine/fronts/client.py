@@ -3,36 +3,273 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
+import socket
 import threading
 import time
 from collections.abc import Generator
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.memory.clock import Clock
 from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
+from airflow_provider_zkmq.engine.core.model.paths import Paths
 from airflow_provider_zkmq.engine.core.reading.clock import now_below
+from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.roots import queue_names
-from airflow_provider_zkmq.engine.core.tasks.departing import settle_last
+from airflow_provider_zkmq.engine.core.tasks.departing import settle_last, settle_leaving
 from airflow_provider_zkmq.engine.core.upkeep.consumers import unregister
-from airflow_provider_zkmq.engine.errors import Unsupported, ZkmqError
+from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts, until_due
+from airflow_provider_zkmq.engine.core.upkeep.turns import collect_if_due
+from airflow_provider_zkmq.engine.errors import QueueNotFound, TransportError, Unsupported, ZkmqError
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
-from airflow_provider_zkmq.engine.fronts.aside import aside
-from airflow_provider_zkmq.engine.fronts.kinds import Awaited, Blocking, Front
-from airflow_provider_zkmq.engine.fronts.methods import verb
+from airflow_provider_zkmq.engine.fronts.claims import aside
+from airflow_provider_zkmq.engine.fronts.methods import Awaited, Blocking, Front, verb
 from airflow_provider_zkmq.engine.fronts.queue import Queue
-from airflow_provider_zkmq.engine.fronts.runtime import new_context
-from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
-from airflow_provider_zkmq.engine.fronts.unit import Transaction
-from airflow_provider_zkmq.engine.fronts.upkeep import Upkeep
+from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, Transaction, UnitOfWork
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.limits import Patience, left
 from airflow_provider_zkmq.engine.zk.opening import open_session
 from airflow_provider_zkmq.engine.zk.session import Session
+from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
+
+# --- What calls left to be put right (`core.upkeep.debts`) is put right in the background, by a thread of its own.
+
+#: The longest pause between two tries to pay what is owed, while the connection is lost.
+LOOK_SECONDS: Final = 5.0
+#: The pause before what could not be paid is tried again, while there is one.
+RETRY_SECONDS: Final = 0.5
+
+
+def pay(session: Session, context: Context) -> None:
+    """Have what is owed put right by a thread of its own, as soon as there is a connection; one at a time is enough.
+
+    From any thread: the connection's own must not wait for the client's lock, under which a signal's handler may wait
+    for the connection's thread.
+    """
+    if not context.debts.paying and (context.claims.leaving or not session.closed) and os.getpid() == session.pid:
+        with contextlib.suppress(RuntimeError):  # no thread is to be had: before the next claim it is put right, too
+            threading.Thread(target=_pay, args=(session, context), name="zkmq-debts", daemon=True).start()
+
+
+def _pay(session: Session, context: Context) -> None:
+    with session.memory:
+        if context.debts.paying:
+            return
+        context.debts.paying = True
+    while _goes_on(session, context):
+        seen, least = session.changed.count, RETRY_SECONDS
+        try:
+            run(session, settle_leaving(context) if session.closed else pay_debts(context))
+            least = 0.0
+        except TransportError:
+            pass
+        except Exception as error:  # noqa: BLE001  whatever was met: the next debt is to be paid
+            what = "what calls on queue %r left is put right before its next claim: %s"
+            log.warning(what, context.queue, error, exc_info=not isinstance(error, ZkmqError))
+            if not context.claims.leaving:
+                context.debts.paying = False
+                return
+        if _goes_on(session, context):
+            session.changed.wait(seen, max(least, _pause(session, context)))
+
+
+def _pause(session: Session, context: Context) -> float:
+    """How long what is owed may wait, unless the connection changes; what is put down meanwhile is looked at, too."""
+    with session.memory:
+        return until_due(context, RETRY_SECONDS if session.connected.is_set() else LOOK_SECONDS)
+
+
+def _goes_on(session: Session, context: Context) -> bool:
+    """Whether anything is owed still; no debt falls in between. Of a client that was closed: what was put down is told.
+
+    What is owed later is owed by somebody who has the client's memory after us; or, without it, by somebody who notes
+    the debt first and then asks whether anybody pays: nobody is said to, before it is asked what is owed.
+    """
+    with session.memory:
+        context.debts.paying = False
+        context.debts.paying = bool(context.claims.leaving) if session.closed else in_debt(context)
+        return context.debts.paying
+
+
+# --- What a client lends to the procedures on one of its queues: time, chance, its session, and a memory to begin with.
+
+
+def new_context(session: Session, queue: str, consumer_name: str | None = None, clock: Clock | None = None) -> Context:
+    """A client's empty memory of one queue; `clock`: the server's, as its queues know it. Raises `ConfigError`."""
+    config = session.config
+    name = consumer_name or f"{socket.gethostname().split('.')[0][:40]}-{os.getpid()}"
+    context = Context(
+        queue=queue,
+        root=config.root,
+        paths=Paths.of(config.root, queue),
+        run=Runtime(
+            monotonic=time.monotonic,
+            wall_ms=lambda: time.time_ns() // 1_000_000,
+            random=random.random,
+            new_signal=ThreadSignal,
+            session=lambda: session.id,
+            report=lambda path, why: log.warning("%s", why if why.startswith(path) else f"{path}: {why}"),
+            zxid=lambda: int(session.client.last_zxid),
+            restored=lambda: int(session.client.restored),
+            unwatch=session.unwatch,
+            pay=lambda: pay(session, context),
+        ),
+        signal=ThreadSignal(),
+    )
+    context.clock = clock or context.clock
+    context.describe = {"name": name, "host": socket.gethostname(), "pid": os.getpid()}
+    return context
+
+
+# --- Clean-up in the background: every producer and consumer takes its turn, unless it opted out.
+#
+# zkmq's seed has each producer collect garbage at ``conf/task_gc_interval``. Here the time of the last run stands in
+# ZooKeeper, so that N processes do the work of one, and who comes late to one that is overdue makes it.
+
+MIN_PAUSE: Final = 0.2
+#: The longest sleep; a thread cannot be told to wait for as long as an interval may be.
+MAX_PAUSE: Final = 3600.0
+#: The first use of a queue is not disturbed by the first look at it.
+FIRST_LOOK: Final = 1.0
+#: The pause after a look whose queue could not tell its interval.
+ERROR_PAUSE: Final = 60.0
+#: How long a client that is being closed waits for its looks. A clean-up under way is told to leave then, and cut off
+#: if it does not within as long again; it goes on where it was when somebody else takes the turn.
+CLOSING_SECONDS: Final = 1.0
+#: Clients that wait for the same moment come a little apart, in parts of the interval and in seconds at the most.
+SPREAD: Final = 0.1
+MAX_SPREAD: Final = 5.0
+
+
+class Upkeep:
+    """A daemon thread that collects the garbage of the queues its client uses. Started by the first use.
+
+    It looks at a queue a second after its first use, or when the client is closed before that; then whenever clean-up
+    is due, and when the configuration changes. One lock guards the table of queues and the thread; no request is sent
+    under it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._due: dict[str, tuple[float, Context]] = {}
+        self._changed: set[str] = set()
+        self._seen: set[str] = set()
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, context: Context) -> None:
+        """Look after this queue from now on."""
+        with self._lock:
+            if context.queue in self._due:
+                return
+            self._due[context.queue] = (time.monotonic() + FIRST_LOOK, context)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="zkmq-upkeep", daemon=True)
+                self._thread.start()
+        context.configuration.changed = partial(self._look_soon, context)
+        self._wake.set()
+
+    def _look_soon(self, context: Context) -> None:
+        """The queue's configuration has changed: what the old interval and lifetime said does not count any more."""
+        with self._lock:
+            self._changed.add(context.queue)
+        self._wake.set()
+
+    def stop(self, patience: float) -> None:
+        """End the thread; looks that were not made yet are made, and what is under way goes on, for a moment.
+
+        `patience`: for how many seconds the client's end may be waited for at all.
+        """
+        deadline = time.monotonic() + patience
+        self._stopped.set()
+        self._wake.set()
+        if not self.join(patience):
+            with self._lock:
+                for _, context in self._due.values():
+                    context.maintenance.leaving = True
+            self.join(deadline - time.monotonic())
+
+    def join(self, patience: float) -> bool:
+        """Wait for the end of the thread, a moment at the most; whether it has ended."""
+        with self._lock:
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout=max(0.0, min(CLOSING_SECONDS, patience)))
+        return not thread.is_alive()
+
+    def _loop(self) -> None:
+        """Until the end: whatever a look met is logged, and the next one comes."""
+        while not self._stopped.is_set():
+            self._wake.clear()
+            try:
+                pause = self._round()
+            except BaseException:  # noqa: BLE001  the thread must not end silently
+                log.exception("clean-up in the background met an error and goes on")
+                pause = ERROR_PAUSE
+            if not self._stopped.is_set():
+                self._wake.wait(pause)
+        self._look_at_the_rest()
+
+    def _round(self) -> float:
+        """Look at what is due; returns the seconds until the next is. Without a connection it waits for that."""
+        changes = self._session.changed.count
+        if not self._session.connected.is_set():
+            return ERROR_PAUSE if self._session.changed.on_next(changes, self._wake.set) else 0.0
+        with self._lock:
+            table, changed = dict(self._due), self._changed
+            self._changed = set()
+        for name, (due, context) in table.items():
+            if (due <= time.monotonic() or name in changed) and not self._stopped.is_set():
+                pause = self._look(context)
+                with self._lock:
+                    if name in self._due:
+                        self._due[name] = (time.monotonic() + pause, context)
+        with self._lock:
+            nearest = min((due for due, _ in self._due.values()), default=time.monotonic() + ERROR_PAUSE)
+        return max(0.0, min(MAX_PAUSE, nearest - time.monotonic()))
+
+    def _look_at_the_rest(self) -> None:
+        """The client is being closed: the queues that it has used for less than a second are looked at now.
+
+        So do clients clean up, too, that live no longer than one enqueue.
+        """
+        with self._lock:
+            rest = [context for name, (_, context) in self._due.items() if name not in self._seen]
+        for context in rest:
+            if self._session.connected.is_set() and not self._session.closed:
+                self._look(context)
+
+    def _look(self, context: Context) -> float:
+        """Clean up if it is due; returns the seconds until the next look."""
+        self._seen.add(context.queue)
+        interval = ERROR_PAUSE
+        try:
+            interval = run(self._session, read_conf(context)).gc_interval
+            pause = run(self._session, collect_if_due(context)).due_in
+        except QueueNotFound:  # deleted: it is looked after again when it is used again
+            pause = interval
+            with self._lock:
+                self._due.pop(context.queue, None)
+        except Exception as error:  # noqa: BLE001  one queue's trouble is not the others'
+            pause = interval
+            if not self._stopped.is_set():
+                log.warning("clean-up of queue %r: %s", context.queue, error, exc_info=not isinstance(error, ZkmqError))
+        spread = random.uniform(0, min(MAX_SPREAD, SPREAD * interval))  # noqa: S311  no secret, only spread
+        return max(MIN_PAUSE, pause + spread)
+
+
+# --- The clients of both fronts: a connection to ZooKeeper and the queues on it.
 
 
 class ClientVerbs(Front[str]):

@@ -12,9 +12,8 @@ from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on, wind_up
 from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.errors import TransportError
-from airflow_provider_zkmq.engine.fronts.handover import PATIENCE
-from airflow_provider_zkmq.engine.fronts.kinds import AwaitedTaker, BlockingTaker
-from airflow_provider_zkmq.engine.fronts.methods import Twins, show_result, shown
+from airflow_provider_zkmq.engine.fronts.claims import PATIENCE
+from airflow_provider_zkmq.engine.fronts.methods import AwaitedTaker, BlockingTaker, Twins, show_result, shown
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
 from airflow_provider_zkmq.engine.zk.drivers import arun, run

@@ -3,16 +3,282 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Generic, TypeVar
 
+from airflow_provider_zkmq.engine.core.claiming import ask, by_id, over, ready
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.fronts.hand import Hand
-from airflow_provider_zkmq.engine.fronts.kinds import Blocking, BlockingTaker
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.reading import (
+    archiving,
+    clock,
+    counts,
+    explain,
+    following,
+    ids,
+    inspect,
+    log,
+    many,
+    pending,
+    register,
+    runs,
+    scanning,
+    settings,
+    trees,
+    trimmed,
+)
+from airflow_provider_zkmq.engine.core.reading.claims import unless_queue_gone
+from airflow_provider_zkmq.engine.core.reading.existence import exists, unless_missing
+from airflow_provider_zkmq.engine.core.reading.finding import find_matching
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
+from airflow_provider_zkmq.engine.core.tasks import (
+    batches,
+    beginning,
+    configure,
+    enqueue_new,
+    holding,
+    operate,
+    settle,
+    several_writers,
+)
+from airflow_provider_zkmq.engine.core.tasks.departing import settle_later
+from airflow_provider_zkmq.engine.core.tasks.enqueueing import enqueue_one, enqueue_several
+from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by_outcome
+from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, keeper
+from airflow_provider_zkmq.engine.fronts.claims import Adopting, Hand, task_of
+from airflow_provider_zkmq.engine.fronts.loops import looping
+from airflow_provider_zkmq.engine.fronts.methods import (
+    Blocking,
+    BlockingTaker,
+    Front,
+    by_token,
+    claiming,
+    claiming_many,
+    settling,
+    verb,
+)
 from airflow_provider_zkmq.engine.fronts.transaction import UnitOfWork
-from airflow_provider_zkmq.engine.fronts.verbs import ClaimVerbs, QueueVerbs
 from airflow_provider_zkmq.engine.working.worker import Worker
 from airflow_provider_zkmq.engine.zk.session import Session
+
+# --- What can be asked of claims and of queues: each verb once for both fronts, see `methods`.
+
+T = TypeVar("T")
+U = TypeVar("U", bound=Adopting)
+
+
+class ClaimVerbs(Front[Hand], Generic[U]):
+    """What claims of both fronts are. `begin` begins a transaction over the same connection.
+
+    ``result``: with what `q.claims` completes it, unless the body of the loop settles it.
+    """
+
+    def __init__(self, session: Session, hand: Hand, begin: Callable[[], U]) -> None:
+        super().__init__(session, hand)
+        self._begin = begin
+        self.result: bytes | str | None = None
+
+    complete = settling(settle.complete)
+    fail = settling(settle.fail)
+    release = settling(settle.release)
+    snooze = settling(settle.snooze)
+    extend = settling(holding.extend)
+    progress = settling(holding.progress)
+    begin = settling(beginning.begin)
+    settle = settling(settle_by_outcome)
+
+    def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
+        """Where there is no queue any more, there is no claim either."""
+        return unless_queue_gone(self._subject.context, self._claimed, procedure)
+
+    @property
+    def _claimed(self) -> Claimed:
+        return self._subject.claimed
+
+    @cached_property
+    def task(self) -> Task:
+        """The task as it was handed out."""
+        return task_of(self._subject.context, self._claimed)
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue that it was taken from."""
+        return self._subject.context.queue
+
+    @property
+    def token(self) -> int:
+        """The fencing token: the number of the claim's transaction; rising, unique for its task, shared by a group."""
+        return self._claimed.token
+
+    @property
+    def settled(self) -> bool:
+        """Whether this object knows that the claim is over: settled here, or lost."""
+        return self._claimed.lost
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the task was cancelled while it was in hand; learnt by a watch, while its process claims or works."""
+        return self._claimed.cancelled
+
+    @property
+    def span(self) -> float | None:
+        """For how many seconds the claim holds unless it is extended; None: to the end of its session."""
+        return self._subject.span
+
+    @property
+    def over(self) -> bool:
+        """Whether what the claim is bound to has ended, its session: one that is merely cut off still holds it."""
+        return self._subject.is_over(self._session)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it was taken ahead, and nobody has said yet that its handling begins: see `begin`."""
+        return self._claimed.ahead
+
+    def mark_begun(self) -> int | None:
+        """Its handler begins now: kept with what settles the claim. The server's time, as far as it is known."""
+        clock = self._subject.context.clock
+        self._claimed.began = clock.monotonic()
+        return clock.at(self._claimed.began)
+
+    def mark_ended(self) -> None:
+        """Its handler has ended now: kept with what settles the claim, which may take a while."""
+        self._claimed.handled = self._subject.context.clock.monotonic()
+
+    def settle_later(
+        self, outcome: Handled, progress: Settlement, told: Callable[[bool, Exception | None], None]
+    ) -> None:
+        """End the delivery by what its handler has done, soon: together with others, and with the client's next claim.
+
+        `told` hears whether it was a success, or what kept it from being ended: in any thread; it waits for nothing.
+        """
+        context, claimed = self._subject.context, self._claimed
+        with self._session.memory:
+            settle_later(context, claimed, partial(settle_by_outcome, context, claimed, outcome, progress), told)
+
+    def transaction(self) -> U:
+        """A transaction with this claim in it, which ends the claim by what it does itself."""
+        transaction = self._begin()
+        transaction.adopt(self._subject)
+        return transaction
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.token} of task {self._claimed.task_id!r}>"
+
+
+class QueueVerbs(Front[Context]):
+    """What queues of both fronts are: a new verb is one line here.
+
+    The settling verbs take a task's id and its claim's token; see `Claim`. `used` is told of claims and enqueues.
+    """
+
+    def __init__(self, session: Session, context: Context, used: Callable[[Context], None]) -> None:
+        super().__init__(session, context)
+        self._used = used
+
+    publish_archive = verb(configure.publish_archive)
+    pause = verb(configure.pause)
+    resume = verb(configure.resume)
+    configure = verb(configure.configure)
+    task = verb(inspect.read_task)
+    tasks = verb(inspect.list_tasks)
+    ids = verb(ids.ids)
+    read_many = verb(many.read_many)
+    scan = verb(scanning.scan)
+    counts = verb(counts.counts)
+    pending = verb(pending.pending)
+    conf = verb(settings.conf)
+    exists = verb(exists)
+    delete = verb(deletion.delete)
+    consumers = verb(register.consumers)
+    follow = verb(following.follow)
+    tree = verb(trees.read_tree)
+    explain = verb(explain.explain)
+    wait = verb(wait_for)
+    find = verb(find_matching)
+    wait_batch = verb(batches.wait_batch)
+    batch = verb(batches.read_batch)
+    zxid = verb(archiving.zxid)
+    now = verb(clock.now)
+    ended_between = verb(log.ended_between)
+    read_ended = verb(runs.read_ended)
+    latest_end = verb(log.latest_end)
+    trimmed = verb(trimmed.trimmed)
+    archive = verb(archiving.archive)
+    collect_garbage = verb(collect.collect_garbage)
+    redrive = verb(operate.redrive)
+    redrive_many = verb(operate.redrive_many)
+    cancel = verb(operate.cancel)
+    revoke = verb(operate.revoke)
+    clear = verb(operate.clear)
+    replace = verb(operate.replace_data)
+    drop = verb(operate.drop)
+    complete = by_token(settle.complete)
+    fail = by_token(settle.fail)
+    release = by_token(settle.release)
+    snooze = by_token(settle.snooze)
+    begin = by_token(beginning.begin_for)
+    extend = by_token(holding.extend)
+    progress = by_token(holding.progress)
+    enqueue_many = verb(enqueue_several, marks_used=True)
+    enqueue_new = verb(enqueue_new.enqueue_new, marks_used=True)
+    open_batch = verb(several_writers.open_for_several, marks_used=True)
+    seal_batch = verb(several_writers.seal)
+    enqueue = verb(enqueue_one, marks_used=True)
+    claim = claiming(ask.ask, "Claim | None", "AsyncClaim | None")
+    claim_many = claiming_many(ask.ask_many, "list[Claim]", "list[AsyncClaim]")
+    claims = looping(ask.ask_in_turn, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
+    claim_task = claiming(by_id.ask_by_id, "Claim | None", "AsyncClaim | None")
+    take_over = claiming(over.ask_over, "Claim | None", "AsyncClaim | None")
+    ready = verb(ready.ready)
+    check_wanted = verb(ask.wanted)
+    look_after = verb(keeper.look_after)
+    wait_for_change = verb(keeper.wait_for_change)
+
+    @property
+    def _context(self) -> Context:
+        return self._subject
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._context.queue
+
+    @property
+    def root(self) -> str:
+        """The znode under which the queue lives."""
+        return self._context.root
+
+    @property
+    def consumer(self) -> str:
+        """This client's id among the queue's consumers; before its first claim, how that will begin."""
+        known = self._context.registration.consumer
+        return str(self._context.describe["name"]) if known is None else known.id
+
+    @property
+    def changes(self) -> int:
+        """How often the queue has changed, as far as this client was told: the `seen` of `wait_for_change`."""
+        return self._context.signal.count
+
+    def wake(self) -> None:
+        """Wake every call of this client that waits for the queue to change; they look again."""
+        self._context.signal.fire()
+
+    def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
+        """What fails where there is no such queue fails for that, whatever else it would say."""
+        return unless_missing(self._context, procedure)
+
+    def _mark_used(self) -> None:
+        """The queue is claimed from or enqueued to: its client takes part in clean-up from now on."""
+        self._used(self._context)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._context.paths.base} at {self._session.config.hosts}>"
+
+
+# --- The blocking front: `Queue` and `Claim`.
 
 
 class Claim(ClaimVerbs[UnitOfWork], Blocking[Hand]):

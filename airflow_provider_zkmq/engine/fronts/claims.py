@@ -1,0 +1,181 @@
+"""Calls that block, in a thread of their own beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from airflow_provider_zkmq.engine.core.claiming.ask import Asked
+from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.model.states import State, derive_status
+from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
+from airflow_provider_zkmq.engine.errors import ZkmqError
+from airflow_provider_zkmq.engine.log import log
+from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
+from airflow_provider_zkmq.engine.zk.drivers import arun, run
+from airflow_provider_zkmq.engine.zk.limits import Patience
+from airflow_provider_zkmq.engine.zk.session import Session
+
+# --- Calls that block, in a thread of their own beside the event loop.
+
+T = TypeVar("T")
+
+
+async def aside(call: Callable[[], T]) -> T:
+    """What `call` returns or raises. Cancelled, the call goes on.
+
+    Not on the loop's own threads: of those there are few, so that many clients that wait for one server would wait
+    behind one another.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # what was returned
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001  it is the caller's
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=work, name="zkmq-aside", daemon=True).start()
+    return await future
+
+
+# --- A claim in a caller's hand: what claims of both fronts, workers and transactions know of it.
+
+#: What a session's id is while it is not known, which is no news of its end.
+UNKNOWN_SESSION: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """A claim, and its client's memory of the queue that it was taken from."""
+
+    context: Context
+    claimed: Claimed
+
+    @property
+    def span(self) -> float | None:
+        """For how many seconds the claim holds unless it is extended; None: to the end of its session."""
+        return self.claimed.claim.get("lease")
+
+    def is_over(self, session: Session) -> bool:
+        """Whether the session that the claim is bound to has ended: one that is merely cut off still holds it."""
+        leased = self.span is not None and not self.claimed.state.bound
+        return session.closed or not (leased or session.id in {self.claimed.session, UNKNOWN_SESSION})
+
+
+class Adopting(Protocol):
+    """A transaction, as far as a claim enters it."""
+
+    def adopt(self, hand: Hand) -> None:
+        """Make a claim of the same session part of the transaction, and the one that `settle` is about."""
+
+
+def task_of(context: Context, claimed: Claimed) -> Task:
+    """The task of a claim, as it was handed out."""
+    state = claimed.state
+    return Task(
+        id=claimed.task_id,
+        state=State.CLAIMED,
+        status=derive_status(State.CLAIMED, scheduled=False),
+        attempt=state.attempt,
+        priority=state.priority,
+        filters=dict(state.filters),
+        metadata=claimed.metadata or {},
+        data=claimed.data,
+        result=None,
+        error=state.error,
+        consumer=state.consumer,
+        enqueued_ms=claimed.created,
+        claimed_ms=state.claimed,
+        ended_ms=None,
+        due_ms=state.was_due,
+        history=state.history,
+        version=claimed.token,
+        batch=state.batch,
+        started_ms=None if claimed.began is None else context.clock.at(claimed.began),
+    )
+
+
+# --- Claims on their way through the fronts: whoever is cut off before it has its claim leaves nothing behind.
+
+#: For so many seconds a cancelled call waits until what it took has been given back; then that goes on behind it.
+PATIENCE: Final = 1.0
+
+
+def handed_over(session: Session, asked: Asked, receive: Callable[[list[Claimed]], T], patience: Patience) -> T:
+    """Claim, and hand what `receive` makes of it to the caller; cut off, the client gives it back before it claims.
+
+    What was claimed together is delivered by one statement: the caller has all of it, or none.
+
+    Since it may never claim again, that is also done in the background, as soon as there is a connection.
+    Nothing that an interrupt could cut in two stands between `deliver` and the return.
+    """
+    context, caller = asked.context, Caller()
+    try:
+        claims = run(session, asked.claiming(caller), patience)
+        received = receive(claims)
+        if not claims:
+            return received
+        context.claims.deliver(claims[0])
+        return received
+    except BaseException:
+        caller.left = True
+        if context.claims.handovers:
+            context.run.pay()
+        raise
+
+
+async def handed_over_async(
+    session: Session, asked: Asked, receive: Callable[[list[Claimed]], T], patience: Patience
+) -> T:
+    """The same on an event loop. Cancelled, it stops the claim, and gives back what that may have taken.
+
+    That is waited for, but not for long: then, or cancelled once more, it goes on in the background.
+    """
+    context, caller = asked.context, Caller()
+    job = asyncio.ensure_future(arun(session, asked.claiming(caller), patience))
+    try:
+        claims = await asyncio.shield(job)
+    except asyncio.CancelledError:
+        caller.left = True  # a claim that waits is told by the signal
+        context.signal.fire()
+        await asyncio.wait({OF_CALLS.do(_put_right(session, context, job))}, timeout=PATIENCE)
+        raise
+    except BaseException:
+        caller.left = True
+        if context.claims.handovers:
+            context.run.pay()
+        raise
+    received = receive(claims)
+    if claims:
+        context.claims.deliver(claims[0])
+    return received
+
+
+async def _put_right(session: Session, context: Context, job: asyncio.Future[Any]) -> None:
+    """Wait for a claim that nobody waits for any more, and give back what it took."""
+    await asyncio.wait({job})
+    if not job.cancelled() and (error := job.exception()) is not None:
+        log.info("a cancelled claim of queue %r ended with: %s", context.queue, error)
+    try:
+        await arun(session, give_back(context))
+    except ZkmqError:
+        context.run.pay()
