@@ -23,13 +23,12 @@ from kazoo.protocol.states import KeeperState
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Watch
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
-from airflow_provider_zkmq.engine.zk import outbox
-from airflow_provider_zkmq.engine.zk.frames import Frames
-from airflow_provider_zkmq.engine.zk.looping import _ready
-from airflow_provider_zkmq.engine.zk.reply import Reply
+from airflow_provider_zkmq.engine.zk import connection
+from airflow_provider_zkmq.engine.zk.async_driver import _ready
+from airflow_provider_zkmq.engine.zk.connection import Frames
+from airflow_provider_zkmq.engine.zk.operations import Request, submit
 from airflow_provider_zkmq.engine.zk.session import Session
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
-from airflow_provider_zkmq.engine.zk.wire import Request, submit
+from airflow_provider_zkmq.engine.zk.signals import Reply, ThreadSignal
 from tests.interrupting import interrupted, keyboard
 
 PATIENCE = 20.0
@@ -239,7 +238,7 @@ def test_an_interrupt_while_a_request_is_written_costs_the_connection(session: S
 
 
 def of_the_outbox(code: CodeType) -> bool:
-    return code.co_filename == outbox.__file__
+    return code.co_filename == connection.__file__
 
 
 def at_line(number: int, act: Callable[[], object], job: Callable[[], object]) -> bool:

@@ -14,10 +14,10 @@ import pytest
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, Tell, Wait, Within
 from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable
-from airflow_provider_zkmq.engine.zk import limits
-from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.limits import GRACE, Patience
-from airflow_provider_zkmq.engine.zk.looping import _ready
+from airflow_provider_zkmq.engine.zk import connecting
+from airflow_provider_zkmq.engine.zk.async_driver import _ready
+from airflow_provider_zkmq.engine.zk.connecting import GRACE, Patience
+from airflow_provider_zkmq.engine.zk.opening import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.support import eventually
@@ -193,7 +193,7 @@ def test_another_call_is_waited_for_as_long_as_a_server(drive: Any) -> None:
 @BLOCKING_OR_NOT
 def test_a_call_s_own_time_is_named_where_it_ends_first(session: Session, drive: Any, monkeypatch: Any) -> None:
     """It binds what is waited for of servers, with a little grace."""
-    monkeypatch.setattr(limits.Patience.within, "__defaults__", ("timeout", 0.0))
+    monkeypatch.setattr(connecting.Patience.within, "__defaults__", ("timeout", 0.0))
 
     def procedure() -> Any:
         yield Within(0.1)
@@ -206,7 +206,7 @@ def test_a_call_s_own_time_is_named_where_it_ends_first(session: Session, drive:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     made = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(limits.time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(connecting.time, "monotonic", lambda: made.now)
     return made
 
 

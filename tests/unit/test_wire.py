@@ -12,7 +12,7 @@ from kazoo.protocol import serialization as wire
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Delete, SetData
-from airflow_provider_zkmq.engine.zk.frames import Frames
+from airflow_provider_zkmq.engine.zk.connection import Frames
 from airflow_provider_zkmq.engine.zk.requests import Listing, Read, Refused, Transaction, Written, exception, rights
 
 # --- frames

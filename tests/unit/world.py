@@ -25,8 +25,8 @@ from airflow_provider_zkmq.engine.core.protocol import ops
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Op
 from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
-from airflow_provider_zkmq.engine.zk.root import ensure_root
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.sync_driver import ensure_root
 from tests.simulation.history import listed_task, places_of
 from tests.simulation.zookeeper import Ensemble, Znode
 

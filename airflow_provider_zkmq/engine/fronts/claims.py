@@ -18,8 +18,8 @@ from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
-from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.limits import Patience
+from airflow_provider_zkmq.engine.zk.connecting import Patience
+from airflow_provider_zkmq.engine.zk.opening import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 
 # --- Calls that block, in a thread of their own beside the event loop.

@@ -33,9 +33,8 @@ from airflow_provider_zkmq.engine.fronts.methods import Awaited, Blocking, Front
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, Transaction, UnitOfWork
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.zk.drivers import run
-from airflow_provider_zkmq.engine.zk.limits import Patience, left
-from airflow_provider_zkmq.engine.zk.opening import open_session
+from airflow_provider_zkmq.engine.zk.connecting import Patience, left
+from airflow_provider_zkmq.engine.zk.opening import open_session, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES

@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.fronts.claims import PATIENCE
 from airflow_provider_zkmq.engine.fronts.methods import AwaitedTaker, BlockingTaker, Twins, show_result, shown
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
-from airflow_provider_zkmq.engine.zk.drivers import arun, run
+from airflow_provider_zkmq.engine.zk.opening import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 
 

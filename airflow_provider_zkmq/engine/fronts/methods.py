@@ -22,8 +22,8 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.claims import current_claim
 from airflow_provider_zkmq.engine.fronts.claims import Hand, handed_over, handed_over_async
-from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.limits import Patience, left
+from airflow_provider_zkmq.engine.zk.connecting import Patience, left
+from airflow_provider_zkmq.engine.zk.opening import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 
 # --- The two kinds of front: objects whose calls block, and objects whose calls are awaited.

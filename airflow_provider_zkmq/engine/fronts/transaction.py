@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine.fronts.claims import UNKNOWN_SESSION, Hand, ta
 from airflow_provider_zkmq.engine.fronts.methods import AwaitedInTurn, BlockingInTurn, Front, claiming, verb
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
-from airflow_provider_zkmq.engine.zk.limits import left
+from airflow_provider_zkmq.engine.zk.connecting import left
 from airflow_provider_zkmq.engine.zk.session import Session
 
 # --- One unit of work of either front: what it has taken and put, and the session that it is bound to.

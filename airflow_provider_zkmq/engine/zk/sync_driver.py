@@ -5,27 +5,73 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Post, Reconnect, Tell, Wait, Within
+from airflow_provider_zkmq.engine.core.model.paths import LAYOUT, check_layout
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    EnsureRoot,
+    Exists,
+    Get,
+    Node,
+    Op,
+    Pipeline,
+    Post,
+    Reconnect,
+    Tell,
+    Wait,
+    Within,
+)
 from airflow_provider_zkmq.engine.core.protocol.seats import Seat
-from airflow_provider_zkmq.engine.errors import TransportError
-from airflow_provider_zkmq.engine.zk.limits import Patience, left, over
-from airflow_provider_zkmq.engine.zk.posting import post
-from airflow_provider_zkmq.engine.zk.replies import failed, receive
-from airflow_provider_zkmq.engine.zk.root import ensure_root
-from airflow_provider_zkmq.engine.zk.session import Session
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
-from airflow_provider_zkmq.engine.zk.wire import (
+from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Multi, Outcome, SetData
+from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
+from airflow_provider_zkmq.engine.zk.connecting import Patience, left, over
+from airflow_provider_zkmq.engine.zk.operations import (
     LOST,
     WINDOW,
     WRITES,
     Request,
     Sent,
     check_sizes,
+    failed,
     gathered,
+    post,
+    receive,
     submit,
     troubled,
     unknown,
 )
+from airflow_provider_zkmq.engine.zk.session import Session
+from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+
+# --- The path under which the queues live.
+
+
+def ensure_root(path: str) -> Generator[Exists | Get | Multi, Any, None]:
+    """Create a path's missing parts; the last one is given the version of our layout, also where it is there, empty.
+
+    Raises `ConfigError` where it has another.
+    """
+    parts = path.strip("/").split("/")
+    for depth in range(1, len(parts)):
+        above = "/" + "/".join(parts[:depth])
+        while (yield Exists(above)) is None:
+            yield from _write(Create(above))
+    version = str(LAYOUT).encode()
+    node: Node | None = yield Get(path)
+    while node is None or not node.data:
+        yield from _write(Create(path, version) if node is None else SetData(path, version, node.stat.version))
+        node = yield Get(path)
+    check_layout(path, node.data)
+
+
+def _write(op: Create | SetData) -> Generator[Multi, Any, None]:
+    """Write, unless somebody else did; whoever asks looks again, also after a lost reply. Raises `ZkmqError`."""
+    outcome: Outcome = yield Multi((op,))
+    overtaken = outcome.failure in {Failure.NODE_EXISTS, Failure.BAD_VERSION}
+    if not (outcome.committed or outcome.unknown or overtaken):
+        msg = f"writing {op.path} was refused: {outcome.detail}"
+        raise ZkmqError(msg)
+
+
+# --- Operations carried out by the calling thread, which waits for them.
 
 
 def execute(session: Session, op: Op, patience: Patience) -> Any:

@@ -9,24 +9,25 @@ from typing import Any
 from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Post, Reconnect, Tell, Wait, Within
 from airflow_provider_zkmq.engine.core.protocol.seats import Seat
 from airflow_provider_zkmq.engine.errors import TransportError
-from airflow_provider_zkmq.engine.zk.limits import Patience, left, over
-from airflow_provider_zkmq.engine.zk.posting import post
-from airflow_provider_zkmq.engine.zk.replies import failed, receive
-from airflow_provider_zkmq.engine.zk.root import ensure_root
-from airflow_provider_zkmq.engine.zk.session import Session
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
-from airflow_provider_zkmq.engine.zk.wire import (
+from airflow_provider_zkmq.engine.zk.connecting import Patience, left, over
+from airflow_provider_zkmq.engine.zk.operations import (
     LOST,
     WINDOW,
     WRITES,
     Request,
     Sent,
     check_sizes,
+    failed,
     gathered,
+    post,
+    receive,
     submit,
     troubled,
     unknown,
 )
+from airflow_provider_zkmq.engine.zk.session import Session
+from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.sync_driver import ensure_root
 
 
 async def execute(session: Session, op: Op, patience: Patience) -> Any:
