@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.model import Moment
 from airflow_provider_zkmq.environment import DEFAULT_ROOT
 from airflow_provider_zkmq.filequeue import settling
-from airflow_provider_zkmq.filequeue.folder import Folder
+from airflow_provider_zkmq.filequeue.directory import Folder
 from airflow_provider_zkmq.filequeue.queue import FileQueue
 from airflow_provider_zkmq.filequeue.refusals import SERVERS, TRANSACTIONS, refusal, refuse, refused
 

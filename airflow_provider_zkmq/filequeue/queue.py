@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.errors import BadMessage
+from airflow_provider_zkmq.engine.errors import BadMessage, ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
 from airflow_provider_zkmq.engine.model import (
+    MAX_PAYLOAD,
     Duration,
     FilterMethod,
     FilterType,
@@ -16,25 +18,265 @@ from airflow_provider_zkmq.engine.model import (
     NewTasks,
     RetryPolicy,
     Selector,
+    State,
     Task,
     check_name,
     choose,
+    encode_data,
     keyed,
+    number_of_claims,
     optional_milliseconds,
+    optional_seconds,
     optional_whole_number,
     seconds,
 )
-from airflow_provider_zkmq.filequeue import deletion, refusals, settling
-from airflow_provider_zkmq.filequeue.book import Book
-from airflow_provider_zkmq.filequeue.by_token import ByToken
-from airflow_provider_zkmq.filequeue.claims import FileClaim
-from airflow_provider_zkmq.filequeue.conf import lock_span
-from airflow_provider_zkmq.filequeue.looking import end_of, look_until
-from airflow_provider_zkmq.filequeue.putting import Putting
-from airflow_provider_zkmq.filequeue.refusals import refuse, refused
-from airflow_provider_zkmq.filequeue.worker import Handler, Worker, worker
+from airflow_provider_zkmq.engine.protocols import Queue
+from airflow_provider_zkmq.engine.working.options import Handler
+from airflow_provider_zkmq.engine.working.worker import Worker
+from airflow_provider_zkmq.filequeue import directory, refusals, settling
+from airflow_provider_zkmq.filequeue.claims import FileClaim, FileClaims
+from airflow_provider_zkmq.filequeue.directory import Folder, end_of, look_until
+from airflow_provider_zkmq.filequeue.queue_file import Book, lock_span
+from airflow_provider_zkmq.filequeue.refusals import BOUNDS, TRANSACTIONS, refuse, refused
+from airflow_provider_zkmq.filequeue.settling import Putting
+from airflow_provider_zkmq.filequeue.view import FileView
+
+# --- Several tasks of a file, one after the other: each claim locks the file for itself.
 
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
+#: Who waits without a bound asks again after so many seconds.
+LONG: Final = 600.0
+
+
+class Several(FileView):
+    """What a queue in a file does with several tasks at once."""
+
+    @abstractmethod
+    def claim(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> FileClaim | None:
+        """Take the first task that fits."""
+
+    def claim_many(
+        self,
+        n: int,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+        ahead: Literal["all"] | bool = False,  # noqa: ARG002  in a file, each claim counts at once
+        max_leases: int | None = None,
+    ) -> list[FileClaim]:
+        """Take the first `n` tasks that fit (1 to 64), or as many as there are; the first is waited for, see `claim`.
+
+        A call that fails or is interrupted gives back what it took.
+        """
+        refuse({BOUNDS: max_leases is not None})
+        most = number_of_claims(n)
+        claims: list[FileClaim] = []
+        try:
+            while len(claims) < most:
+                wait = 0 if claims else timeout
+                claim = self.claim(node, filter_method, selector=selector, timeout=wait, lease=lease, stopping=stopping)
+                if claim is None:
+                    break
+                claims.append(claim)
+        except BaseException:
+            for claim in claims:
+                claim.release()
+            raise
+        return claims
+
+    def claims(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+        prefetch: int = 1,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> FileClaims:
+        """Loop over the tasks that fit; what the body has not settled when the loop comes back is completed.
+
+        See `Queue.claims`. `prefetch` is checked, and no more: each claim locks the file for itself.
+        """
+        number_of_claims(prefetch, "prefetch")
+        span = optional_seconds("timeout", timeout)
+
+        def take() -> FileClaim | None:
+            wait = LONG if span is None else span
+            choice: dict[str, Any] = {"selector": selector, "timeout": wait, "lease": lease, "stopping": stopping}
+            while True:
+                claim = self.claim(node, filter_method, **choice)
+                if claim is not None or span is not None or stopping():
+                    return claim
+
+        return FileClaims(take)
+
+
+# --- Knowing of work in a file: whether there is any, and being woken.
+
+
+class Awake(Several):
+    """What a queue in a file tells those who wait for work."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        super().__init__(folder, name)
+        self._wakes = 0
+
+    def ready(
+        self,
+        node: Mapping[str, object] | Selector | str | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration | None = 0,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Whether there is a task that fits and could be claimed now; nothing is claimed.
+
+        Waits for one at most `timeout` seconds; None: to the end.
+        """
+        folder, most = self.folder, optional_seconds("timeout", timeout)
+
+        def work(book: Book) -> settling.Seen:
+            chosen = choose(book.conf.types, node=node, filter_method=filter_method, selector=selector)
+            return settling.find_ready(book, chosen)
+
+        look = partial(folder.carry_out, self.name, work, end=end_of(most))
+        return look_until(self.path, look, most, folder.alarms, stopping) is not None
+
+    @property
+    def changes(self) -> int:
+        """How often the queue was woken; what changes in the file tells nobody who does not wait for that."""
+        return self._wakes
+
+    def wait_for_change(self, seen: int, timeout: Duration) -> bool:
+        """Wait until the queue is woken more than `seen` times, at most for `timeout`."""
+        span = seconds("timeout", timeout)
+        with self.folder.alarms.one() as alarm:
+            return self._wakes > seen or alarm.event.wait(span)
+
+    def wake(self) -> None:
+        """Wake whoever waits for something in the folder; they look again."""
+        self._wakes += 1
+        self.folder.alarms.fire()
+
+    def look_after(self) -> None:
+        """Nothing is promoted or rescued in a file: whoever claims finds what is due."""
+
+
+# --- Holding and ending a claim out of a file by its task's id and its token, from whichever process.
+
+T = TypeVar("T")
+
+
+class ByToken(Awake):
+    """What whoever knows a claim's token does with it."""
+
+    def take_over(self, task_id: str, token: int, *, lease: Duration | None = None) -> FileClaim | None:
+        """Return a claim that another process made as one's own; None where it is not the current one. See `Queue`.
+
+        Without `lease`, its ``span`` is what is left of it, and the task's or the queue's lock at least. It is always
+        an object of its own, also where the claim was made through this client.
+        """
+        name, span = check_name("task id", task_id), None if lease is None else lock_span("lease", lease)
+
+        def work(book: Book) -> tuple[Task, float]:
+            item, _ = settling.current(book, name, token)
+            if span is not None:
+                settling.extend(book, name, token, span)
+            left = 0.0 if item.holder is None else item.holder[1] - book.now
+            return book.task(item), span or max(left, item.span(book.conf))
+
+        try:
+            return FileClaim(self, *self._do(work))
+        except (ClaimLost, TaskNotFound):
+            return None
+
+    def complete(
+        self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: Duration | None = None
+    ) -> None:
+        """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskNotFound`, `TaskTooLarge`."""
+        refuse({refusals.DEDUPE: dedupe})
+        data = b"" if result is None else encode_data("result", result)
+        if len(data) > MAX_PAYLOAD:
+            msg = f"the result of task {task_id!r} has {len(data):,} bytes; as in ZooKeeper, {MAX_PAYLOAD:,} are taken"
+            raise TaskTooLarge(msg)
+        self._settle(task_id, token, lambda book: settling.complete(book, task_id, token, data))
+
+    def fail(
+        self,
+        task_id: str,
+        token: int,
+        error: str | BaseException,
+        *,
+        retry: bool = True,
+        backoff: Duration | None = None,
+    ) -> State:
+        """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`.
+
+        Of `error` the first 200 bytes are kept.
+        """
+        wait = optional_seconds("backoff", backoff)
+        return self._settle(
+            task_id, token, lambda book: settling.fail(book, task_id, token, error, retry=retry, wait=wait)
+        )
+
+    def release(self, task_id: str, token: int, delay: Duration | None = None) -> None:
+        """Give the task back, for `delay` seconds; the delivery counts as no attempt. Raises `ClaimLost`."""
+        span = optional_seconds("delay", delay) or 0.0
+        self._settle(task_id, token, lambda book: settling.release(book, task_id, token, span))
+
+    def snooze(self, task_id: str, token: int, delay: Duration) -> None:
+        """Give the task back, not to be handled for `delay`; counts as no attempt. Raises `ClaimLost`."""
+        self.release(task_id, token, seconds("delay", delay))
+
+    def begin(self, task_id: str, token: int) -> None:
+        """Check that the claim is the current one: it began when it was claimed. Raises `ClaimLost`."""
+        self._do(lambda book: settling.current(book, task_id, token))
+
+    def extend(self, task_id: str, token: int, lease: Duration) -> None:
+        """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
+        span = lock_span("lease", lease)
+        self._do(lambda book: settling.extend(book, task_id, token, span))
+
+    def _settle(self, task_id: str, token: int, work: Callable[[Book], T]) -> T:
+        try:
+            done = self._do(work)
+        except (ClaimLost, QueueNotFound, TaskNotFound):
+            self.folder.hold(self.name, task_id, token, held=False)
+            raise
+        self.folder.hold(self.name, task_id, token, held=False)
+        return done
+
+
+# --- The worker over a file, which is `Worker` itself: a file's queue and claims have what it needs.
+
+
+def worker(queue: Queue, handler: Handler, *, transactional: bool = False, **options: Any) -> Worker:
+    """A worker on a file's queue; the options are `Worker`'s. Raises `ConfigError` for ``transactional``.
+
+    Every claim has an end here: while its handler runs, it is extended each time a third of its span has passed,
+    unless ``heartbeat`` is False. Nothing is claimed ahead: in a file, each claim counts as a delivery.
+    """
+    refuse({TRANSACTIONS: transactional})
+    return Worker(queue, handler, **options | {"prefetch": 0})
+
+
+# --- `FileQueue`: the interface of `Queue` over one file.
 
 
 class FileQueue(ByToken):
@@ -79,7 +321,7 @@ class FileQueue(ByToken):
         `confirm`: has to be True, as nothing of it comes back. `force`: also while tasks are claimed. Raises
         `ConfigError` without `confirm`, `QueueNotFound`, and `QueueError` for what takes `force`.
         """
-        return deletion.delete(self.folder, self.name, confirm=confirm, force=force)
+        return directory.delete(self.folder, self.name, confirm=confirm, force=force)
 
     # --- enqueue
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from airflow_provider_zkmq.cli import output
 from airflow_provider_zkmq.engine import ClaimLost, CorruptRecord, Integer, OrderedEnum, RetryPolicy, Unavailable, Zkmq
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
-from airflow_provider_zkmq.filequeue.variables import KEPT, MOVED, ROOMS
+from airflow_provider_zkmq.filequeue.queue_file import KEPT, MOVED, ROOMS
 from airflow_provider_zkmq.textqueue import Limits, TextQueue
 from tests.filequeue.conftest import taken
 

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import Message
 from airflow_provider_zkmq.filequeue import FileClient
-from airflow_provider_zkmq.filequeue.book import Book
+from airflow_provider_zkmq.filequeue.queue_file import Book
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.filequeue.conftest import taken
 

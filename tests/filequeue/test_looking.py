@@ -27,7 +27,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
-from airflow_provider_zkmq.filequeue import folder as waiting
+from airflow_provider_zkmq.filequeue import directory as waiting
 from tests.filequeue.conftest import CLASSES, taken
 from tests.support import eventually
 

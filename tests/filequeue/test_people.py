@@ -10,8 +10,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConsumeTimes, CorruptRecord, String, Unavailable, Zkmq
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
-from airflow_provider_zkmq.filequeue.book import Book
-from airflow_provider_zkmq.filequeue.conf import Conf
+from airflow_provider_zkmq.filequeue.queue_file import Book, Conf
 from airflow_provider_zkmq.textqueue import Status, TextQueue
 from airflow_provider_zkmq.textqueue.file import ALL
 from tests.filequeue.conftest import taken

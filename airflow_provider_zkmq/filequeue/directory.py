@@ -1,31 +1,109 @@
-"""The folder of the queue files: what the queues of one connection share."""
+"""The directory of the queue files: what the queues of one connection share, and how they are waited for."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.errors import (
     ConfigError,
     CorruptRecord,
+    QueueError,
     QueueNotFound,
     SessionLost,
     Unavailable,
     ZkmqError,
 )
-from airflow_provider_zkmq.engine.model import check_name
-from airflow_provider_zkmq.filequeue.book import Book
-from airflow_provider_zkmq.filequeue.conf import Conf, read_conf, write_conf
-from airflow_provider_zkmq.filequeue.kept import Kept
-from airflow_provider_zkmq.filequeue.looking import Alarms
-from airflow_provider_zkmq.filequeue.notices import Notices
+from airflow_provider_zkmq.engine.model import State, check_name
+from airflow_provider_zkmq.filequeue import queue_file
+from airflow_provider_zkmq.filequeue.queue_file import Book, Conf, Kept, Notices, read_conf, write_conf
 from airflow_provider_zkmq.textqueue import HostileFile, LockHeld, StaleMessage, TextQueue, TextQueueError
 from airflow_provider_zkmq.textqueue.mutex import new_owner
+from airflow_provider_zkmq.textqueue.watch import changes
+
+# --- Waiting for something to be found in a file: looked for after each change of it, and when a time has come.
 
 T = TypeVar("T")
+#: A call whose own time is over goes on so many seconds with what takes no time unless somebody is in the way.
+_GRACE: Final = 1.0
+#: A look: what was found, and when (seconds since 1970) there may be something new without any change.
+Look: TypeAlias = Callable[[], tuple[T | None, float | None]]
+
+
+class Alarm:
+    """Sets an event when a time has come."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._timer: threading.Timer | None = None
+
+    def ring_in(self, seconds: float | None) -> None:
+        """Ring after so many seconds, instead of when it would have rung; None: never."""
+        self.silence()
+        if seconds is not None:
+            self._timer = threading.Timer(min(max(seconds, 0.0), threading.TIMEOUT_MAX), self.event.set)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def silence(self) -> None:
+        """Do not ring."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Alarms:
+    """The alarms of those who wait, so that all can be woken at once."""
+
+    def __init__(self) -> None:
+        self._all: set[Alarm] = set()
+        self._lock = threading.Lock()
+
+    def fire(self) -> None:
+        """Wake everybody."""
+        with self._lock:
+            for alarm in self._all:
+                alarm.event.set()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Alarm]:
+        """An alarm, silenced afterwards."""
+        alarm = Alarm()
+        with self._lock:
+            self._all.add(alarm)
+        try:
+            yield alarm
+        finally:
+            alarm.silence()
+            with self._lock:
+                self._all.discard(alarm)
+
+
+def end_of(timeout: float | None) -> float | None:
+    """Until when a call with a time of its own waits for a file's lock: a little longer; None without such a time."""
+    return time.monotonic() + timeout + _GRACE if timeout else None
+
+
+def look_until(path: Path, look: Look[T], timeout: float | None, alarms: Alarms, over: Callable[[], bool]) -> T | None:
+    """What `look` finds, waiting for it at most `timeout` seconds, and until `over`; None if it finds nothing."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        with alarms.one() as alarm:
+            for _ in changes(path, alarm.event):
+                result, again = look()
+                left = None if deadline is None else deadline - time.monotonic()
+                if result is not None or over() or (left is not None and left <= 0):
+                    return result
+                waits = [left, None if again is None else again - time.time() + 0.001]
+                alarm.ring_in(min((wait for wait in waits if wait is not None), default=None))
+
+
+# --- The folder of the queue files: what the queues of one connection share.
+
 SCHEME: Final = "textqueue://"
 SUFFIX: Final = ".tq"
 #: How often a change is begun anew because somebody replaced the file meanwhile.
@@ -146,3 +224,28 @@ class Folder:
 def conf_path(queue: Path) -> Path:
     """Where a queue's configuration stands."""
     return queue.with_name(f"{queue.stem}.conf.json")
+
+
+# --- Deleting a queue's file, with what stands beside it.
+
+
+def delete(folder: Folder, queue: str, *, confirm: bool, force: bool) -> int:
+    """Delete the file of a queue; returns how many tasks were in it. See `FileQueue.delete`."""
+    count = folder.carry_out(queue, partial(_delete, confirm=confirm, force=force))
+    folder.forget(queue)
+    return count
+
+
+def _delete(book: Book, *, confirm: bool, force: bool) -> int:
+    """The file itself goes last: one whose deletion was cut off is still there, to be deleted once more."""
+    path, count = book.file.path, len(book.tasks)
+    claimed = sum(book.state(item) is State.CLAIMED for item in book.tasks.values())
+    if claimed and not force:
+        raise QueueError(f"{path} is in use: {claimed} claimed task(s); stop the workers first, or delete it by force")
+    if not confirm:
+        msg = f"deleting {path} loses its {count} task(s) for good; nothing was deleted: say confirm=True"
+        raise ConfigError(msg)
+    queue_file.delete(path)
+    conf_path(path).unlink(missing_ok=True)
+    path.unlink()
+    return count

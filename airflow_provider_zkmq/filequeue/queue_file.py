@@ -1,0 +1,701 @@
+"""A queue file: its tasks, their variables, results and configuration; read whole and changed under its lock."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskNotFound
+from airflow_provider_zkmq.engine.log import log
+from airflow_provider_zkmq.engine.model import (
+    MAX_PAYLOAD,
+    ORDERS,
+    Duration,
+    FilterType,
+    RetryPolicy,
+    State,
+    Task,
+    check_name,
+    check_types,
+    decode_types,
+    derive_status,
+    dump,
+    encode_metadata,
+    encode_types,
+    load,
+    parse_duration,
+    seconds,
+)
+from airflow_provider_zkmq.filequeue.refusals import ENDLESS, refusal
+from airflow_provider_zkmq.textqueue import HostileFile, Message, Status, TextQueue, mutex
+from airflow_provider_zkmq.textqueue.file import ALL
+from airflow_provider_zkmq.textqueue.mutex import RESERVED
+from airflow_provider_zkmq.textqueue.parse import BYTE, Record
+from airflow_provider_zkmq.textqueue.plain import read_plain, replace_plain
+from airflow_provider_zkmq.textqueue.shared import Place
+from airflow_provider_zkmq.textqueue.write import encode, whole_number
+
+# --- What is wrong with the files, told once in the log: what is stepped over, and who may read them.
+
+MOST_NOTICES: Final = 1_000
+_OTHERS: Final = 0o007
+
+
+class Notices:
+    """Each notice is logged once, as long as the connection lasts; in bounded memory."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+
+    def tell(self, notice: str) -> None:
+        """Log a notice that was not logged before."""
+        with self._lock:
+            if notice in self._told or len(self._told) >= MOST_NOTICES:
+                return
+            self._told.add(notice)
+        log.warning("%s", notice)
+
+    def look_at(self, file: TextQueue) -> None:
+        """Tell of a file that others may read or write: payloads may be secret."""
+        if file.mode & _OTHERS:
+            self.tell(f"{file.path} is open to every user of this machine (mode {file.mode:o}): chmod o= to close it")
+
+
+# --- Results that do not fit into a queue's file: ``<queue>.results/<task id>``, with the mode of the queue's file.
+
+_NO_FOLDER: Final = {errno.ELOOP, errno.EMLINK, errno.ENOTDIR}
+
+
+def keep(queue: Path, task_id: str, data: bytes, mode: int) -> None:
+    """Write a task's result. Raises `HostileFile` where the folder of the results leads elsewhere, and `OSError`."""
+    folder = _path(queue)
+    made = False
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(0o700)
+        made = True
+    with _opened(folder) as descriptor:
+        if made:  # by its descriptor: meanwhile a symbolic link may have taken its place
+            os.fchmod(descriptor, mode | (mode & 0o444) >> 2)  # who may read a file of it may look it up
+        replace_plain(Path(task_id), data, mode, folder=descriptor)
+
+
+def read(queue: Path, task_id: str) -> bytes | None:
+    """A task's result; None without one. Raises `HostileFile` for what is no plain file in its folder, `OSError`."""
+    try:
+        with _opened(_path(queue)) as descriptor:
+            return read_plain(task_id, MAX_PAYLOAD, folder=descriptor)
+    except FileNotFoundError:
+        return None
+
+
+def delete(queue: Path) -> None:
+    """Delete the results of a queue; a symbolic link in their place is taken away, and not followed."""
+    folder = _path(queue)
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.is_dir():
+        shutil.rmtree(folder)
+
+
+def _path(queue: Path) -> Path:
+    return queue.with_name(f"{queue.stem}.results")
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """A folder by its descriptor, so that what is opened in it cannot be led elsewhere meanwhile."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise
+        msg = f"{folder} is no folder, or a symbolic link, which is not followed"
+        raise HostileFile(msg) from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+# --- A task's variables: ``\name=value``, what changes with reserved room, and their values as text.
+#
+# In the order of the file: ``id``; with room: ``attempts``, ``claims``, ``due`` (ISO 8601), ``error`` and ``result``
+# (JSON text), the mutex; as they were enqueued: ``enqueued``, ``filters``, ``metadata``, ``policy``, ``lock``,
+# ``encoding``. ``moved-from`` stands while a message is moved to the end of the file, see `moving`.
+
+#: Bytes reserved for what changes.
+ROOMS: Final = {"attempts": 7, "claims": 7, "due": 32, "error": 200, "result": 200, "mutex": len(RESERVED) - 6}
+KEPT: Final = ("enqueued", "filters", "metadata", "policy", "lock", "encoding")
+MOVED: Final = "moved-from"
+#: Where a result stands in the file of its own.
+ELSEWHERE: Final = "@file"
+
+
+def spell(values: Mapping[str, str]) -> list[str]:
+    """The variables of a message, those with room padded to it."""
+    out = [f"id={values['id']}"]
+    out += [pad(f"{name}={values.get(name, '')}", len(name) + 1 + room) for name, room in ROOMS.items()]
+    return out + [f"{name}={values[name]}" for name in KEPT if values.get(name)]
+
+
+def pad(text: str, size: int) -> str:
+    """The text with spaces up to so many bytes."""
+    return text + " " * (size - width(text))
+
+
+def width(text: str) -> int:
+    """How many bytes a text takes in the file."""
+    return len(encode(text))
+
+
+def body_of(data: bytes) -> tuple[str, str]:
+    """The data as a message's text, and how it is encoded: as it is, or, where that is no plain text, in base64."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if all(char >= " " or char in "\n\t" for char in text):
+        return text, ""
+    return base64.encodebytes(data).decode().rstrip("\n"), "base64"
+
+
+def data_of(body: bytes, encoding: str) -> bytes:
+    """The data of a message's text. What is no base64 is given as it stands."""
+    if encoding != "base64":
+        return body
+    try:
+        return base64.b64decode(body)
+    except ValueError:
+        return body
+
+
+def quote(text: str) -> str:
+    """A text on one line, as JSON; what is no valid text is escaped."""
+    return json.dumps(text.encode("utf-8", "backslashreplace").decode(), ensure_ascii=False)
+
+
+def unquote(value: str) -> str:
+    """The text that `quote` spelled; what a person wrote without quotes, as it stands."""
+    try:
+        text = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return text if isinstance(text, str) else value
+
+
+def bytes_of(text: str) -> bytes:
+    """A text's bytes; those that were no UTF-8 as they were, what is no text at all, as a person may write, escaped."""
+    try:
+        return encode(text)
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")
+
+
+def clipped(text: str) -> str:
+    """An error quoted within its room, ending with … where it was too long."""
+    room = ROOMS["error"]
+    if width(quote(text)) <= room:
+        return quote(text)
+    text = text[:room]
+    while width(quote(text + "…")) > room:
+        text = text[:-1]
+    return quote(text + "…")
+
+
+def quoted_result(data: bytes) -> str:
+    """A result as its variable holds it: text that fits, blank for none, else the word for a file of its own."""
+    try:
+        value = quote(data.decode()) if data else ""
+    except UnicodeDecodeError:
+        return ELSEWHERE
+    return value if width(value) <= ROOMS["result"] else ELSEWHERE
+
+
+def spell_time(when: float) -> str:
+    """A time in seconds since 1970 as people read it, to the millisecond."""
+    return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
+
+
+def time_of(value: str) -> float | None:
+    """Seconds since 1970; a time without a zone is UTC. None for what is no time."""
+    try:
+        when = datetime.fromisoformat(value)
+        return (when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):  # also a time that is in no year in UTC
+        return None
+
+
+# --- A queue's configuration: ``<queue>.conf.json``, which may be missing; a person may edit it.
+
+#: How long a claim holds without being extended, where neither it, nor its task, nor the queue says so.
+DEFAULT_LOCK: Final = 60.0
+#: The longest; its end must fit into a mutex's room.
+LONGEST_LOCK: Final = 1e8
+#: A configuration is never that long, in bytes.
+MOST_KEPT: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Conf:
+    """The declared filters, when failed tasks run again, and how long a claim holds (seconds)."""
+
+    types: Mapping[str, FilterType] = field(default_factory=dict)
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    lock: float = DEFAULT_LOCK
+
+    def changed(
+        self,
+        filters: Mapping[str, FilterType] | None,
+        policy: RetryPolicy | None,
+        lock: Duration | None,
+        order: str | None,
+    ) -> Conf:
+        """This with what is given. Raises `ConfigError`; both of ZooKeeper's orders are that of the lines."""
+        if order is not None and order not in ORDERS:
+            msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
+            raise ConfigError(msg)
+        return replace(
+            self,
+            types=self.types if filters is None else check_types(filters),
+            policy=policy or self.policy,
+            lock=self.lock if lock is None else lock_span("lock", lock),
+        )
+
+
+def lock_span(what: str, value: object) -> float:
+    """How long a claim holds: more than 0 seconds. Raises `ConfigError`."""
+    span = seconds(what, value)
+    if span == 0:
+        raise refusal(ENDLESS)
+    if span > LONGEST_LOCK:
+        msg = f"{what} {value!r} is not allowed: at most {LONGEST_LOCK:.0f} seconds"
+        raise ConfigError(msg)
+    return span
+
+
+def read_conf(path: Path) -> Conf:
+    """The configuration; the defaults without the file. Raises `CorruptRecord`, `HostileFile` for no plain file."""
+    try:
+        record = load(str(path), read_plain(path, MOST_KEPT))
+    except FileNotFoundError:
+        return Conf()
+    return Conf(
+        types=decode_types(str(path), dump(record.get("filters", {}))),
+        policy=RetryPolicy.decode(str(path), dump(record.get("policy", {}))),
+        lock=_lock(path, record.get("lock", DEFAULT_LOCK)),
+    )
+
+
+def _lock(path: Path, value: object) -> float:
+    try:
+        return lock_span("lock", parse_duration(value, "lock") if isinstance(value, str) else value)
+    except ConfigError as error:
+        msg = f"{path}: {error}"
+        raise CorruptRecord(msg) from error
+
+
+def write_conf(path: Path, conf: Conf, mode: int) -> None:
+    """Put it in place of what was there, with the mode of the queue's file; who reads sees one or the other."""
+    record = {"filters": json.loads(encode_types(conf.types)), "policy": conf.policy.record(), "lock": conf.lock}
+    replace_plain(path, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode(), mode)
+
+
+# --- A message of the file as a task.
+
+
+class Item:
+    """A message that is no comment; what its variables say, and nothing where they are not understood."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        #: Its id in the queue; given by the `Book`.
+        self.id = ""
+
+    @cached_property
+    def _at(self) -> dict[str, int]:
+        places: dict[str, int] = {}
+        for index, variable in enumerate(self.message.variables):
+            name, separator, _ = variable.partition("=")
+            if separator and not mutex.is_mutex(variable):
+                places.setdefault(name, index)
+        at = mutex.place(self.message.variables)
+        return places if at is None else places | {"mutex": at}
+
+    def value(self, name: str) -> str:
+        """A variable's value without its padding; blank without the variable."""
+        at = self._at.get(name)
+        return "" if at is None else self.message.variables[at].partition("=")[2].strip()
+
+    def set(self, name: str, value: str) -> None:
+        """Write a variable in place, of an item that is `whole`."""
+        self.message.set_variable(self._at[name], f"{name}={value}")
+
+    @cached_property
+    def foreign(self) -> list[str]:
+        """The variables that are not ours, as they stand."""
+        ours = {"id", MOVED, *ROOMS, *KEPT}
+        kept = (variable.partition("=") for variable in self.message.variables if not mutex.is_mutex(variable))
+        return ["".join(parts) for parts in kept if not (parts[1] and parts[0] in ours)]
+
+    @property
+    def own_id(self) -> str | None:
+        """The id that its variable gives it."""
+        try:
+            return check_name("task id", self.value("id"))
+        except ConfigError:
+            return None
+
+    @property
+    def moved(self) -> bool:
+        """Whether it was moved from elsewhere in the file, which is not brought to its end yet."""
+        return bool(self.value(MOVED))
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is queued under the id of another task: a person copied that one's lines."""
+        return self.own_id not in {self.id, None} and self.message.status is Status.QUEUED
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has its id and all the room that is reserved, so that every change can be made in place."""
+        sizes = {name: width(self.message.variables[at]) - width(name) - 1 for name, at in self._at.items()}
+        return self.own_id == self.id and all(sizes.get(name, -1) >= room for name, room in ROOMS.items())
+
+    def number(self, name: str) -> int:
+        """A count; 0 for what is none."""
+        return whole_number(self.value(name))
+
+    def record(self, name: str) -> dict[str, Any]:
+        """A JSON object; an empty one for what is none."""
+        try:
+            record = json.loads(self.value(name) or "{}")
+            encode_metadata(record)  # neither NaN nor 1e999, which others could not be given
+        except (ValueError, RecursionError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    @property
+    def holder(self) -> tuple[str, float] | None:
+        """Who has it, or had, and until when (seconds since 1970)."""
+        at = self._at.get("mutex")
+        return None if at is None else mutex.holder(self.message.variables[at])
+
+    @property
+    def due(self) -> float:
+        """Not to be handled before (seconds since 1970)."""
+        return time_of(self.value("due")) or 0.0
+
+    @property
+    def filters(self) -> dict[str, str]:
+        """The filters' values by name."""
+        return {name: value for name, value in self.record("filters").items() if isinstance(value, str)}
+
+    def policy(self, conf: Conf) -> RetryPolicy:
+        """The task's own policy, else the queue's."""
+        try:
+            return RetryPolicy.decode(self.id, bytes_of(self.value("policy"))) if self.value("policy") else conf.policy
+        except CorruptRecord:
+            return conf.policy
+
+    def span(self, conf: Conf) -> float:
+        """How long a claim of it holds: the task's own lock, else the queue's."""
+        try:
+            return lock_span("lock", parse_duration(self.value("lock"), "lock")) if self.value("lock") else conf.lock
+        except ValueError:
+            return conf.lock
+
+    def state(self, conf: Conf, now: float) -> State:
+        """The task's state. Dead is also one whose owner let the last claim that its policy allows expire."""
+        match self.message.status:
+            case Status.PROCESSED:
+                return State.FINISHED
+            case Status.ERROR:
+                return State.DEAD
+        if self.holder is None:
+            return State.INSERTED
+        if self.holder[1] > now:
+            return State.CLAIMED
+        return State.DEAD if self.policy(conf).exhausted(self.number("attempts")) else State.INSERTED
+
+    def task(self, conf: Conf, now: float, result: bytes | None) -> Task:
+        """The task as others see it. A file keeps neither its history nor when it was claimed and ended."""
+        state = self.state(conf, now)
+        scheduled = state is State.INSERTED and self.due > now
+        enqueued = time_of(self.value("enqueued")) or 0.0
+        return Task(
+            id=self.id,
+            state=state,
+            status=derive_status(state, scheduled=scheduled),
+            attempt=self.number("attempts"),
+            priority=0,
+            filters=self.filters,
+            metadata=self.record("metadata"),
+            data=data_of(self.message.data, self.value("encoding")),
+            result=result,
+            error=unquote(self.value("error")) or None,
+            consumer=self.holder[0] if self.holder is not None and state is State.CLAIMED else None,
+            enqueued_ms=int(enqueued * 1000),
+            claimed_ms=None,
+            ended_ms=None,
+            due_ms=int(self.due * 1000) if self.due else None,
+            history=(),
+            version=self.number("claims"),
+        )
+
+
+# --- What was read of queue files, kept from one call to the next for as long as nobody else has written to them.
+#
+# A file of many tasks is read once, and not for each claim. What this process writes it writes through what it keeps,
+# which stays true; then it gives the file a time of writing of its own, so that whatever another process or an editor
+# writes is seen by that time, as by the file's identity and size.
+
+#: So many files are kept at the most, those that were used last.
+MOST_CACHED: Final = 4
+#: A file that was written to so short a time ago, in nanoseconds, may be once more at what is the same time to it.
+_TICK: Final = 50_000_000
+
+
+@dataclass(slots=True)
+class Tasks:
+    """The tasks of a file by their ids, in the order of the lines; ``end``: how far it was read."""
+
+    place: Place
+    by_id: dict[str, Item] = field(default_factory=dict)
+    end: int = 0
+    _open: dict[str, Item] = field(default_factory=dict)
+
+    def replace(self, by_id: dict[str, Item], end: int) -> None:
+        """All of it was read anew."""
+        self.by_id, self._open, self.end = by_id, dict(by_id), end
+
+    def add(self, items: list[Item], end: int) -> bool:
+        """These were appended; False where they are not simply more tasks, or other runs: all is to be read anew."""
+        for item in items:
+            name, before = item.own_id, self.by_id.get(item.own_id or "")
+            if name is None or item.moved or (before is not None and before.message.status is Status.QUEUED):
+                return False
+            for tasks in (self.by_id, self._open):
+                tasks.pop(name, None)
+                tasks[name] = item
+            item.id = name
+        self.end = end
+        return True
+
+    def unended(self) -> Iterator[Item]:
+        """The tasks that are not marked as ended, in order; what has ended is passed by once, and forgotten."""
+        for name, item in list(self._open.items()):
+            if item.message.status is Status.QUEUED:
+                yield item
+            else:
+                self._open.pop(name, None)
+
+
+class Kept:
+    """What is kept of a connection's files. Each is taken, used and put back while the file is locked."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, tuple[tuple[int, ...], Tasks]] = {}
+
+    def take(self, file: TextQueue) -> Tasks | None:
+        """The tasks of a file, the caller's until it puts them back; None where they have to be read."""
+        identity, tasks = self._files.pop(file.path, (None, None))
+        file.begun = file.identity()
+        if tasks is None or identity != file.begun:
+            return None
+        file.place = tasks.place
+        file.place.file = file
+        return tasks
+
+    def put(self, file: TextQueue, tasks: Tasks, *, known: bool) -> None:
+        """Keep the tasks of a file, as it is now, unless somebody else has written to it since it was opened.
+
+        `known`: it was told from others by its time of writing before.
+        """
+        if file.written and (file.disturbed or not file.stamp()):
+            return
+        identity = file.identity()
+        if not file.written and identity != file.begun:
+            return
+        if identity is None or not (known or file.written or time.time_ns() - identity[-1] > _TICK):
+            return
+        self._files[file.path] = (identity, tasks)
+        for path in list(self._files)[:-MOST_CACHED]:
+            self._files.pop(path, None)
+
+
+# --- A queue file, read whole and changed while its lock is held.
+
+
+class Book:
+    """The tasks of a file, for as long as its lock is held. `kept`: as they were read before, and still are."""
+
+    def __init__(
+        self, file: TextQueue, conf: Conf, tell: Callable[[str], None] = log.warning, kept: Tasks | None = None
+    ) -> None:
+        self.file = file
+        self.conf = conf
+        self.tell = tell
+        self.now = time.time()
+        self.kept = kept or Tasks(file.place)
+        if kept is None:
+            self._begin()
+
+    @property
+    def tasks(self) -> dict[str, Item]:
+        """The tasks by their ids, in the order of the lines."""
+        return self.kept.by_id
+
+    def _begin(self) -> None:
+        self.read()
+        copies = [item for item in self.tasks.values() if item.is_copy]
+        for item in copies:  # at once: their ids must not depend on what becomes of the tasks they were copied from
+            with self.stepping_over():
+                self._copy(item)
+        if copies:
+            self.read()
+        for offset, why in self.file.reports.items():
+            self.tell(f"{self.file.path}, byte {offset}: {why}")
+
+    @contextlib.contextmanager
+    def stepping_over(self) -> Iterator[None]:
+        """Inside the block a message that cannot be changed is told of: it must not keep others from being handled."""
+        try:
+            yield
+        except CorruptRecord as error:
+            self.tell(f"{error}; stepped over")
+
+    def read(self) -> None:
+        """Read the file, after a move that a crash cut off was brought to its end."""
+        end, self.file.grown = self.file.size(), None
+        items = self._items()
+        cut_off = [item for item in items if item.moved]
+        for item in cut_off:
+            self._end_move(item, {other.message.offset: other for other in items})
+        self.kept.replace(name_all(self._items() if cut_off else items), end)
+
+    def read_on(self) -> bool:
+        """Read what was appended since; False where that is not ours alone, and all has to be read anew."""
+        start, end = self.kept.end, self.file.size()
+        return end == start or (self.file.grown == (start, end) and self.kept.add(self._items(start), end))
+
+    def _items(self, start: int = 0) -> list[Item]:
+        messages = self.file.messages(ALL, start=start)
+        return [Item(message) for message in messages if message.status is not Status.COMMENT]
+
+    def find(self, task_id: str) -> Item:
+        """Raises `TaskNotFound`."""
+        try:
+            return self.tasks[task_id]
+        except KeyError:
+            msg = f"task {task_id!r} is not in {self.file.path}: never enqueued, or its line was deleted"
+            raise TaskNotFound(msg) from None
+
+    def state(self, item: Item) -> State:
+        """The state of a task now."""
+        return item.state(self.conf, self.now)
+
+    def task(self, item: Item) -> Task:
+        """What is known of a task."""
+        return item.task(self.conf, self.now, self._result(item))
+
+    def append(self, text: str | bytes, values: Mapping[str, str], more: list[str] | None = None) -> None:
+        """Add a message with its variables at the end."""
+        self.file.append(text, [*spell(values), *(more or [])])
+
+    # --- moving
+
+    def whole(self, item: Item) -> Item:
+        r"""The item with all its variables, each with its room.
+
+        A plain line, or one whose rooms an editor trimmed, is moved to the end, what stood there becoming a comment.
+        A copy of another task begins anew. The new message is written first; its ``\moved-from=<offset>`` says that
+        the old one does not count any more. Raises `CorruptRecord` where a copy of it would not read back as it is.
+        """
+        if item.whole:
+            return item
+        self._copy(item)
+        self.read()
+        return self.tasks[item.id]
+
+    def _copy(self, item: Item) -> None:
+        names = KEPT if item.is_copy else (*ROOMS, *KEPT)
+        values = {"id": item.id} | {name: item.value(name) for name in names}
+        came = pad(f"{MOVED}={item.message.offset}", len(MOVED) + 16)
+        try:
+            self.append(item.message.data, values, [*item.foreign, came])
+        except (ValueError, HostileFile) as error:
+            msg = f"task {item.id!r} cannot be moved to where there is room for its variables: {error}"
+            raise CorruptRecord(msg) from error
+
+    def _end_move(self, item: Item, others: Mapping[int, Item]) -> None:
+        old = others.get(item.number(MOVED))
+        if old is not None and old is not item and old.message.data == item.message.data:
+            self._comment_out(old)
+        item.set(MOVED, "")
+
+    def _comment_out(self, item: Item) -> None:
+        message = item.message
+        if message.status is Status.QUEUED:
+            head = BYTE[message.status] + message.data.split(b"\n")[0]
+            record = Record(message.status, message.offset, message.end, head, [])
+            self.file.overwrite(message.offset, head[:1], BYTE[Status.COMMENT], record, message.status)
+
+    # --- results
+
+    def _result(self, item: Item) -> bytes | None:
+        if item.message.status is not Status.PROCESSED:
+            return None
+        value = item.value("result")
+        if value != ELSEWHERE:
+            return bytes_of(unquote(value))
+        try:
+            return read(self.file.path, item.id)
+        except (HostileFile, OSError) as error:
+            self.tell(f"the result of task {item.id!r} cannot be read: {error}")
+            return None
+
+    def keep_result(self, item: Item, data: bytes) -> None:
+        """Keep a result in its variable, or in a file of its own where it is too large or no text."""
+        value = quoted_result(data)
+        if value == ELSEWHERE:
+            keep(self.file.path, item.id, data, self.file.mode)
+        item.set("result", value)
+
+
+def name_all(items: list[Item]) -> dict[str, Item]:
+    """The tasks by id. The later of two with one id is another run of it if the first has ended, else a copy.
+
+    Copies and lines without an id are named by their place: ``line-<offset>``.
+    """
+    tasks: dict[str, Item] = {}
+    nameless = []
+    for item in items:
+        name = item.own_id
+        if name is None or (name in tasks and tasks[name].message.status is Status.QUEUED):
+            nameless.append(item)
+            continue
+        item.id = name
+        tasks.pop(name, None)
+        tasks[name] = item
+    for item in nameless:
+        item.id = _free(f"line-{item.message.offset}", tasks)
+        tasks[item.id] = item
+    return dict(sorted(tasks.items(), key=lambda pair: pair[1].message.offset))
+
+
+def _free(name: str, used: Mapping[str, Item]) -> str:
+    names = (name if number == 1 else f"{name}-{number}" for number in range(1, len(used) + 2))
+    return next(candidate for candidate in names if candidate not in used)
