@@ -99,7 +99,7 @@ def queues() -> list[str]:
 @task(**AGAIN)
 def tend(name: str) -> dict[str, Any]:
     """Have clean-up keep what no archive holds, rescue and promote; in a dry run tell what would be done."""
-    from airflow_provider_zkmq.hooks.upkeep import bring_back, foresee
+    from airflow_provider_zkmq.hooks.maintenance import bring_back, foresee
     from airflow_provider_zkmq.spark.history.manifest import check_writable
 
     with ZkmqHook(param("connection"), name) as hook:
@@ -121,7 +121,7 @@ def archive(name: str) -> dict[str, Any]:
     """Archive, collect, and bring the tables up to date; an event of the history."""
     if param("dry_run") or not param("archive"):
         raise AirflowSkipException("nothing is archived by this run")
-    from airflow_provider_zkmq.operators.lineage import tell_archived
+    from airflow_provider_zkmq.hooks.lineage import tell_archived
 
     context = get_current_context()
     directory = archive_directory(param("directory"))
@@ -135,7 +135,7 @@ def archive(name: str) -> dict[str, Any]:
 @task(trigger_rule="none_failed", **AGAIN)
 def collect(name: str) -> dict[str, Any]:
     """Delete what is old enough and, where the queue is archived, in the archive."""
-    from airflow_provider_zkmq.hooks.upkeep import collect as collect_garbage
+    from airflow_provider_zkmq.hooks.maintenance import collect as collect_garbage
 
     if param("dry_run"):
         raise AirflowSkipException("nothing is deleted by a dry run")

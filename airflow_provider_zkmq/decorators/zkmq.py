@@ -2,36 +2,446 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from airflow.sdk import conf
-from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.bases.decorator import DecoratedOperator, KeywordParameters, is_async_callable, task_decorator_factory
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
-from airflow_provider_zkmq.decorators.consuming import Consumed, check_choices, check_kind, check_numbers
-from airflow_provider_zkmq.decorators.functions import handler_of, keywords_of, take_fields, without_first
-from airflow_provider_zkmq.decorators.given import Given, none_holds, queue_of
-from airflow_provider_zkmq.engine import Duration, QueueNotFound
-from airflow_provider_zkmq.hooks.claims import read_claims
+from airflow_provider_zkmq.engine import (
+    AccessDenied,
+    ConfigError,
+    Duration,
+    Error,
+    QueueNotFound,
+    Retry,
+    Snooze,
+    Success,
+    TransportError,
+    ZkmqError,
+)
+from airflow_provider_zkmq.hooks.arguments import Claim, read_claims, shown, span
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import AWAY, naming, seconds_left
-from airflow_provider_zkmq.hooks.templating import span
+from airflow_provider_zkmq.hooks.deferring import AWAY, naming, seconds_left, typed
+from airflow_provider_zkmq.hooks.lineage import ReadsQueue
+from airflow_provider_zkmq.hooks.outcomes import clipped, storable
+from airflow_provider_zkmq.hooks.retry import LONGEST_OF_A_WAIT, NO_OUTAGE, PATIENCE, Backoff, outlast
+from airflow_provider_zkmq.hooks.telemetry import count_claimed, count_dead, count_settled
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.lineage import ReadsQueue
-from airflow_provider_zkmq.operators.patience import NO_OUTAGE, PATIENCE, outlast
-from airflow_provider_zkmq.operators.waiting import block_until_ready, defer_until_ready, tell_missing
-from airflow_provider_zkmq.triggers.backoff import LONGEST_OF_A_WAIT, Backoff
+from airflow_provider_zkmq.operators.claiming import (
+    Taken,
+    block_until_ready,
+    defer_until_ready,
+    give_back,
+    tell_missing,
+    telling_of_the_end,
+)
+from airflow_provider_zkmq.operators.settling import as_result
 from airflow_provider_zkmq.triggers.zkmq import nothing_came
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.bases.decorator import TaskDecorator
 
-    from airflow_provider_zkmq.engine import AnyQueue, Worker
+    from airflow_provider_zkmq.engine import AnyClaim, AnyQueue, Task, Worker
+
+# --- The function under `@task.zkmq`: what of its signature is TaskFlow's, and how a worker calls it.
+
+_BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+#: What settles a task by itself.
+_RETURNABLE: Final = (Success, Error, Retry, Snooze)
+#: So many failures of a function are logged with their tracebacks.
+_TRACEBACKS: Final = 3
+#: What the function skips is not delivered again for so many seconds: the same run would take it again and again.
+_SKIPPED: Final = 10.0
+
+
+def without_first(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Return the function with the signature that is left for TaskFlow: the first `count` parameters are ours.
+
+    Raises `ValueError` for a function that does not take them, and for a coroutine function.
+    """
+    name = getattr(function, "__name__", repr(function))
+    if is_async_callable(function):
+        raise ValueError(f"@task.zkmq: {name} is a coroutine function: give a plain one")
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    first, rest = parameters[:count], parameters[count:]
+    if len(first) < count or any(each.kind not in _BY_POSITION for each in first):
+        wanted = "the task and its transaction" if count > 1 else "the task"
+        raise ValueError(f"@task.zkmq: {name} is called with {wanted} first: it must take {count} argument(s) for it")
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    called.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
+    return called
+
+
+def take_fields(operator: Any, absent: Mapping[str, object]) -> None:
+    """Set an operator's fields to the arguments of their names that its function is called with.
+
+    `absent`: those fields, each with what a None that is given stands for. The default of an argument that is not given
+    is taken where the field is None.
+    """
+    bound = inspect.signature(operator.python_callable).bind_partial(*operator.op_args, **operator.op_kwargs)
+    given = {**operator.op_kwargs, **bound.arguments}
+    bound.apply_defaults()
+    for name, nothing in absent.items():
+        if name in given:
+            setattr(operator, name, nothing if given[name] is None else given[name])
+        elif getattr(operator, name) is None and name in bound.arguments:
+            setattr(operator, name, bound.arguments[name])
+
+
+def keywords_of(
+    function: Callable[..., Any],
+    args: Collection[Any],
+    kwargs: Mapping[str, Any],
+    context: Mapping[str, Any],
+    ours: Collection[str],
+) -> Mapping[str, Any]:
+    """Return a function's other arguments: TaskFlow's, and those of Airflow's context that it names; none of `ours`."""
+    given = {name: value for name, value in {**context, **kwargs}.items() if name not in ours}
+    keywords: Mapping[str, Any] = KeywordParameters.determine(function, tuple(args), given).unpacking()
+    return keywords
+
+
+def handler_of(
+    function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any], log: Any
+) -> Callable[..., Any]:
+    """Return what a worker calls for each task, in its own thread: there, too, Airflow's context is at hand.
+
+    What the function returns and a worker knows no meaning of is kept as JSON. What is none fails the task for good, as
+    does `AirflowFailException`: another try would end alike. `AirflowSkipException` gives it back, which is no attempt.
+    """
+    around, told = contextvars.copy_context(), list[str]()
+
+    def handle(*given: Any) -> Any:
+        try:
+            done = around.copy().run(function, *given, *args, **kwargs)
+        except AirflowSkipException as error:
+            log.info("Task %s is given back, as the function skipped it: %s", given[0].id, error)
+            return Snooze(_SKIPPED)
+        except Exception as error:
+            if len(told) < _TRACEBACKS:
+                told.append(given[0].id)
+                log.warning("The function failed: task %s", given[0].id, exc_info=True)
+            if isinstance(error, AirflowFailException):
+                return Error(error)
+            raise
+        try:
+            return done if isinstance(done, _RETURNABLE) else as_result(done)
+        except ConfigError as error:
+            return Error(error)
+
+    return handle
+
+
+# --- What became of the tasks that an Airflow task has handled: numbers, the first few errors, and its log.
+
+#: So many errors are in the XCom, and so many characters of each.
+_ERRORS: Final = 5
+_LENGTH: Final = 500
+#: So many tasks that failed are told of in the log, each in a line.
+_LINES: Final = 20
+#: So many of the others are read together, to count those that are dead.
+_AT_ONCE: Final = 512
+_OUTCOMES: Final = {Success: "completed", Error: "failed", Retry: "failed", Snooze: "released", type(None): "lost"}
+_FAIL_ON: Final = ("none", "any", "all")
+_ON_EMPTY: Final = ("wait", "succeed", "skip", "fail")
+
+
+class Consumed:
+    """Counts what a worker settles. One lock guards it: it is told by the worker's threads."""
+
+    def __init__(self, queue: str, *, claims: bool = False) -> None:
+        """`claims`: the tasks were claimed by others, who have counted that."""
+        self._queue = queue
+        self._counted = claims
+        self.finished = self.failed = self.released = self.lost = 0
+        self._failures: list[tuple[str, str]] = []
+        self._failed_ids: dict[str, None] = {}  # of all: which of them are dead is read in the end
+        self._first: list[str] = []
+        self._lock = threading.Lock()
+
+    @property
+    def handled(self) -> int:
+        """How many tasks the function was called for."""
+        return self.finished + self.failed + self.released + self.lost
+
+    def settled(self, task: Task, outcome: Success | Error | Retry | Snooze | None) -> None:
+        """The function has handled a task, which was settled by this outcome; None: its claim was lost."""
+        if not self._counted:
+            count_claimed(self._queue, [task])
+        since = None if task.claimed_ms is None else 1000 * time.time() - task.claimed_ms
+        count_settled(self._queue, _OUTCOMES[type(outcome)], run_ms=since)
+        with self._lock:
+            if len(self._first) < _ERRORS:
+                self._first.append(task.id)
+            self.finished += isinstance(outcome, Success)
+            self.released += isinstance(outcome, Snooze)
+            self.lost += outcome is None
+            if isinstance(outcome, Error | Retry):
+                self.failed += 1
+                self._failed_ids[task.id] = None
+                if len(self._failures) < _LINES:
+                    self._failures.append((task.id, _text(outcome.error)))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the XCom: bounded, however many tasks there were."""
+        errors = [{"id": task_id, "error": error} for task_id, error in self._failures[:_ERRORS]]
+        counts = {name: getattr(self, name) for name in ("finished", "failed", "released", "lost")}
+        return {**counts, "errors": errors}
+
+    def tell(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
+        """Log how many tasks were handled, and what became of the first that failed: an error for each dead one.
+
+        `conn_id`: the Airflow connection, for the commands that show more.
+        """
+        log.info(
+            "Handled %d task(s) of queue %r: %d finished, %d failed, %d given back, %d lost%s",
+            self.handled, queue.name, self.finished, self.failed, self.released, self.lost,
+            f"; the first: {', '.join(self._first)}" if self._first else "",
+        )  # fmt: skip
+        if not self._failures:
+            return
+        try:
+            self._tell_failed(queue, log, conn_id)
+        except ZkmqError as error:  # what was handled is settled, whatever can be read of it
+            log.warning("What became of the %d task(s) that failed is not known now: %s", self.failed, error)
+
+    def _tell_failed(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
+        """Tell of the first that failed, and count all that are dead. Raises `ZkmqError`."""
+        errors = dict(self._failures)
+        tasks = queue.read_many(list(errors), parts=())
+        count_dead(queue.name, _dead_among(tasks))
+        for task in tasks:
+            line = "Failed, and %s on attempt %d: task %s of queue %r: %s; see: %s"
+            see = typed(conn_id, "show", queue.name, task.id)
+            values = (task.status, task.attempt, task.id, queue.name, errors[task.id], see)
+            (log.error if task.state == "dead" else log.warning)(line, *values)
+        if self.failed > len(errors):
+            log.warning("%d more task(s) of queue %r failed", self.failed - len(errors), queue.name)
+        others = [task_id for task_id in self._failed_ids if task_id not in errors]
+        for at in range(0, len(others), _AT_ONCE):
+            count_dead(queue.name, _dead_among(queue.read_many(others[at : at + _AT_ONCE], parts=())))
+
+    def check(self, queue: str, fail_on: str, error: type[AirflowException] = AirflowException) -> None:
+        """Raise `error` where so many failures are to fail the Airflow task."""
+        if not self.failed or fail_on == "none" or (fail_on == "all" and self.finished):
+            return
+        lines = [f"{task_id}: {error}" for task_id, error in self._failures[:_ERRORS]]
+        more = [f"and {self.failed - _ERRORS} more"] if self.failed > _ERRORS else []
+        what = f"{self.failed} of {self.handled} task(s) of queue {queue!r} failed"
+        raise error(f"{what}, {self.finished} finished: {'; '.join([*lines, *more])}")
+
+
+def check_choices(on_empty: object, fail_on: object) -> None:
+    """Raise `ValueError` for values that are not known."""
+    for name, value, known in (("on_empty", on_empty, _ON_EMPTY), ("fail_on", fail_on, _FAIL_ON)):
+        if value not in known:
+            raise ValueError(f"@task.zkmq: {name} {value!r} is not known: give {', '.join(known)}")
+
+
+def check_kind(transactional: object, lease: float | None) -> None:
+    """Raise `ValueError` for a kind of claim that there is not; `lease` in seconds."""
+    if transactional not in (True, False):
+        raise ValueError(f"@task.zkmq: transactional {transactional!r} is not allowed: True or False")
+    if transactional and lease is not None:
+        raise ValueError("@task.zkmq: a transaction ends with its session: give either transactional or lease")
+    if lease is not None and lease <= 0:
+        raise ValueError(f"@task.zkmq: lease {lease!r} is not allowed: more than 0 seconds")
+
+
+def check_numbers(**numbers: object) -> None:
+    """Raise `ValueError` for what is no number of things."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"@task.zkmq: {name} {number!r} is not allowed: a whole number, 1 or more")
+
+
+def _dead_among(tasks: Iterable[Task]) -> int:
+    return sum(task.state == "dead" for task in tasks)
+
+
+def _text(error: str | BaseException) -> str:
+    """Return an error as its task keeps it and an XCom may hold it, cut where it is long."""
+    try:
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  whatever its `__str__` raises
+        text = type(error).__name__
+    return clipped(storable(text), _LENGTH)
+
+
+# --- A queue as a worker sees it that is to handle claims which others made, and to claim nothing.
+
+#: What was given back is claimed anew with a lease of so many seconds, where none is asked for; it is extended.
+_ANEW: Final = 60.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A claim that waits for a thread; `hand`: taken over, and to be extended from `due` on, by the monotonic clock."""
+
+    told: Claim
+    hand: AnyClaim | None = None
+    due: float = 0.0
+
+
+class Given:
+    """Hands out claims that another process made, each taken over when a thread is free for it.
+
+    Those that wait for a thread are extended meanwhile, whenever the worker looks after its queue. What does not hold
+    any more is passed over, with a line in the log; a later try of the Airflow task (`again`) first claims anew, by its
+    id, what an earlier one gave back: the same delivery, which has counted no attempt.
+    """
+
+    def __init__(
+        self, queue: AnyQueue, claims: Iterable[Claim], lease: float | None, log: Any, *, again: bool = False
+    ) -> None:
+        self._queue = queue
+        self._waiting = deque(
+            _Waiting(told) for told in {(each["id"], each["token"]): each for each in claims}.values()
+        )
+        self._lease = lease
+        self._log = log
+        self._again = again
+        self._turn = threading.Lock()
+        self._handed = 0
+        self._refused: ZkmqError | None = None
+
+    def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
+        """Return a worker that handles what is given. Raises `ConfigError` for what goes with claiming alone."""
+        from airflow_provider_zkmq.engine import Worker  # it loads much: reading a DAG does without
+
+        if options.pop("selector") is not None:
+            raise ConfigError("@task.zkmq: with claims there is nothing left to select: leave selector out")
+        if options.pop("transactional", False):
+            raise ConfigError("@task.zkmq: a transaction takes what it claims itself: leave out claims or it")
+        del options["lease"]
+        queue: Any = self  # the rest of it is `__getattr__`'s
+        return Worker(queue, handler, **options | {"prefetch": 0})
+
+    def check_wanted(self, **_: object) -> None:
+        """Nothing is chosen; where there is no queue any more, no claim holds, which is found one by one."""
+
+    def claim(self, *_: object, timeout: float = 0, **__: object) -> AnyClaim | None:
+        """Return the next claim that holds, begun. Raises `TransportError`; the claim is then asked for again."""
+        with self._turn:
+            while self._waiting:
+                held = self._hold(self._waiting[0], begins=True)
+                first = self._waiting.popleft()
+                if held:
+                    self._handed += 1
+                    return first.hand
+        if timeout:  # another thread has something in hand, and what it gives back is nobody's here
+            self._queue.wait_for_change(self._queue.changes, timeout)
+        return None
+
+    def look_after(self) -> None:
+        """Extend what waits for a thread, each a third of its span after the last time."""
+        with self._turn:
+            for each in [each for each in self._waiting if each.due <= time.monotonic()]:
+                if not self._hold(each):
+                    self._waiting.remove(each)
+        self._queue.look_after()
+
+    def check_handled(self) -> None:
+        """Raise where nothing was handled for another reason than that no claim holds any more."""
+        if self._refused is not None:
+            raise self._refused
+        if self._handed:
+            raise AirflowException(f"{self._handed} task(s) were taken over and none was settled; see the log above")
+
+    @contextmanager
+    def failing_for_good(self) -> Iterator[None]:
+        """After a time-out in which a function had begun, have Airflow not try again: its claim is over.
+
+        What no thread got to is given back then.
+        """
+        try:
+            yield
+        except AirflowTaskTimeout as error:
+            if not self._handed:
+                raise
+            self._give_back()
+            raise AirflowFailException(f"{error}; no other try could handle what a function has begun") from None
+
+    def _give_back(self) -> None:
+        if self._turn.acquire(timeout=1.0):  # else a thread waits for ZooKeeper: so would we
+            try:
+                left = [Taken(each.told, 0) for each in self._waiting]
+                self._waiting.clear()
+            finally:
+                self._turn.release()
+            give_back(lambda _: self._queue, left, self._log)
+
+    def _hold(self, waiting: _Waiting, *, begins: bool = False) -> bool:
+        """Take a claim over, or extend it; False where it does not hold any more, or is refused."""
+        told = waiting.told
+        try:
+            with telling_of_the_end(told, self._log):
+                hand = waiting.hand = waiting.hand or self._taken_over(told)
+                if hand is None:
+                    return False
+                hand.extend(hand.span or 0.0)
+                if begins and hand.ahead:
+                    hand.begin()
+                waiting.due = time.monotonic() + (hand.span or 0.0) / 3
+                return True
+        except (AccessDenied, TransportError):
+            raise
+        except ZkmqError as error:  # its task is damaged, say: the others are to be handled
+            self._refused = error
+            self._log.warning("Claim %d of %s is passed over: %s", told["token"], shown(told), error)
+        return False
+
+    def _taken_over(self, told: Claim) -> AnyClaim | None:
+        claim: AnyClaim | None = self._queue.take_over(told["id"], told["token"], lease=self._lease)
+        if claim is None and self._again:
+            claim = self._queue.claim_task(told["id"], lease=self._lease or _ANEW, attempt=told["attempt"])
+            told["token"] = told["token"] if claim is None else claim.token
+        if claim is None:
+            task = self._queue.task(told["id"])
+            now = f"it is {task.status}, attempt {task.attempt}"
+            self._log.info("Claim %d of %s does not hold any more: %s", told["token"], shown(told), now)
+        return claim
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a worker asks of a queue."""
+        return getattr(self._queue, name)
+
+
+def queue_of(claims: Iterable[Claim], queue: str | None) -> str | None:
+    """Return the one queue of the claims. Raises `ConfigError` where they are of several, or of another."""
+    names = {claim["queue"] for claim in claims} | ({queue} if queue else set())
+    if len(names) > 1:
+        raise ConfigError(f"@task.zkmq: the claims are of several queues, {', '.join(sorted(names))}: map over them")
+    return next(iter(names), None)
+
+
+def none_holds(number: int, on_empty: str) -> dict[str, Any]:
+    """Return the XCom where nothing could be taken over, or raise, by `on_empty`: there is nothing to wait for."""
+    why = f"none of the {number} claim(s) holds any more; see the log above" if number else "there is no claim"
+    if on_empty == "fail":
+        raise AirflowFailException(why)
+    if on_empty != "succeed":
+        raise AirflowSkipException(why)
+    return Consumed("").summary()
+
+
+# --- `@task.zkmq`: a function that an Airflow task runs for each task that it claims from a queue.
 
 #: Fields that an argument of the function sets, if it has the field's name, and what None is then: no XCom is no claim.
 _OF_FUNCTION: Final = {"zkmq_queue": None, "selector": None, "claims": ()}

@@ -1,20 +1,64 @@
-"""Deferring a wait to the triggerer: what it is given to wait for, until when, and since when.
-
-Airflow's scheduler takes the end of the process that deferred for a failure where it hears of it when the task runs
-again already. So no event is told within seconds of the deferral, whatever has happened by then.
-"""
+"""Deferring a wait to the triggerer: what is waited for, until when; many task ids in little room."""
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine import TransportError
-from airflow_provider_zkmq.hooks.naming import ARGUMENT_BYTES, EVENT_BYTES, first_fitting, fits, series_ids
+
+# --- The ids of many tasks in little room: what a deferral stores and logs is bounded, however many they are.
+#
+# And the command that tells more of one of them.
+#
+# Airflow keeps a trigger's arguments, encrypted, in a column that holds 65 535 bytes on MySQL, and logs each event.
+
+#: The ids that a trigger is given take at most so many bytes; encrypted, a third more.
+ARGUMENT_BYTES: Final = 32_000
+#: An event names the ids where they take at most so many bytes.
+EVENT_BYTES: Final = 8_000
+#: A quoted id in a list takes so many bytes more than its characters, which are ASCII.
+_QUOTED: Final = 4
+
+
+def series_id(key: str, position: int) -> str:
+    """Return the id at a position, from 0, of the series that has this key."""
+    return f"{key}.{position:06d}"
+
+
+def typed(conn_id: str, *words: str) -> str:
+    """Return what to type in a shell to see more: ``airflow zkmq`` with the connection that an Airflow task has."""
+    return shlex.join(["airflow", "zkmq", "--conn-id", conn_id, *words])
+
+
+def series_ids(key: str, count: int) -> list[str]:
+    """Return the ids of a series: its key and their number say all that is to be stored of it."""
+    return [series_id(key, position) for position in range(count)]
+
+
+def first_fitting(task_ids: Sequence[str], room: int) -> list[str]:
+    """Return the first ids that take at most `room` bytes, one at least."""
+    for number, task_id in enumerate(task_ids):
+        room -= len(task_id) + _QUOTED
+        if room < 0:
+            return list(task_ids[: max(1, number)])
+    return list(task_ids)
+
+
+def fits(task_ids: Sequence[str], room: int) -> bool:
+    """Whether ids take at most `room` bytes."""
+    return sum(len(task_id) + _QUOTED for task_id in task_ids) <= room
+
+
+# --- Deferring a wait to the triggerer: what it is given to wait for, until when, and since when.
+#
+# Airflow's scheduler takes the end of the process that deferred for a failure where it hears of it when the task
+# runs again already. So no event is told within seconds of the deferral, whatever has happened by then.
 
 #: So many seconds after the deferral an event is told at the earliest.
 HELD_BACK: Final = 6.0

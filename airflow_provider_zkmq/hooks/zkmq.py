@@ -13,8 +13,8 @@ from airflow_provider_zkmq.hooks.connections import (
     DEFAULT_QUEUE,
     async_connection_options,
     connection_options,
+    keep_kazoo_quiet,
 )
-from airflow_provider_zkmq.hooks.quiet import keep_kazoo_quiet
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyClient, AnyQueue, AsyncQueue, AsyncZkmq

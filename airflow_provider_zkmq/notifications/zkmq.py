@@ -11,9 +11,9 @@ from airflow.sdk import BaseNotifier
 
 from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.naming import typed
+from airflow_provider_zkmq.hooks.deferring import typed
+from airflow_provider_zkmq.hooks.maintenance import dead_letters
 from airflow_provider_zkmq.hooks.settings import how_many
-from airflow_provider_zkmq.hooks.upkeep import dead_letters
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 
 if TYPE_CHECKING:

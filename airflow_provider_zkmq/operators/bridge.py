@@ -9,8 +9,8 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.hooks.arguments import flag
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.templating import flag
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 
 if TYPE_CHECKING:

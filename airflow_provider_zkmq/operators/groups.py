@@ -11,12 +11,9 @@ from airflow.sdk import TaskGroup
 from airflow_provider_zkmq.engine import Duration
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.operators.claiming import LEASE, ZkmqClaimOperator
-from airflow_provider_zkmq.operators.holding import have_checked
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
-from airflow_provider_zkmq.operators.nodes import waited_for, work_ids
-from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
-from airflow_provider_zkmq.operators.unmapped import check_each
-from airflow_provider_zkmq.operators.verdicts import have_noted, notes_its_end
+from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator, have_checked, have_noted, notes_its_end
+from airflow_provider_zkmq.operators.work_tasks import check_each, waited_for, work_ids
 
 if TYPE_CHECKING:
     from airflow.sdk import XComArg

@@ -11,19 +11,17 @@ from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipExcept
 
 from airflow_provider_zkmq.engine import Duration, ZkmqError
 from airflow_provider_zkmq.environment import FILES
-from airflow_provider_zkmq.hooks.claims import read_claims, shown
+from airflow_provider_zkmq.hooks.arguments import read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID, connection_options
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.claiming import AGAIN, LEASE
-from airflow_provider_zkmq.operators.taking import still_held
-from airflow_provider_zkmq.operators.unmapped import Unmapped
-from airflow_provider_zkmq.triggers.keeping import end_of
-from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger, checked_lease
+from airflow_provider_zkmq.operators.claiming import AGAIN, LEASE, still_held
+from airflow_provider_zkmq.operators.work_tasks import Unmapped
+from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger, checked_lease, end_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.hooks.claims import Claim
+    from airflow_provider_zkmq.hooks.arguments import Claim
 
 #: Where worker slots are few, what holds the claims comes before the work.
 _PRIORITY: Final = 1_000

@@ -2,46 +2,529 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from airflow.sdk import BaseOperator, XComArg
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
-from airflow_provider_zkmq.engine import ConfigError
-from airflow_provider_zkmq.hooks.claims import read_claims
+from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, TaskTooLarge, ZkmqError
+from airflow_provider_zkmq.hooks.arguments import Claim, read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.outcomes import few
+from airflow_provider_zkmq.hooks.outcomes import few, storable
+from airflow_provider_zkmq.hooks.retry import PATIENCE, outlast
+from airflow_provider_zkmq.hooks.telemetry import count_dead, count_settled
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.claiming import AGAIN, LEASE
-from airflow_provider_zkmq.operators.holding import have_checked
-from airflow_provider_zkmq.operators.memory import Memory
-from airflow_provider_zkmq.operators.nodes import ends_of, work_ids, work_tasks
-from airflow_provider_zkmq.operators.results import Results, source_of
-from airflow_provider_zkmq.operators.settlements import Settlements
-from airflow_provider_zkmq.operators.unmapped import Unmapped, check_each
-from airflow_provider_zkmq.operators.verdicts import (
-    MARKED,
-    Verdict,
-    Work,
-    apart,
-    have_noted,
-    instances,
-    judge,
-    notes_its_end,
-    reasons_of,
-    share,
-    told_from_marked,
-    uneven,
+from airflow_provider_zkmq.operators.claiming import AGAIN, LEASE, still_held
+from airflow_provider_zkmq.operators.work_tasks import (
+    Memory,
+    Unmapped,
+    check_each,
+    class_of,
+    ends_of,
+    work_ids,
+    work_tasks,
 )
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.hooks.claims import Claim
+    from airflow_provider_zkmq.engine import AnyQueue, Task
+    from airflow_provider_zkmq.hooks.arguments import Claim
+
+# --- What the tasks that a run has finished keep as their result: each its own, or one for all.
+
+#: The task and the key of an XCom, and whether each instance of a mapped task has one.
+Source: TypeAlias = tuple[str, str, bool]
+#: Airflow does not answer: the next try asks it again.
+_NO_ANSWER: Final = (AirflowRuntimeError, OSError, EOFError)
+_NO_RESULT: Final = "result is neither bytes, text nor JSON"
+T = TypeVar("T")
+
+
+class Results:
+    """The results of `count` claims, from what `render` makes of what was given, or from the XCom that it is.
+
+    What work returns is asked for only where it succeeded: else there is none, which Airflow's templates complain of.
+    """
+
+    def __init__(
+        self, render: Callable[[], Any], source: Source | None, context: Context, count: int, *, each: bool
+    ) -> None:
+        self._render = render
+        self._source = source
+        self._context = context
+        self._count = count
+        self._each = each
+
+    def of(self, position: int) -> bytes | str | None:
+        """Return the result of the claim at a position. Raises `ConfigError` for what is none, or may be another's."""
+        if self._source is not None and self._source[2]:
+            return as_result(self._pulled(self._source, position))
+        value = self._for_all
+        if not self._each or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            return self._same
+        return as_result(self._in_order[position])
+
+    @cached_property
+    def _same(self) -> bytes | str | None:
+        return as_result(self._for_all)
+
+    @cached_property
+    def _for_all(self) -> Any:
+        source = self._source
+        return _made("result cannot be made", self._render) if source is None else self._pulled(source, -1)
+
+    @cached_property
+    def _in_order(self) -> list[Any]:
+        """The values, one for each claim: in any other number, they would be taken for those of other claims."""
+        if isinstance(self._for_all, AbstractSet):
+            raise ConfigError("result is a set, which has no order: with each=True, give a list in that of the claims")
+        values = _made("result cannot be made", lambda: list(self._for_all))
+        if len(values) != self._count:
+            raise ConfigError(
+                f"result has {len(values)} value(s) for {self._count} claim(s), and is kept by none, as it may be "
+                "another's: with each=True, give a list with a value for each claim, None where it has none"
+            )
+        return values
+
+    def _pulled(self, source: Source, index: int) -> Any:
+        instance: Any = self._context["ti"]
+        return instance.xcom_pull(task_ids=source[0], key=source[1], map_indexes=index)
+
+
+def as_result(value: Any) -> bytes | str | None:
+    """Return what a queue's task keeps as its result. Raises `ConfigError` for what is neither text nor JSON.
+
+    So is a set: as a list it would have an order that is another each time.
+    """
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return _made(_NO_RESULT, value.encode)  # half a surrogate pair is no text
+    return _made(_NO_RESULT, lambda: json.dumps(value, default=_as_list))
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return what is no JSON as a list: what mapped tasks returned, say, which is read from Airflow one by one."""
+    if isinstance(value, AbstractSet):
+        raise TypeError("a set has no order: give a list")
+    return list(value)
+
+
+def _made(wrong: str, work: Callable[[], T]) -> T:
+    """Return what `work` makes of values, by functions of the DAG's, too, which may raise anything.
+
+    Raises `ConfigError` for that: what is not settled is done again, and no later try would do better.
+    """
+    try:
+        return work()
+    except _NO_ANSWER:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever a function of the DAG's raises
+        raise ConfigError(f"{wrong}: {type(error).__name__}: {error}") from None
+
+
+def source_of(result: Any, *, each: bool) -> Source | None:
+    """Return the XCom that a result is. None for what is none, is made of several, or is for all claims.
+
+    Raises `ValueError` for what is made of a mapped task's XComs for claims that are told apart: Airflow leaves out the
+    instances that have none, and what follows them would move to the claims before.
+    """
+    operator, key = getattr(result, "operator", None), getattr(result, "key", None)
+    if operator is not None and key is not None:
+        mapped = _is_mapped(operator)
+        return (str(operator.task_id), str(key), mapped) if each or not mapped else None
+    parts = [operator for operator, _ in XComArg.iter_xcom_references(result)] if each else []
+    if names := sorted({operator.task_id for operator in parts if _is_mapped(operator)}):
+        raise ValueError(
+            f"result: with each=True, what is made of the results of the mapped task {names[0]!r} (map, zip, concat, a "
+            "list) has no certain order: apply the function in the task itself, and give what the task returns"
+        )
+    return None
+
+
+def _is_mapped(operator: Any) -> bool:
+    return operator.is_mapped or operator.get_closest_mapped_task_group() is not None
+
+
+# --- What became of a DAG run's work, by the states of its tasks: what its claims are settled by.
+
+#: The XCom of a failed task that tells its exception.
+ERROR_KEY: Final = "zkmq_error"
+#: The XCom of a task that has run to its end; its value is its map index.
+END_KEY: Final = "zkmq_ended"
+_MOST_TEXT: Final = 2_000
+_MOST_ASKED: Final = 5
+#: In the place of the state of work that is a success without having run to its end.
+MARKED: Final = "marked"
+#: Of a mapped task that has fewer instances than in an earlier try.
+_GONE: Final = "removed"
+
+
+def note_error(context: Context) -> None:
+    """Keep the exception's type and text, as an XCom of the task that failed: an ``on_failure_callback``.
+
+    Where there is no way to keep it, as in the callback for a process that was killed, the reason is its absence.
+    """
+    fields: dict[str, Any] = dict(context)
+    error = fields.get("exception")
+    if error is None:
+        return
+    text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+    try:
+        fields["ti"].xcom_push(key=ERROR_KEY, value=storable(text)[:_MOST_TEXT])
+    except Exception as refused:  # noqa: BLE001  it is a reason less, and no reason to fail
+        fields["ti"].task.log.warning("Why it failed is not kept for the queue: %s", refused)
+
+
+def note_end(context: Context) -> None:
+    """Keep that a task has run to its end, as an XCom of it: an ``on_success_callback``, which no user's mark calls."""
+    instance: Any = context["ti"]
+    try:
+        instance.xcom_push(key=END_KEY, value=instance.map_index)
+    except Exception as refused:  # noqa: BLE001  what it did is done
+        instance.task.log.warning("That it has ended by itself is not kept for the queue: %s", refused)
+
+
+def have_noted(task: Any) -> None:
+    """Have a task note its exception, or its end, beside what its author has called where it fails or succeeds.
+
+    What may end without a worker notes no end: nobody would be there to do it.
+    """
+    task.on_failure_callback = _with(note_error, task.on_failure_callback)
+    if not _may_end_elsewhere(task):
+        task.on_success_callback = _with(note_end, task.on_success_callback)
+
+
+def notes_its_end(task: Any) -> bool:
+    """Whether a task that is a success, and has noted no end, was marked so by a user."""
+    return note_end in _listed(task.on_success_callback)
+
+
+def _may_end_elsewhere(task: Any) -> bool:
+    """Whether a scheduler or a triggerer may end a task: empty ones, and those whose deferral ends them."""
+    given = task.partial_kwargs if task.is_mapped else vars(task)
+    return bool(task.inherits_from_empty_operator or given.get("end_from_trigger") or given.get("start_from_trigger"))
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    known = callbacks or []
+    return list(known) if isinstance(known, list | tuple) else [known]
+
+
+def _with(callback: Any, callbacks: Any) -> list[Any]:
+    known = _listed(callbacks)
+    return known if callback in known else [*known, callback]
+
+
+class Work(NamedTuple):
+    """One instance of a task: its id, its map index (-1 if it is not mapped), and its state, None before it ran."""
+
+    task_id: str
+    map_index: int
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`kind`: ``"complete"``, ``"fail"`` or ``"release"``; `reason`: why, of what failed."""
+
+    kind: str
+    reason: str = ""
+
+
+def apart(task_ids: Iterable[str]) -> list[list[str]]:
+    """Return ids in groups that Airflow is asked for one by one.
+
+    It tells an instance's state by a name, ``task_id_index``, that may be another task's id: then it tells one of both.
+    """
+    known = sorted(set(task_ids))
+    parts = {task_id: task_id.rpartition("_") for task_id in known}
+    alone = [task_id for task_id, (head, _, index) in parts.items() if index.isdecimal() and head in parts]
+    return [[task_id for task_id in known if task_id not in alone], *([task_id] for task_id in alone)]
+
+
+def share(work: Sequence[Work], index: int) -> list[Work]:
+    """Return the work of one index, and what is not mapped; a mapped task that has no such instance is not done."""
+    mine = [each for each in work if each.map_index in {-1, index}]
+    missing = {each.task_id for each in work} - {each.task_id for each in mine}
+    return mine + [Work(task_id, index, None) for task_id in sorted(missing)]
+
+
+def uneven(work: Sequence[Work], count: int) -> str:
+    """Return which mapped tasks have not one instance for each of `count` claims; empty where all have.
+
+    Airflow leaves out what returned nothing when a task is mapped over what another returned, and multiplies what is
+    mapped over several lists: then an index tells nobody whose work an instance is.
+    """
+    counts = Counter(each.task_id for each in work if each.map_index >= 0)
+    odd = [f"{task_id} has {number}" for task_id, number in sorted(counts.items()) if number != count]
+    return f"whose work it is is not known: {few(odd)} instance(s) for {count} claim(s)" if odd else ""
+
+
+def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list[Work]:
+    """Return the instances of tasks, from states by ``task_id`` or ``task_id_index``; one that is missing has none."""
+    found: list[Work] = []
+    known = set(task_ids)
+    for task_id in sorted(known):
+        mine = [Work(task_id, -1, states[task_id])] if task_id in states else []
+        for name, state in states.items():
+            index = name.removeprefix(f"{task_id}_")
+            if name != index and index.isdecimal() and name not in known:
+                mine.append(Work(task_id, int(index), state))
+        kept = [work for work in mine if work.state != _GONE]
+        found += kept or [Work(task_id, -1, None)]
+    return found
+
+
+def judge(
+    work: Sequence[Work], on_skipped: str, reasons: Mapping[tuple[str, int], str], on_marked: str = "release"
+) -> Verdict:
+    """Return what its states mean for a claim: a failure before all, then what a user marked, then what was skipped.
+
+    `reasons`: the exceptions of failed tasks, as far as they are known.
+    """
+    bad = [each for each in work if each.state not in {"success", "skipped", MARKED}]
+    if bad:
+        first = sorted(bad, key=lambda each: (each.task_id, each.map_index) not in reasons)
+        return Verdict("fail", few([_told(each, reasons) for each in first]))
+    if marked := [_named(each) for each in work if each.state == MARKED]:
+        return Verdict(on_marked, f"marked as success, and not done: {few(marked)}")
+    if any(each.state == "skipped" for each in work):
+        skipped = [_named(each) for each in work if each.state == "skipped"]
+        return Verdict(on_skipped, f"skipped: {few(skipped)}")
+    return Verdict("complete")
+
+
+def told_from_marked(context: Context, work: Sequence[Work], noting: Iterable[str]) -> list[Work]:
+    """Return the work, with `MARKED` for what is a success and has not noted its end, as those tasks do otherwise."""
+    asked = {each.task_id for each in work if each.state == "success"}.intersection(noting)
+    instance: Any = context["ti"]
+    ended: set[tuple[str, int]] = set()
+    for task_id in sorted(asked):
+        told = instance.xcom_pull(task_ids=task_id, key=END_KEY)
+        ended |= {(task_id, index) for index in (told if isinstance(told, list) else [told])}
+
+    def marked(each: Work) -> bool:
+        return each.state == "success" and each.task_id in asked and (each.task_id, each.map_index) not in ended
+
+    return [each._replace(state=MARKED) if marked(each) else each for each in work]
+
+
+def reasons_of(context: Context, work: Iterable[Work]) -> dict[tuple[str, int], str]:
+    """Return the exceptions that `note_error` kept of the first tasks that failed."""
+    failed = [(each.task_id, each.map_index) for each in work if each.state == "failed"][:_MOST_ASKED]
+    instance: Any = context["ti"]
+    texts = [instance.xcom_pull(task_ids=name, key=ERROR_KEY, map_indexes=index) for name, index in failed]
+    return {key: str(text) for key, text in zip(failed, texts, strict=True) if text is not None}
+
+
+def _named(work: Work) -> str:
+    return work.task_id if work.map_index < 0 else f"{work.task_id}[{work.map_index}]"
+
+
+def _told(work: Work, reasons: Mapping[tuple[str, int], str]) -> str:
+    reason = reasons.get((work.task_id, work.map_index))
+    state = work.state or "not done"
+    return f"{_named(work)} {state}" if reason is None else f"{_named(work)}: {reason}"
+
+
+# --- Settling a run's claims one by one: once each, however often the Airflow task is tried.
+
+_OUTCOMES: Final = {"complete": "completed", "fail": "failed", "release": "released"}
+_NOTE: Final = "zkmq_settled"
+#: How far the task of a claim has got that was settled so: its states, and what its count of attempts is then.
+_ENDS: Final = {
+    "complete": ({"finished"}, 0),
+    "fail": ({"inserted", "dead"}, 0),
+    "release": ({"inserted"}, -1),
+}
+
+
+class Settlements:
+    """What was settled, what was lost, and what was not settled for now. `again`: an earlier try may have settled.
+
+    Of those that failed, `retried` are tried again by their queue, `failed` are not.
+    """
+
+    def __init__(self, hook: ZkmqHook, memory: Memory, log: Any, *, again: bool) -> None:
+        self._hook = hook
+        self._memory = memory
+        self._log = log
+        self._again = again
+        self._noted: dict[str, str] = memory.read(_NOTE) or {}
+        self._done: dict[str, int] = {"completed": 0, "failed": 0, "released": 0}
+        self.failed: list[str] = []
+        self.retried: list[str] = []
+        self.released: list[str] = []
+        self.lost: list[str] = []
+        self.trouble: list[str] = []
+
+    def settle(self, claim: Claim, verdict: Verdict, result: bytes | str | None) -> None:
+        """Settle one claim, or find that an earlier try did; what keeps it from that is in `lost` or `trouble`."""
+        name = f"{claim['queue']}/{claim['id']}/{claim['token']}"
+        queue = self._hook.queue(claim["queue"])
+        try:
+            if name in self._noted:
+                verdict = _as_noted(self._noted[name], verdict)
+            else:
+                verdict = self._settle_now(queue, claim, verdict, result)
+                self._noted[name] = verdict.kind
+                count_settled(queue.name, _OUTCOMES[verdict.kind])
+            self._tell(queue, claim, verdict)
+        except (ClaimLost, TaskNotFound, QueueNotFound) as error:
+            count_settled(claim["queue"], "lost")
+            self.lost.append(f"{type(error).__name__}: {error}")
+        except ZkmqError as error:
+            self.trouble.append(f"{shown(claim)}: {type(error).__name__}: {error}")
+
+    def remember(self) -> None:
+        """Note what is settled, and how, for later tries."""
+        if self._noted:
+            self._memory.note(_NOTE, self._noted)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many were settled in which way, and how many were lost."""
+        return {**self._done, "lost": len(self.lost)}
+
+    def _settle_now(self, queue: AnyQueue, claim: Claim, verdict: Verdict, result: bytes | str | None) -> Verdict:
+        """Settle; return how, which may be another way. Raises `ClaimLost` where no earlier try did so."""
+        try:
+            return _settle(queue, claim, verdict, result)
+        except ClaimLost:
+            if not (self._again and _settled_so(queue.task(claim["id"]), claim, verdict)):
+                raise
+        self._log.info("Settled by an earlier try: %s", shown(claim))
+        return verdict
+
+    def _tell(self, queue: AnyQueue, claim: Claim, verdict: Verdict) -> None:
+        if verdict.kind == "fail":
+            self._done["failed"] += 1
+            task = queue.task(claim["id"])
+            count_dead(queue.name, int(task.state == "dead"))
+            outlook = _outlook(task)
+            told = self.retried if task.state == "inserted" else self.failed
+            told.append(f"{shown(claim)} {outlook}: {verdict.reason}")
+            self._log.error("Failed: %s, which %s: %s", shown(claim), outlook, verdict.reason)
+            return
+        if verdict.kind == "release":
+            self._done["released"] += 1
+            self.released.append(f"{shown(claim)}: {verdict.reason}")
+            self._log.warning("Given back: %s: %s", shown(claim), verdict.reason)
+            return
+        self._done["completed"] += 1
+        self._log.info("Completed: %s", shown(claim))
+
+
+def _as_noted(kind: str, verdict: Verdict) -> Verdict:
+    """Return how a claim was settled, whatever its work looks like now: nobody is told that it went otherwise."""
+    return verdict if verdict.kind == kind else Verdict(kind, "so an earlier try settled it, which stands")
+
+
+def _settle(queue: AnyQueue, claim: Claim, verdict: Verdict, result: bytes | str | None) -> Verdict:
+    task_id, token = claim["id"], claim["token"]
+    if verdict.kind == "release":
+        queue.release(task_id, token)
+        return verdict
+    if verdict.kind == "complete":
+        try:
+            queue.complete(task_id, token, result)
+        except TaskTooLarge as error:  # no later try could keep it either
+            verdict = Verdict("fail", str(error))
+        else:
+            return verdict
+    queue.fail(task_id, token, verdict.reason)
+    return verdict
+
+
+def _settled_so(task: Task, claim: Claim, verdict: Verdict) -> bool:
+    """Whether a task is where an earlier try of the same settlement leaves it."""
+    states, attempts = _ENDS[verdict.kind]
+    return task.state in states and task.attempt == claim["attempt"] + attempts
+
+
+def _outlook(task: Task) -> str:
+    if task.state == "inserted":
+        return f"is tried again{'' if task.due_at is None else f' at {task.due_at}'}, after attempt {task.attempt}"
+    return f"is {task.state} after attempt {task.attempt}"
+
+
+# --- Work that is run again begins only while its run still holds the claims that it is for.
+
+
+def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each: bool) -> None:
+    """Have a task of the work look first whether its run holds the claims, wherever it is run again.
+
+    Airflow's "clear only failed tasks" runs the work again and leaves out the task that claims: by then the queue may
+    have given its task to another run. A first try is not looked at, nor are tasks that take claims over themselves.
+
+    `claims`: the XCom of the task that claims; what is from elsewhere is not looked at. `lease`: seconds for which
+    what is held holds from then on. `each`: the instances of a mapped task are the work of one claim each.
+    """
+    sources = [operator for operator, _ in XComArg.iter_xcom_references(claims)]
+    if len(sources) != 1 or getattr(class_of(task), "holds_claims", False):
+        return
+    [claimer] = sources
+    in_group = claimer.get_closest_mapped_task_group() is not None
+    given = task.partial_kwargs if task.is_mapped else vars(task)
+    also = given.get("pre_execute")  # of a task that two claims are settled by, or of its author's
+
+    def check(context: Context) -> None:
+        instance: Any = context["ti"]
+        if instance.try_number > 1 or _was_cleared(context):
+            index = instance.map_index if in_group else -1
+            mine = read_claims("claims", instance.xcom_pull(task_ids=claimer.task_id, map_indexes=index))
+            if each and not in_group and 0 <= instance.map_index < len(mine):
+                mine = [mine[instance.map_index]]
+            check_held(mine, lease, conn_id, claimer.task_id, instance.task.log)
+        if also is not None:
+            also(context)
+        elif not task.is_mapped and type(task).pre_execute is not BaseOperator.pre_execute:
+            type(task).pre_execute(instance.task, context)
+
+    if task.is_mapped:
+        task.partial_kwargs["pre_execute"] = check
+    else:
+        task.pre_execute = check
+
+
+def check_held(claims: list[Claim], lease: float, conn_id: str, claimer: str, log: Any) -> None:
+    """Extend the claims. Raises `AirflowSkipException` where none of them holds any more.
+
+    What holds beside others that do not goes on with a warning; it is tried again while ZooKeeper is away, as settling
+    is.
+    """
+    if not claims:
+        return
+    with ZkmqHook(conn_id) as hook:
+        held = outlast(
+            log, "Looking at the claims", PATIENCE, lambda _: [still_held(hook, claim, lease, log) for claim in claims]
+        )
+    lost = [f"{shown(claim)} (claim {claim['token']})" for claim, holds in zip(claims, held, strict=True) if not holds]
+    if len(lost) == len(claims):
+        raise AirflowSkipException(
+            f"this run does not hold what it took any more, and another may be at it: {few(lost)}; to do the "
+            f"work again, clear {claimer} with what is downstream of it: it claims the same tasks anew where it can"
+        )
+    if lost:
+        log.warning("This run does not hold all that it took any more; left out is %s", few(lost))
+
+
+def _was_cleared(context: Context) -> bool:
+    """Whether the run was cleared: then a task may run for the first time after it was settled."""
+    run: Any = context.get("dag_run")
+    return bool(getattr(run, "clear_number", 0))
+
+
+# --- `ZkmqSettleOperator`: end what a DAG run took by what became of its work.
 
 _ON_SKIPPED: Final = ("release", "complete", "fail")
 _ON_LOST: Final = ("fail", "ignore")

@@ -2,35 +2,455 @@
 
 from __future__ import annotations
 
+import json
+import math
+import secrets
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from airflow.sdk import conf
+from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_zkmq.engine import Duration, Message, WaitTimeout
+from airflow_provider_zkmq.engine import (
+    BadMessage,
+    ConfigError,
+    DuplicateTask,
+    Duration,
+    Message,
+    RetryPolicy,
+    TaskNotFound,
+    WaitTimeout,
+    idempotency_series,
+)
+from airflow_provider_zkmq.hooks.arguments import flag, items_of, kind_of, moment, span
+from airflow_provider_zkmq.hooks.cancel_on_kill import INSTANCE, NOTE, TRY, cancel_open, ended_by_user, is_of, origin_of
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import AWAY, naming
-from airflow_provider_zkmq.hooks.naming import typed
-from airflow_provider_zkmq.hooks.origins import origin_of
+from airflow_provider_zkmq.hooks.deferring import (
+    AWAY,
+    EVENT_BYTES,
+    awaited_ids,
+    deferral_limit,
+    naming,
+    series_id,
+    series_ids,
+    typed,
+)
+from airflow_provider_zkmq.hooks.lineage import WritesQueue
+from airflow_provider_zkmq.hooks.outcomes import (
+    Telling,
+    check_batch,
+    check_outcomes,
+    may_end_in_triggerer,
+    pushed_for,
+    size,
+    tell_ended,
+    tell_open,
+)
+from airflow_provider_zkmq.hooks.retry import NO_OUTAGE, PATIENCE, Outlasting, persist
 from airflow_provider_zkmq.hooks.telemetry import count_enqueued
-from airflow_provider_zkmq.hooks.templating import span
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
-from airflow_provider_zkmq.operators.ending import WaitingOperator
 from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
-from airflow_provider_zkmq.operators.lineage import WritesQueue
-from airflow_provider_zkmq.operators.messages import all_spelled, completed, message, spelled
-from airflow_provider_zkmq.operators.once import Once, check_once, named, series_key
-from airflow_provider_zkmq.operators.patience import NO_OUTAGE, PATIENCE, Outlasting
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
+from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from airflow_provider_zkmq.engine import AnyQueue
+
+# --- Messages as an operator's arguments and rendered templates spell them.
+
+_KEYS: Final = (
+    "data",
+    "filters",
+    "priority",
+    "delay",
+    "not_before",
+    "task_id",
+    "metadata",
+    "policy",
+    "lock",
+    "update",
+    "requeue",
+)
+_TIMES: Final = ("delay", "not_before")
+_SPANS: Final = ("factor", "min_backoff", "max_backoff")
+
+
+def spelled(where: str, item: object) -> Mapping[str, Any]:
+    """Return a message as a mapping. Raises `ConfigError` naming where it stands."""
+    if isinstance(item, Message):
+        return {name: value for name in _KEYS if (value := getattr(item, name)) is not None}
+    if isinstance(item, Mapping):
+        if unknown := sorted(set(map(str, item)) - set(_KEYS)):
+            raise ConfigError(f"{where}: unknown {', '.join(unknown)}; known: {', '.join(_KEYS)}")
+        if "data" not in item:
+            raise ConfigError(f"{where} has no 'data'")
+        if item["data"] is None:
+            raise ConfigError(f"{where}: data is None: give bytes or text")
+        return item
+    if item is None:
+        raise ConfigError(f"{where} is None: give bytes, text, a Message or a mapping")
+    return {"data": item}
+
+
+def all_spelled(where: str, items: object) -> list[Mapping[str, Any]]:
+    """Return a templated list of messages, each as a mapping. Raises `ConfigError` naming which is none."""
+    return [spelled(f"{where}[{at}]", item) for at, item in enumerate(items_of(where, items))]
+
+
+def completed(fields: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with what it leaves out taken from `common`; one that says when it is due, says so alone."""
+    own = any(fields.get(name) is not None for name in _TIMES)
+    return {name: value for name, value in common.items() if not (own and name in _TIMES)} | dict(fields)
+
+
+def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> Message:
+    """Make a message, with numbers, times and truth values that templates may have rendered to text.
+
+    `origin` is noted under ``metadata["airflow"]``, unless the message has something there. Raises `ConfigError`.
+    """
+    metadata = dict(_mapping("metadata", fields.get("metadata")))
+    if origin is not None:
+        metadata.setdefault(NOTE, origin)
+    return Message(
+        data=fields["data"],
+        filters=_mapping("filters", fields.get("filters")) or None,
+        priority=_whole("priority", fields.get("priority", 0)),
+        delay=span("delay", fields.get("delay")),
+        task_id=fields.get("task_id"),
+        metadata=metadata or None,
+        policy=_policy(fields.get("policy")),
+        lock=span("lock", fields.get("lock")),
+        update=flag("update", fields.get("update", False)),
+        requeue=flag("requeue", fields.get("requeue", False)),
+        not_before=moment("not_before", fields.get("not_before")),
+    )
+
+
+def _mapping(name: str, value: object) -> Mapping[str, Any]:
+    """Return a mapping, an empty one for nothing. Raises `ConfigError`, which does not show what may be data."""
+    if not value:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a mapping, not {kind_of(value)}")
+    return value
+
+
+def _policy(value: object) -> RetryPolicy | None:
+    """Return a policy that may be spelled as a mapping. Raises `ConfigError`."""
+    if value is None or isinstance(value, RetryPolicy):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"policy {value!r} is not understood: give a mapping or a RetryPolicy")
+    try:
+        parts: dict[str, Any] = {name: span(name, part) if name in _SPANS else part for name, part in value.items()}
+        return RetryPolicy(**parts)
+    except TypeError as error:
+        raise ConfigError(f"policy {value!r} is not understood: {error}") from None
+
+
+def _whole(name: str, value: Any) -> Any:
+    """Return the whole number a template rendered to text; anything but text as it is. Raises `ConfigError`."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(f"{name} {value!r} is no whole number") from None
+
+
+# --- Enqueue once, however often an Airflow task is tried: what an earlier try wrote is adopted.
+
+_IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": INSTANCE, "try": TRY, "none": ()}
+_ON_DUPLICATE: Final = ("adopt", "fail")
+
+
+def check_once(idempotency: str, on_duplicate: str) -> None:
+    """Raise `ValueError` for values that are not known."""
+    if idempotency not in tuple(_IDENTITIES):  # a list has no hash
+        raise ValueError(f"ZkmqEnqueueOperator: idempotency {idempotency!r} is not known: give run, try or none")
+    if on_duplicate not in _ON_DUPLICATE:
+        raise ValueError(f"ZkmqEnqueueOperator: on_duplicate {on_duplicate!r} is not known: give adopt or fail")
+
+
+def series_key(idempotency: str, origin: Mapping[str, object], queue: str) -> str:
+    """Return what the ids of an operator's tasks begin with: the same for each try that is to enqueue nothing more.
+
+    It is made by the engine of an ``idempotency_key``: the DAG, the run, the task and the map index, as JSON.
+    """
+    parts = [origin[name] for name in _IDENTITIES[idempotency]] or [secrets.token_hex(16)]
+    return idempotency_series(queue, json.dumps(parts, default=str))
+
+
+def noted_by(idempotency: str) -> tuple[str, ...]:
+    """Return the names by which the tasks of an operator's try note their origin, and others' do not."""
+    return _IDENTITIES[idempotency] or TRY
+
+
+def named(messages: Sequence[Message], key: str) -> list[Message]:
+    """Return the messages, each with an id: its own, or that of its position in the series."""
+    return [
+        message if message.task_id is not None else replace(message, task_id=series_id(key, position))
+        for position, message in enumerate(messages)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """One try's enqueue. `origin`: the task instance; `key`: that of the series its tasks without ids belong to.
+
+    `patience`: each call of the queue's is tried again by itself. So one of unknown outcome is the very same again,
+    which takes over what it had written; all of it done anew would take that for an earlier try's.
+    """
+
+    queue: AnyQueue
+    origin: Mapping[str, object]
+    idempotency: str
+    on_duplicate: str
+    key: str
+    patience: Outlasting
+
+    def enqueue(self, messages: Sequence[Message]) -> int:
+        """Write what is missing; return how many tasks were adopted. Raises what `Queue.enqueue_many` does."""
+        own: list[Message] = []
+        series: list[Message] = []
+        for given, message in zip(messages, named(messages, self.key), strict=True):
+            (own if given.task_id is not None or given.update or given.requeue else series).append(message)
+        return self._enqueue_series(series) + self._enqueue_own(own)
+
+    def enqueue_batch(self, messages: Sequence[Message], batch: str, then: Message | None) -> int:
+        """Write a batch, or what an earlier try left unwritten of it; return how many tasks were adopted.
+
+        Raises what `Queue.enqueue_many` does; `DuplicateTask` for a batch that is not known to be this operator's.
+        """
+        try:
+            self.patience.call(lambda: self.queue.enqueue_many(messages, batch=batch, then=then))
+        except DuplicateTask as error:
+            if error.duplicates:
+                raise
+            if self._adopts and self._wrote_one([message.task_id or "" for message in named(messages, batch)]):
+                return len(messages)
+            raise DuplicateTask(self.patience.call(lambda: _written_before(self.queue, batch))) from error
+        return 0
+
+    @property
+    def _adopts(self) -> bool:
+        return self.on_duplicate == "adopt" and self.idempotency != "none"
+
+    def _enqueue_series(self, messages: list[Message]) -> int:
+        """Whatever state a task of the series is in, it is left as it is: only an earlier try can have written it."""
+        if not messages:
+            return 0
+        try:
+            tasks = self.patience.call(lambda: self.queue.enqueue_new(messages))
+        except BadMessage as error:
+            raise error.__cause__ or error from None
+        self._refuse_unless_adopted(tasks.existing, tasks.written)
+        return len(tasks.existing)
+
+    def _enqueue_own(self, messages: list[Message]) -> int:
+        """Ids that the caller chose may be another's: adopted is what notes this operator as its origin.
+
+        A later try looks first, as an id whose task has ended would run again; the first try has nothing to find.
+        """
+        looks = self.idempotency == "run" and self.origin["try_number"] != 1
+        there = {message.task_id or "" for message in messages if looks and self._adoptable(message)}
+        self._refuse_unless_adopted(sorted(there), [])
+        left = [message for message in messages if message.task_id not in there]
+        met: list[Message] = []
+        try:
+            if left:
+                self.patience.call(lambda: self.queue.enqueue_many(left))
+        except DuplicateTask as error:
+            used = set(error.duplicates)
+            met = [message for message in left if message.task_id in used]
+            if not (self._adopts and met and all(map(self._adoptable, met))):
+                raise
+        return len(messages) - len(left) + len(met)
+
+    def _refuse_unless_adopted(self, existing: Sequence[str], written: Sequence[str]) -> None:
+        """Raise `DuplicateTask` for what an earlier try wrote, where it is not to be adopted."""
+        if existing and self.on_duplicate == "fail":
+            raise DuplicateTask(
+                f"{len(existing)} task(s) of queue {self.queue.name!r} were enqueued by an earlier try, the first is "
+                f"{existing[0]}; on_duplicate='adopt' goes on with them",
+                duplicates=existing,
+                enqueued=written,
+            )
+
+    def _adoptable(self, message: Message) -> bool:
+        """Whether the task is there already by an earlier try; update and requeue are about others' tasks."""
+        return not (message.update or message.requeue) and self._wrote(message.task_id or "")
+
+    def _wrote(self, task_id: str) -> bool:
+        """Whether a task notes this operator in this run (with ``"try"``: in this try) as its origin."""
+        return self._wrote_one([task_id])
+
+    def _wrote_one(self, task_ids: Iterable[str]) -> bool:
+        """Whether the first of these tasks that is there is this operator's: some may be dropped, or collected."""
+        for task_id in task_ids:
+            with suppress(TaskNotFound):
+                task = self.patience.call(partial(self.queue.task, task_id))
+                return is_of(task.metadata, self.origin, _IDENTITIES[self.idempotency])
+        return False
+
+
+def _written_before(queue: AnyQueue, name: str) -> str:
+    batch = queue.batch(name)
+    failed = f", {len(batch.failed)} failed (first: {batch.failed[0]})" if batch.failed else ""
+    return (
+        f"batch {name!r} of queue {queue.name!r} was enqueued before, completely ({batch.total} task(s), {batch.open} "
+        f"open{failed}); nothing was enqueued. ZkmqTaskSensor(batch=…) waits for it; for another, put what tells them "
+        "apart into the name, such as {{ ti.try_number }}"
+    )
+
+
+# --- The end of what was enqueued: an operator waits for tasks, or for a batch, on its worker or deferred.
+
+#: Airflow kills a process five seconds after it told it to end: what is cancelled is waited for so many seconds.
+_CANCELLING: Final = 4.0
+#: One task that is dead or cancelled fails the operator, and nothing is told of results.
+_TELLING: Final = Telling(results=False, max_xcom_bytes=48_000, fail_on="any")
+
+
+class WaitingOperator(BaseOperator):
+    """An operator that has enqueued, and waits if it was asked to: what `ZkmqEnqueueOperator` does after its write."""
+
+    batch: str | None
+    zkmq_queue: str | None
+    zkmq_conn_id: str
+    deferrable: bool
+    cancel_on_kill: bool
+    add_origin: bool
+    idempotency: str
+    _held: tuple[AnyQueue, list[str], dict[str, Any]] | None = None
+    """What is waited for on this worker: where, which tasks, and the Airflow task instance."""
+    _canceller: threading.Thread | None = None
+
+    def on_kill(self) -> None:
+        """Cancel what is waited for, if that was asked for and a user has ended this task.
+
+        Called from a signal handler, which may have interrupted the holder of a lock: another thread does it.
+        """
+        if self.cancel_on_kill and self._held is not None:
+            self._canceller = threading.Thread(target=self._cancel, args=self._held, daemon=True)
+            self._canceller.start()
+
+    def _cancel(self, queue: AnyQueue, ids: list[str], instance: Mapping[str, Any]) -> None:
+        told = "Told to end: where a user did that, what is open of %d task(s) of queue %r is cancelled"
+        self.log.warning(told, len(ids), queue.name)
+        try:
+            if ended_by_user(instance):
+                count = cancel_open(queue, ids)
+                self.log.warning("Ended by a user: cancelled %d task(s) of queue %r", count, queue.name)
+        except Exception as error:  # noqa: BLE001  a thread beside the end of a process: nobody would hear it
+            self.log.warning("The tasks of queue %r are not cancelled: %s", queue.name, error)
+
+    def _await(self, context: Context, queue: AnyQueue, ids: list[str], key: str, span: float | None) -> None:
+        """Wait here, through any outage, or look and defer.
+
+        Raises `AirflowException` where it was not in time, tasks failed, or ZooKeeper's certificates are refused.
+        """
+        deadline = None if span is None else time.time() + span
+        members = ids if self.batch is None else _members(self.batch, ids, key)
+        self._held = (queue, members, origin_of(context))
+        try:
+            if self.deferrable:
+                self._end(queue, ids, 0)
+            else:
+                persist(self.log, math.inf if deadline is None else deadline, partial(self._end, queue, ids))
+        except (WaitTimeout, AWAY) as error:
+            if not self.deferrable or isinstance(error, NO_OUTAGE):
+                raise AirflowException(naming(str(error), span)) from None
+            if isinstance(error, WaitTimeout):
+                tell_open(self.log, queue, error.left, self.zkmq_conn_id)
+            self._defer(context, ids, key, deadline, getattr(error, "left", ()))
+        finally:
+            self._held = None
+            if self._canceller is not None:  # the first that it cancelled has ended the wait, perhaps
+                self._canceller.join(_CANCELLING)
+
+    def _end(self, queue: AnyQueue, ids: list[str], left: float) -> None:
+        """Wait for the batch, else for the tasks. Raises `WaitTimeout`, and `AirflowException` for failures."""
+        span = None if left == math.inf else left
+        if self.batch is None:
+            tasks = queue.wait(ids, timeout=span, stop_at_failure=True)
+            tell_ended(self.log, queue.name, tasks, self.zkmq_conn_id)
+            check_outcomes(queue.name, tasks)
+        else:
+            batch = queue.wait_batch(self.batch, span)
+            tell_ended(self.log, queue.name, batch, self.zkmq_conn_id)
+            check_batch(queue.name, batch)
+
+    def _defer(
+        self, context: Context, ids: list[str], key: str | None, deadline: float | None, left: Sequence[str] = ()
+    ) -> None:
+        """Defer until `deadline`. `left`: those of the ids that have not ended, as far as that is known."""
+        awaited = {"batch": self.batch} if self.batch is not None else awaited_ids(ids, key, left)
+        self.defer(
+            trigger=ZkmqTaskTrigger(
+                **awaited,
+                stop_at_failure=True,
+                success=self._success(context, ids),
+                cancels=self._cancels(context, ids, key),
+                queue=self.zkmq_queue or None,
+                zkmq_conn_id=self.zkmq_conn_id,
+                deadline=deadline,
+                deferred_at=time.time(),
+            ),
+            method_name="execute_complete",
+            kwargs={"key": key, "deadline": deadline},
+            timeout=deferral_limit(deadline),
+        )
+
+    @abstractmethod
+    def _told(self, ids: list[str]) -> str | list[str]:
+        """Return the XCom for tasks of these ids."""
+
+    def _success(self, context: Context, ids: list[str]) -> dict[str, Any] | None:
+        """Return how the triggerer ends this task by itself: what is told is known already."""
+        value = self._told(ids)
+        if size(value) > EVENT_BYTES or not may_end_in_triggerer(self, context):
+            return None
+        return {"telling": _TELLING.as_dict(), "push": pushed_for(self, context), "value": value}
+
+    def _cancels(self, context: Context, ids: list[str], key: str | None) -> dict[str, Any] | None:
+        """Return what a user's end of the deferred task cancels.
+
+        Very many with ids of their own are named once: by what the trigger waits for, or, of a batch, here; the others
+        of them are found by their metadata, which say who enqueued them.
+        """
+        if not self.cancel_on_kill:
+            return None
+        if self.batch is not None and key is not None:
+            ids, key = _members(self.batch, ids, key), self.batch
+        cancelled = awaited_ids(ids, key)
+        if cancelled.pop("partial", False):
+            if self.batch is None:
+                del cancelled["task_ids"]
+            if self.add_origin:
+                cancelled["noted"] = list(noted_by(self.idempotency))
+        return {"instance": origin_of(context), **cancelled}
+
+
+def _members(batch: str, ids: list[str], key: str) -> list[str]:
+    """Return the ids of a batch's members: those that were not given are named by the batch, not by the series."""
+    of_series = dict(zip(series_ids(key, len(ids)), series_ids(batch, len(ids)), strict=True))
+    return [of_series.get(task_id, task_id) for task_id in ids]
+
+
+# --- `ZkmqEnqueueOperator`: enqueue tasks from a DAG. The other operators and the task group are found here, too.
 
 __all__ = [
     "ZkmqClaimOperator",

@@ -3,32 +3,245 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
-from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskDeferred
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowNotFoundException,
+    AirflowRescheduleException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    TaskDeferralError,
+    TaskDeferred,
+)
 
-from airflow_provider_zkmq.engine import TransportError, WaitTimeout, wait_event
+from airflow_provider_zkmq.engine import (
+    ConfigError,
+    TlsRefused,
+    TransportError,
+    WaitFor,
+    WaitTimeout,
+    ZkmqError,
+    wait_event,
+)
+from airflow_provider_zkmq.hooks.arguments import flat_ids, is_blank, moment
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit, naming
-from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended, tell_open
-from airflow_provider_zkmq.hooks.telling import Telling, may_end_in_triggerer, pushed_for
-from airflow_provider_zkmq.hooks.templating import moment
+from airflow_provider_zkmq.hooks.lineage import ReadsQueue
+from airflow_provider_zkmq.hooks.outcomes import (
+    Telling,
+    may_end_in_triggerer,
+    progress_log,
+    pushed_for,
+    tell_ended,
+    tell_open,
+)
+from airflow_provider_zkmq.hooks.retry import NO_OUTAGE, persist
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.lineage import ReadsQueue
-from airflow_provider_zkmq.operators.patience import persist
-from airflow_provider_zkmq.sensors.looking import Wanted, in_one_line
-from airflow_provider_zkmq.sensors.softly import airflow_errors, failing_softly, refusing_tls, timing_out
-from airflow_provider_zkmq.sensors.wanted import check_search, check_wanted, counted, named_ids
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.sensors.looking import Ended
+    from airflow_provider_zkmq.engine import AnyQueue, Batch, Explanation, Task
+
+    Ended: TypeAlias = Sequence[Task] | Batch
+
+# --- How a sensor ends that fails: in Airflow's errors, and skipped, with the reason, where it is to fail softly.
+
+
+@contextmanager
+def airflow_errors() -> Iterator[None]:
+    """Turn the engine's errors into Airflow's, except for a wait that was not in time."""
+    try:
+        yield
+    except WaitTimeout:
+        raise
+    except ZkmqError as error:
+        raise AirflowException(str(error)) from None
+
+
+@contextmanager
+def refusing_tls() -> Iterator[None]:
+    """Turn certificates that are refused into an error of Airflow's: no wait mends them, as it does an outage."""
+    try:
+        yield
+    except TlsRefused as error:
+        raise AirflowException(str(error)) from None
+
+
+@contextmanager
+def timing_out() -> Iterator[None]:
+    """Turn the end of a wait, be it for tasks or for ZooKeeper, into a sensor's time-out."""
+    try:
+        yield
+    except NO_OUTAGE:
+        raise
+    except (WaitTimeout, AWAY) as error:
+        raise AirflowSensorTimeout(str(error)) from None
+
+
+@contextmanager
+def failing_softly(sensor: BaseSensorOperator) -> Iterator[None]:
+    """Turn failures into skips that tell why, where `soft_fail` or `never_fail` ask for it.
+
+    Airflow's own sensor would skip without a reason: meanwhile it is told that it may fail.
+    """
+    soft_fail, never_fail = sensor.soft_fail, sensor.never_fail
+    sensor.soft_fail = sensor.never_fail = False
+    try:
+        yield
+    except (AirflowSkipException, AirflowNotFoundException, AirflowRescheduleException):
+        raise
+    except Exception as error:
+        if never_fail or (soft_fail and isinstance(error, AirflowException | TaskDeferralError)):
+            raise AirflowSkipException(f"Skipping instead of failing: {error}") from None
+        raise
+    finally:
+        sensor.soft_fail, sensor.never_fail = soft_fail, never_fail
+
+
+# --- What a sensor waits for: checked when the DAG is parsed, and again when its templates are rendered.
+
+
+def check_wanted(task_ids: object, selector: object, batch: object) -> None:
+    """Raise `ValueError` unless one thing is named; what is rendered later is looked at then."""
+    named = [value for value in (task_ids, selector, batch) if value is not None]
+    if len(named) != 1:
+        raise ValueError("ZkmqTaskSensor: give exactly one of task_ids, selector and batch")
+    if is_blank(named[0]):
+        raise ValueError("ZkmqTaskSensor: task_ids, selector or batch is blank: there would be nothing to wait for")
+
+
+def check_search(selector: object, min_tasks: object, since: object) -> None:
+    """Raise `ValueError` for a search that would end at once, or that is none."""
+    if isinstance(min_tasks, bool) or not isinstance(min_tasks, int) or min_tasks < 1:
+        raise ValueError(f"ZkmqTaskSensor: min_tasks {min_tasks!r} is not allowed: a whole number, 1 or more")
+    if selector is None and since is not None:
+        raise ValueError("ZkmqTaskSensor: since goes with a selector; ids and batches are those that were named")
+
+
+def named_ids(task_ids: object) -> list[str]:
+    """Return the ids after templating. Raises `ConfigError` where there are none, as for an empty list of an XCom."""
+    ids = flat_ids(task_ids)
+    if not ids:
+        raise ConfigError("task_ids is blank after templating: there is nothing to wait for")
+    return ids
+
+
+def matching_ids(queue: AnyQueue, selector: str, least: int, span: float, since: Any) -> list[str]:
+    """Return the ids of the tasks that match, waiting at most `span` seconds. Raises `WaitTimeout`, `ConfigError`."""
+    since = moment("since", since)
+    ids: list[str] = queue.find(selector, least, span, since=since, wait_for_queue=True)
+    return ids
+
+
+def counted(selector: str, least: int, since: object) -> str:
+    """Return which tasks a sensor counts, for its log: without a moment, those of earlier runs are among them."""
+    age = f"since {since}" if since is not None else "at any time and is still kept, also by an earlier run: see since"
+    return f"Waiting for at least {least} task(s) that match {selector}; one counts that was enqueued {age}"
+
+
+# --- What a sensor waits for, looked at: on a worker, after its trigger, and once more when it was not in time.
+
+#: So many refusing consumers are told of.
+_SHOWN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Tasks or a batch, as a sensor names them after templating; see `ZkmqTaskSensor`."""
+
+    task_ids: object
+    selector: str | None
+    min_tasks: int
+    since: Any
+    batch: str | None
+    event: str
+    stop_at_failure: bool
+    """Whether one task that is dead or cancelled ends the wait for the others."""
+
+    def wait(self, queue: AnyQueue, span: float, tell: Callable[[str, float, str], None] | None) -> Ended:
+        """Wait at most `span` seconds. Raises `WaitTimeout`."""
+        end = time.monotonic() + span
+        if self.batch is not None:
+            return queue.wait_batch(self.batch, span)
+        ids = self._ids(queue, self.min_tasks, max(0.0, end - time.monotonic()))
+        return self._wait_for(queue, ids, max(0.0, end - time.monotonic()), tell)
+
+    def read(self, queue: AnyQueue, event: dict[str, Any]) -> Ended:
+        """Read what had ended when the trigger looked. Raises `WaitTimeout` for what has not, or not any more."""
+        if "batch" in event:
+            return queue.wait_batch(event["batch"], 0)
+        if "ids" in event:
+            return self._read_again(queue, event["ids"])
+        if self.selector is None:
+            return self._wait_for(queue, named_ids(self.task_ids), 0)
+        ids = matching_ids(queue, self.selector, self.min_tasks, 0, self.since)
+        return self._those_that_got_there(queue, ids)
+
+    def first_left(self, queue: AnyQueue) -> str | None:
+        """Look once more: the first task that is not there yet; None also where none of them is known by its id."""
+        try:
+            ids = [] if self.batch is not None else self._ids(queue, 1, 0)
+        except WaitTimeout:
+            return None
+        try:
+            _ = queue.wait(ids, self.event, 0) if self.batch is None else queue.wait_batch(self.batch, 0)
+        except WaitTimeout as error:
+            return next(iter(error.left), None)
+        return None
+
+    def _wait_for(
+        self, queue: AnyQueue, ids: list[str], span: float, tell: Callable[[str, float, str], None] | None = None
+    ) -> list[Task]:
+        return queue.wait(ids, self.event, span, tell, stop_at_failure=self.stop_at_failure)
+
+    def _read_again(self, queue: AnyQueue, ids: list[str]) -> list[Task]:
+        """Read tasks that got there; one by one where something was claimed and has been given back since.
+
+        Raises `WaitTimeout` where one that had ended is open again: it was redriven.
+        """
+        try:
+            return self._wait_for(queue, ids, 0)
+        except WaitTimeout:
+            if self.event != WaitFor.CLAIM:
+                raise
+            return [queue.task(task_id) for task_id in ids]
+
+    def _those_that_got_there(self, queue: AnyQueue, ids: list[str]) -> list[Task]:
+        """Read those of the tasks that have got there. Raises `WaitTimeout` where they are too few."""
+        try:
+            return self._wait_for(queue, ids, 0)
+        except WaitTimeout as error:
+            left = set(error.left)
+            there = [task_id for task_id in ids if task_id not in left]
+            if len(there) < self.min_tasks:
+                raise
+            return self._wait_for(queue, there, 0)
+
+    def _ids(self, queue: AnyQueue, least: int, span: float) -> list[str]:
+        """Return the ids to wait for, at the latest after `span` seconds. Raises `WaitTimeout`, `ConfigError`."""
+        if self.selector is None:
+            return named_ids(self.task_ids)
+        return matching_ids(queue, self.selector, least, span, self.since)
+
+
+def in_one_line(explanation: Explanation) -> str:
+    """Return why a task is where it is: the reasons, and the first few consumers that refuse it."""
+    refusing = [
+        f"{verdict.consumer} refuses it: {verdict.refuses}" for verdict in explanation.consumers if verdict.refuses
+    ]
+    reasons = "; ".join([*explanation.reasons, *refusing[:_SHOWN]])
+    return f"task {explanation.task_id} is {explanation.status}: {reasons}"
+
+
+# --- `ZkmqTaskSensor`: wait in a DAG until tasks are claimed or completed, or a batch is done.
 
 
 class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):

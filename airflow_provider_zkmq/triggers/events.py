@@ -2,18 +2,146 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import logging
-from collections.abc import AsyncIterator
-from dataclasses import asdict
-from typing import Any, Final
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_zkmq.engine import ConfigError, Duration, check_name, parse_selector
+from airflow_provider_zkmq.engine import ConfigError, Duration, QueueNotFound, check_name, parse_selector
+from airflow_provider_zkmq.hooks.arguments import span, told
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.templating import span
-from airflow_provider_zkmq.triggers.claiming import ClaimingWatch, Terms
-from airflow_provider_zkmq.triggers.watching import Watch
+from airflow_provider_zkmq.hooks.retry import Backoff
+from airflow_provider_zkmq.hooks.telemetry import count_claimed
+from airflow_provider_zkmq.triggers.sessions import HeldSession
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine import AsyncClaim, AsyncQueue
+
+# --- A watch over a queue that outlives ZooKeeper's absences: what `ZkmqEventTrigger` waits by.
+
+#: After an event the queue is looked at so often, in seconds: where the work is gone, what comes next is told at once.
+_LOOK: Final = 2.0
+
+
+class Watch:
+    """Waits for work in a queue, event by event, through a shared session that it keeps in between. One coroutine's."""
+
+    def __init__(self, conn_id: str, queue: str | None, selector: str | None, refire: float, log: Any) -> None:
+        self._name = queue
+        self._selector = selector
+        self._refire = refire
+        self._backoff = Backoff(log)
+        self._held = HeldSession(conn_id, self._backoff)
+        self._quiet_until: float | None = None
+
+    async def next_event(self) -> dict[str, Any]:
+        """Wait until there is work to tell of, whatever fails meanwhile; return the event. Raises nothing."""
+        while True:
+            try:
+                if event := await self._attempt(await self._held.queue(self._name)):
+                    return event
+            except Exception as error:  # noqa: BLE001  a watch that ended would be missed by nobody
+                await self._held.after(error)
+
+    async def leave(self) -> None:
+        """Give the session back. Idempotent."""
+        await self._held.leave()
+
+    async def _attempt(self, queue: AsyncQueue) -> dict[str, Any] | None:
+        """Wait for something to tell; None: the queue was not there, and now it is."""
+        try:
+            return await self._next(queue)
+        except QueueNotFound as error:
+            await self._backoff.after(error)
+            await queue.exists(timeout=None)
+            return None
+
+    async def _next(self, queue: AsyncQueue) -> dict[str, Any]:
+        """Wait for work that is to be told of; return the event."""
+        await self._hold_back(queue)
+        await queue.ready(selector=self._selector, timeout=None)
+        counts = await queue.counts()
+        self._quiet_until = asyncio.get_running_loop().time() + self._refire
+        return {"queue": queue.name, "selector": self._selector, "counts": counts}
+
+    async def _hold_back(self, queue: AsyncQueue) -> None:
+        """After an event, wait until its work is gone, at most for `refire` seconds from it on."""
+        clock = asyncio.get_running_loop().time
+        while self._quiet_until is not None:
+            left = self._quiet_until - clock()
+            await asyncio.sleep(max(0.0, min(left, _LOOK)))
+            if left <= 0 or not await queue.ready(selector=self._selector, timeout=0):
+                self._quiet_until = None
+
+
+# --- A watch that claims for runs to come: what `ZkmqEventTrigger` waits by with ``mode="claim"``.
+#
+# It keeps nothing of what it has claimed: how much is in flight stands in the tree, and claims that no run accepts
+# end with their leases, uncounted. So nothing is lost or given back wrongly however it ends, and whoever runs
+# beside it.
+
+#: Without room, the queue is looked at again when it has changed, after so many seconds at the soonest and the latest.
+_SOONEST: Final = 2.0
+_LATEST: Final = 15.0
+#: The payloads of an event take so many bytes at the most, as base64.
+DATA_BYTES: Final = 48_000
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How claims are taken: how many leases the queue has at the most, of how many seconds, and what is told."""
+
+    max_in_flight: int
+    lease: float
+    include_data: bool
+
+
+class ClaimingWatch(Watch):
+    """Claims what there is room for, group by group, and tells of each group once."""
+
+    def __init__(self, conn_id: str, queue: str | None, selector: str | None, terms: Terms, log: Any) -> None:
+        super().__init__(conn_id, queue, selector, 0.0, log)
+        self._terms = terms
+
+    async def _next(self, queue: AsyncQueue) -> dict[str, Any]:
+        """Wait for work and room, claim and return the event. From the claim to the event nothing is waited for."""
+        terms = self._terms
+        while True:
+            await queue.ready(selector=self._selector, timeout=None)
+            seen = queue.changes
+            claims = await queue.claim_many(
+                terms.max_in_flight,
+                selector=self._selector,
+                lease=terms.lease,
+                ahead="all",
+                max_leases=terms.max_in_flight,
+            )
+            if claims:
+                count_claimed(queue.name, [claim.task for claim in claims])
+                entries = _entries(queue.name, claims, DATA_BYTES if terms.include_data else 0)
+                return {"queue": queue.name, "selector": self._selector, "claims": entries}
+            await asyncio.sleep(_SOONEST)
+            await queue.wait_for_change(seen, min(_LATEST, terms.lease))
+
+
+def _entries(queue: str, claims: Sequence[AsyncClaim], room: int) -> list[dict[str, Any]]:
+    """Return the claims as events name them; the first payloads that fit into the `room` are told, too."""
+    entries: list[dict[str, Any]] = []
+    for claim in claims:
+        data, size = claim.task.data, (len(claim.task.data) + 2) // 3 * 4
+        entry: dict[str, Any] = {**told(queue, claim)}
+        if room and size <= room:
+            entry["data"] = base64.b64encode(data).decode()
+            room -= size
+        entries.append(entry)
+    return entries
+
+
+# --- `ZkmqEventTrigger`: tells DAGs that are scheduled on an asset that a queue has work, or claims it for them.
 
 _ARGUMENTS: Final = ("zkmq_queue", "selector", "mode", "refire", "zkmq_conn_id")
 _MOST_IN_FLIGHT: Final = 64

@@ -3,15 +3,168 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any, Final
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_zkmq.engine import Duration, Unsupported
+from airflow_provider_zkmq.engine import ClaimLost, Duration, QueueNotFound, TaskNotFound, Unsupported
+from airflow_provider_zkmq.hooks.arguments import span
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.templating import span
-from airflow_provider_zkmq.triggers.keeping import Keeping
+from airflow_provider_zkmq.hooks.retry import Backoff
+from airflow_provider_zkmq.triggers.sessions import HeldSession
+
+if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine import Task
+
+# --- Keeping claims from running out, in the triggerer: what `ZkmqLeaseTrigger` does until they are over.
+
+#: A claim: the queue's name, the task's id, the token.
+_Claim: TypeAlias = tuple[str, str, int]
+#: Airflow tells the process of a task that has ended otherwise at its next heartbeat, and kills it soon after.
+_DYING: Final = 15.0
+_OVER: Final = (ClaimLost, TaskNotFound, QueueNotFound)
+#: States in which the Airflow task that is to settle does nothing more by itself.
+_SKIPPED: Final = "skipped"
+_ENDED: Final = {"success", "failed", "upstream_failed", "skipped", "removed"}
+
+
+class _Left(Exception):
+    """A task is in nobody's hand any more, or in another's."""
+
+
+class Keeping:
+    """Claims that are extended until they are over. One coroutine's."""
+
+    def __init__(
+        self, conn_id: str, claims: Sequence[Sequence[Any]], lease: float, settle: Sequence[Any] | None, log: Any
+    ) -> None:
+        self._held: dict[_Claim, None] = {(each[0], each[1], each[2]): None for each in claims}
+        self._lease = lease
+        self._settle = settle
+        self._log = log
+        # A pause that is longer than what is left of a lease would lose the claim.
+        self._session = HeldSession(conn_id, Backoff(log, what="Keeping the claims", longest=lease / 3))
+
+    async def until_over(self) -> None:
+        """Extend what is held, until nothing is, or nobody is there to settle it.
+
+        Raises `Unsupported` for queue files, which no pause makes into anything else, and nothing else.
+        """
+        while self._held:
+            try:
+                trouble = await self._extend()
+                if self._held and (end := await self._settler_end()):
+                    left = "given back" if end == _SKIPPED else "left to their leases"
+                    self._log.warning("%d claim(s) are %s: what was to settle them is %s", len(self._held), left, end)
+                    if end == _SKIPPED:
+                        await self._release()
+                    return
+                if trouble is not None:
+                    raise trouble
+                await self._pause()
+            except Unsupported:
+                raise
+            except Exception as error:  # noqa: BLE001  work that goes on is not to be delivered again
+                await self._session.after(error)
+
+    async def give_back(self) -> None:
+        """Release what is held, if the Airflow task that was to settle it is skipped, as by a run's time-out.
+
+        What goes wrong is told, as nobody waits for this: the claims are then left to their leases.
+        """
+        try:
+            if self._held and await self._settler_end() == _SKIPPED:
+                self._log.warning("%d claim(s) are given back: what was to settle them is skipped", len(self._held))
+                await self._release()
+        except Exception as error:  # noqa: BLE001  nobody else would hear of it
+            self._log.warning("The claims are left to their leases: %s", error)
+        finally:
+            await self._session.leave()
+
+    async def _release(self) -> None:
+        """Give back what is held, which counts no attempt.
+
+        Airflow ends the processes of such a run within seconds: until then, nobody else is to have their tasks.
+        """
+        await asyncio.sleep(min(_DYING, self._lease / 3))
+        for name, task_id, token in list(self._held):
+            with contextlib.suppress(*_OVER):
+                await (await self._session.queue(name)).release(task_id, token)
+
+    async def leave(self) -> None:
+        """Give the session back. Idempotent."""
+        await self._session.leave()
+
+    async def _extend(self) -> Exception | None:
+        """Extend all, and forget those that are over. Return what else went wrong with one, after all were tried."""
+        claims = list(self._held)
+        outcomes = await asyncio.gather(*map(self._extend_one, claims), return_exceptions=True)
+        trouble: list[Exception] = []
+        for claim, outcome in zip(claims, outcomes, strict=True):
+            if isinstance(outcome, _OVER):
+                del self._held[claim]
+                self._log.info("Claim %d of task %r of queue %r is over", claim[2], claim[1], claim[0])
+            elif isinstance(outcome, Exception):
+                trouble.append(outcome)
+        return trouble[0] if trouble else None
+
+    async def _extend_one(self, claim: _Claim) -> None:
+        name, task_id, token = claim
+        await (await self._session.queue(name)).extend(task_id, token, self._lease)
+
+    async def _pause(self) -> None:
+        """Wait until it is time to extend, or until one of the tasks is not as it was. Raises what kept it from it."""
+        followers = [asyncio.create_task(self._follow(claim)) for claim in self._held]
+        try:
+            if followers:
+                done, _ = await asyncio.wait(followers, timeout=self._lease / 3, return_when=asyncio.FIRST_COMPLETED)
+                for follower in done:
+                    follower.result()
+        finally:
+            for follower in followers:
+                follower.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
+
+    async def _follow(self, claim: _Claim) -> None:
+        """Return when a task is not claimed any more; each change of it is told by a watch."""
+        name, task_id, _ = claim
+
+        def look(task: Task) -> None:
+            if task.state != "claimed":
+                raise _Left
+
+        try:
+            await (await self._session.queue(name)).follow(task_id, look)
+        except (_Left, *_OVER):
+            pass
+
+    async def _settler_end(self) -> str | None:
+        """Return the state in which the Airflow task that is to settle has ended, although there are claims left."""
+        if self._settle is None:
+            return None
+        from asgiref.sync import sync_to_async  # the triggerer has imported it: nothing is loaded on its loop
+
+        return await sync_to_async(end_of)(*self._settle)
+
+
+def end_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
+    """Return the state of an Airflow task that does nothing more by itself; None of one that does.
+
+    It is asked of Airflow, in a task or in a thread of a trigger.
+    """
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=map_index
+    )
+    name = task_id if map_index < 0 else f"{task_id}_{map_index}"
+    state = states.get(run_id, {}).get(name)
+    return str(state) if state in _ENDED else None
+
+
+# --- `ZkmqLeaseTrigger`: keeps a DAG run's claims from running out, in the triggerer, for as long as they hold.
 
 #: Seconds: a shorter lease could run out before anybody extends it.
 _SHORTEST: Final = 3.0

@@ -6,24 +6,112 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk.exceptions import AirflowException
-from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
+from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_zkmq.engine import ConfigError, WaitTimeout
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.killed import acancel_noted, acancel_open, ended_by_user
-from airflow_provider_zkmq.hooks.naming import EVENT_BYTES, fits, series_ids
-from airflow_provider_zkmq.hooks.outcomes import progress_log, tell_ended
-from airflow_provider_zkmq.hooks.telling import Telling, size
-from airflow_provider_zkmq.hooks.templating import moment
-from airflow_provider_zkmq.triggers.sessions import SESSIONS
-from airflow_provider_zkmq.triggers.waiting import WaitingTrigger
+from airflow_provider_zkmq.engine import ConfigError, TransportError, Unavailable, WaitTimeout, ZkmqError
+from airflow_provider_zkmq.hooks.arguments import moment
+from airflow_provider_zkmq.hooks.cancel_on_kill import acancel_noted, acancel_open, ended_by_user
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID, keep_kazoo_quiet
+from airflow_provider_zkmq.hooks.deferring import EVENT_BYTES, fits, hold_back, seconds_left, series_ids
+from airflow_provider_zkmq.hooks.outcomes import Telling, progress_log, size, tell_ended
+from airflow_provider_zkmq.hooks.retry import LONGEST_OF_A_WAIT, Backoff
+from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AsyncQueue, Batch, Task
+
+# --- Triggers of deferred tasks: what they have in common, such as waiting on while ZooKeeper is away.
+
+#: The engine's own time-out names what it waited for; this much later, in seconds, the wait ends whatever it does.
+_GRACE = 1.0
+
+
+class WaitingTrigger(BaseTrigger):
+    """Waits once for something in one queue, until a deadline, and fires once.
+
+    The event is ``{"status": "done", …}``, else ``{"status": "timeout" | "error", "message": …}``; it comes some
+    seconds after the deferral at the earliest. ZooKeeper being away ends nothing: the trigger waits for it, too.
+
+    `name`: the queue's name; None: the connection's. `deadline`: when to give up, and `deferred_at`: when the Airflow
+    task deferred, both in seconds since 1970.
+    """
+
+    def __init__(self, name: str | None, zkmq_conn_id: str, deadline: float | None, deferred_at: float | None) -> None:
+        super().__init__()
+        self.zkmq_conn_id = zkmq_conn_id
+        self.deadline = deadline
+        self.deferred_at = deferred_at
+        self._name = name
+
+    @abstractmethod
+    async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
+        """Wait; return what the event says besides its status."""
+
+    def _event(self, outcome: dict[str, Any]) -> TriggerEvent:
+        """Return the event for what came of the wait."""
+        return TriggerEvent(outcome)
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield exactly one event; by then the shared session is given back."""
+        keep_kazoo_quiet()
+        event = self._event(await self._outcome())
+        if type(event) is TriggerEvent:  # what ends the task by itself meets no race
+            await asyncio.sleep(hold_back(self.deferred_at, time.time()))
+        yield event
+
+    async def _outcome(self) -> dict[str, Any]:
+        left = self._left()
+        try:
+            async with asyncio.timeout(None if left is None else left + _GRACE):
+                return {"status": "done", **await self._wait()}
+        except TimeoutError as error:  # `WaitTimeout` is one; it names the tasks
+            message = str(error) or f"ZooKeeper did not answer within timeout ({left or 0:g} s)"
+            return {"status": "timeout", "message": message}
+        except (ZkmqError, AirflowNotFoundException) as error:
+            return {"status": "error", "message": str(error)}
+
+    def _left(self) -> float | None:
+        return seconds_left(self.deadline)
+
+    async def _wait(self) -> dict[str, Any]:
+        """Wait, and again after each failure of the transport; return what the event names."""
+        backoff = Backoff(self.log, what="Waiting", longest=LONGEST_OF_A_WAIT)
+        while True:
+            try:
+                async with SESSIONS.lease(self.zkmq_conn_id) as lease:
+                    return await self._wait_in(lease, backoff)
+            except TransportError as error:
+                await backoff.after(error)
+
+    async def _wait_in(self, lease: Lease, backoff: Backoff) -> dict[str, Any]:
+        """Wait within one session, for as long as it lives.
+
+        Raises `TransportError` when it has ended, or its servers are away and the connection names others by now.
+        """
+        queue = lease.client.queue(self._name or lease.default_queue)
+        while True:
+            try:
+                return await self._wait_for(queue)
+            except Unavailable as error:
+                if await lease.outdated():
+                    raise
+                await backoff.after(error)
+            except WaitTimeout:
+                raise
+            except TransportError:
+                lease.forget()
+                raise
+
+
+# --- `ZkmqTaskTrigger`: waits in the triggerer until tasks are claimed or completed, or a batch is done.
+#
+# `ZkmqReadyTrigger` waits until there is work.
 
 _ARGUMENTS: Final = (
     "task_ids",

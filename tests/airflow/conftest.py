@@ -35,10 +35,10 @@ from airflow.utils.db import synchronize_log_template
 from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, fourletter
 from airflow_provider_zkmq.engine import Integer, Message, Zkmq
 from airflow_provider_zkmq.engine.fronts.queue import Queue
-from airflow_provider_zkmq.hooks import deferring
+from airflow_provider_zkmq.hooks import deferring, retry
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
-from airflow_provider_zkmq.triggers import backoff, held, waiting, watching
+from airflow_provider_zkmq.triggers import events, sessions, zkmq
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
 
 EXAMPLES = Path(__file__).parents[2] / "example_dags"
@@ -91,10 +91,10 @@ def queue(zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def shared(monkeypatch: pytest.MonkeyPatch) -> SharedSessions:
     """A registry of the test's own, and watches that look often and pause little."""
     made = SharedSessions()
-    for module in (waiting, held):
+    for module in (zkmq, sessions):
         monkeypatch.setattr(module, "SESSIONS", made)
-    monkeypatch.setattr(watching, "_LOOK", 0.01)
-    monkeypatch.setattr(backoff, "_LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(events, "_LOOK", 0.01)
+    monkeypatch.setattr(retry, "_LONGEST_PAUSE", 0.1)
     return made
 
 

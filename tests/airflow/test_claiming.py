@@ -23,10 +23,10 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.fronts.queue import Queue
-from airflow_provider_zkmq.hooks.claims import MOST, read_claims, told
-from airflow_provider_zkmq.operators import claiming, patience, taking
+from airflow_provider_zkmq.hooks import retry
+from airflow_provider_zkmq.hooks.arguments import MOST, read_claims, told
+from airflow_provider_zkmq.operators import claiming
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
-from airflow_provider_zkmq.triggers import backoff
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
 from tests.airflow.conftest import define, instance
 from tests.faulty import CutAfter, Faulty, Once, is_write
@@ -280,7 +280,7 @@ def troubled(monkeypatch, verb, *errors, task_id=None):
         return real(self, *given, **named)
 
     monkeypatch.setattr(Queue, verb, called)
-    monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=pauses.append))
     return pauses
 
 
@@ -319,9 +319,9 @@ def test_what_was_claimed_anew_is_given_back_where_the_rest_cannot_be(queue, mon
 def test_giving_back_ends_with_an_outage(queue, monkeypatch):
     """Whoever is told to end does not wait once for each of a hundred claims."""
     put(queue, *"abc")
-    taken = [taking.Taken(each, 0) for each in claim(max_tasks=3)]
+    taken = [claiming.Taken(each, 0) for each in claim(max_tasks=3)]
     troubled(monkeypatch, "release", Unavailable("nobody answers"))
-    taking.give_back(lambda _: queue, taken, getLogger("t"))
+    claiming.give_back(lambda _: queue, taken, getLogger("t"))
     assert queue.counts()["claimed"] == 3
 
 
@@ -329,7 +329,7 @@ def test_giving_back_ends_with_an_outage(queue, monkeypatch):
 def proxy(queue, zookeeper, root, monkeypatch):
     """The operators' way to ZooKeeper, by which the test itself does not go."""
     limits = {"connect_timeout": 1, "request_timeout": 1, "session_timeout": 2}
-    monkeypatch.setattr(patience, "LONGEST_OF_A_WAIT", 0.2)
+    monkeypatch.setattr(retry, "LONGEST_OF_A_WAIT", 0.2)
     with Faulty(zookeeper) as made:
         define(monkeypatch, host=made.hosts, extra={"root": root, "queue": queue.name} | limits)
         yield made
@@ -374,8 +374,8 @@ def test_what_it_has_claimed_itself_is_its_own_after_an_outage(queue, proxy, mon
 def test_patience_counts_for_how_long_nobody_has_answered(monkeypatch, subtests):
     """However long each try takes until it gives up, and for however long it has waited when the outage comes."""
     now, asked = [0.0], []
-    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=lambda _: None))
     for error in (Unavailable("nobody answers"), OutcomeUnknown("its reply was lost")):
         for answered in ([], [3, 4]):
             with subtests.test(error=error, answered=answered):
@@ -389,7 +389,7 @@ def test_patience_counts_for_how_long_nobody_has_answered(monkeypatch, subtests)
                     raise error
 
                 with pytest.raises(type(error)):
-                    patience.outlast(getLogger("t"), "Claiming", 200.0, work)
+                    retry.outlast(getLogger("t"), "Claiming", 200.0, work)
                 assert len(asked) == (7 if answered else 4)
 
 

@@ -19,10 +19,17 @@ from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.engine import Message
 from airflow_provider_zkmq.hooks import deferring
-from airflow_provider_zkmq.hooks.deferring import awaited_ids, deferral_limit, hold_back
-from airflow_provider_zkmq.hooks.naming import ARGUMENT_BYTES, first_fitting, fits, series_ids
-from airflow_provider_zkmq.hooks.origins import origin_of
-from airflow_provider_zkmq.operators import once
+from airflow_provider_zkmq.hooks.cancel_on_kill import origin_of
+from airflow_provider_zkmq.hooks.deferring import (
+    ARGUMENT_BYTES,
+    awaited_ids,
+    deferral_limit,
+    first_fitting,
+    fits,
+    hold_back,
+    series_ids,
+)
+from airflow_provider_zkmq.operators.zkmq import series_key
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from airflow_provider_zkmq.triggers import zkmq
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
@@ -97,7 +104,7 @@ async def test_the_trigger_holds_its_event_back(monkeypatch):
     """What has happened already is told only when the deferral's process has surely ended."""
     pause, done = AsyncMock(), {"status": "done", "ids": ["a"]}
     monkeypatch.setattr(deferring, "HELD_BACK", 6.0)
-    monkeypatch.setattr("airflow_provider_zkmq.triggers.waiting.asyncio.sleep", pause)
+    monkeypatch.setattr("airflow_provider_zkmq.triggers.zkmq.asyncio.sleep", pause)
     monkeypatch.setattr(ZkmqTaskTrigger, "_outcome", AsyncMock(return_value=done))
     assert await fire(ZkmqTaskTrigger(task_ids=["a"], deferred_at=time.time())) == [done]
     [seconds] = pause.await_args.args
@@ -225,7 +232,7 @@ def test_a_series_is_deferred_in_little_room(queue, context, monkeypatch):
     deferred = deferral(operator.execute, context)
     kwargs = deferred.trigger.serialize()[1]
     assert (kwargs["series"], kwargs["task_ids"]) == (
-        [once.series_key("run", origin_of(context), queue.name), 20],
+        [series_key("run", origin_of(context), queue.name), 20],
         None,
     )
     done = [finish(queue) for _ in range(20)]

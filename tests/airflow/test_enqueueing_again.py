@@ -23,10 +23,10 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.engine.fronts.queue import Queue
-from airflow_provider_zkmq.hooks.origins import origin_of
-from airflow_provider_zkmq.operators import once, patience
+from airflow_provider_zkmq.hooks import retry
+from airflow_provider_zkmq.hooks.cancel_on_kill import origin_of
+from airflow_provider_zkmq.operators import zkmq
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
-from airflow_provider_zkmq.triggers import backoff
 from tests.airflow.conftest import Heard, deferral, define, enqueuing, finish, instance, kill
 from tests.faulty import CutAfter, Faulty, Once
 
@@ -91,8 +91,8 @@ def test_what_a_try_wrote_is_adopted_by_the_next(queue):
 
 def test_what_is_missing_is_written_by_the_next_try(queue, context):
     """A try that was cut off half way leaves tasks that are adopted; the others come once, unless none may be there."""
-    key = once.series_key("run", origin_of(context), queue.name)
-    ids = [message.task_id for message in once.named([Message("x")] * 3, key)]
+    key = zkmq.series_key("run", origin_of(context), queue.name)
+    ids = [message.task_id for message in zkmq.named([Message("x")] * 3, key)]
     queue.enqueue_new([Message("b", task_id=ids[1])])
     assert enqueuing(messages=["a", "b", "c"]).execute(context) == ids
     assert sorted(queue.task(task_id).data for task_id in ids) == [b"a", b"b", b"c"]
@@ -129,7 +129,7 @@ def test_a_second_try_goes_on_with_a_half_written_batch(queue, context, monkeypa
     operator = enqueuing(messages=["a", "b", "c"], batch="b", then={"data": "d"})
     with monkeypatch.context() as patch:
         patch.setattr(enqueue, step, dying(getattr(enqueue, step)))
-        patch.setattr(patience, "PATIENCE", 0.0)
+        patch.setattr(retry, "PATIENCE", 0.0)
         with pytest.raises(OutcomeUnknown, match="the worker died"):
             operator.execute(context)
     assert operator.execute(context) == "b"
@@ -215,7 +215,7 @@ def pauses(monkeypatch):
     def pause(_seconds):
         (coming.pop(0) if len(coming) > 1 else coming[0])()
 
-    monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=pause))
     return coming
 
 

@@ -14,9 +14,10 @@ from airflow.serialization.serialized_objects import BaseSerialization, DagSeria
 from airflow.triggers.base import BaseEventTrigger
 
 from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, ConfigError, Integer, RetryPolicy, String, Unavailable
-from airflow_provider_zkmq.hooks.quiet import OneAMinute
-from airflow_provider_zkmq.triggers import claiming, sessions
-from airflow_provider_zkmq.triggers.backoff import Backoff
+from airflow_provider_zkmq.hooks.connections import OneAMinute
+from airflow_provider_zkmq.hooks.retry import Backoff
+from airflow_provider_zkmq.triggers import events as watches
+from airflow_provider_zkmq.triggers import sessions
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
 from tests.airflow.conftest import Heard, define, example, finish, until
 
@@ -24,8 +25,8 @@ from tests.airflow.conftest import Heard, define, example, finish, until
 @pytest.fixture
 def shared(shared, monkeypatch):
     """Sessions of the test's own, and watches that look often, also where they claim."""
-    monkeypatch.setattr(claiming, "_SOONEST", 0.05)
-    monkeypatch.setattr(claiming, "_LATEST", 0.3)
+    monkeypatch.setattr(watches, "_SOONEST", 0.05)
+    monkeypatch.setattr(watches, "_LATEST", 0.3)
     return shared
 
 
@@ -292,7 +293,7 @@ async def test_a_restarted_trigger_counts_what_the_earlier_one_claimed(queue, sh
 
 async def test_payloads_are_told_on_demand_as_far_as_they_fit(queue, shared, monkeypatch):
     """In base64; what does not fit any more is left out, and the claim is told. A paused queue's, when it goes on."""
-    monkeypatch.setattr(claiming, "DATA_BYTES", 100)
+    monkeypatch.setattr(watches, "DATA_BYTES", 100)
     queue.configure(order="fifo")
     for name, size in (("a", 60), ("b", 60), ("c", 5)):
         queue.enqueue(b"x" * size, task_id=name)

@@ -12,12 +12,11 @@ from airflow.sdk import DAG, TaskGroup, task, task_group
 from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_provider_zkmq.hooks.claims import told as claimed
+from airflow_provider_zkmq.hooks.arguments import told as claimed
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
-from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
-from airflow_provider_zkmq.operators.verdicts import note_end, note_error
+from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator, note_end, note_error
 from tests.airflow.conftest import Heard, batch_of, instance
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow's standard provider warns of its core

@@ -18,9 +18,8 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow_provider_zkmq.commands.definition import get_zkmq_cli_commands
 from airflow_provider_zkmq.commands.zkmq import _VARIABLES, run, run_words
 from airflow_provider_zkmq.engine import AccessDenied, ConfigError, Unavailable, Zkmq
-from airflow_provider_zkmq.hooks.connections import connection_options
-from airflow_provider_zkmq.hooks.quiet import OneAMinute
-from airflow_provider_zkmq.hooks.templating import flat_ids, items_of
+from airflow_provider_zkmq.hooks.arguments import flat_ids, items_of
+from airflow_provider_zkmq.hooks.connections import OneAMinute, connection_options
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from tests.airflow.conftest import define
 

@@ -17,10 +17,10 @@ from cryptography.fernet import Fernet
 from airflow_provider_zkmq.engine import AccessDenied, ClaimLost, ConfigError, CorruptRecord, Message, Unavailable, Zkmq
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
 from airflow_provider_zkmq.filequeue.queue import FileQueue
-from airflow_provider_zkmq.hooks.claims import MOST, told
+from airflow_provider_zkmq.hooks.arguments import MOST, told
+from airflow_provider_zkmq.hooks.retry import Backoff
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
-from airflow_provider_zkmq.triggers import keeping
-from airflow_provider_zkmq.triggers.backoff import Backoff
+from airflow_provider_zkmq.triggers import leases
 from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger
 from tests.airflow.conftest import Heard, deferral, define, instance, until
 
@@ -157,8 +157,8 @@ async def test_pauses_grow_and_the_log_has_a_line_a_minute(monkeypatch):
     await made.after(Unavailable("again"))
     assert pauses[-1] <= 2
     pauses.clear()
-    monkeypatch.setattr(keeping, "HeldSession", lambda _conn_id, backoff: backoff)
-    pause = keeping.Keeping("zkmq_default", [], 6.0, None, log)._session
+    monkeypatch.setattr(leases, "HeldSession", lambda _conn_id, backoff: backoff)
+    pause = leases.Keeping("zkmq_default", [], 6.0, None, log)._session
     for _ in range(20):
         await pause.after(Unavailable("nobody answers"))
     assert max(pauses) <= 2
@@ -169,7 +169,7 @@ async def test_where_nobody_settles_any_more_the_tasks_are_delivered_again(queue
 
     One that was skipped, as by a run's time-out, has not tried: they are given back, and count no attempt.
     """
-    monkeypatch.setattr(keeping, "_DYING", 0.0)
+    monkeypatch.setattr(leases, "_DYING", 0.0)
     for state, over in (("failed", True), ("skipped", True), (None, False)):
         with subtests.test(state=state):
             asked = settles(monkeypatch, state)
@@ -191,7 +191,7 @@ async def test_where_nobody_settles_any_more_the_tasks_are_delivered_again(queue
 
 async def test_a_run_s_time_out_gives_the_claims_back(queue, shared, monkeypatch):
     """It ends the trigger, and skips what settles; another end of a trigger gives back nothing."""
-    monkeypatch.setattr(keeping, "_DYING", 0.0)
+    monkeypatch.setattr(leases, "_DYING", 0.0)
     asked = settles(monkeypatch, None)
     trigger = ZkmqLeaseTrigger(claims=taken(queue, lease=600), lease=600, settle=["d", "r", "settle", 3])
     running = asyncio.create_task(anext(trigger.run()))

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.engine import ConfigError, Message
-from airflow_provider_zkmq.hooks.upkeep import bring_back, collect, dead_letters, foresee
+from airflow_provider_zkmq.hooks.maintenance import bring_back, collect, dead_letters, foresee
 from airflow_provider_zkmq.spark import Retention
 from airflow_provider_zkmq.spark.history.pipeline import PipelineReport, QueueReport
 from tests.airflow.conftest import example, finish, kill

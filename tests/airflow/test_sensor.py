@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_zkmq.engine import ConfigError, Message, Zkmq
 from airflow_provider_zkmq.hooks import outcomes
-from airflow_provider_zkmq.hooks.telling import size
+from airflow_provider_zkmq.hooks.outcomes import size
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from tests.airflow.conftest import Heard, batch_of, deferral, finish, fired, kill, sensor
 from tests.support import eventually

@@ -10,13 +10,13 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_zkmq.engine import CorruptRecord, Message, RetryPolicy, Unavailable
 from airflow_provider_zkmq.engine.fronts.queue import Queue
-from airflow_provider_zkmq.hooks.claims import told
+from airflow_provider_zkmq.hooks.arguments import told
 from airflow_provider_zkmq.operators import settling
-from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
-from airflow_provider_zkmq.operators.verdicts import (
+from airflow_provider_zkmq.operators.settling import (
     END_KEY,
     ERROR_KEY,
     Work,
+    ZkmqSettleOperator,
     apart,
     instances,
     judge,

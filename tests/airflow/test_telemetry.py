@@ -15,12 +15,11 @@ from airflow.sdk.lineage import HookLineageCollector
 from airflow.sdk.observability import stats
 
 from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage, create_asset
-from airflow_provider_zkmq.decorators import consuming
+from airflow_provider_zkmq.decorators import zkmq
 from airflow_provider_zkmq.decorators.zkmq import zkmq_task
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
-from airflow_provider_zkmq.hooks import settings, telemetry
-from airflow_provider_zkmq.operators import lineage
-from airflow_provider_zkmq.operators.lineage import queue_asset, tell_archived
+from airflow_provider_zkmq.hooks import lineage, settings, telemetry
+from airflow_provider_zkmq.hooks.lineage import queue_asset, tell_archived
 from tests.airflow.conftest import define, enqueuing, kill, sensor
 from tests.airflow.test_events import watching_with
 
@@ -72,7 +71,7 @@ def test_counters_and_times_have_their_names_and_tags(queue, told):
 
 def test_all_that_are_dead_are_counted_however_few_have_a_line(queue, told, context, monkeypatch):
     """Of what `@task.zkmq` handled: the others are read in parts, and those that are tried again are not dead."""
-    monkeypatch.setattr(consuming, "_AT_ONCE", 8)
+    monkeypatch.setattr(zkmq, "_AT_ONCE", 8)
     once, again = RetryPolicy(attempts=1), RetryPolicy(attempts=2, factor=3600, max_backoff=7200)
     queue.enqueue_many([Message(b"x", policy=again if number % 10 == 0 else once) for number in range(50)])
 

@@ -20,9 +20,8 @@ from airflow_provider_zkmq.engine.core.tasks import beginning
 from airflow_provider_zkmq.engine.errors import TaskTooLarge
 from airflow_provider_zkmq.engine.fronts import client
 from airflow_provider_zkmq.engine.fronts.client import new_context
-from airflow_provider_zkmq.engine.zk import session
 from airflow_provider_zkmq.engine.zk.opening import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session
+from airflow_provider_zkmq.engine.zk.session import Access, Session
 from tests.support import eventually
 from tests.unit.test_connection import Wire, arrives, ask, flush, frame, line, open_line, rung, session
 
@@ -125,7 +124,7 @@ def test_what_is_to_be_looked_at_before_or_is_too_large_is_not_skipped(
     with pytest.raises(TaskTooLarge):
         post([], Multi((SetData("/a", b"x" * MAX_REQUEST),)))
     with monkeypatch.context() as patched:
-        patched.setattr(session.Access, "questions", lambda _self, _ops: iter([iter(())]))
+        patched.setattr(Access, "questions", lambda _self, _ops: iter([iter(())]))
         assert not post([])
     assert line.requests == []
     line.takes = [0]

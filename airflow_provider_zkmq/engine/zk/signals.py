@@ -256,8 +256,8 @@ class Wakes:
 # --- Rounds of an event loop: procedures that are woken together do not keep it from everybody else.
 #
 # A loop runs all that is ready before it looks at anything else. A thousand calls that begin at once, or that one event
-# wakes, would be a round of a second, in which no timer and nothing of others goes on. So procedures have a part of each
-# round; who comes after that goes on in the next one.
+# wakes, would be a round of a second, in which no timer and nothing of others goes on. So procedures have a part of
+# each round; who comes after that goes on in the next one.
 
 #: Seconds of a round for procedures: a tenth of a second is what people, and Airflow's triggerer, begin to notice.
 SHARE: Final = 0.05

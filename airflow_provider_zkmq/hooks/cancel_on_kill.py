@@ -1,14 +1,40 @@
-"""A user's end of an Airflow task, told from all other kills: then, and only then, what it waits for is cancelled."""
+"""Cancel on kill: only a user's end of an Airflow task cancels what it waits for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from airflow_provider_zkmq.engine import IllegalTransition, TaskNotFound
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
     from airflow_provider_zkmq.engine import AnyQueue, AsyncQueue
+
+# --- Which Airflow task instance enqueued a task: what the task's metadata note of it.
+
+#: What tells a task instance from all others, whichever of its tries it is.
+INSTANCE: Final = ("dag_id", "run_id", "task_id", "map_index")
+#: What tells a try.
+TRY: Final = (*INSTANCE, "try_number")
+#: Where a task's metadata note it.
+NOTE: Final = "airflow"
+
+
+def origin_of(context: Context) -> dict[str, object]:
+    """Return which task instance enqueues."""
+    instance: object = context["ti"]
+    return {name: getattr(instance, name, None) for name in TRY}
+
+
+def is_of(metadata: Mapping[str, object], origin: Mapping[str, object], names: Iterable[str]) -> bool:
+    """Whether a task's metadata note this origin, as far as it has these names."""
+    noted = metadata.get(NOTE)
+    return isinstance(noted, Mapping) and all(noted.get(name) == origin[name] for name in names)
+
+
+# --- A user's end of an Airflow task, told from all other kills: then, and only then, what it waits for is cancelled.
 
 #: What a user makes of a task that waits. One that is cleared is tried again, and adopts what is there; one that is
 #: given to another triggerer is deferred still; one whose worker is shut down is running.
@@ -50,8 +76,6 @@ async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Seq
     All that has not ended is looked at, a part at a time, and again until there is none of them: one may have come back
     to its queue meanwhile.
     """
-    from airflow_provider_zkmq.hooks.origins import is_of  # hardly any trigger comes here: it is spared the import
-
     count = 0
     while True:
         before = count

@@ -1,0 +1,116 @@
+"""The tasks of a DAG that are a run's work, what cannot be mapped, and what a task notes for its later tries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from airflow.sdk import TaskGroup, XComArg, conf
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+# --- The tasks of a DAG that are a run's work: as its author names them, and what must have ended before they have.
+
+
+def work_ids(node: Any) -> Iterable[str]:
+    """Return the ids of the tasks that a node stands for; teardown tasks count where their failure fails the run.
+
+    Raises `ValueError` for what is no task, group, XCom or id.
+    """
+    return [node] if isinstance(node, str) else [task.task_id for task in work_tasks(node)]
+
+
+def work_tasks(node: Any) -> list[Any]:
+    """Return those tasks; none for an id, which tells nothing of its task. Raises `ValueError` as `work_ids` does."""
+    if isinstance(node, str):
+        return []
+    if isinstance(node, XComArg):
+        tasks = [operator for operator, _ in node.iter_references()]
+    else:
+        tasks = list(node) if isinstance(node, TaskGroup) else [node]
+    if not all(hasattr(task, "task_id") and hasattr(task, "is_teardown") for task in tasks):
+        raise ValueError(f"ZkmqSettleOperator: work {node!r} is no operator, task group or task id, nor a list of them")
+    return [task for task in tasks if not task.is_teardown or task.on_failure_fail_dagrun]
+
+
+def class_of(node: Any) -> Any:
+    """Return the class of a task, mapped or not."""
+    return node.operator_class if node.is_mapped else type(node)
+
+
+def ends_of(node: Any) -> Any:
+    """Return what must have ended before a node has: of a group, see `waited_for`."""
+    return waited_for(work_tasks(node)) if isinstance(node, TaskGroup) else node
+
+
+def waited_for(tasks: Iterable[Any]) -> list[Any]:
+    """Return what must have ended before tasks have: each, as the last one fails at once where another one did.
+
+    Not what sets up for another one of them: Airflow would take the settling for its teardown.
+    """
+    known = list(tasks)
+    inside = {task.task_id for task in known}
+    return [task for task in known if not task.is_setup or task.downstream_task_ids.isdisjoint(inside)]
+
+
+# --- What cannot be mapped: it is refused where the DAG is parsed, rather than run as something else.
+
+
+class Unmapped:
+    """A mixin for operators that are setup or teardown tasks by themselves: they cannot be mapped.
+
+    Airflow makes a mapped operator only as it runs: until then it is no setup or teardown task, has another trigger
+    rule and other retries, so that claims would be settled before the work is done.
+    """
+
+    @classmethod
+    def partial(cls, **_arguments: object) -> NoReturn:
+        """Raises `ValueError`, which says what to map instead."""
+        raise ValueError(
+            f"{cls.__name__} cannot be mapped (partial, expand): map a task group around ZkmqTaskGroup, or around this "
+            "task, with @task_group and expand, so that each of its instances claims, keeps and settles for itself"
+        )
+
+
+def check_each(what: str, each: object, node: Any) -> None:
+    """Raise `ValueError` for an `each` that is no truth value, and for a true one in a mapped task group.
+
+    There, the index of a task's instance is that of the group's, and tells no claim from another.
+    """
+    if each is not True and each is not False:
+        raise ValueError(f"{what}: each {each!r} is not allowed: give True or False")
+    group = next(node.iter_mapped_task_groups(), None) if each else None
+    if group is not None:
+        raise ValueError(
+            f"{what}: each=True has no meaning in the mapped task group {group.group_id!r}, whose instances have its "
+            "index, not that of a claim: leave it out, and take one task in each of them (max_tasks=1)"
+        )
+
+
+# --- What a task instance notes for its later tries, where Airflow keeps it: by DAG, run, task and map index.
+
+
+class Memory:
+    """Notes that outlive a try, and a clear, in Airflow's task state store; nothing is noted where there is none.
+
+    A store that cannot be read fails the try: without its notes it would do what an earlier one has done.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._store = cast("dict[str, Any]", context).get("task_state_store")
+
+    @property
+    def fades(self) -> bool:
+        """Whether a success wipes out the notes: Airflow is configured so."""
+        return self._store is not None and conf.getboolean("state_store", "clear_on_success", fallback=False)
+
+    def read(self, key: str) -> Any:
+        """Return what was noted, None if nothing was."""
+        return None if self._store is None else self._store.get(key)
+
+    def note(self, key: str, value: object) -> None:
+        """Note JSON, not None, in place of what was noted, for as long as Airflow keeps the run: it may be cleared."""
+        if self._store is not None:
+            self._store.set(key, value, retention=NEVER_EXPIRE)
