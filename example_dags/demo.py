@@ -29,8 +29,9 @@ from typing import Any, Final, NamedTuple
 
 import psutil
 
-from airflow_provider_zkmq.embedded import EmbeddedServer, fourletter
-from airflow_provider_zkmq.embedded.ports import free_ports
+from airflow_provider_zkmq.embedded import EmbeddedServer
+from airflow_provider_zkmq.embedded import node as fourletter
+from airflow_provider_zkmq.embedded.server import free_ports
 from airflow_provider_zkmq.engine import Queue, Zkmq
 
 DAG: Final = "zkmq_census"

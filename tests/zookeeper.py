@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, fourletter
+from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ def _await_ready(host: str, port: int) -> None:
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while True:
         try:
-            fourletter.srvr(host, port)
+            node.srvr(host, port)
         except ServerError:
             if time.monotonic() > deadline:
                 raise

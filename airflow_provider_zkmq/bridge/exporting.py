@@ -10,9 +10,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_zkmq.bridge.entries import append_task
-from airflow_provider_zkmq.bridge.header import MARKS, note_count, origin_of_queue, write_header
-from airflow_provider_zkmq.bridge.reading import LIMITS, MOST_LINES, MOST_MESSAGES, BadFile, survey
+from airflow_provider_zkmq.bridge.file_format import (
+    LIMITS,
+    MARKS,
+    MOST_LINES,
+    MOST_MESSAGES,
+    BadFile,
+    append_task,
+    note_count,
+    origin_of_queue,
+    survey,
+    write_header,
+)
 from airflow_provider_zkmq.engine import AllOf, AnyQueue, ConfigError, FilterTypes, Selector, State, Task
 from airflow_provider_zkmq.textqueue import TextQueue
 

@@ -3,18 +3,90 @@
 from __future__ import annotations
 
 import argparse
+import socket
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from airflow_provider_zkmq.cli.listening import anybody_listens
-from airflow_provider_zkmq.cli.tls import add_tls
-from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, environment_options
+from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, KEY_PASSWORD, environment_options
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyClient
+
+# --- Whether anybody listens where ZooKeeper should be.
+
+
+def anybody_listens(hosts: str, within: float) -> bool:
+    """Whether one of ``host:port,host:port`` takes connections, as far as that is known within so many seconds."""
+    answers, deadline = SimpleQueue[bool](), time.monotonic() + within
+    servers = hosts.split(",")
+    for server in servers:  # each in a thread: nothing bounds how long the system looks a name up
+        threading.Thread(target=_look, args=(server, within, answers), daemon=True).start()
+    try:
+        return any(answers.get(timeout=max(0.0, deadline - time.monotonic())) for _ in servers)
+    except Empty:
+        return False
+
+
+def _look(server: str, within: float, answers: SimpleQueue[bool]) -> None:
+    host, _, port = server.strip().rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), within).close()
+    except (OSError, ValueError):
+        answers.put(False)
+    else:
+        answers.put(True)
+
+
+# --- TLS and what goes with it on the command line: no password stands there, where others could see it.
+
+_FILES: Final = {
+    "ca": "PEM file of those who sign the servers' certificates; nobody else is trusted",
+    "cert": "PEM file of your certificate, which is then your identity",
+    "key": "PEM file of its private key",
+}
+
+
+def add_tls(parser: argparse.ArgumentParser, prefix: str) -> None:
+    """Add the options of TLS; their values are kept under names that begin with `prefix`."""
+    group = parser.add_argument_group("TLS and access (before or after the verb)")
+    group.add_argument(
+        "--tls",
+        dest=f"{prefix}tls",
+        action="store_true",
+        default=None,
+        help="speak TLS (env ZKMQ_TLS=1); the files below imply it",
+    )
+    for name, text in _FILES.items():
+        variable = f"ZKMQ_TLS_{name.upper()}"
+        group.add_argument(f"--tls-{name}", dest=f"{prefix}tls_{name}", metavar="FILE", help=f"{text} (env {variable})")
+    group.add_argument(
+        "--tls-key-password-env",
+        dest=f"{prefix}tls_key_password_env",
+        metavar="NAME",
+        help=f"the variable that holds the key's password (else {KEY_PASSWORD})",
+    )
+    group.add_argument(
+        "--tls-key-password-file",
+        dest=f"{prefix}tls_key_password_file",
+        metavar="FILE",
+        help=f"the file whose first line is the key's password (env {KEY_PASSWORD}_FILE)",
+    )
+    group.add_argument(
+        "--allow-open",
+        dest=f"{prefix}allow_open",
+        action="store_true",
+        default=None,
+        help="with credentials: use znodes, too, that anyone may use (env ZKMQ_ALLOW_OPEN=1)",
+    )
+
+
+# --- The options that every verb takes, and the text forms of values.
 
 T = TypeVar("T")
 STATES = ("inserted", "claimed", "finished", "dead", "cancelled")

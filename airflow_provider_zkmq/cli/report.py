@@ -57,7 +57,7 @@ def report(args: argparse.Namespace, options: Common) -> int:
 
 def _make(directory: str, args: argparse.Namespace) -> Report:
     """The report. What can be refused without Spark, which takes its time to start, is refused before."""
-    from airflow_provider_zkmq.spark.answers.archive import known, need
+    from airflow_provider_zkmq.spark.answers.page import known, need
 
     need("pyspark", "pandas", "pyarrow", *(("matplotlib",) if args.html is not None else ()))
     since, until = _moment("--since", args.since), _moment("--until", args.until)

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from airflow_provider_zkmq.cli.options import Common
-from airflow_provider_zkmq.cli.output import facts, percent, printable, say, table, task_facts, task_record
-from airflow_provider_zkmq.cli.times import moment
+from airflow_provider_zkmq.cli.output import facts, moment, percent, printable, say, table, task_facts, task_record
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import AnyQueue, Explanation, Task, Znode

@@ -4,13 +4,10 @@ Importing this package starts nothing and loads neither PySpark nor a ZooKeeper 
 brings its own ensemble: this server lets in anyone who reaches it, on loopback unless told otherwise.
 """
 
-from airflow_provider_zkmq.embedded.errors import ServerError
-from airflow_provider_zkmq.embedded.fourletter import ask_metrics
-from airflow_provider_zkmq.embedded.jars import spark_jars
-from airflow_provider_zkmq.embedded.java import Java, find_java, spark_java_home
-from airflow_provider_zkmq.embedded.ports import is_loopback
-from airflow_provider_zkmq.embedded.server import EmbeddedServer
-from airflow_provider_zkmq.embedded.tls import ServerTls
+from airflow_provider_zkmq.embedded.configuration import ServerError, ServerTls
+from airflow_provider_zkmq.embedded.java import Java, find_java, spark_jars, spark_java_home
+from airflow_provider_zkmq.embedded.node import ask_metrics
+from airflow_provider_zkmq.embedded.server import EmbeddedServer, is_loopback
 
 __all__ = [
     "EmbeddedServer",

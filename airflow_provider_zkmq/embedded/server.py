@@ -2,22 +2,198 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import ipaddress
+import os
+import random
 import signal
+import socket
 import time
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_zkmq.embedded import configuration, jars, java, ports
-from airflow_provider_zkmq.embedded.errors import ServerError
-from airflow_provider_zkmq.embedded.folder import Folder
+from airflow_provider_zkmq.embedded import configuration, java
+from airflow_provider_zkmq.embedded import java as jars
+from airflow_provider_zkmq.embedded.configuration import ServerError, ServerTls
 from airflow_provider_zkmq.embedded.node import Node, PortLostError, check_alive, last_words
-from airflow_provider_zkmq.embedded.ports import is_loopback
-from airflow_provider_zkmq.embedded.tls import ServerTls
 from airflow_provider_zkmq.engine import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
+
+# --- Addresses and TCP ports for servers that start a moment later.
+
+# Below the ports that Linux (from 32768) and macOS (from 49152) give to outgoing connections: a node that
+# is down for a moment must not lose its port to one, nor a client that reconnects meet itself there.
+_FREE_PORTS = range(20000, 32000)
+_TRIES = 200
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound
+
+
+def reachable(host: str) -> str:
+    """Return the address to connect to for a server that listens on ``host``."""
+    return _ANY_ADDRESS.get(host, host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def connect_string(host: str, ports: list[int]) -> str:
+    """Return ``host:port,…`` as ZooKeeper clients take it, an IPv6 address in brackets."""
+    name = reachable(host)
+    name = f"[{name}]" if ":" in name else name
+    return ",".join(f"{name}:{port}" for port in ports)
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise ServerError unless a server could listen on ``port`` of ``host`` now."""
+    try:
+        _bind(host, port)
+    except OSError as error:
+        raise ServerError(_why_not(host, port, error)) from error
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Return ``count`` different ports of ``host`` that nothing listens on now.
+
+    Nothing holds them until the server does: a caller must cope with losing one in between.
+
+    Raises:
+        ServerError: ``host`` is not an address of this machine, or too few ports are free.
+    """
+    tried = random.sample(_FREE_PORTS, _TRIES)
+    free = list(islice((port for port in tried if _is_free(host, port)), count))
+    if len(free) < count:
+        raise ServerError(f"found no {count} free ports on {host}: name one with --port")
+    return free
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        _bind(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise ServerError(_why_not(host, port, error)) from error
+    return True
+
+
+def _bind(host: str, port: int) -> None:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # As ZooKeeper does: connections of a server that just stopped do not make its port taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is taken: stop what listens there, or choose another (0 = any free one)"
+    if error.errno == errno.EACCES:
+        return f"port {port} on {host} needs more rights: choose one from 1024 up (0 = any free one)"
+    return f"cannot listen on {host} ({error.strerror}): choose an address of this machine, such as 127.0.0.1"
+
+
+# --- The data folder: made, locked against a second server, and kept to one size of ensemble.
+
+# Java processes of a server that was killed hold the lock until they are gone too, a moment later.
+_LOCK_PATIENCE_S = 1.0
+_LOCK_POLL_S = 0.02
+_FIRST_SAFE_DESCRIPTOR = 10
+
+
+class Folder:
+    """A data folder held by this server.
+
+    ``lock`` is a descriptor to pass on to the Java processes: the lock holds until the last holder closes
+    it, so a folder is free only when no server writes to it any more, however its owner died.
+    """
+
+    def __init__(self, path: Path, nodes: int) -> None:
+        """Make and lock ``path`` for so many nodes. Raises `ServerError`: not writable, in use, another size."""
+        self.path = path
+        with self.usable():
+            self.path.mkdir(0o700, parents=True, exist_ok=True)  # Java writes payloads there for all to read
+            self.lock = _open_above_digits(self.path / "lock")
+        try:
+            self._take_lock()
+            with self.usable():
+                self._check_size(nodes)
+        except BaseException:
+            os.close(self.lock)
+            raise
+
+    def release(self) -> None:
+        """Let the folder go. Unlocks for all holders at once: call it when every node is gone."""
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
+        os.close(self.lock)
+
+    @contextlib.contextmanager
+    def usable(self) -> Iterator[None]:
+        """Turn an operating system error inside the block into one that names the folder."""
+        try:
+            yield
+        except OSError as error:
+            message = f"cannot keep ZooKeeper's data in {self.path} ({error.strerror}): choose another folder"
+            raise ServerError(message) from error
+
+    def _take_lock(self) -> None:
+        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        while not self._try_lock():
+            if time.monotonic() > deadline:
+                owner = os.pread(self.lock, 32, 0).decode(errors="replace").strip()
+                message = (
+                    f"{self.path} is in use by the ZooKeeper server of process {owner}: "
+                    "stop that one, or choose another folder"
+                )
+                raise ServerError(message)
+            time.sleep(_LOCK_POLL_S)
+        os.ftruncate(self.lock, 0)
+        os.pwrite(self.lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _check_size(self, nodes: int) -> None:
+        """Refuse another size: two empty new nodes could outvote the one that holds the data."""
+        record = self.path / "ensemble"
+        if not record.exists():
+            record.write_text(f"{nodes}\n")
+        recorded = record.read_text().strip()
+        if recorded != str(nodes):
+            message = (
+                f"{self.path} holds the data of an ensemble of {recorded}, not of {nodes}: "
+                f"start it with {recorded}, or choose another folder"
+            )
+            raise ServerError(message)
+
+
+def _open_above_digits(path: Path) -> int:
+    """Open for reading and writing as descriptor 10 or more: the shell that starts Java uses those below."""
+    low = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_SAFE_DESCRIPTOR)
+    finally:
+        os.close(low)
+
+
+# --- A ZooKeeper server or a whole ensemble on this machine, as one object to start and stop.
 
 _POLL_S = 0.02
 _STARTS = 3
@@ -88,12 +264,12 @@ class EmbeddedServer:
     @property
     def hosts(self) -> str:
         """The connect string of all nodes, such as ``127.0.0.1:2181``."""
-        return ports.connect_string(self._settings.host, self.ports)
+        return connect_string(self._settings.host, self.ports)
 
     @property
     def plain_hosts(self) -> str:
         """The connect string of the ports without TLS, which are on loopback alone where there is TLS."""
-        return ports.connect_string(self._settings.plain_host, self._plain_ports)
+        return connect_string(self._settings.plain_host, self._plain_ports)
 
     @property
     def pids(self) -> list[int]:
@@ -199,7 +375,7 @@ class EmbeddedServer:
                 configuration.write_node(home, number, self._settings.zoo_cfg(port, peers, secure))
                 if self._settings.tls is not None:
                     self._settings.tls.write(home)
-                node = Node(home, command, ports.reachable(self._settings.plain_host), port)
+                node = Node(home, command, reachable(self._settings.plain_host), port)
                 self._nodes.append(node)
                 node.start(folder.lock)
         self._await_ready(self._nodes)
@@ -209,10 +385,10 @@ class EmbeddedServer:
         host = self._settings.host
         if self._fixed_ports:
             for port in self.ports:
-                ports.check_free(host, port)
+                check_free(host, port)
         else:
-            self.ports = ports.free_ports(host, self._size)
-        free = [port for port in ports.free_ports(configuration.LOOPBACK, 4 * self._size) if port not in self.ports]
+            self.ports = free_ports(host, self._size)
+        free = [port for port in free_ports(configuration.LOOPBACK, 4 * self._size) if port not in self.ports]
         quorum, election, plain = (free[at * self._size : (at + 1) * self._size] for at in range(3))
         self._plain_ports = self.ports if self._settings.tls is None else plain
         return list(zip(quorum, election, strict=True))

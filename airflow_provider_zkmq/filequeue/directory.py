@@ -23,8 +23,8 @@ from airflow_provider_zkmq.engine.model import State, check_name
 from airflow_provider_zkmq.filequeue import queue_file
 from airflow_provider_zkmq.filequeue.queue_file import Book, Conf, Kept, Notices, read_conf, write_conf
 from airflow_provider_zkmq.textqueue import HostileFile, LockHeld, StaleMessage, TextQueue, TextQueueError
+from airflow_provider_zkmq.textqueue.file import changes
 from airflow_provider_zkmq.textqueue.mutex import new_owner
-from airflow_provider_zkmq.textqueue.watch import changes
 
 # --- Waiting for something to be found in a file: looked for after each change of it, and when a time has come.
 

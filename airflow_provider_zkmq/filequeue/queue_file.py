@@ -41,11 +41,9 @@ from airflow_provider_zkmq.engine.model import (
 from airflow_provider_zkmq.filequeue.refusals import ENDLESS, refusal
 from airflow_provider_zkmq.textqueue import HostileFile, Message, Status, TextQueue, mutex
 from airflow_provider_zkmq.textqueue.file import ALL
+from airflow_provider_zkmq.textqueue.lines import read_plain, replace_plain
+from airflow_provider_zkmq.textqueue.message import BYTE, Place, Record, encode, whole_number
 from airflow_provider_zkmq.textqueue.mutex import RESERVED
-from airflow_provider_zkmq.textqueue.parse import BYTE, Record
-from airflow_provider_zkmq.textqueue.plain import read_plain, replace_plain
-from airflow_provider_zkmq.textqueue.shared import Place
-from airflow_provider_zkmq.textqueue.write import encode, whole_number
 
 # --- What is wrong with the files, told once in the log: what is stepped over, and who may read them.
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
         read_hourly,
         read_runs,
     )
-    from airflow_provider_zkmq.spark.history.retention import Retention
+    from airflow_provider_zkmq.spark.history.tables import Retention
     from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source import register
-    from airflow_provider_zkmq.spark.source.counting import ReadReport, read_report
     from airflow_provider_zkmq.spark.source.enqueueing import enqueue
-    from airflow_provider_zkmq.spark.source.receipts import WriteReport
-    from airflow_provider_zkmq.spark.source.shipping import py_files
+    from airflow_provider_zkmq.spark.source.options import py_files
+    from airflow_provider_zkmq.spark.source.reading import ReadReport, read_report
+    from airflow_provider_zkmq.spark.source.writing import WriteReport
 
 _HOME = {
     "ArchiveReport": "history.bronze",

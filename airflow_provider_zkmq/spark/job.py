@@ -67,9 +67,8 @@ def _way(chosen: argparse.Namespace) -> Any:
 
 
 def _pipeline(chosen: argparse.Namespace) -> None:
-    from airflow_provider_zkmq.spark.history.manifest import check_writable
     from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
-    from airflow_provider_zkmq.spark.history.retention import Retention
+    from airflow_provider_zkmq.spark.history.tables import Retention, check_writable
 
     check_writable(chosen.directory)
     run_pipeline(

@@ -1,10 +1,8 @@
 """TextQueue: queues in files that people can read and edit. The format is that of the PyPI package ``textqueue``."""
 
-from airflow_provider_zkmq.textqueue.errors import HostileFile, LockHeld, StaleMessage, TextQueueError
 from airflow_provider_zkmq.textqueue.file import TextQueue, read_all
-from airflow_provider_zkmq.textqueue.lines import Limits
-from airflow_provider_zkmq.textqueue.message import Message
-from airflow_provider_zkmq.textqueue.parse import Status
+from airflow_provider_zkmq.textqueue.lines import HostileFile, Limits, LockHeld, StaleMessage, TextQueueError
+from airflow_provider_zkmq.textqueue.message import Message, Status
 
 __all__ = [
     "HostileFile",

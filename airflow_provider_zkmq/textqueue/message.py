@@ -1,15 +1,325 @@
-"""A message of a queue file, and its marks and variables, written in place."""
+"""Messages of a queue file: read, written, and marked in place."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import stat
+import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
 
 from airflow_provider_zkmq.textqueue import mutex
-from airflow_provider_zkmq.textqueue.errors import StaleMessage, TextQueueError
-from airflow_provider_zkmq.textqueue.parse import BYTE, Record, Status
-from airflow_provider_zkmq.textqueue.shared import Place, SharedFile
-from airflow_provider_zkmq.textqueue.write import check_variable, decode, whole_number
+from airflow_provider_zkmq.textqueue.lines import (
+    CRLF,
+    NEWLINE,
+    HostileFile,
+    Limits,
+    Line,
+    LockHeld,
+    StaleMessage,
+    TextQueueError,
+    newline_of,
+)
+
+# --- Lines to messages: what belongs together, and what is not understood.
+
+
+class Status(StrEnum):
+    """What a message is, in the seed's words."""
+
+    QUEUED = "queued"
+    PROCESSED = "processed"
+    ERROR = "error"
+    COMMENT = "comment"
+
+
+CONTROL: Final = {b"-": Status.QUEUED, b"=": Status.PROCESSED, b"!": Status.ERROR, b"#": Status.COMMENT}
+BYTE: Final = {status: byte for byte, status in CONTROL.items()}
+CONTINUATION: Final = b" "
+VARIABLE: Final = b"\\"
+_ATTACHED: Final = frozenset({CONTINUATION, VARIABLE})
+
+
+@dataclass(slots=True)
+class Record:
+    """A message or comment as it stands in the file.
+
+    ``offset``: of its control byte; ``end``: after its last line. ``head`` is its first line. Each variable is the
+    offset of its text and the text.
+    """
+
+    status: Status
+    offset: int
+    end: int
+    head: bytes
+    parts: list[bytes]
+    variables: list[tuple[int, bytes]] = field(default_factory=list)
+
+    @property
+    def data(self) -> bytes:
+        """The message: its lines without their first byte, joined by newlines."""
+        return b"\n".join(self.parts)
+
+
+Report = Callable[[int, str], None]
+
+
+def records(name: str, lines: Iterable[Line], limits: Limits, report: Report) -> Iterator[Record]:
+    """The messages and comments, in order. Raises `HostileFile`.
+
+    A line with a control byte that is not known is reported and stepped over with its continuations and variables,
+    so that files of later versions can be read. Blank lines end nothing: a continuation after one still belongs to
+    the message before it.
+    """
+    record: Record | None = None
+    skipping = False  # the lines of something unknown
+    for line in lines:
+        control = line.control
+        if control in _ATTACHED:
+            if record is not None:
+                _add(name, record, line, limits)
+            elif not skipping:
+                report(line.offset, f"{control!r} follows no message; stepped over")
+            continue
+        if record is not None:
+            yield record
+        status = CONTROL.get(control)
+        skipping = status is None
+        record = None if status is None else Record(status, line.offset, line.end, line.body, [line.rest])
+        if skipping:
+            report(line.offset, f"unknown control byte {control!r}; stepped over")
+    if record is not None:
+        yield record
+
+
+def _add(name: str, record: Record, line: Line, limits: Limits) -> None:
+    if line.control == CONTINUATION:
+        record.parts.append(line.rest)
+    else:
+        record.variables.append((line.offset + 1, line.rest))
+    record.end = line.end
+    if record.end - record.offset > limits.message or len(record.variables) > limits.variables:
+        msg = (
+            f"{name}: the message at byte {record.offset} is larger than {limits.message:,} bytes "
+            f"or has more than {limits.variables:,} variables"
+        )
+        raise HostileFile(msg)
+
+
+# --- Messages to lines: what is appended, checked so that it reads back as it was given.
+
+_DIGITS: Final = 18
+
+
+def encode(text: str | bytes) -> bytes:
+    """A text's bytes; what could not be decoded when it was read is given back as it was."""
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+
+
+def decode(data: bytes) -> str:
+    """Bytes as text; bytes that are no UTF-8 are kept as surrogates, which `encode` turns back."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def spell(text: str | bytes, variables: Sequence[str | bytes], newline: bytes, status: Status = Status.QUEUED) -> bytes:
+    """The lines of a message, each with its newline. Raises `ValueError` for what would not read back as it is."""
+    lines = encode(text).split(NEWLINE)
+    if newline == CRLF and any(line.endswith(b"\r") for line in lines):
+        msg = "a line of the text ends with a carriage return, which this file uses to end its lines"
+        raise ValueError(msg)
+    out = [BYTE[status] + lines[0], *(b" " + line for line in lines[1:])]
+    out += [b"\\" + check_variable(value, newline) for value in variables]
+    return newline.join(out) + newline
+
+
+def check_variable(value: str | bytes, newline: bytes = NEWLINE) -> bytes:
+    """A variable's bytes. Raises `ValueError` where it would not stand on one line."""
+    data = encode(value)
+    if NEWLINE in data or (newline == CRLF and data.endswith(b"\r")):
+        msg = f"variable {value!r} holds a newline; a variable is a single line"
+        raise ValueError(msg)
+    return data
+
+
+def whole_number(text: str) -> int:
+    """The number that digits spell; 0 for anything else, also for more of them than a count has."""
+    return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdigit() else 0
+
+
+# --- A file that others write, too: processes of this library, which respect its lock, and editors, which do not.
+
+#: Between two looks at a lock that is held by another, in seconds.
+_FIRST_PAUSE: Final = 0.0005
+_LONGEST_PAUSE: Final = 0.01
+
+
+class Place:
+    """Where messages stand: an open file, which may be opened anew while they are kept."""
+
+    def __init__(self, file: SharedFile) -> None:
+        self.file = file
+
+
+class SharedFile:
+    """An open file: read at offsets, locked, and changed in place where it still holds what is to be replaced."""
+
+    def __init__(self, path: Path, descriptor: int, limits: Limits) -> None:
+        self.path = path
+        self.limits = limits
+        self._descriptor = descriptor
+        self._depth = 0
+        self._threads = threading.RLock()
+        self.place = Place(self)
+        #: Whether something was written through this object.
+        self.written = False
+        #: Which file it was when it was begun to be read, and whether somebody else had written by our first write.
+        self.begun: tuple[int, ...] | None = None
+        self.disturbed = False
+
+    def _check(self) -> None:
+        if (size := self.size()) > self.limits.file:
+            msg = f"{self.path} has {size:,} bytes, more than {self.limits.file:,}"
+            raise HostileFile(msg)
+
+    def read(self, size: int, offset: int) -> bytes:
+        """At most `size` bytes from `offset`."""
+        return os.pread(self._descriptor, size, offset)
+
+    @property
+    def newline(self) -> bytes:
+        """How the file ends its lines."""
+        return newline_of(self, self.limits)
+
+    def size(self) -> int:
+        """How many bytes the file has now."""
+        return os.fstat(self._descriptor).st_size
+
+    @property
+    def mode(self) -> int:
+        """Who may read and write it: its permission bits."""
+        return stat.S_IMODE(os.fstat(self._descriptor).st_mode)
+
+    def identity(self) -> tuple[int, ...] | None:
+        """Which file it is, its size and when it was written to; None for one that was deleted."""
+        seen = os.fstat(self._descriptor)
+        return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns) if seen.st_nlink else None
+
+    def stamp(self) -> bool:
+        """Give the file a time of writing that no other write gives it; False where that is not possible.
+
+        The system's own times are those of its ticks: two writes within one have the same.
+        """
+        now = time.time_ns()
+        try:
+            os.utime(self._descriptor, ns=(now, now))
+        except OSError:  # another user's file
+            return False
+        return os.fstat(self._descriptor).st_mtime_ns == now
+
+    @contextlib.contextmanager
+    def locked(self, within: float | None = None) -> Iterator[None]:
+        """Hold the file's mutex: no other process of this library writes meanwhile. May be nested.
+
+        It is waited for at most so many seconds; None: for ever, for a process that was stopped holds it on. Raises
+        `LockHeld`, and `StaleMessage` if the file was replaced, as some editors do on saving: open it again.
+        """
+        with self._threads:
+            if self._depth == 0:
+                self._lock(within)
+            self._depth += 1
+            try:
+                self._same_file()
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _lock(self, within: float | None) -> None:
+        """The system waits for a lock for ever or not at all, so that a bounded wait is a look now and then."""
+        if within is None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            return
+        end, pause = time.monotonic() + within, _FIRST_PAUSE
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    msg = f"{self.path} is locked by another process, which may be stopped"
+                    raise LockHeld(msg) from None
+            else:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _same_file(self) -> None:
+        mine = os.fstat(self._descriptor)
+        try:
+            there = self.path.lstat()
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+            msg = f"{self.path} was replaced since it was opened; nothing was written: open it again"
+            raise StaleMessage(msg)
+
+    def overwrite(self, offset: int, expected: bytes, data: bytes, record: Record, status: Status) -> None:
+        """Replace bytes in place, within `locked`, if they and the message they belong to are still what they were."""
+        if status is not Status.QUEUED and offset == record.offset:
+            msg = f"{self.path}: the message at byte {record.offset} is {status}; only a queued one can be marked"
+            raise StaleMessage(msg)
+        head, there = self.read(len(record.head), record.offset), self.read(len(expected), offset)
+        if head != record.head or there != expected:
+            msg = f"{self.path} holds something else at byte {offset} by now; nothing was written: read it again"
+            raise StaleMessage(msg)
+        self._write(data, offset)
+
+    def _write(self, data: bytes, offset: int) -> None:
+        self.writing()
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._descriptor, data[done:], offset + done)
+
+    def writing(self) -> None:
+        """Note that something is about to be written, and whether somebody else was first."""
+        if not self.written:
+            self.written, self.disturbed = True, self.identity() != self.begun
+
+    def refresh(self, record: Record) -> bool:
+        """Read a message's status and variables again; False if another message, or none, stands there now."""
+        head = self.read(len(record.head), record.offset)
+        if head[1:] != record.head[1:]:
+            return False
+        status = {byte: known for known, byte in BYTE.items()}.get(head[:1])
+        if status is None:
+            return False
+        record.status, record.head = status, head
+        record.variables = [(offset, self.read(len(value), offset)) for offset, value in record.variables]
+        return True
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# --- A message of a queue file, and its marks and variables, written in place.
 
 
 class Message:

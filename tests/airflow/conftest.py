@@ -32,7 +32,7 @@ from airflow.sdk.execution_time.xcom import XCom
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow.utils.db import synchronize_log_template
 
-from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, fourletter
+from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, node
 from airflow_provider_zkmq.engine import Integer, Message, Zkmq
 from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.hooks import deferring, retry
@@ -111,7 +111,7 @@ def mortal(another_server: EmbeddedServer) -> Iterator[EmbeddedServer]:
     yield another_server
     host, _, port = another_server.hosts.rpartition(":")
     try:
-        fourletter.srvr(host, int(port))
+        node.srvr(host, int(port))
     except ServerError:
         another_server.restart(0)
 

@@ -29,7 +29,7 @@ os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="zkmq-airflow-"))
 import airflow.jobs.triggerer_job_runner  # noqa: F401  what a triggerer has imported
 import psutil
 
-from airflow_provider_zkmq.embedded.fourletter import mntr
+from airflow_provider_zkmq.embedded.node import mntr
 from airflow_provider_zkmq.engine import Message, Zkmq
 from airflow_provider_zkmq.triggers import sessions
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
-from airflow_provider_zkmq.embedded.ports import free_ports
+from airflow_provider_zkmq.embedded.server import free_ports
 from airflow_provider_zkmq.engine import Zkmq
 from tests import support
 

@@ -16,7 +16,7 @@ from typing import Self
 import psutil
 import pytest
 
-from airflow_provider_zkmq.embedded.ports import free_ports
+from airflow_provider_zkmq.embedded.server import free_ports
 from airflow_provider_zkmq.engine import Message, Queue, RetryPolicy
 from tests.e2e.conftest import LONG, TOP, Airflow, eventually, running
 

@@ -12,9 +12,8 @@ from typing import Any
 import pandas as pd
 from pyspark.sql import SparkSession
 
-from airflow_provider_zkmq.spark.history.manifest import publish, read_manifest
-from airflow_provider_zkmq.spark.history.parts import adopt, stage
-from airflow_provider_zkmq.spark.history.rows import SCHEMA
+from airflow_provider_zkmq.spark.history.bronze import SCHEMA
+from airflow_provider_zkmq.spark.history.tables import adopt, publish, read_manifest, stage
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

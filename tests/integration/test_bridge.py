@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_zkmq.bridge import export_queue, import_file
-from airflow_provider_zkmq.bridge.payload import spell, understand
+from airflow_provider_zkmq.bridge.file_format import spell, understand
 from airflow_provider_zkmq.engine import ConfigError, Queue, Unavailable, Zkmq
 from tests.integration.letters import blocks, die, edit, letters, mark, new_queue, queue, sub, told, zk
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.embedded import ports
+from airflow_provider_zkmq.embedded import server
 from airflow_provider_zkmq.engine import Queue, State
 from tests.integration.command import LIMIT_S, Cli, cli, queue
 from tests.integration.conftest import taken
@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(cli: Cli, queue: Queue
     assert queue.tasks() == []
     cli.ask("queues", queues=["q"])
     cli.ask("doctor", queues=1, open_above=[])
-    hosts = f"127.0.0.1:{ports.free_ports('127.0.0.1', 1)[0]}"
+    hosts = f"127.0.0.1:{server.free_ports('127.0.0.1', 1)[0]}"
     Cli(hosts, "/x").ask("queues --timeout 0.5", 6, error="Unavailable", says=f"{hosts} within connect_timeout (0.5 s)")
     Cli(hosts, "/x").ask("wait q x --timeout 60", 6, error="Unavailable", says="(1 s)")
 

@@ -27,10 +27,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_zkmq.engine import Message, OrderedEnum, Queue, String, Zkmq
 from airflow_provider_zkmq.spark import WriteReport, enqueue, read_report, register
-from airflow_provider_zkmq.spark.source.errors import SourceError
-from airflow_provider_zkmq.spark.source.loading import PIECE_ROWS
-from airflow_provider_zkmq.spark.source.options import Options
-from airflow_provider_zkmq.spark.source.writing import TaskWriter
+from airflow_provider_zkmq.spark.source.options import Options, SourceError
+from airflow_provider_zkmq.spark.source.writing import PIECE_ROWS, TaskWriter
 from tests.integration.spark_programs import CLUSTER, PARTITIONS, TOP, program, shown
 from tests.support import eventually
 
@@ -257,7 +255,7 @@ def batches(part: int, stop: int | None, gate: threading.Barrier | None) -> Iter
 
 def test_attempts_that_fail_or_run_side_by_side_write_each_task_once(q, where, monkeypatch) -> None:
     """Four partitions, of each an attempt that fails and two at the same time, while consumers handle what is there."""
-    monkeypatch.setattr("airflow_provider_zkmq.spark.source.loading.PIECE_ROWS", 15)
+    monkeypatch.setattr("airflow_provider_zkmq.spark.source.writing.PIECE_ROWS", 15)
     writer = TaskWriter(TEXT, Options.of({"queue": "census", "batch": "b", **where}), overwrite=False)
 
     def partition(part: int) -> list[Any]:

@@ -18,12 +18,12 @@ pytest.importorskip("pyspark")
 from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.spark import job, report
-from airflow_provider_zkmq.spark.answers import advice, failures, sections
-from airflow_provider_zkmq.spark.answers.capacity import Target
-from airflow_provider_zkmq.spark.answers.failures import HEAD, KIND, MASKS
+from airflow_provider_zkmq.spark.answers import advice, sections
+from airflow_provider_zkmq.spark.answers import sections as failures
+from airflow_provider_zkmq.spark.answers.capacity import Load, Target
 from airflow_provider_zkmq.spark.answers.frames import OTHERS
-from airflow_provider_zkmq.spark.answers.load import Load
 from airflow_provider_zkmq.spark.answers.report import answer
+from airflow_provider_zkmq.spark.answers.sections import HEAD, KIND, MASKS
 from airflow_provider_zkmq.spark.history.gold import summarise
 from airflow_provider_zkmq.spark.history.silver import refine
 from tests.integration.answers import START, History, Try

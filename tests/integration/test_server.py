@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from kazoo.protocol import serialization as wire
 
-from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, fourletter, jars, ports
+from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, java, node
+from airflow_provider_zkmq.embedded import server as ports
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests import zookeeper as zookeeper_module
 from tests.integration.clients import kazoo
@@ -99,8 +100,8 @@ def test_a_started_server_serves_on_loopback_only_and_has_its_folder_to_itself(s
         connection._call(CreateTtl(), answer)
         assert answer.get(timeout=10) == "/ttl"
         assert connection._session_timeout == 1000
-    assert fourletter.srvr("127.0.0.1", server.ports[0])["Mode"] == "standalone"
-    assert int(fourletter.mntr("127.0.0.1", server.ports[0])["zk_znode_count"]) >= 4
+    assert node.srvr("127.0.0.1", server.ports[0])["Mode"] == "standalone"
+    assert int(node.mntr("127.0.0.1", server.ports[0])["zk_znode_count"]) >= 4
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", server.ports[0]), 5)
     with pytest.raises(ServerError, match=f"is in use by the ZooKeeper server of process {os.getpid()}:"):
@@ -149,10 +150,10 @@ def test_a_node_is_killed_restarted_paused_and_resumed(tmp_path: Path) -> None:
         server.pause(0)
         eventually(lambda: stat(server.pids[0])[0] == "T")
         with pytest.raises(ServerError, match="timed out"):
-            fourletter.srvr("127.0.0.1", port, timeout=0.3)
+            node.srvr("127.0.0.1", port, timeout=0.3)
         server.check()
         server.resume(0)
-        assert fourletter.srvr("127.0.0.1", port, timeout=10)["Mode"] == "standalone"
+        assert node.srvr("127.0.0.1", port, timeout=10)["Mode"] == "standalone"
         server.pause(0)
     assert is_gone(server.pids[0])
 
@@ -164,7 +165,7 @@ def test_an_ensemble_survives_its_leader_and_a_restart(tmp_path: Path) -> None:
     One node on their folder is refused: it would lose them. With two of three down, restart(wait=False) returns.
     """
     with EmbeddedServer(tmp_path, ensemble=3, force_sync=False) as server:
-        modes = [fourletter.srvr("127.0.0.1", port)["Mode"] for port in server.ports]
+        modes = [node.srvr("127.0.0.1", port)["Mode"] for port in server.ports]
         assert sorted(modes) == ["follower", "follower", "leader"]
         first = server.leader()
         assert first is not None
@@ -173,7 +174,7 @@ def test_an_ensemble_survives_its_leader_and_a_restart(tmp_path: Path) -> None:
             server.kill(first)
             eventually(lambda: server.leader() not in {None, first})
             server.restart(first)
-            assert fourletter.srvr("127.0.0.1", server.ports[first])["Mode"] == "follower"
+            assert node.srvr("127.0.0.1", server.ports[first])["Mode"] == "follower"
         with kazoo(f"127.0.0.1:{server.ports[first]}") as connection:
             connection.sync("/")
             assert connection.exists("/kept")
@@ -267,20 +268,20 @@ def test_a_pyspark_without_jars_is_one_clear_error(tmp_path: Path, monkeypatch: 
     monkeypatch.delitem(sys.modules, "pyspark", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ServerError, match="has no zookeeper jar"):
-        jars.class_path()
+        java.class_path()
 
 
 def test_four_letter_words_fail_in_bounded_time_with_a_reason() -> None:
     """Nothing listening, silence, and an answer that says no are three different clear errors."""
     with pytest.raises(ServerError, match=r"no answer to `srvr` .*refused"):
-        fourletter.srvr("127.0.0.1", ports.free_ports("127.0.0.1", 1)[0])
+        node.srvr("127.0.0.1", ports.free_ports("127.0.0.1", 1)[0])
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ServerError, match="timed out"):
-            fourletter.mntr("127.0.0.1", port, timeout=0.2)
+            node.mntr("127.0.0.1", port, timeout=0.2)
         other.accept()[0].close()
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(fourletter.srvr, "127.0.0.1", port)
+            asked = pool.submit(node.srvr, "127.0.0.1", port)
             connection, _ = other.accept()
             with connection:
                 connection.recv(4)

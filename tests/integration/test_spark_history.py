@@ -17,16 +17,23 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.embedded import fourletter
+from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
-from airflow_provider_zkmq.spark.history import delta, reading
+from airflow_provider_zkmq.spark.history import pipeline, reading
 from airflow_provider_zkmq.spark.history.bronze import ArchiveIncomplete, ArchiveReport, archive_queue
-from airflow_provider_zkmq.spark.history.compaction import compact
 from airflow_provider_zkmq.spark.history.gold import summarise
-from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, Manifest, exclusive, publish, read_manifest
 from airflow_provider_zkmq.spark.history.reading import percentiles, read_history, read_runs
-from airflow_provider_zkmq.spark.history.retention import Retention, retain
-from airflow_provider_zkmq.spark.history.silver import refine
+from airflow_provider_zkmq.spark.history.silver import compact, refine
+from airflow_provider_zkmq.spark.history.tables import (
+    GOLD,
+    SILVER,
+    Manifest,
+    Retention,
+    exclusive,
+    publish,
+    read_manifest,
+    retain,
+)
 from airflow_provider_zkmq.spark.source.options import Options
 from tests.integration import histories as made
 from tests.integration.ended import ended_tasks, finish
@@ -182,7 +189,7 @@ def test_clean_up_deletes_only_what_is_archived_and_a_run_costs_by_what_is_new(
 def received(hosts: str) -> int:
     """How many packets the server has received."""
     host, _, port = hosts.split(",", maxsplit=1)[0].partition(":")
-    return int(fourletter.mntr(host, int(port))["zk_packets_received"])
+    return int(node.mntr(host, int(port))["zk_packets_received"])
 
 
 def test_damaged_tasks_are_counted_and_left_and_end_no_run(spark, archive, where, q, zk, tmp_path) -> None:
@@ -448,9 +455,9 @@ def test_delta_tables_equal_the_others_and_are_written_once(spark, tmp_path) -> 
     for n, window in enumerate((rows[:1] + rows[2:], rows[1:2])):
         brought_up_to_date(spark, home, window, 100 * (n + 1))
         with pytest.raises(Crash):
-            delta.export(home, after=crash_at("deliveries"))
-        assert delta.export(home)["runs"] == 0
-    assert sum(delta.export(home).values()) == 0
+            pipeline.export(home, after=crash_at("deliveries"))
+        assert pipeline.export(home)["runs"] == 0
+    assert sum(pipeline.export(home).values()) == 0
     compared = {"task_id", "number", "version", "class", "consumer", "run_ms", "busy_ms"}
     for kind in ("runs", "deliveries", "hourly", "consumers"):
         frame = getattr(reading, f"read_{kind}")(spark, tmp_path)
@@ -463,5 +470,5 @@ def test_delta_tables_equal_the_others_and_are_written_once(spark, tmp_path) -> 
         compact(home, spark, few=2)
         retain(home, Retention(silver=1), today=date(2026, 1, 10))
     assert {row.task_id for row in read_runs(spark, tmp_path).collect()} == {"merged", "new"}
-    assert delta.export(home)["runs"] == 2
+    assert pipeline.export(home)["runs"] == 2
     assert [name for (name,) in stored("runs", ["task_id"])] == sorted([*(row["id"] for row in rows), "merged", "new"])

@@ -23,8 +23,8 @@ from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
 from airflow_provider_zkmq.spark.answers.report import report
 from airflow_provider_zkmq.spark.history import reading
 from airflow_provider_zkmq.spark.history.bronze import STEPS, archive_queue
-from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, read_manifest
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
+from airflow_provider_zkmq.spark.history.tables import GOLD, SILVER, read_manifest
 from tests.integration.ended import ended_runs, ended_tasks, finish, produce
 from tests.integration.spark_programs import CLUSTER, EXECUTOR, processes, program
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.embedded import fourletter
+from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import AsyncZkmq, Message, Queue, QueueNotFound, WaitTimeout, Zkmq
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Sync, Watch
 from airflow_provider_zkmq.engine.zk.opening import run
@@ -47,7 +47,7 @@ def single(op: Any) -> Any:
 
 def on_server(zookeeper: str) -> int:
     host, _, port = zookeeper.partition(",")[0].rpartition(":")
-    return int(fourletter.mntr(host, int(port))["zk_watch_count"])
+    return int(node.mntr(host, int(port))["zk_watch_count"])
 
 
 def callbacks(session: Session) -> int:

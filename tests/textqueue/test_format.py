@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_zkmq.textqueue import HostileFile, Limits, StaleMessage, TextQueue, lines
-from airflow_provider_zkmq.textqueue.write import decode
+from airflow_provider_zkmq.textqueue.message import decode
 
 SEED = rb"""-A queued message begins with a '-' dash control character
 =A processed message begins with an '=' equals sign control character

@@ -15,10 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from pyspark.sql.types import StructType
 
 from airflow_provider_zkmq.engine import Ended, QueueNotFound, State, Status, Task, Trimmed, Unreadable
-from airflow_provider_zkmq.spark.source import access
-from airflow_provider_zkmq.spark.source.errors import SourceError
+from airflow_provider_zkmq.spark.source import options as access
 from airflow_provider_zkmq.spark.source.following import TaskStream
-from airflow_provider_zkmq.spark.source.options import Options
+from airflow_provider_zkmq.spark.source.options import Options, SourceError
 
 
 @dataclass

@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
-from airflow_provider_zkmq.cli import configuration, options, output, show, times, worker
 from airflow_provider_zkmq.cli import main as cli
+from airflow_provider_zkmq.cli import options, output, queues, show, worker
+from airflow_provider_zkmq.cli import output as times
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.model.states import State, Status
 from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS
@@ -203,7 +204,7 @@ def test_what_the_environment_says_of_servers_is_not_about_files(monkeypatch: py
 
 def test_names_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
-    assert (tuple(State), ORDERS) == (options.STATES, configuration.ORDERS)
+    assert (tuple(State), ORDERS) == (options.STATES, queues.ORDERS)
     assert set(options.STATUSES) | {"dead", "cancelled"} == set(Status)
 
 

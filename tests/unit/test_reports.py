@@ -16,26 +16,27 @@ pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 from airflow_provider_zkmq.spark import report
-from airflow_provider_zkmq.spark.answers import advice, failures, page, sections
-from airflow_provider_zkmq.spark.answers.archive import known, need
-from airflow_provider_zkmq.spark.answers.capacity import Crew, Target
-from airflow_provider_zkmq.spark.answers.failures import HEAD, KIND, MASKS
-from airflow_provider_zkmq.spark.answers.load import Demand, Stretch
-from airflow_provider_zkmq.spark.answers.page import LEAST
-from airflow_provider_zkmq.spark.answers.report import Report, checked_target
-from airflow_provider_zkmq.spark.answers.tables import (
+from airflow_provider_zkmq.spark.answers import advice, page, sections
+from airflow_provider_zkmq.spark.answers import sections as failures
+from airflow_provider_zkmq.spark.answers.capacity import Crew, Demand, Stretch, Target
+from airflow_provider_zkmq.spark.answers.page import (
+    LEAST,
     Column,
     Plot,
     Section,
     Series,
     Table,
+    known,
     name,
+    need,
     printable,
     span,
     spell,
     trend,
 )
-from airflow_provider_zkmq.spark.history.manifest import GOLD, NAME, SILVER, Manifest, Part
+from airflow_provider_zkmq.spark.answers.report import Report, checked_target
+from airflow_provider_zkmq.spark.answers.sections import HEAD, KIND, MASKS
+from airflow_provider_zkmq.spark.history.tables import GOLD, NAME, SILVER, Manifest, Part
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # matplotlib and its like
 HOSTILE = "<script src='http://evil.example/x.js'>alert(1)</script>\"'&$\\frac{\x00\x1b[31m"

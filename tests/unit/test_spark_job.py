@@ -14,10 +14,10 @@ pytest.importorskip("pyspark")
 from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 from airflow_provider_zkmq.spark import job, session
-from airflow_provider_zkmq.spark.history import delta, pipeline
-from airflow_provider_zkmq.spark.history.compaction import FEW, LARGE, chosen
-from airflow_provider_zkmq.spark.history.manifest import Manifest, Part, exclusive, publish, read_manifest
-from airflow_provider_zkmq.spark.history.retention import Retention
+from airflow_provider_zkmq.spark.history import pipeline
+from airflow_provider_zkmq.spark.history import pipeline as delta
+from airflow_provider_zkmq.spark.history.silver import FEW, LARGE, chosen
+from airflow_provider_zkmq.spark.history.tables import Manifest, Part, Retention, exclusive, publish, read_manifest
 
 
 def test_the_job_hands_its_options_on_and_takes_no_password(monkeypatch, capsys):

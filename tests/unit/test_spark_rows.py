@@ -20,14 +20,10 @@ from pyspark.sql.types import DataType, MapType, StructField, StructType
 
 from airflow_provider_zkmq.engine import BadMessage, ConfigError, Integer, Message, NewTasks, OrderedEnum, String, Zkmq
 from airflow_provider_zkmq.engine import errors as engine_errors
-from airflow_provider_zkmq.spark.source import loading
-from airflow_provider_zkmq.spark.source.errors import SourceError
-from airflow_provider_zkmq.spark.source.loading import Target
-from airflow_provider_zkmq.spark.source.mapping import RowMapping, map_columns
-from airflow_provider_zkmq.spark.source.messages import hashed, rows_of
-from airflow_provider_zkmq.spark.source.options import SINK, WRITE, Options
-from airflow_provider_zkmq.spark.source.receipts import PartitionReport, WriteReport, check_place
-from airflow_provider_zkmq.spark.source.writing import TaskWriter
+from airflow_provider_zkmq.spark.source import writing
+from airflow_provider_zkmq.spark.source.mapping import RowMapping, hashed, map_columns, rows_of
+from airflow_provider_zkmq.spark.source.options import SINK, WRITE, Options, SourceError
+from airflow_provider_zkmq.spark.source.writing import PartitionReport, Target, TaskWriter, WriteReport, check_place
 
 TYPES = {"size": OrderedEnum("small", "large"), "n": Integer(), "region": String()}
 TEXT, INT, LONG = types.StringType(), types.IntegerType(), types.LongType()
@@ -166,9 +162,9 @@ def test_rows_go_in_pieces_and_each_is_counted_once(tmp_path: Path, monkeypatch:
     at the most. What the engine refuses is told by row and column, also after rows with the same id.
     """
     options = Options.of({"hosts": f"textqueue://{tmp_path}"})
-    queue, calls, errors = loading.cached(options).queue("q"), [], []
+    queue, calls, errors = writing.cached(options).queue("q"), [], []
     queue.configure()
-    monkeypatch.setattr(loading, "cached", lambda _options: SimpleNamespace(queue=lambda _name: fake))
+    monkeypatch.setattr(writing, "cached", lambda _options: SimpleNamespace(queue=lambda _name: fake))
 
     def enqueue_new(messages: list[Message], **more: Any) -> NewTasks:
         calls.append(len(messages))
@@ -181,7 +177,7 @@ def test_rows_go_in_pieces_and_each_is_counted_once(tmp_path: Path, monkeypatch:
         return Target(options, "q", mapped(BASE)).load(iter([batch]))
 
     fake = SimpleNamespace(conf=queue.conf, enqueue_new=enqueue_new)
-    monkeypatch.setattr(loading, "PIECE_ROWS", 20)
+    monkeypatch.setattr(writing, "PIECE_ROWS", 20)
     ids = [f"t{n}" for n in range(30)]
     assert load(*ids, "t0", ids[-1]) == PartitionReport(0, 0, 32, 30, 2)
     assert calls == [20, 11]

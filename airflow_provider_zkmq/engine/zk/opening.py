@@ -23,8 +23,8 @@ from airflow_provider_zkmq.engine.zk.sync_driver import carry_out, execute
 # therefore interleave at operations and nowhere else. A watch's event only sets flags, from kazoo's thread.
 #
 # A call's `Patience` bounds all that it waits for, also for other calls; a wait takes its own time. However a call
-# ends, by an interrupt or by being cancelled too, the procedure is closed and nothing of ours is left with signals or with
-# kazoo.
+# ends, by an interrupt or by being cancelled too, the procedure is closed and nothing of ours is left with signals or
+# with kazoo.
 
 T = TypeVar("T")
 

@@ -16,13 +16,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
-from airflow_provider_zkmq.spark.answers import advice, failures, sections
-from airflow_provider_zkmq.spark.answers.archive import known
-from airflow_provider_zkmq.spark.answers.capacity import Target
+from airflow_provider_zkmq.spark.answers import advice, sections
+from airflow_provider_zkmq.spark.answers import sections as failures
+from airflow_provider_zkmq.spark.answers.capacity import Load, Target
 from airflow_provider_zkmq.spark.answers.frames import OTHERS, Frames, read
-from airflow_provider_zkmq.spark.answers.load import Load
-from airflow_provider_zkmq.spark.answers.page import page, render
-from airflow_provider_zkmq.spark.answers.tables import Row, Section, several
+from airflow_provider_zkmq.spark.answers.page import Row, Section, known, page, render, several
 from airflow_provider_zkmq.spark.session import spark_session
 
 #: More rows than these in a table nobody reads.

@@ -1,36 +1,163 @@
-"""The archive: runs of tasks that ended, to Parquet, each exactly once, whatever crashes in between.
-
-A queue that is archived says so (``configure(archive=True)``): its clean-up keeps what no archive holds, and runs that
-leave before are kept for the archive. An archive run covers the zxids after the last one's watermark up to that of a
-write of its own, and costs by what ended in between. It is staged, counted and renamed; then the manifest, which
-readers follow, is replaced; then the watermark is published in ZooKeeper, and only up to there does garbage collection
-delete. The manifest is thus never behind ZooKeeper. What a crashed run left is not in the manifest, so nobody reads it
-and the next run deletes it.
-"""
+"""The archive: runs of tasks that ended, to Parquet, each exactly once."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_zkmq.engine import (
+    AnyClient,
     AnyQueue,
     Archive,
+    Attempt,
     ConfigError,
     Ended,
+    Task,
     Unreadable,
+    Zkmq,
     ZkmqError,
     check_name,
 )
-from airflow_provider_zkmq.spark.history.manifest import Manifest, Part, exclusive, publish, read_manifest
-from airflow_provider_zkmq.spark.history.parts import stage, sweep
-from airflow_provider_zkmq.spark.history.rows import ENDED, SCHEMA, Connect, open_client, reader
+from airflow_provider_zkmq.spark.history.tables import Manifest, Part, exclusive, publish, read_manifest, stage, sweep
+from airflow_provider_zkmq.spark.source import options
+from airflow_provider_zkmq.spark.source.options import Options
+from airflow_provider_zkmq.spark.source.query import ATTEMPT, HISTORY, TIME, json_text
+
+# --- Archive rows: their schema, and how Spark's Python workers read them from ZooKeeper.
+
+#: How to reach ZooKeeper: the arguments of `Zkmq.connect`, a function that can be pickled and connects, or the options
+#: of the data source, by which credentials are looked up where the code runs.
+Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient] | Options
+
+#: So many whole tasks are in memory together.
+AT_ONCE: Final = 128
+SCHEMA: Final = (
+    "queue string, id string, state string, attempt int, priority int, filters map<string,string>, "
+    "metadata string, data binary, result binary, error string, consumer string, "
+    "enqueued_at timestamp, claimed_at timestamp, ended_at timestamp, wait_ms bigint, run_ms bigint, "
+    "day date, version bigint, "
+    f"history {HISTORY}, batch string, started_at timestamp"
+)
+#: What the workers are given: an engine's `Ended`.
+ENDED: Final = "id string, version bigint, place string"
+#: The columns that hold what a task says, by the same name.
+_AS_IT_IS: Final = ("id", "attempt", "priority", "data", "result", "error", "consumer", "version", "batch")
+_ARROW: Final = pa.schema(
+    [
+        ("queue", pa.string()),
+        ("id", pa.string()),
+        ("state", pa.string()),
+        ("attempt", pa.int32()),
+        ("priority", pa.int32()),
+        ("filters", pa.map_(pa.string(), pa.string())),
+        ("metadata", pa.string()),
+        ("data", pa.binary()),
+        ("result", pa.binary()),
+        ("error", pa.string()),
+        ("consumer", pa.string()),
+        ("enqueued_at", TIME),
+        ("claimed_at", TIME),
+        ("ended_at", TIME),
+        ("wait_ms", pa.int64()),
+        ("run_ms", pa.int64()),
+        ("day", pa.date32()),
+        ("version", pa.int64()),
+        ("history", pa.list_(ATTEMPT)),
+        ("batch", pa.string()),
+        ("started_at", TIME),
+    ]
+)
+
+
+def open_client(connect: Connect) -> AnyClient:
+    """Open a connection of its own that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
+    if isinstance(connect, Options):
+        return options.connect(connect)
+    return connect() if callable(connect) else Zkmq.connect(**{**connect, "gc": False})
+
+
+def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make the function for ``mapInArrow``, for Spark's Python workers: what ended in, whole rows out.
+
+    A run that is gone gives no row: the caller counts.
+    """
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with contextlib.ExitStack() as stack:
+            queue: AnyQueue | None = None
+            for batch in batches:
+                if queue is None and batch.num_rows:
+                    client = open_client(connect)
+                    stack.callback(client.close)
+                    queue = client.queue(name)
+                if queue is not None:
+                    yield from _read_batch(queue, batch)
+
+    return read
+
+
+def _read_batch(queue: AnyQueue, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    ended = [Ended(*values) for values in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+    for start in range(0, len(ended), AT_ONCE):
+        tasks = queue.read_ended(ended[start : start + AT_ONCE], parts=["data", "metadata", "result"])
+        yield pa.RecordBatch.from_pylist([row(queue.name, task) for task in tasks], schema=_ARROW)
+
+
+def row(queue: str, task: Task) -> dict[str, object]:
+    """Return a task as an archive row: times in UTC, spans in milliseconds of the server's clock."""
+    as_it_is = {name: getattr(task, name) for name in _AS_IT_IS}
+    return {
+        "queue": queue,
+        "state": str(task.state),
+        "filters": list(task.filters.items()),
+        "metadata": json_text(task.metadata),
+        **as_it_is,
+        **_times(task),
+        "history": [_attempt(attempt) for attempt in task.history],
+    }
+
+
+def _attempt(attempt: Attempt) -> dict[str, object]:
+    """A delivery that ended, of this run of the id or of an earlier one."""
+    started = None if attempt.started is None else _moment(attempt.started)
+    times = {"claimed_at": _moment(attempt.claimed), "started_at": started, "ended_at": _moment(attempt.ended)}
+    return {name: getattr(attempt, name) for name in ("number", "consumer", "outcome", "error")} | times
+
+
+def _times(task: Task) -> dict[str, object]:
+    """When a task was enqueued, claimed, begun and ended, and how long it waited and ran."""
+    ended, claimed, started = task.ended_ms or 0, task.claimed_ms, task.started_ms
+    return {
+        "enqueued_at": _moment(task.enqueued_ms),
+        "claimed_at": None if claimed is None else _moment(claimed),
+        "started_at": None if started is None else _moment(started),
+        "ended_at": _moment(ended),
+        "wait_ms": None if started is None else started - task.enqueued_ms,
+        "run_ms": None if started is None else ended - started,
+        "day": _moment(ended).date(),
+    }
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+# --- The archive: runs of tasks that ended, to Parquet, each exactly once, whatever crashes in between.
+#
+# A queue that is archived says so (``configure(archive=True)``): its clean-up keeps what no archive holds, and runs
+# that leave before are kept for the archive. An archive run covers the zxids after the last one's watermark up to
+# that of a write of its own, and costs by what ended in between. It is staged, counted and renamed; then the
+# manifest, which readers follow, is replaced; then the watermark is published in ZooKeeper, and only up to there
+# does garbage collection delete. The manifest is thus never behind ZooKeeper. What a crashed run left is not in the
+# manifest, so nobody reads it and the next run deletes it.
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.

@@ -16,21 +16,38 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.spark.history import hours
-from airflow_provider_zkmq.spark.history.depth import activity, joined, with_depth
-from airflow_provider_zkmq.spark.history.hours import CONSUMERS, HOUR_MS, HOURLY
-from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, Manifest, Part, publish, queue_of, read_manifest
-from airflow_provider_zkmq.spark.history.parts import (
+from airflow_provider_zkmq.spark.history import refining
+from airflow_provider_zkmq.spark.history.refining import (
+    CONSUMERS,
+    DAY_MS,
+    DELIVERIES,
+    HOUR_MS,
+    HOURLY,
+    RUNS,
+    activity,
+    day_of,
+    joined,
+    milliseconds,
+    names,
+    with_depth,
+)
+from airflow_provider_zkmq.spark.history.silver import check_behind, unseen
+from airflow_provider_zkmq.spark.history.tables import (
+    GOLD,
     GRACE,
+    SILVER,
+    Manifest,
+    Part,
     adopt,
     folders,
     load,
+    publish,
+    queue_of,
+    read_manifest,
     stage,
     sweep,
     without,
 )
-from airflow_provider_zkmq.spark.history.refining import DAY_MS, DELIVERIES, RUNS, day_of, milliseconds, names
-from airflow_provider_zkmq.spark.history.silver import check_behind, unseen
 
 #: The steps after which this may be interrupted, in order.
 STEPS: Final = ("staged hours", "staged consumers", "adopted", "published")
@@ -77,12 +94,12 @@ class _Silver:
     def runs(self, parts: list[Part] | tuple[Part, ...], since: str = "") -> DataFrame:
         """Runs that ended since a day, or since retention's."""
         paths = folders(self.home, parts, max(since, self.manifest.horizon))
-        return hours.moments_of_runs(load(self.spark, RUNS, paths, "ended_at"))
+        return refining.moments_of_runs(load(self.spark, RUNS, paths, "ended_at"))
 
     def deliveries(self, parts: list[Part] | tuple[Part, ...], since: str = "") -> DataFrame:
         """Deliveries that ended since a day, or since retention's, for each hour that they touch."""
         paths = folders(self.home, parts, max(since, self.manifest.horizon))
-        return hours.moments_of_deliveries(load(self.spark, DELIVERIES, paths, "ended_at"))
+        return refining.moments_of_deliveries(load(self.spark, DELIVERIES, paths, "ended_at"))
 
     def new_runs(self) -> DataFrame:
         return self.runs(unseen(self.manifest, self.watermark, "runs"))
@@ -92,7 +109,7 @@ class _Silver:
 
     def touched(self) -> DataFrame:
         """The classes and hours whose numbers the new rows change."""
-        return hours.touched(self.new_runs(), self.new_deliveries())
+        return refining.touched(self.new_runs(), self.new_deliveries())
 
     def span(self, touched: DataFrame) -> _Span | None:
         """The days of these hours that are kept; None where there are none."""
@@ -159,7 +176,7 @@ def _hourly(home: Path, gold: Manifest, silver: _Silver, span: _Span, touched: D
     since = span.iso[0]
     runs = silver.runs(silver.manifest.of("runs"), since)
     deliveries = silver.deliveries(silver.manifest.of("deliveries"), since)
-    computed = hours.class_hours(runs, deliveries, touched.where(f.col("hour") >= start))
+    computed = refining.class_hours(runs, deliveries, touched.where(f.col("hour") >= start))
     old = _old(home, gold, "hourly", HOURLY, span, silver.spark)
     happened = old.where(f.greatest(*activity()) > 0).join(touched, ["class", "hour"], "left_anti")
     numbers = [name for frame in computed for name in frame.columns]
@@ -184,7 +201,7 @@ def _carried(new: DataFrame, start: int) -> DataFrame:
 def _consumers(home: Path, gold: Manifest, silver: _Silver, span: _Span) -> DataFrame:
     touched = silver.new_deliveries().select("consumer", "hour").distinct().where(f.col("hour") >= span.hours[0])
     deliveries = silver.deliveries(silver.manifest.of("deliveries"), span.iso[0])
-    computed = hours.consumer_hours(deliveries, touched)
+    computed = refining.consumer_hours(deliveries, touched)
     old = _old(home, gold, "consumers", CONSUMERS, span, silver.spark).join(touched, ["consumer", "hour"], "left_anti")
     return computed.unionByName(old.select(computed.columns))
 
@@ -192,7 +209,7 @@ def _consumers(home: Path, gold: Manifest, silver: _Silver, span: _Span) -> Data
 def _old(home: Path, gold: Manifest, kind: str, schema: str, span: _Span, spark: SparkSession) -> DataFrame:
     """What gold has of these days, its hours being numbers."""
     frame = load(spark, schema, folders(home, gold.of(kind), *span.iso), "hour")
-    return frame.withColumn("hour", hours.hour_of(milliseconds("hour"))).drop("queue", "day")
+    return frame.withColumn("hour", refining.hour_of(milliseconds("hour"))).drop("queue", "day")
 
 
 def _spelt(rows: DataFrame, home: Path, schema: str) -> DataFrame:

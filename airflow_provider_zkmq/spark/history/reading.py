@@ -10,11 +10,9 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.spark.history.hours import CONSUMERS, HOURLY
-from airflow_provider_zkmq.spark.history.manifest import GOLD, SILVER, read_manifest
-from airflow_provider_zkmq.spark.history.parts import folders, iso, load
-from airflow_provider_zkmq.spark.history.refining import DELIVERIES, RUNS
-from airflow_provider_zkmq.spark.history.rows import SCHEMA
+from airflow_provider_zkmq.spark.history.bronze import SCHEMA
+from airflow_provider_zkmq.spark.history.refining import CONSUMERS, DELIVERIES, HOURLY, RUNS
+from airflow_provider_zkmq.spark.history.tables import GOLD, SILVER, folders, iso, load, read_manifest
 
 POINTS: Final = (0.5, 0.9, 0.99)
 

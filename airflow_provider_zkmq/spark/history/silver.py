@@ -17,17 +17,38 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from airflow_provider_zkmq.engine import ConfigError, ZkmqError
-from airflow_provider_zkmq.spark.history.manifest import SILVER, Manifest, Part, publish, read_manifest
-from airflow_provider_zkmq.spark.history.parts import GRACE, Staged, adopt, folders, load, stage, sweep
+from airflow_provider_zkmq.spark.history.bronze import SCHEMA
 from airflow_provider_zkmq.spark.history.refining import (
     DELIVERIES,
     KEY,
+    RUNS,
     day_of,
     deliveries_of,
     milliseconds,
     runs_of,
 )
-from airflow_provider_zkmq.spark.history.rows import SCHEMA
+from airflow_provider_zkmq.spark.history.tables import (
+    GOLD,
+    GRACE,
+    SILVER,
+    Manifest,
+    Part,
+    Staged,
+    adopt,
+    folders,
+    load,
+    publish,
+    read_manifest,
+    retire,
+    stage,
+    sweep,
+)
+
+# --- Silver: a row for each run and for each delivery, each once, made of the bronze parts that silver has not seen.
+#
+# Both kinds of a step's rows are published by one manifest. A delivery is told of by its run's row, and by the rows
+# of later runs of the same id: those that were claimed no later than the latest that silver holds are looked up
+# there.
 
 #: The steps after which this may be interrupted, in order.
 STEPS: Final = ("staged runs", "staged deliveries", "adopted", "published")
@@ -138,3 +159,84 @@ def _latest(staged: Staged, spark: SparkSession) -> int:
     rows = load(spark, DELIVERIES, staged.folders(), "ended_at")
     ((latest,),) = rows.agg(f.max(milliseconds("claimed_at"))).collect()
     return int(latest or 0)
+
+
+# --- Compaction: small parts that came one after the other become one, with a file for each day or so.
+#
+# The newest are merged, and an older one as long as it is no larger than twice what is merged with it: a row is
+# written again only a few times, however many parts come. Only what the next table has taken is merged. Gold needs
+# none: it has one file for each day.
+
+#: So many parts are left as they are, and one with so many rows for good.
+FEW: Final = 8
+LARGE: Final = 1_000_000
+_FILE_BYTES: Final = 256 << 20
+#: The steps after which this may be interrupted, in order, for each table.
+COMPACTING: Final = ("staged", "adopted", "published")
+_TABLES: Final = (("", "runs", SCHEMA, SILVER), (SILVER, "runs", RUNS, GOLD), (SILVER, "deliveries", DELIVERIES, GOLD))
+
+
+def compact(
+    home: Path,
+    spark: SparkSession,
+    *,
+    few: int = FEW,
+    grace: float = GRACE,
+    after: Callable[[str], None] = lambda _step: None,
+) -> int:
+    """Merge small parts of bronze and silver, in the queue's folder `home`, which the caller holds.
+
+    Returns how many parts were merged. What they were stays on the disk for `grace` seconds, for those who read it.
+    """
+    merged = 0
+    for table, kind, schema, following in _TABLES:
+        limit = read_manifest(home / following).watermark
+        merged += _merge(home / table, kind, schema, spark, limit, few, grace, after)
+    return merged
+
+
+def chosen(parts: tuple[Part, ...], few: int = FEW) -> list[Part]:
+    """The newest parts that are worth merging, in their order; none where they are few."""
+    group: list[Part] = []
+    rows = 0
+    for part in sorted(parts, key=lambda part: -part.last):
+        if part.rows >= LARGE or (group and part.rows > 2 * rows):
+            break
+        group.append(part)
+        rows += part.rows
+    return group[::-1] if len(group) >= few else []
+
+
+def _merge(
+    home: Path,
+    kind: str,
+    schema: str,
+    spark: SparkSession,
+    limit: int,
+    few: int,
+    grace: float,
+    after: Callable[[str], None],
+) -> int:
+    _, manifest = sweep(home, read_manifest(home), grace)
+    group = chosen(tuple(part for part in manifest.of(kind) if part.last <= limit), few)
+    if not group:
+        return 0
+    paths = folders(home, group)
+    rows = sum(part.rows for part in group)
+    frame = load(spark, schema, paths, "ended_at").repartition("day")
+    staged = stage(home, kind, frame, group[0].first, group[-1].last, per_file=_per_file(paths, rows))
+    if staged.part.rows != rows:
+        raise TableIncomplete(f"of {rows} rows of {home / kind} {staged.part.rows} were merged; run it again")
+    after("staged")
+    new = adopt([staged])
+    after("adopted")
+    kept = replace(manifest, runs=(*(part for part in manifest.runs if part not in group), *new))
+    publish(home, retire(kept, [part.path for part in group]))
+    after("published")
+    return len(group)
+
+
+def _per_file(paths: list[str], rows: int) -> int:
+    """How many rows make a file of a good size, going by what they take now."""
+    size = sum(file.stat().st_size for path in paths for file in Path(path).glob("*.parquet"))
+    return max(1, min(LARGE, rows * _FILE_BYTES // max(1, size)))

@@ -8,15 +8,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from airflow_provider_zkmq.spark.source.columns import schema
-from airflow_provider_zkmq.spark.source.errors import plainly
-from airflow_provider_zkmq.spark.source.options import SECRETS, Options
+from airflow_provider_zkmq.spark.source.options import SECRETS, Options, plainly
+from airflow_provider_zkmq.spark.source.query import schema
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.source.following import TaskStream
     from airflow_provider_zkmq.spark.source.reading import TaskReader
-    from airflow_provider_zkmq.spark.source.sink import TaskSink
-    from airflow_provider_zkmq.spark.source.writing import TaskWriter
+    from airflow_provider_zkmq.spark.source.writing import TaskSink, TaskWriter
 
 FORMAT = "zkmq"
 #: Spark shows no values of options whose names are like this.
@@ -73,7 +71,7 @@ class ZkmqDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TaskSink:  # noqa: N802  Spark's name
         """The writer of a stream."""
-        from airflow_provider_zkmq.spark.source.sink import TaskSink
+        from airflow_provider_zkmq.spark.source.writing import TaskSink
 
         with plainly():
             return TaskSink(schema, Options.of(self.options), overwrite)

@@ -10,8 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from airflow_provider_zkmq.spark.source import FORMAT, register
-from airflow_provider_zkmq.spark.source.errors import SourceError
-from airflow_provider_zkmq.spark.source.receipts import WriteReport
+from airflow_provider_zkmq.spark.source.options import SourceError
+from airflow_provider_zkmq.spark.source.writing import WriteReport
 
 
 def enqueue(df: DataFrame, queue: str, **options: object) -> WriteReport:

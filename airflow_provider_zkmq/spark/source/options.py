@@ -1,13 +1,48 @@
-"""The options of the data source: text, by names whose case does not matter, each checked once, at planning time."""
+"""The options of the data source, the way to ZooKeeper, its errors, and what executors need."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Collection, Mapping
+import importlib
+import os
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Self
+from pathlib import Path
+from typing import Any, Final, Self
 
-from airflow_provider_zkmq.spark.source.errors import SourceError
+from airflow_provider_zkmq import __version__
+from airflow_provider_zkmq.engine import AnyClient, ConfigError, Zkmq, ZkmqError, parse_duration
+from airflow_provider_zkmq.environment import environment_options
+
+# --- What users of the data source see where something is wrong: our message first, and no walk through Spark's code.
+
+#: Spark's Python workers say nothing but the error itself where this variable is set; they end after an error.
+_HIDE = "SPARK_HIDE_TRACEBACK"
+#: Spark starts its Python workers, and nobody else, with variables whose names begin so.
+_WORKER = "PYTHON_WORKER_FACTORY_"
+
+
+class SourceError(ZkmqError):
+    """What the data source refuses: an option, a column, a queue; or that ZooKeeper cannot be reached."""
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Raise what the engine raises inside as a `SourceError` whose text is all that Spark shows of it."""
+    try:
+        yield
+    except ZkmqError as error:
+        if any(name.startswith(_WORKER) for name in os.environ):
+            os.environ[_HIDE] = "1"
+        if isinstance(error, SourceError):
+            raise
+        raise SourceError(str(error)) from None
+
+
+# --- The options of the data source: text, by names whose case does not matter, each checked once, at planning time.
 
 #: How to reach ZooKeeper; every use of the data source takes these.
 CONNECTION: Final = ("hosts", "root", "conn_id", "connectTimeout", "requestTimeout")
@@ -98,3 +133,107 @@ class Options:
         if not text.isdecimal() or int(text) < least:
             raise SourceError(f"option {name} must be a whole number of at least {least}, not {text!r}")
         return int(text)
+
+
+# --- The way to ZooKeeper from wherever Spark runs code: no credentials come with it, they are looked up there.
+
+_CLIENTS: dict[tuple[int, str], AnyClient] = {}
+
+
+def connect(options: Options) -> AnyClient:
+    """Open a connection that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
+    return Zkmq.connect(**connection(options), gc=False)
+
+
+@contextmanager
+def opened(options: Options) -> Iterator[AnyClient]:
+    """A connection for the block."""
+    client = connect(options)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def cached(options: Options) -> AnyClient:
+    """This process's connection for such options, opened by the first who asks and left open.
+
+    Spark's Python workers read one partition after the other, each for itself.
+    """
+    key = os.getpid(), repr([options.text(name) for name in CONNECTION])
+    client = _CLIENTS.get(key)
+    if client is None or client.closed:
+        client = _CLIENTS[key] = connect(options)
+    return client
+
+
+def connection(options: Options) -> dict[str, Any]:
+    """The arguments of `Zkmq.connect`, with the credentials that are looked up here; never to be shown.
+
+    An option that is given wins over the Airflow connection and the environment.
+    """
+    conn_id, addressed = options.text("conn_id"), _addressed(options)
+    if conn_id is not None:
+        return _airflow_connection(conn_id) | addressed
+    return environment_options(addressed.get, _read_file) | addressed
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _addressed(options: Options) -> dict[str, Any]:
+    """What the options themselves say of the connection. Raises `ConfigError` for a time-out that is no duration."""
+    names = {name: text for name in ("hosts", "root") if (text := options.text(name)) is not None}
+    spans = {"connect_timeout": "connectTimeout", "request_timeout": "requestTimeout"}
+    times = {name: text for name, option in spans.items() if (text := options.text(option)) is not None}
+    return {**names, **{name: parse_duration(text) for name, text in times.items()}}
+
+
+def _airflow_connection(conn_id: str) -> dict[str, Any]:
+    """What Airflow, where this runs, knows as the connection `conn_id`. Raises `ConfigError` where there is none."""
+    try:
+        from airflow_provider_zkmq.hooks.connections import look_up_options
+    except ImportError as error:
+        raise ConfigError(f"conn_id {conn_id!r} cannot be looked up: Airflow is not installed here ({error})") from None
+    options = look_up_options(conn_id)
+    options.pop("queue")
+    return options
+
+
+# --- What executors need that have nothing of this installed: one zip for ``spark.submit.pyFiles``.
+
+#: What is shipped whole, in pure Python.
+_PACKAGES: Final = ("airflow_provider_zkmq", "kazoo")
+_LEFT_OUT: Final = frozenset({"__pycache__", "tests"})
+
+
+def py_files(folder: str | os.PathLike[str]) -> str:
+    """Write a zip with this package and kazoo into `folder`, for ``spark.submit.pyFiles``; returns its path.
+
+    Executors need besides what PySpark's own data sources need: pyarrow. Nothing of the zip imports pendulum, which is
+    no pure Python, unless it is asked for; Airflow has to be there only where the option ``conn_id`` is used.
+    Raises `SourceError` where a package is not installed as files.
+    """
+    target = Path(folder).absolute() / f"zkmq-{__version__}.zip"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in _PACKAGES:
+            home = _home(package)
+            for path in sorted(home.rglob("*")):
+                if path.is_file() and _LEFT_OUT.isdisjoint(path.relative_to(home).parts):
+                    archive.write(path, Path(package, path.relative_to(home)))
+    draft.replace(target)
+    return str(target)
+
+
+def _home(package: str) -> Path:
+    where = importlib.import_module(package).__file__
+    home = None if where is None else Path(where).parent
+    if home is None or not home.is_dir():
+        raise SourceError(f"{package} is at {where}, not in a folder: it cannot be put into a zip")
+    return home
