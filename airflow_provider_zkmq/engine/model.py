@@ -28,9 +28,9 @@ from airflow_provider_zkmq.engine.core.model.numbers import number_of_claims, op
 from airflow_provider_zkmq.engine.core.model.outcomes import Success
 from airflow_provider_zkmq.engine.core.model.paths import check_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import dump, load
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, as_selector, choose
 from airflow_provider_zkmq.engine.core.model.states import ENDED, FAILED, State, derive_status
+from airflow_provider_zkmq.engine.core.model.stored import dump, load
 from airflow_provider_zkmq.engine.core.model.waits import WaitFor, wait_event
 from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST
 from airflow_provider_zkmq.engine.core.reading.columns import checked_columns

@@ -13,8 +13,9 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.readahead import ReadAhead
 from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
-from airflow_provider_zkmq.engine.core.model.records import TaskState, load
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.stored import load
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, unless_corrupt

@@ -10,7 +10,7 @@ from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import load
+from airflow_provider_zkmq.engine.core.model.stored import load
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.reading.claims import check_token, current_claim
 from airflow_provider_zkmq.engine.core.reading.existence import unless_missing

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from airflow_provider_zkmq.engine.core.model.buckets import bucket_of
 from airflow_provider_zkmq.engine.core.model.paths import check_name, entry_name, entry_task
-from airflow_provider_zkmq.engine.core.model.records import TaskState, dump, load
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.stored import dump, load
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 _NUMBERS: Final = ("version", "enqueued", "ended")

@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.fields import FIELDS, SPAN, Attempt, slim
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.stored import UNREADABLE, corrupt_unless_read, dump, load, spell, stored
+from airflow_provider_zkmq.engine.core.model.stored import UNREADABLE, corrupt_unless_read, load, spell, stored
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ __all__ = [
     "Times",
     "claimed_before",
     "clip",
-    "dump",
-    "load",
     "load_claim",
     "load_fields",
     "load_span",

@@ -9,8 +9,9 @@ from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.notes import taken_ahead
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import TaskState, load, load_claim
+from airflow_provider_zkmq.engine.core.model.records import TaskState, load_claim
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.stored import load
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.protocol.writes import Outcome
 from airflow_provider_zkmq.engine.core.reading.existence import unless_missing

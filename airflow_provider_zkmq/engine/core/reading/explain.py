@@ -9,9 +9,9 @@ from typing import Any
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model import checks
 from airflow_provider_zkmq.engine.core.model.conf import Conf
-from airflow_provider_zkmq.engine.core.model.records import load
 from airflow_provider_zkmq.engine.core.model.selectors import parse_selector
 from airflow_provider_zkmq.engine.core.model.states import State, Status
+from airflow_provider_zkmq.engine.core.model.stored import load
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.clock import server_time
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf

@@ -12,9 +12,10 @@ from airflow_provider_zkmq.engine.core.model.letters import Letter
 from airflow_provider_zkmq.engine.core.model.moments import moment_of, optional_moment_of
 from airflow_provider_zkmq.engine.core.model.numbers import optional_whole_number
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, claimed_before, load, load_claim
+from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, claimed_before, load_claim
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State, Status, derive_status
+from airflow_provider_zkmq.engine.core.model.stored import load
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.reading.chosen import chosen
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import load
+from airflow_provider_zkmq.engine.core.model.stored import load
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading.counts import task_ids
 from airflow_provider_zkmq.engine.core.reading.nodes import Record, chunked, read_records

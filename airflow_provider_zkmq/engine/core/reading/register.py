@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model import checks
-from airflow_provider_zkmq.engine.core.model.records import load
+from airflow_provider_zkmq.engine.core.model.stored import load
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Node, Procedure
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
 from airflow_provider_zkmq.engine.core.reading.nodes import list_children, read_nodes, unless_corrupt

@@ -15,9 +15,10 @@ from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.filters import FilterTypes
 from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
 from airflow_provider_zkmq.engine.core.model.numbers import whole_number
-from airflow_provider_zkmq.engine.core.model.records import load, load_fields
+from airflow_provider_zkmq.engine.core.model.records import load_fields
 from airflow_provider_zkmq.engine.core.model.selectors import Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.stored import load
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.reading.columns import COLUMNS, Plan, Row, checked_columns
 from airflow_provider_zkmq.engine.core.reading.configuration import read_conf

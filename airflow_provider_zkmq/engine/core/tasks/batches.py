@@ -14,7 +14,7 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import Duration
 from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.model.stored import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Signal, Stat, Sync
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries

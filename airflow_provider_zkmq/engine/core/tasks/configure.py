@@ -10,8 +10,8 @@ from airflow_provider_zkmq.engine.core.model.durations import Duration, interval
 from airflow_provider_zkmq.engine.core.model.filters import FilterType, check_types, encode_types
 from airflow_provider_zkmq.engine.core.model.numbers import whole_number
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import dump
 from airflow_provider_zkmq.engine.core.model.shown import shown
+from airflow_provider_zkmq.engine.core.model.stored import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Ops

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.stored import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at
 from airflow_provider_zkmq.engine.core.protocol.tries import Tries

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
-from airflow_provider_zkmq.engine.core.model.records import clip, dump
+from airflow_provider_zkmq.engine.core.model.records import clip
+from airflow_provider_zkmq.engine.core.model.stored import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Failure, Ops, SetData, WriteOp

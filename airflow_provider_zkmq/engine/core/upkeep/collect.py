@@ -18,7 +18,7 @@ from airflow_provider_zkmq.engine.core.model.buckets import BUCKET_MS, bucket_st
 from airflow_provider_zkmq.engine.core.model.conf import Conf
 from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds
 from airflow_provider_zkmq.engine.core.model.paths import entry_task
-from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.model.stored import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Procedure, Stat
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, Outcome, SetData
 from airflow_provider_zkmq.engine.core.reading.clock import tick

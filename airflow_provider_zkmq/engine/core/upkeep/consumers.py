@@ -7,8 +7,9 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.memory.claims import Claimed
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.memory.register import Consumer
-from airflow_provider_zkmq.engine.core.model.records import TaskState, dump
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.stored import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, Ops, Outcome, SetData

@@ -8,7 +8,7 @@ for the client's whole life: one that is found while none of its threads cleans 
 from __future__ import annotations
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.model.stored import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, Outcome

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.conf import Conf
-from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.model.stored import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Pipeline, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
 from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Failure, Multi, SetData

@@ -10,7 +10,7 @@ from functools import partial
 
 from airflow_provider_zkmq.engine.core.memory.context import Context
 from airflow_provider_zkmq.engine.core.model.buckets import index_path
-from airflow_provider_zkmq.engine.core.model.records import dump
+from airflow_provider_zkmq.engine.core.model.stored import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Node, Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.nodes import read_nodes, unless_corrupt

@@ -17,8 +17,9 @@ from airflow_provider_zkmq.engine.core.memory.slots import OpenSegment
 from airflow_provider_zkmq.engine.core.model.lanes import Lane
 from airflow_provider_zkmq.engine.core.model.notes import claim_note, consumer_note
 from airflow_provider_zkmq.engine.core.model.paths import SEPARATOR
-from airflow_provider_zkmq.engine.core.model.records import TaskState, Times, claimed_before, clip, dump, replace
+from airflow_provider_zkmq.engine.core.model.records import TaskState, Times, claimed_before, clip, replace
 from airflow_provider_zkmq.engine.core.model.states import Event, State, step
+from airflow_provider_zkmq.engine.core.model.stored import dump
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Failure, Ops, SetData, WriteOp
 from airflow_provider_zkmq.engine.core.reading.configuration import known_conf
