@@ -7,34 +7,47 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
     from airflow_provider_zkmq.engine.connect import AnyClaim, AnyClient, AnyQueue, Zkmq
-    from airflow_provider_zkmq.engine.core.model.conditions import Condition
-    from airflow_provider_zkmq.engine.core.model.durations import Duration, parse_duration, spell_duration
-    from airflow_provider_zkmq.engine.core.model.filters import (
+    from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, idempotency_series
+    from airflow_provider_zkmq.engine.core.model.names import check_name
+    from airflow_provider_zkmq.engine.core.model.policy import (
+        ConsumeOnce,
+        ConsumeTimes,
+        Error,
+        Retry,
+        RetryPolicy,
+        Snooze,
+        Success,
+    )
+    from airflow_provider_zkmq.engine.core.model.records import Attempt, Ended, Unreadable
+    from airflow_provider_zkmq.engine.core.model.selectors import (
+        AllOf,
+        AnyOf,
+        Condition,
         FilterType,
         FilterTypes,
         Integer,
         OrderedEnum,
+        Selector,
         String,
+        parse_selector,
         parse_type,
     )
-    from airflow_provider_zkmq.engine.core.model.letters import Ended, Unreadable
-    from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, idempotency_series
-    from airflow_provider_zkmq.engine.core.model.moments import Moment, parse_moment
-    from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
-    from airflow_provider_zkmq.engine.core.model.paths import check_name
-    from airflow_provider_zkmq.engine.core.model.policy import ConsumeOnce, ConsumeTimes, RetryPolicy
-    from airflow_provider_zkmq.engine.core.model.records import Attempt
-    from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, Selector, parse_selector
     from airflow_provider_zkmq.engine.core.model.states import State, Status
-    from airflow_provider_zkmq.engine.core.model.waits import WaitFor, wait_event
-    from airflow_provider_zkmq.engine.core.reading.archiving import Archive
-    from airflow_provider_zkmq.engine.core.reading.explain import ConsumerVerdict, Explanation
-    from airflow_provider_zkmq.engine.core.reading.inspect import Task
-    from airflow_provider_zkmq.engine.core.reading.register import Consumer
-    from airflow_provider_zkmq.engine.core.reading.scanning import Scanned
-    from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
-    from airflow_provider_zkmq.engine.core.reading.trees import Part, Znode
-    from airflow_provider_zkmq.engine.core.reading.trimmed import Trimmed
+    from airflow_provider_zkmq.engine.core.model.time import (
+        Duration,
+        Moment,
+        WaitFor,
+        parse_duration,
+        parse_moment,
+        spell_duration,
+        wait_event,
+    )
+    from airflow_provider_zkmq.engine.core.read.configuration import Consumer, QueueConf, Trimmed
+    from airflow_provider_zkmq.engine.core.read.explain import ConsumerVerdict, Explanation
+    from airflow_provider_zkmq.engine.core.read.inspect import Task
+    from airflow_provider_zkmq.engine.core.read.nodes import Part, Znode
+    from airflow_provider_zkmq.engine.core.read.scan import Scanned
+    from airflow_provider_zkmq.engine.core.read.server_clock import Archive
     from airflow_provider_zkmq.engine.core.tasks.batches import Batch
     from airflow_provider_zkmq.engine.errors import (
         AccessDenied,
@@ -71,29 +84,78 @@ if TYPE_CHECKING:
 
 #: The public names by the modules that hold them.
 _HOME = {
-    "connect": ("AnyClaim", "AnyClient", "AnyQueue", "Zkmq"),
-    "config": ("ConnectionConfig", "Tls"),
-    "core.model.conditions": ("Condition",),
-    "core.model.durations": ("Duration", "parse_duration", "spell_duration"),
-    "core.model.filters": ("FilterType", "FilterTypes", "Integer", "OrderedEnum", "String", "parse_type"),
-    "core.model.moments": ("Moment", "parse_moment"),
-    "core.model.outcomes": ("Error", "Retry", "Snooze", "Success"),
-    "core.model.paths": ("check_name",),
-    "core.model.policy": ("ConsumeOnce", "ConsumeTimes", "RetryPolicy"),
-    "core.model.messages": ("Message", "NewTasks", "idempotency_series"),
-    "core.model.letters": ("Ended", "Unreadable"),
-    "core.model.records": ("Attempt",),
-    "core.model.selectors": ("AllOf", "AnyOf", "Selector", "parse_selector"),
-    "core.model.states": ("State", "Status"),
-    "core.model.waits": ("WaitFor", "wait_event"),
-    "core.reading.archiving": ("Archive",),
-    "core.reading.explain": ("ConsumerVerdict", "Explanation"),
-    "core.reading.inspect": ("Task",),
-    "core.reading.register": ("Consumer",),
-    "core.reading.scanning": ("Scanned",),
-    "core.reading.settings": ("QueueConf",),
-    "core.reading.trees": ("Part", "Znode"),
-    "core.reading.trimmed": ("Trimmed",),
+    "connect": (
+        "AnyClaim",
+        "AnyClient",
+        "AnyQueue",
+        "Zkmq",
+    ),
+    "config": (
+        "ConnectionConfig",
+        "Tls",
+    ),
+    "core.model.selectors": (
+        "AllOf",
+        "AnyOf",
+        "Condition",
+        "FilterType",
+        "FilterTypes",
+        "Integer",
+        "OrderedEnum",
+        "Selector",
+        "String",
+        "parse_selector",
+        "parse_type",
+    ),
+    "core.model.time": (
+        "Duration",
+        "Moment",
+        "WaitFor",
+        "parse_duration",
+        "parse_moment",
+        "spell_duration",
+        "wait_event",
+    ),
+    "core.model.policy": (
+        "ConsumeOnce",
+        "ConsumeTimes",
+        "Error",
+        "Retry",
+        "RetryPolicy",
+        "Snooze",
+        "Success",
+    ),
+    "core.model.names": ("check_name",),
+    "core.model.messages": (
+        "Message",
+        "NewTasks",
+        "idempotency_series",
+    ),
+    "core.model.records": (
+        "Attempt",
+        "Ended",
+        "Unreadable",
+    ),
+    "core.model.states": (
+        "State",
+        "Status",
+    ),
+    "core.read.server_clock": ("Archive",),
+    "core.read.explain": (
+        "ConsumerVerdict",
+        "Explanation",
+    ),
+    "core.read.inspect": ("Task",),
+    "core.read.configuration": (
+        "Consumer",
+        "QueueConf",
+        "Trimmed",
+    ),
+    "core.read.scan": ("Scanned",),
+    "core.read.nodes": (
+        "Part",
+        "Znode",
+    ),
     "core.tasks.batches": ("Batch",),
     "errors": (
         "AccessDenied",
@@ -118,15 +180,32 @@ _HOME = {
         "WaitTimeout",
         "ZkmqError",
     ),
-    "fronts.aqueue": ("AsyncClaim", "AsyncQueue"),
-    "fronts.loops": ("AsyncClaims", "Claims"),
+    "fronts.aqueue": (
+        "AsyncClaim",
+        "AsyncQueue",
+    ),
+    "fronts.loops": (
+        "AsyncClaims",
+        "Claims",
+    ),
     "fronts.client": ("AsyncZkmq",),
-    "fronts.queue": ("Claim", "Queue"),
-    "fronts.transaction": ("AsyncUnitOfWork", "UnitOfWork"),
+    "fronts.queue": (
+        "Claim",
+        "Queue",
+    ),
+    "fronts.transaction": (
+        "AsyncUnitOfWork",
+        "UnitOfWork",
+    ),
     "model": ("MAX_PAYLOAD",),
-    "working.aworker": ("AsyncWorker",),
-    "working.handling": ("Running", "RunningAsync"),
-    "working.monitoring": ("Monitor", "Poll", "monitor"),
+    "working.async_worker": ("AsyncWorker",),
+    "working.handling": (
+        "Monitor",
+        "Poll",
+        "Running",
+        "RunningAsync",
+        "monitor",
+    ),
     "working.worker": ("Worker",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

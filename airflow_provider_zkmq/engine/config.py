@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.model.durations import seconds
-from airflow_provider_zkmq.engine.core.model.paths import check_root
+from airflow_provider_zkmq.engine.core.model.names import check_root
+from airflow_provider_zkmq.engine.core.model.time import seconds
 from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT
 

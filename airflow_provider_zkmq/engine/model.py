@@ -7,42 +7,47 @@ below `engine` may change its place.
 
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.model.durations import (
-    Duration,
-    lock_seconds,
-    optional_seconds,
-    parse_duration,
-    seconds,
+from airflow_provider_zkmq.engine.core.model.codec import (
+    dump,
+    load,
+    number_of_claims,
+    optional_whole_number,
+    whole_number,
 )
-from airflow_provider_zkmq.engine.core.model.filters import (
+from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, encode_data, encode_metadata, keyed
+from airflow_provider_zkmq.engine.core.model.names import check_name
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy, Success
+from airflow_provider_zkmq.engine.core.model.selectors import (
+    FilterMethod,
     FilterType,
     FilterTypes,
+    Selector,
+    as_selector,
     check_types,
+    choose,
     decode_types,
     encode_types,
     parse_filters,
 )
-from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, encode_data, encode_metadata, keyed
-from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
-from airflow_provider_zkmq.engine.core.model.numbers import number_of_claims, optional_whole_number, whole_number
-from airflow_provider_zkmq.engine.core.model.outcomes import Success
-from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, as_selector, choose
 from airflow_provider_zkmq.engine.core.model.states import ENDED, FAILED, State, derive_status
-from airflow_provider_zkmq.engine.core.model.stored import dump, load
-from airflow_provider_zkmq.engine.core.model.waits import WaitFor, wait_event
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST
-from airflow_provider_zkmq.engine.core.reading.columns import checked_columns
-from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS
-from airflow_provider_zkmq.engine.core.reading.counts import as_state
-from airflow_provider_zkmq.engine.core.reading.following import OnChange
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
-from airflow_provider_zkmq.engine.core.reading.many import checked_ids
-from airflow_provider_zkmq.engine.core.reading.scanning import Scanned
-from airflow_provider_zkmq.engine.core.reading.settings import QueueConf
-from airflow_provider_zkmq.engine.core.reading.trees import PARTS, Part, checked_parts
-from airflow_provider_zkmq.engine.core.reading.wait import OnProgress, not_reached
+from airflow_provider_zkmq.engine.core.model.time import (
+    Duration,
+    Moment,
+    WaitFor,
+    lock_seconds,
+    optional_milliseconds,
+    optional_seconds,
+    parse_duration,
+    seconds,
+    wait_event,
+)
+from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
+from airflow_provider_zkmq.engine.core.read.configuration import ORDERS, QueueConf
+from airflow_provider_zkmq.engine.core.read.counts import as_state
+from airflow_provider_zkmq.engine.core.read.inspect import Task, checked_columns, checked_ids
+from airflow_provider_zkmq.engine.core.read.nodes import PARTS, Part, checked_parts
+from airflow_provider_zkmq.engine.core.read.scan import Scanned
+from airflow_provider_zkmq.engine.core.read.wait import OnChange, OnProgress, not_reached
 
 #: The largest payload and metadata, or result, of a task in bytes: the rest of a request is for its record.
 MAX_PAYLOAD: Final = MAX_REQUEST - 20_000

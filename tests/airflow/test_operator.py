@@ -13,7 +13,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
-from airflow_provider_zkmq.engine.core.tasks import enqueue_new
+from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from tests.airflow.conftest import deferral, enqueuing, finish, instance, kill
 
@@ -116,8 +116,8 @@ def test_an_error_shows_no_payload(queue, context, subtests):
 
 def test_what_a_message_asks_for(queue, context, monkeypatch):
     """Lock, policy and update of a mapping arrive in the task, as values or as the texts that templates make."""
-    prepared = Mock(wraps=enqueue_new.prepare_new)
-    monkeypatch.setattr(enqueue_new, "prepare_new", prepared)
+    prepared = Mock(wraps=enqueue.prepare_new)
+    monkeypatch.setattr(enqueue, "prepare_new", prepared)
     plain = {"data": "a", "priority": 1, "lock": 30, "policy": {"attempts": 2}}
     changed = {"data": "new", "task_id": queue.enqueue("old", priority=-1), "update": "true"}
     enqueuing(messages=[plain, {"data": "b", "lock": "7", "requeue": "False"}, changed]).execute(context)

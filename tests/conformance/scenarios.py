@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from airflow_provider_zkmq.engine.core.protocol.ops import (
+    MAX_REQUEST,
+    Check,
     Children,
+    Create,
     CreateContainer,
+    Delete,
     Exists,
     Get,
     GetMany,
+    Multi,
     Pipeline,
     Post,
-    Sync,
-)
-from airflow_provider_zkmq.engine.core.protocol.writes import (
-    MAX_REQUEST,
-    Check,
-    Create,
-    Delete,
-    Multi,
     SetData,
+    Sync,
     WriteOp,
 )
 from tests.conformance.world import World, scenario

@@ -6,8 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.ops import CreateContainer, Exists, Op, Pipeline, Post, Sync
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Create,
+    CreateContainer,
+    Delete,
+    Exists,
+    Multi,
+    Op,
+    Pipeline,
+    Post,
+    Sync,
+)
 from airflow_provider_zkmq.engine.zk.opening import open_session, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.simulation.zookeeper import Ensemble

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, CreateContainer, Exists, Get, GetMany, Sync
-from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Delete, SetData
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Check,
+    Children,
+    Create,
+    CreateContainer,
+    Delete,
+    Exists,
+    Get,
+    GetMany,
+    SetData,
+    Sync,
+)
 from tests.conformance.world import World, scenario
 
 

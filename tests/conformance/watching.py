@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Sync, Watch
-from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Delete, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Check,
+    Children,
+    Create,
+    Delete,
+    Exists,
+    Get,
+    GetMany,
+    SetData,
+    Sync,
+    Watch,
+    WriteOp,
+)
 from tests.conformance.world import Actor, World, scenario
 
 WATCHED: dict[str, Callable[[str, Watch], Get | Exists | Children]] = {

@@ -6,14 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Node, Op, Post, Stat, Sync, Watch
-from airflow_provider_zkmq.engine.core.protocol.writes import (
+from airflow_provider_zkmq.engine.core.protocol.ops import (
     Check,
     Create,
     Delete,
     Multi,
+    Node,
+    Op,
     Outcome,
+    Post,
     SetData,
+    Stat,
+    Sync,
+    Watch,
     WriteOp,
 )
 from tests.conformance.servers import Client, Server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from airflow_provider_zkmq.engine import Message
-from airflow_provider_zkmq.engine.core.model.buckets import bucket_of, index_path
+from airflow_provider_zkmq.engine.core.model.names import bucket_of, index_path
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.fronts.queue import Queue

@@ -34,7 +34,7 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.core.upkeep.lock import give_lock_back, take_lock
+from airflow_provider_zkmq.engine.core.maintenance.consumers import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.zk import session
 from airflow_provider_zkmq.engine.zk.opening import run
 from tests.certificates import Authority, Pem

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncZkmq, Message, Queue, String, Zkmq
-from airflow_provider_zkmq.engine.core.reading.configuration import fresh_conf
+from airflow_provider_zkmq.engine.core.read.configuration import fresh_conf
 from tests.integration.clients import clients, spent
 from tests.integration.conftest import started, taken, waits
 from tests.support import eventually, fresh_root

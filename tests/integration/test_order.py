@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from airflow_provider_zkmq.engine import AnyOf, Claim, ConsumeTimes, Message, Queue, String, Zkmq
-from airflow_provider_zkmq.engine.core.model.lanes import SEGMENT_ENTRIES
+from airflow_provider_zkmq.engine.core.model.names import SEGMENT_ENTRIES
 from tests.integration.clients import clients, end_session, together
 from tests.integration.conftest import taken
 from tests.support import eventually

@@ -17,8 +17,16 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Queue, Unavailable, Zkmq
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, EnsureRoot, Get, Pipeline, Reconnect, Sync
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Children,
+    Create,
+    EnsureRoot,
+    Get,
+    Multi,
+    Pipeline,
+    Reconnect,
+    Sync,
+)
 from airflow_provider_zkmq.engine.zk.opening import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.faulty import Faulty, Hold, Once, is_multi

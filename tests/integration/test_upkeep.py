@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.protocol.ops import Wait
-from airflow_provider_zkmq.engine.core.upkeep import lock
 from airflow_provider_zkmq.engine.fronts import client
 from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected
@@ -106,7 +106,7 @@ def test_a_clean_up_that_does_not_end_holds_up_no_close(
     q, entered = overdue(zk, f"{root}/q", "q"), list[Any]()
 
     def stuck(context: Any) -> Any:
-        assert (yield from lock.take_lock(context))
+        assert (yield from consumers.take_lock(context))
         entered.append(context.run.new_signal())
         yield Wait(entered[0], 0, 600)
 

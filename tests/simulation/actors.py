@@ -8,26 +8,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.claiming import by_id, claim, over, ready, take
-from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on
-from airflow_provider_zkmq.engine.core.memory.claims import Caller
-from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.claim import by_id, candidates, claim, ready
+from airflow_provider_zkmq.engine.core.claim import by_id as over
+from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on
+from airflow_provider_zkmq.engine.core.client.claims import Caller
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
 from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
-from airflow_provider_zkmq.engine.core.reading.claims import current_claim
-from airflow_provider_zkmq.engine.core.tasks import (
-    beginning,
-    configure,
-    departing,
-    holding,
-    operate,
-    putting,
-    settle,
-    transaction,
-)
+from airflow_provider_zkmq.engine.core.read.leases import current_claim
+from airflow_provider_zkmq.engine.core.tasks import admin, configure, deferred_completions, holding, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import holding as beginning
+from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome, settle_outcome
-from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TransportError
 from tests.simulation.history import BOUNDED_LEASE, MOST_LEASES
 from tests.simulation.parts import Call, Client, Pause
@@ -38,7 +32,7 @@ from tests.simulation.world import World
 def claiming(client: Client, *, lease: float | None, selector: str | None, timeout: float, queue: str = "q") -> Call:
     """A claim."""
     chosen = EVERYTHING if selector is None else as_selector(selector).bind(TYPES)
-    wanted = take.Wanted(chosen, lease)
+    wanted = candidates.Wanted(chosen, lease)
     context = client.context(queue)
     about = {"queue": queue, "selector": selector or "everything", "wanted": wanted, "types": TYPES}
     return Call("claim", claim.claim(context, wanted, timeout), about, timeout)
@@ -76,7 +70,7 @@ def watcher(client: Client, rand: random.Random, rounds: int) -> Program:
 
 def claiming_by_id(client: Client, task: str, *, lease: float | None, attempt: int | None, ahead: bool = False) -> Call:
     """A claim of one task, and of its delivery of that number; `ahead`: it is handled later."""
-    wanted, context = take.Wanted(EVERYTHING, lease, "all" if ahead else False), client.context()
+    wanted, context = candidates.Wanted(EVERYTHING, lease, "all" if ahead else False), client.context()
 
     def one() -> Generator[Any, Any, Any]:
         claims = yield from by_id.claim_by_id(context, wanted, task, attempt)
@@ -292,7 +286,9 @@ def put_down(client: Client, claimed: Any, rand: random.Random) -> None:
 
     if isinstance(outcome, Snooze):
         client.begun.discard((claimed.task_id, claimed.token))
-    departing.settle_later(context, claimed, partial(settle_by_outcome, context, claimed, outcome, progress), told)
+    deferred_completions.settle_later(
+        context, claimed, partial(settle_by_outcome, context, claimed, outcome, progress), told
+    )
 
 
 def consumer(client: Client, rand: random.Random, rounds: int, *, patience: float = 2.0) -> Program:
@@ -404,12 +400,12 @@ def operator(client: Client, rand: random.Random, rounds: int, world: World) -> 
             ["cancel", "cancel", "redrive", "redrive_many", "replace", "drop", "pause", "unlock", "revoke"]
         )
         make: dict[str, Any] = {
-            "cancel": lambda task=task: operate.cancel(context, task),
-            "redrive": lambda task=task, version=version: operate.redrive(context, task, version),
-            "redrive_many": lambda tasks=tasks: operate.redrive_many(context, tasks),
-            "replace": lambda task=task, version=version: operate.replace_data(context, task, b"new", version),
-            "drop": lambda task=task, version=version: operate.drop(context, task, version),
-            "revoke": lambda task=task, version=version: operate.revoke(context, task, "e", version=version),
+            "cancel": lambda task=task: admin.cancel(context, task),
+            "redrive": lambda task=task, version=version: admin.redrive(context, task, version),
+            "redrive_many": lambda tasks=tasks: admin.redrive_many(context, tasks),
+            "replace": lambda task=task, version=version: admin.replace_data(context, task, b"new", version),
+            "drop": lambda task=task, version=version: admin.drop(context, task, version),
+            "revoke": lambda task=task, version=version: admin.revoke(context, task, "e", version=version),
             "pause": lambda: configure.pause(context),
             "unlock": lambda: configure.configure(context, lock=0),
         }
@@ -429,7 +425,7 @@ def editor(client: Client, rand: random.Random, rounds: int, world: World) -> Pr
     for _ in range(12 * rounds):
         yield Pause(rand.choice([0, 0, 0.005]))
         for task in rand.sample(tasks := world.zk.leader.names(context.paths.at("tasks")), min(1, len(tasks))):
-            yield Call("replace", operate.replace_data(context, task, b"new"))
+            yield Call("replace", admin.replace_data(context, task, b"new"))
 
 
 def transactor(client: Client, rand: random.Random, rounds: int) -> Program:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.model.letters import parse_letter
-from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.codec import load
+from airflow_provider_zkmq.engine.core.model.records import TaskState, parse_letter
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.model.stored import load
-from airflow_provider_zkmq.engine.core.protocol.writes import Create
+from airflow_provider_zkmq.engine.core.protocol.ops import Create
 from tests.simulation.parts import Call, Violation
 
 Key = tuple[str, str]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.paths import entry_task
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.model.names import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
-from airflow_provider_zkmq.engine.core.protocol.writes import Check, Create, Delete, Multi, SetData
+from airflow_provider_zkmq.engine.core.protocol.ops import Check, Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
-from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
+from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from tests.simulation.changes import judge_change
 from tests.simulation.ended import Book, may_be_gone
 from tests.simulation.marks import Marks

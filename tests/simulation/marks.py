@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from airflow_provider_zkmq.engine.core.model.notes import taken_ahead
+from airflow_provider_zkmq.engine.core.model.names import taken_ahead
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi, SetData
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Multi, SetData
 from tests.simulation.parts import Client, Violation
 
 Key: TypeAlias = tuple[str, str]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.maintenance.rescue import in_debt
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement
-from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt
-from airflow_provider_zkmq.engine.core.writing.record import KEPT_NONCES
+from airflow_provider_zkmq.engine.core.write.record import KEPT_NONCES
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     CorruptRecord,

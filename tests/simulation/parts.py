@@ -9,12 +9,20 @@ from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
-from airflow_provider_zkmq.engine.core.model.paths import Paths
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, GetMany, Node, Wait, Watch
-from airflow_provider_zkmq.engine.core.protocol.seats import Seats
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
+from airflow_provider_zkmq.engine.core.client.context import Context, Runtime
+from airflow_provider_zkmq.engine.core.model.names import Paths
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Children,
+    Exists,
+    Get,
+    GetMany,
+    Multi,
+    Node,
+    Outcome,
+    Seats,
+    Wait,
+    Watch,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -8,10 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.reading import wait
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, enqueue_new, enqueueing, several_writers
+from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum
+from airflow_provider_zkmq.engine.core.read import wait
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue
+from airflow_provider_zkmq.engine.core.tasks import enqueue as enqueue_new
+from airflow_provider_zkmq.engine.core.tasks import enqueue as enqueueing
+from airflow_provider_zkmq.engine.core.tasks import enqueue as several_writers
 from airflow_provider_zkmq.engine.errors import TransportError
 from tests.simulation.parts import Call, Client, Pause
 

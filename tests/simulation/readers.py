@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from airflow_provider_zkmq.engine.core.reading import archiving, log, runs
+from airflow_provider_zkmq.engine.core.read import completion_log, server_clock
 from airflow_provider_zkmq.engine.core.tasks import configure
 from tests.simulation.parts import Call, Client, Pause
 from tests.simulation.producers import Program
@@ -16,12 +16,12 @@ def archiver(client: Client, rand: random.Random, rounds: int) -> Program:
     context = client.context()
     for _ in range(3 * rounds):
         yield Pause(rand.choice([0.3, 2.0, 20.0]))
-        mark = yield Call("archive", archiving.archive(context))
-        until = yield Call("zxid", archiving.zxid(context))
+        mark = yield Call("archive", server_clock.archive(context))
+        until = yield Call("zxid", server_clock.zxid(context))
         if mark is None or until is None or not (mark.ok and until.ok) or mark.value.version is None:
             continue
         span = {"queue": "q", "after": mark.value.watermark, "until": until.value}
-        ended = yield Call("ended_between", log.ended_between(context, span["after"], span["until"]), span)
+        ended = yield Call("ended_between", completion_log.ended_between(context, span["after"], span["until"]), span)
         if ended is not None and ended.ok:
             reached = replace(mark.value, watermark=until.value)
             yield Call("publish", configure.publish_archive(context, reached))
@@ -33,15 +33,15 @@ def follower(client: Client, rand: random.Random, rounds: int) -> Program:
     for _ in range(rounds):
         yield Pause(rand.choice([0, 0.3, 2.0]))
         asked = {"queue": "q", "reader": reader, "zxid": client.world.zk.leader.zxid}
-        until = yield Call("latest_end", log.latest_end(context), asked)
+        until = yield Call("latest_end", completion_log.latest_end(context), asked)
         if until is None or not until.ok:
             continue
         span = {"queue": "q", "after": offset, "until": until.value}
-        ended = yield Call("ended_between", log.ended_between(context, offset, until.value), span)
+        ended = yield Call("ended_between", completion_log.ended_between(context, offset, until.value), span)
         if ended is None or not ended.ok:
             continue
         yield Pause(rand.choice([0, 0, 1.0]))
         which = [each._replace(place=None) if rand.random() < 0.3 else each for each in ended.value]
-        yield Call("read_ended", runs.read_ended(context, which), {"queue": "q", "ended": which})
+        yield Call("read_ended", completion_log.read_ended(context, which), {"queue": "q", "ended": which})
         if rand.random() < 0.6:
             offset = until.value

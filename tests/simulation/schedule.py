@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.memory import marks
+from airflow_provider_zkmq.engine.core.client import context
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.protocol.writes import Create
+from airflow_provider_zkmq.engine.core.protocol.ops import Create
 from airflow_provider_zkmq.engine.core.tasks import configure
 from tests.simulation import actors, faults, producers, readers
 from tests.simulation.oracles import Oracles
@@ -152,13 +152,13 @@ def run(chosen: Plan, *, trace: bool = False) -> Result:
     world = World(chosen.seed, chosen.servers)
     world.trace = [] if trace else None
     entropy = random.Random(f"entropy {chosen.seed}")
-    before, marks.os = marks.os, SimpleNamespace(urandom=entropy.randbytes)  # type: ignore[attr-defined]
+    before, context.os = context.os, SimpleNamespace(urandom=entropy.randbytes)  # type: ignore[attr-defined]
     gc.disable()
     try:
         return Result(chosen, _run(chosen, world), world.steps, world.trace or [])
     finally:
         gc.enable()
-        marks.os = before  # type: ignore[attr-defined]
+        context.os = before  # type: ignore[attr-defined]
 
 
 def _run(chosen: Plan, world: World) -> Violation | None:

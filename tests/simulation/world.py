@@ -12,10 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.maintenance.rescue import in_debt, pay_debts
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     CreateContainer,
     EnsureRoot,
+    Multi,
+    Outcome,
     Pipeline,
     Post,
     Reconnect,
@@ -25,8 +28,6 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Watch,
     Within,
 )
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
-from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.simulation import faults
 from tests.simulation.parts import Call, Client, Fiber, Pause, Request, Violation, short, told_of

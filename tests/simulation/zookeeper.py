@@ -15,24 +15,22 @@ from typing import Any, Final, TypeAlias
 from weakref import ref
 
 from airflow_provider_zkmq.engine.core.protocol.ops import (
-    Children,
-    CreateContainer,
-    Exists,
-    Get,
-    GetMany,
-    Node,
-    Stat,
-    Watch,
-)
-from airflow_provider_zkmq.engine.core.protocol.writes import (
     MAX_REQUEST,
     Check,
+    Children,
     Create,
+    CreateContainer,
     Delete,
+    Exists,
     Failure,
+    Get,
+    GetMany,
     Multi,
+    Node,
     Outcome,
     SetData,
+    Stat,
+    Watch,
     WriteOp,
     request_size,
 )

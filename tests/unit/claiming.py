@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import by_id, claim
-from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.claim import by_id, claim
+from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
+from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.maintenance import rescue
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Reconnect, Wait, Within
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi
+from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Procedure, Reconnect, Wait, Within
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.engine.core.tasks.transaction import Transaction
-from airflow_provider_zkmq.engine.core.upkeep import rescue
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
 from tests.stepping import Stepper
 from tests.unit.world import UNKNOWN, Client, new_queue

@@ -12,15 +12,14 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
-from airflow_provider_zkmq.engine.core.memory import marks
-from airflow_provider_zkmq.engine.core.model.filters import Integer, String
+from airflow_provider_zkmq.engine.core.client import context
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData
-from airflow_provider_zkmq.engine.core.reading import archiving
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
-from airflow_provider_zkmq.engine.core.writing import place
+from airflow_provider_zkmq.engine.core.model.selectors import Integer, String
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Exists, SetData
+from airflow_provider_zkmq.engine.core.read import server_clock
+from airflow_provider_zkmq.engine.core.tasks import admin, configure, enqueue, settle
+from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.unit.world import Client, FakeZooKeeper, new_queue
 
@@ -125,7 +124,7 @@ class World:
 @cache
 def world(order: str = "default") -> World:
     """Made once by the public verbs, and copied by each test; its ids and nonces are the same in every process."""
-    with patch.object(marks, "os", SimpleNamespace(urandom=Random(order).randbytes)):
+    with patch.object(context, "os", SimpleNamespace(urandom=Random(order).randbytes)):
         return _made(order)
 
 
@@ -138,7 +137,7 @@ def _made(order: str) -> World:
     _claimed(client, tokens)
     _waiting(client)
     _batches(client)
-    client.do(configure.publish_archive(client.context, archiving.Archive(1 << 40, "/archive", "run")))
+    client.do(configure.publish_archive(client.context, server_clock.Archive(1 << 40, "/archive", "run")))
     return World(client.zk, client, tokens)
 
 
@@ -187,7 +186,7 @@ def _batches(client: Client) -> None:
     client.cancel("d1")
     left = client.context.paths.batch("ended", "open")
     unseen = lambda op: Unavailable("cut") if isinstance(op, Exists) and op.path == left else None
-    client.do(operate.cancel(client.context, "e1"), unseen)
+    client.do(admin.cancel(client.context, "e1"), unseen)
 
 
 def _waiting(client: Client) -> None:
@@ -196,7 +195,7 @@ def _waiting(client: Client) -> None:
     client.do(settle.fail(client.context, client.claimed(), "e", backoff=5))
     client.put(task_id="pending", filters={"kind": "a", "size": 3}, metadata={"who": "me"})
     client.put(task_id="shortened", filters={"kind": LONG}, policy=RetryPolicy(3))
-    with patch.object(place, "MAX_LANES", 1):
+    with patch.object(commit, "MAX_LANES", 1):
         client.put(task_id="mixed", filters={"kind": "seldom"})
     client.put(task_id="released", priority=10)
     client.do(settle.release(client.context, client.claimed()))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.model.letters import Ended
+from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.reading import archiving, inspect, log, runs, trimmed
-from airflow_provider_zkmq.engine.core.tasks import configure, operate
-from airflow_provider_zkmq.engine.core.upkeep import collect
+from airflow_provider_zkmq.engine.core.model.records import Ended
+from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, server_clock
+from airflow_provider_zkmq.engine.core.tasks import admin, configure
 from tests.unit.world import Client, FakeZooKeeper
 
 
@@ -48,34 +48,34 @@ class Reader(Client):
 
     def drop(self, *ids: str) -> None:
         for task_id in ids:
-            self.do(operate.drop(self.context, task_id))
+            self.do(admin.drop(self.context, task_id))
 
     def redrive(self, task_id: str, data: bytes | None = None) -> None:
-        self.do(operate.redrive(self.context, task_id, data=data))
+        self.do(admin.redrive(self.context, task_id, data=data))
 
     def clean_up(self, lifetime: float = 0, later: float = 100) -> collect.Collected:
         self.zk.advance(later)
         return self.do(collect.collect_garbage(self.context, lifetime))
 
     def ended(self, after: int = 0, until: int | None = None) -> list[Ended]:
-        return self.do(log.ended_between(self.context, after, until))
+        return self.do(completion_log.ended_between(self.context, after, until))
 
     def ids(self, after: int = 0, until: int | None = None) -> list[str]:
         """Which tasks' runs are told, in the order of their ends."""
         return [each.id for each in self.ended(after, until)]
 
     def latest(self) -> int:
-        return self.do(log.latest_end(self.context))
+        return self.do(completion_log.latest_end(self.context))
 
     def read(self, which: list[Ended], **options: Any) -> list[inspect.Task]:
-        return self.do(runs.read_ended(self.context, which, **options))
+        return self.do(completion_log.read_ended(self.context, which, **options))
 
     def told(self) -> list[tuple[str, str, bytes, bytes | None]]:
         """Every run: its id, state, data and result."""
         return [(task.id, str(task.state), task.data, task.result) for task in self.read(self.ended())]
 
     def zxid(self) -> int:
-        return self.do(archiving.zxid(self.context))
+        return self.do(server_clock.zxid(self.context))
 
     def departed(self, after: int = 0) -> list[Ended]:
         """The runs that have left, by the task."""
@@ -89,7 +89,7 @@ class Reader(Client):
         return [self.context.paths.at("unarchived", each.place or "") for each in self.departed()]
 
     def archive(self) -> Any:
-        return self.do(archiving.archive(self.context))
+        return self.do(server_clock.archive(self.context))
 
     def publish(self, watermark: int | None = None) -> None:
         """An archive run has come so far: to the present without a number."""
@@ -98,9 +98,9 @@ class Reader(Client):
 
     def trim(self) -> int | None:
         """Up to where clean-up says that it has deleted."""
-        mark = self.do(trimmed.trimmed(self.context))
+        mark = self.do(configuration.trimmed(self.context))
         return None if mark is None else mark.upto
 
     def since(self) -> int:
         """The transaction that made the queue a followed one."""
-        return self.do(trimmed.trimmed(self.context)).since
+        return self.do(configuration.trimmed(self.context)).since

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.claiming.ask import ask_in_turn
-from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.claim.claim import Loop, ask_in_turn, go_on
+from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from tests.unit.world import Client, new_queue

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.letters import Letter
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Create, Delete, SetData
-from airflow_provider_zkmq.engine.core.reading import settings
-from airflow_provider_zkmq.engine.core.tasks import configure, operate
-from airflow_provider_zkmq.engine.core.upkeep import collect
+from airflow_provider_zkmq.engine.core.maintenance import collect
+from airflow_provider_zkmq.engine.core.model.records import Letter
+from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Create, Delete, GetMany, SetData
+from airflow_provider_zkmq.engine.core.read import configuration
+from airflow_provider_zkmq.engine.core.tasks import admin, configure
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, Unavailable
 from tests.unit.ended_runs import Reader
 from tests.unit.world import LOST_REPLY, at
@@ -26,7 +25,7 @@ def test_the_marks_are_set_and_taken_away_by_configure() -> None:
     A new queue is created with them in one transaction: no clean-up comes in between.
     """
     client = Reader.of()
-    known = lambda: client.do(settings.conf(client.context))
+    known = lambda: client.do(configuration.conf(client.context))
     assert (known().archive, known().archived, client.trim()) == (False, None, None)
     client.do(configure.configure(client.context, follow=True, archive=True, lock=3), at(1, LOST_REPLY))
     assert (known().archive, known().archived, known().lock) == (True, 0, 3)
@@ -161,10 +160,10 @@ def test_what_the_archive_has_is_not_kept_when_it_leaves() -> None:
     client.put(task_id="b")
     client.fail(client.claimed(), retry=False)
     client.publish()
-    client.do(settings.conf(client.context))
+    client.do(configuration.conf(client.context))
     client.drop("a")
     client.dead("c")
-    client.do(operate.clear(client.context))
+    client.do(admin.clear(client.context))
     assert [each.id for each in client.departed()] == ["c"]
 
 
@@ -222,7 +221,7 @@ def test_a_dead_letter_that_cannot_be_kept_does_not_leave() -> None:
         return Unavailable("no server") if isinstance(op, GetMany) and op.paths[0].endswith("/archive") else None
 
     with pytest.raises(Unavailable):
-        operator.do(operate.drop(operator.context, "a"), looks)
+        operator.do(admin.drop(operator.context, "a"), looks)
     assert (list(client.check()), len(asked)) == (["a"], 2)  # the record, the mark
     operator.drop("a")
     assert [task.id for task in client.letters()] == ["a"]

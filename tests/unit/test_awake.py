@@ -10,20 +10,27 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.model.filters import String
+from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
+from airflow_provider_zkmq.engine.core.maintenance import rescue
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, String, as_selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Get, GetMany, Pipeline, Wait
-from airflow_provider_zkmq.engine.core.protocol.seats import Seat, Seats
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
-from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.reading.once import once
-from airflow_provider_zkmq.engine.core.tasks import enqueue, holding, operate
-from airflow_provider_zkmq.engine.core.upkeep import rescue
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Children,
+    Create,
+    Get,
+    GetMany,
+    Multi,
+    Pipeline,
+    Seat,
+    Seats,
+    Wait,
+)
+from airflow_provider_zkmq.engine.core.read.configuration import read_conf
+from airflow_provider_zkmq.engine.core.read.nodes import once
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, holding
 from airflow_provider_zkmq.engine.errors import IllegalTransition, TaskNotFound
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.stepping import Stepper
@@ -105,11 +112,11 @@ def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment() -> None:
 def test_whoever_takes_a_claim_away_its_holder_hears_of_it(subtests: pytest.Subtests) -> None:
     """By the watch that tells of cancellations: who has neither lock nor lease to extend learns of nothing else."""
     ways: dict[str, Callable[[Client], Any]] = {
-        "cancelled": lambda it: operate.cancel(it.context, "a"),
-        "cleared": lambda it: operate.clear(it.context),
-        "released": lambda it: operate.revoke(it.context, "a"),
-        "failed": lambda it: operate.revoke(it.context, "a", "hung"),
-        "dead": lambda it: operate.revoke(it.context, "a", "hung", retry=False),
+        "cancelled": lambda it: admin.cancel(it.context, "a"),
+        "cleared": lambda it: admin.clear(it.context),
+        "released": lambda it: admin.revoke(it.context, "a"),
+        "failed": lambda it: admin.revoke(it.context, "a", "hung"),
+        "dead": lambda it: admin.revoke(it.context, "a", "hung", retry=False),
         "lapsed": lambda it: rescue.tend(it.context),
     }
     for way, taking in ways.items():
@@ -126,7 +133,7 @@ def test_whoever_takes_a_claim_away_its_holder_hears_of_it(subtests: pytest.Subt
             assert (claimed.lost, claimed.cancelled, others.lost) == (True, way == "cancelled", way == "cleared")
             assert client.check().get("a", others.state).attempt == (0 if way == "released" else 1)
             with pytest.raises(IllegalTransition if way != "cleared" else TaskNotFound):
-                other.do(operate.revoke(other.context, "a"))
+                other.do(admin.revoke(other.context, "a"))
 
 
 def test_a_foreign_znode_at_a_dead_consumer_is_no_loop_and_no_end() -> None:

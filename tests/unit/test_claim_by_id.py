@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConfigError, CorruptRecord
-from airflow_provider_zkmq.engine.core.claiming import claim, over
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
+from airflow_provider_zkmq.engine.core.claim import by_id, claim
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import rescue
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
-from airflow_provider_zkmq.engine.core.reading.explain import explain
-from airflow_provider_zkmq.engine.core.tasks import beginning, configure, enqueue, settle
-from airflow_provider_zkmq.engine.core.upkeep import rescue
+from airflow_provider_zkmq.engine.core.protocol.ops import Delete, GetMany, Multi, Wait
+from airflow_provider_zkmq.engine.core.read.explain import explain
+from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, holding, settle
 from tests.unit.claiming import ANY, another, asked_by_id, delivered, queue_of, step
 from tests.unit.world import Client, new_queue
 
@@ -113,7 +112,7 @@ def test_claimed_ahead_it_counts_once_it_has_begun(ahead: bool) -> None:
     other = another(client)
     again = claimed(other, ahead=ahead)
     assert again.state.attempt == (1 if ahead else 2)
-    other.do(beginning.begin_for(other.context, again))
+    other.do(holding.begin_for(other.context, again))
     other.complete(again)
     other.check()
 
@@ -182,7 +181,7 @@ def test_a_cancellation_is_heard_of_although_the_claim_was_on_its_way_when_it_ca
 
 
 def take_over(client: Client, token: Any, task_id: str = "a", **options: Any) -> Claimed | None:
-    claims = client.do(delivered(client, over.ask_over(client.context, task_id, token, **options)))
+    claims = client.do(delivered(client, by_id.ask_over(client.context, task_id, token, **options)))
     return next(iter(claims), None)
 
 
@@ -222,7 +221,7 @@ def test_the_claim_is_as_its_maker_has_it_and_nothing_is_written() -> None:
 def test_of_two_calls_that_take_it_over_at_once_both_get_the_same() -> None:
     """So that each knows what became of the other's: settled by one, it is over for both."""
     _, other, its = made(lease=60)
-    first = step(other, delivered(other, over.ask_over(other.context, "a", its.token, lease=9)))
+    first = step(other, delivered(other, by_id.ask_over(other.context, "a", its.token, lease=9)))
     first.until(Multi)
     second = taken_over(other, its.token)
     assert first.finish() == [second]
@@ -233,7 +232,7 @@ def test_one_taken_ahead_counts_when_it_begins() -> None:
     maker, other, its = made(lease=60, ahead=True)
     taken = taken_over(other, its.token)
     assert taken.ahead
-    other.do(beginning.begin(other.context, taken))
+    other.do(holding.begin(other.context, taken))
     assert not taken_over(another(maker, "third"), its.token).ahead
 
 

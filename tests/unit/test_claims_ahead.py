@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
+from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import rescue
+from airflow_provider_zkmq.engine.core.maintenance import rescue as debts
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Post, Procedure
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi
-from airflow_provider_zkmq.engine.core.reading.claims import current_claim
-from airflow_provider_zkmq.engine.core.reading.lapsed import lease_path, mark_path
-from airflow_provider_zkmq.engine.core.tasks import beginning, holding, operate, settle
-from airflow_provider_zkmq.engine.core.upkeep import debts, rescue
+from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Post, Procedure
+from airflow_provider_zkmq.engine.core.read.leases import current_claim, lease_path, mark_path
+from airflow_provider_zkmq.engine.core.tasks import admin, holding, settle
+from airflow_provider_zkmq.engine.core.tasks import holding as beginning
 from airflow_provider_zkmq.engine.errors import ClaimLost
 from tests.unit.claiming import after_rescue, another, many, queue_of, step
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, NOT_SENT, Client, at, new_queue
@@ -34,7 +34,7 @@ def one_ahead(options: dict[str, Any]) -> tuple[Client, Claimed]:
     lead, claimed = many(client, 2, Wanted(EVERYTHING, options.get("lease"), ahead=True))
     assert [(each.task_id, each.ahead) for each in (lead, claimed)] == [("lead", False), ("t0", True)]
     client.complete(lead)
-    client.do(operate.drop(client.context, "lead"))
+    client.do(admin.drop(client.context, "lead"))
     return client, claimed
 
 
@@ -164,7 +164,7 @@ def test_a_late_mark_touches_no_later_claim_of_the_same_id() -> None:
     stepper.cut()
     client.zk.ms += 60_000
     other = after_rescue(client)
-    other.do(operate.drop(other.context, "t0"))
+    other.do(admin.drop(other.context, "t0"))
     other.put(task_id="t0")
     theirs = other.claimed(lease=5)
     assert theirs.version == claimed.version

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_zkmq.engine.core.maintenance import collect as turns
+from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.core.maintenance.collect import Collected, collect_garbage
+from airflow_provider_zkmq.engine.core.maintenance.rescue import in_debt
 from airflow_provider_zkmq.engine.core.model.policy import ConsumeTimes
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, GetMany
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Failure, Multi, SetData
-from airflow_provider_zkmq.engine.core.reading import counts, inspect, pending, scanning
-from airflow_provider_zkmq.engine.core.reading.ids import ids
-from airflow_provider_zkmq.engine.core.reading.nodes import AT_ONCE
-from airflow_provider_zkmq.engine.core.tasks import configure, operate
-from airflow_provider_zkmq.engine.core.upkeep import lock, turns
-from airflow_provider_zkmq.engine.core.upkeep.collect import Collected, collect_garbage
-from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Create, Delete, Failure, GetMany, Multi, SetData
+from airflow_provider_zkmq.engine.core.read import counts, inspect, scan
+from airflow_provider_zkmq.engine.core.read import counts as pending
+from airflow_provider_zkmq.engine.core.read.inspect import ids
+from airflow_provider_zkmq.engine.core.read.nodes import AT_ONCE
+from airflow_provider_zkmq.engine.core.tasks import admin, configure
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, Unavailable, ZkmqError
 from tests.unit.claiming import another, many, queue_of, step
 from tests.unit.looping import filled
@@ -71,7 +72,7 @@ def shown(client: Client) -> tuple[dict[str, int], dict[str, str]]:
     for state in State:
         assert sorted(client.do(counts.task_ids(context, state))) == [task.id for task in tasks if task.state is state]
     columns = ["state", "status", "error", "consumer", "claimed_ms"]
-    scanned = client.do(scanning.scan(context, [task.id for task in tasks], columns)).columns
+    scanned = client.do(scan.scan(context, [task.id for task in tasks], columns)).columns
     assert scanned == {name: [getattr(task, name) for task in tasks] for name in columns}
     counted, ops = client.do(counts.counts(context)), list[Any]()
     for fault in (lambda _op: None, lambda op: ops.append(op)):
@@ -107,14 +108,14 @@ def test_who_acts_on_what_has_lapsed_finds_what_is_shown() -> None:
     client.zk.advance(70)
     reader = another(client, "reader")
     assert reader.do(ids(reader.context, "dead", EVERYTHING)) == list("defg")
-    assert reader.do(scanning.scan(reader.context, ["d"], ["ended_ms"])).columns["ended_ms"] == [None]
-    reader.do(operate.drop(reader.context, "a"))
-    reader.do(operate.replace_data(reader.context, "b", b"new"))
+    assert reader.do(scan.scan(reader.context, ["d"], ["ended_ms"])).columns["ended_ms"] == [None]
+    reader.do(admin.drop(reader.context, "a"))
+    reader.do(admin.replace_data(reader.context, "b", b"new"))
     reader.put(b"new", task_id="c", update=True)
-    reader.do(operate.redrive(reader.context, "d"))
-    assert reader.do(operate.redrive_many(reader.context, ["e"])) == {}
+    reader.do(admin.redrive(reader.context, "d"))
+    assert reader.do(admin.redrive_many(reader.context, ["e"])) == {}
     client.complete(held["g"])
-    assert reader.do(operate.clear(reader.context, "dead")) == 1
+    assert reader.do(admin.clear(reader.context, "dead")) == 1
     for name in "abcdef":
         with pytest.raises(ClaimLost):
             client.complete(held[name])
@@ -231,7 +232,7 @@ def collect(client: Client, fault: Fault = lambda _op: None) -> bool:
 
 def release(client: Client) -> bool:
     """Give an abandoned lock back; whether one stands afterwards."""
-    client.do(lock.release_abandoned_lock(client.context))
+    client.do(consumers.release_abandoned_lock(client.context))
     return locked(client)
 
 
@@ -259,7 +260,7 @@ def test_a_broken_off_clean_up_is_followed_by_another_of_the_same_client(where: 
     assert (collect(client), locked(client), collect(other)) == (True, False, True)
     client = broken_off(new_queue(), where)
     assert (release(client), collect(another(client))) == (False, True)
-    assert list(lock.release_abandoned_lock(client.context)) == []
+    assert list(consumers.release_abandoned_lock(client.context)) == []
     broken_off(client)
     client.zk.expire(client.session)
     client.session = client.zk.connect()
@@ -350,6 +351,6 @@ def test_other_debts_that_cannot_be_paid_hold_nothing_back(error: Exception, mon
         raise error
         yield
 
-    monkeypatch.setattr("airflow_provider_zkmq.engine.core.upkeep.debts.close_pending", refused)
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.maintenance.rescue.close_pending", refused)
     assert all(pause >= client.RETRY_SECONDS for pause in paying(client, monkeypatch))
     assert told == {"a": [None], "b": [None]}

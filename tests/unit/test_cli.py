@@ -16,9 +16,9 @@ from airflow_provider_zkmq.cli import options, output, queues, show, worker
 from airflow_provider_zkmq.cli import output as times
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.model.states import State, Status
-from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
-from airflow_provider_zkmq.engine.core.reading.trees import Znode
+from airflow_provider_zkmq.engine.core.read.configuration import ORDERS
+from airflow_provider_zkmq.engine.core.read.inspect import Task
+from airflow_provider_zkmq.engine.core.read.nodes import Znode
 from airflow_provider_zkmq.engine.errors import (
     AccessDenied,
     ClaimLost,

@@ -21,8 +21,7 @@ from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import KeeperState
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Watch
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Exists, Get, Multi, Watch
 from airflow_provider_zkmq.engine.zk import connection
 from airflow_provider_zkmq.engine.zk.async_driver import _ready
 from airflow_provider_zkmq.engine.zk.connection import Frames

@@ -9,24 +9,17 @@ from typing import Any, Final
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim, take
+from airflow_provider_zkmq.engine.core.claim import candidates, claim
+from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.tasks import (
-    configure,
-    enqueue,
-    enqueue_new,
-    holding,
-    operate,
-    putting,
-    settle,
-    several_writers,
-    transaction,
-)
+from airflow_provider_zkmq.engine.core.tasks import admin, configure, enqueue, holding, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import enqueue as enqueue_new
+from airflow_provider_zkmq.engine.core.tasks import enqueue as several_writers
+from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
-from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
 from tests.unit.world import CRASHES, LOST, Client, Crash, FakeZooKeeper, Faults
 
 I, C, F, D, X = State.INSERTED, State.CLAIMED, State.FINISHED, State.DEAD, State.CANCELLED  # noqa: E741
@@ -131,7 +124,7 @@ CLAIMED = [put(), hold()]
 LEASED = [put(), hold(lease=30)]
 ABANDONED = [*CLAIMED, dies]
 DUE = [put(delay=5), later(6)]
-CANCELLED = [put(), done(a(operate.cancel))]
+CANCELLED = [put(), done(a(admin.cancel))]
 ENDED = [*CLAIMED, done(held(settle.complete, b"r")), later(100_000)]
 REQUEUED = [*CLAIMED, done(asked(requeue=True))]
 IN_WINDOW = [*CLAIMED, done(held(settle.complete, b"r", dedupe=60))]
@@ -158,8 +151,8 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
         of(several_writers.seal, "several"),
         {"t0": I},
     ),
-    "claim": ([put()], of(claim.claim, take.Wanted(EVERYTHING)), {"a": C}),
-    "claim leased": ([put()], of(claim.claim, take.Wanted(EVERYTHING, 30)), {"a": C}),
+    "claim": ([put()], of(claim.claim, candidates.Wanted(EVERYTHING)), {"a": C}),
+    "claim leased": ([put()], of(claim.claim, candidates.Wanted(EVERYTHING, 30)), {"a": C}),
     "complete": (CLAIMED, held(settle.complete, b"r"), {"a": F}),
     "complete leased": (LEASED, held(settle.complete), {"a": F}),
     "fail": (CLAIMED, held(settle.fail, "e"), {"a": I}),
@@ -175,17 +168,17 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "promote": (DUE, TEND, {"a": I}),
     "window ends": ([*REQUEUED, done(held(settle.complete, dedupe=5)), later(6)], TEND, {"a": I}),
     "gc": (ENDED, of(collect.collect_garbage, 1), {}),
-    "cancel": ([put()], a(operate.cancel), {"a": X}),
-    "cancel claimed": (REQUEUED, a(operate.cancel), {"a": X}),
-    "cancel abandoned": (ABANDONED, a(operate.cancel), {"a": X}),
-    "redrive": (CANCELLED, a(operate.redrive), {"a": I}),
-    "redrive with data": (CANCELLED, a(operate.redrive, data=b"n"), {"a": I}),
-    "redrive of an archived one": (ARCHIVED, a(operate.redrive), {"a": I}),
-    "drop": (CANCELLED, a(operate.drop), {}),
-    "drop of an archived one": (ARCHIVED, a(operate.drop), {}),
-    "replace": (DUE, a(operate.replace_data, data=b"new"), {"a": I}),
-    "clear": (REQUEUED, of(operate.clear), {}),
-    "clear of an archived one": (ARCHIVED, of(operate.clear), {}),
+    "cancel": ([put()], a(admin.cancel), {"a": X}),
+    "cancel claimed": (REQUEUED, a(admin.cancel), {"a": X}),
+    "cancel abandoned": (ABANDONED, a(admin.cancel), {"a": X}),
+    "redrive": (CANCELLED, a(admin.redrive), {"a": I}),
+    "redrive with data": (CANCELLED, a(admin.redrive, data=b"n"), {"a": I}),
+    "redrive of an archived one": (ARCHIVED, a(admin.redrive), {"a": I}),
+    "drop": (CANCELLED, a(admin.drop), {}),
+    "drop of an archived one": (ARCHIVED, a(admin.drop), {}),
+    "replace": (DUE, a(admin.replace_data, data=b"new"), {"a": I}),
+    "clear": (REQUEUED, of(admin.clear), {}),
+    "clear of an archived one": (ARCHIVED, of(admin.clear), {}),
     "enqueue again": (ENDED, asked(), {"a": I}),
     "enqueue again at a moment": (ENDED, asked(at=150), {"a": I}),
     "enqueue a cancelled one again": (CANCELLED, asked(delay=5), {"a": I}),
@@ -201,8 +194,8 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "fail requeued": (REQUEUED, held(settle.fail, "e", retry=False), {"a": I}),
     "batch": ([], batched(Message(b"x"), Message(b"x", priority=1)), {"b.000000": I, "b.000001": I}),
     "last of a batch": (MEMBER, held(settle.complete), {"a": F, "then": I}),
-    "last of a batch cancelled": (MEMBER, a(operate.cancel), {"a": X, "then": I}),
-    "redrive of a member": ([*MEMBER, DIED], a(operate.redrive), {"a": I, "then": I}),
+    "last of a batch cancelled": (MEMBER, a(admin.cancel), {"a": X, "then": I}),
+    "redrive of a member": ([*MEMBER, DIED], a(admin.redrive), {"a": I, "then": I}),
     "enqueue in order": (FIFO, asked(), {"a": I}),
     "release in order": ([*FIFO, *CLAIMED], held(settle.release), {"a": I}),
     "commit": ([*CLAIMED, together({"task_id": "b"})], commit, {"a": F, "b": I}),

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueError, QueueNotFound
-from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.claiming.take import Wanted
+from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
+from airflow_provider_zkmq.engine.core.maintenance import collect, deletion, rescue
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Op
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi
-from airflow_provider_zkmq.engine.core.reading import claims, existence, roots
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, putting, settle, transaction
-from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, rescue
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Create, Delete, Multi, Op
+from airflow_provider_zkmq.engine.core.read import leases, nodes
+from airflow_provider_zkmq.engine.core.tasks import admin, configure, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from tests.stepping import Stepper
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, Crash, FakeZooKeeper, new_context, new_queue
 
@@ -143,7 +143,7 @@ def test_an_archived_queue_is_deleted_without_force() -> None:
     client = new_queue(archive=True)
     client.put(task_id="letter")
     client.fail(client.claimed(), retry=False)
-    client.do(operate.drop(client.context, "letter"))
+    client.do(admin.drop(client.context, "letter"))
     assert client.zk.names(BASE + "/unarchived")
     client.zk.expire(client.session)
     other = Client(client.zk, "other")
@@ -173,7 +173,7 @@ def test_its_transactions_are_of_a_bounded_size_and_it_ends_while_others_write()
 def refused_meanwhile(client: Client) -> None:
     """A queue whose deletion has begun is there for nobody, and nobody can create it before the deletion has ended."""
     late = Client(client.zk, "late")
-    assert late.do(roots.queue_names(ROOT)) == []
+    assert late.do(nodes.queue_names(ROOT)) == []
     for call in (late.take, late.put, lambda: late.do(configure.configure(late.context, lock=5))):
         with pytest.raises(QueueNotFound, match="is being deleted"):
             call()
@@ -231,7 +231,7 @@ def committed(client: Client, held: Any) -> Any:
 
 def of_claim(client: Client, held: Any, procedure: Any) -> Any:
     """A procedure as a claim's verb is carried out."""
-    return claims.unless_queue_gone(client.context, held, procedure)
+    return leases.unless_queue_gone(client.context, held, procedure)
 
 
 #: What others do with a claim in hand while the queue is deleted; which of it creates the queue anew.
@@ -271,7 +271,7 @@ def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(
                 client.put(delay=3)
                 held = client.claimed()
                 client.zk.advance(5)
-                procedure = existence.unless_missing(client.context, make(client, held))
+                procedure = nodes.unless_missing(client.context, make(client, held))
                 beside, other = Stepper(client.zk, client.session, procedure), Client(client.zk, "other")
                 deleting = Stepper(client.zk, other.session, delete(other, force=True))
                 go_on(beside, number)

@@ -9,22 +9,21 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming.claim import claim_many
-from airflow_provider_zkmq.engine.core.claiming.loop import go_on
-from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.memory.agenda import FIRST_PAUSE, Agenda, Postponed
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
+from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
+from airflow_provider_zkmq.engine.core.claim.claim import claim_many, go_on
+from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.client.context import FIRST_PAUSE, Agenda, Postponed
+from airflow_provider_zkmq.engine.core.maintenance import rescue
+from airflow_provider_zkmq.engine.core.maintenance import rescue as debts
 from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.model.outcomes import Retry
-from airflow_provider_zkmq.engine.core.model.selectors import parse_selector
+from airflow_provider_zkmq.engine.core.model.policy import Retry
+from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum, parse_selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi
-from airflow_provider_zkmq.engine.core.tasks import departing, enqueue, giveback, settle
-from airflow_provider_zkmq.engine.core.tasks.departing import Departure
+from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Pipeline, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.tasks import deferred_completions, enqueue, settle
+from airflow_provider_zkmq.engine.core.tasks import settle as giveback
+from airflow_provider_zkmq.engine.core.tasks.deferred_completions import Departure
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
-from airflow_provider_zkmq.engine.core.upkeep import debts, rescue
 from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, OutcomeUnknown, Unavailable, ZkmqError
 from tests.interrupting import interrupted, keyboard
 from tests.stepping import Stepper
@@ -200,7 +199,7 @@ def put_down(client: Client, claims: list[Claimed]) -> dict[str, list[Any]]:
     """Completions of these; what is told of each."""
     told: dict[str, list[Any]] = {claimed.task_id: [] for claimed in claims}
     for claimed in claims:
-        departing.settle_later(
+        deferred_completions.settle_later(
             client.context,
             claimed,
             partial(settle.complete, client.context, claimed),
@@ -232,7 +231,7 @@ def test_an_interrupt_anywhere_loses_nothing_that_was_put_down() -> None:
         claiming = partial(client.do, claim_many(client.context, ANY, 1))
         if not interrupted(claiming, number, CODES.__contains__, events=frozenset({"call", "line"})):
             break
-        client.do(departing.settle_leaving(client.context))
+        client.do(deferred_completions.settle_leaving(client.context))
         client.do(giveback.give_back(client.context))
         assert all(errors and not any(errors) for errors in told.values()), (number, told)
         assert not client.context.claims.leaving
@@ -265,9 +264,11 @@ def test_who_cannot_be_told_keeps_nobody_else_from_being_told() -> None:
     def broken(_value: object, _error: Exception | None) -> None:
         raise RuntimeError("the event loop is closed")
 
-    departing.settle_later(client.context, claims[0], lambda: settle.complete(client.context, claims[0]), broken)
+    deferred_completions.settle_later(
+        client.context, claims[0], lambda: settle.complete(client.context, claims[0]), broken
+    )
     told = put_down(client, claims[1:])
-    client.do(departing.settle_leaving(client.context))
+    client.do(deferred_completions.settle_leaving(client.context))
     assert told == {"b": [None], "c": [None]}
     assert states(client, "abc") == [F] * 3
     assert ["the event loop is closed" in why for _, why in client.reports] == [True]
@@ -295,20 +296,20 @@ def test_what_another_call_has_is_late_only_when_that_gives_it_up() -> None:
     """
     client, told = two_put_down()
     client.zk.ms += 1_000
-    assert (departing.leaves_late(client.context), debts.until_due(client.context, 5.0)) == (True, 0.0)
-    stepper = step(client, departing.settle_leaving(client.context))
+    assert (deferred_completions.leaves_late(client.context), debts.until_due(client.context, 5.0)) == (True, 0.0)
+    stepper = step(client, deferred_completions.settle_leaving(client.context))
     stepper.until(Multi)
-    assert (departing.leaves_late(client.context), debts.in_debt(client.context)) == (False, True)
+    assert (deferred_completions.leaves_late(client.context), debts.in_debt(client.context)) == (False, True)
     assert 0.0 < debts.until_due(client.context, 5.0) < 0.1
     stepper.cut()
-    assert departing.leaves_late(client.context)
+    assert deferred_completions.leaves_late(client.context)
     client.do(debts.pay_debts(client.context))
     assert (told, debts.in_debt(client.context)) == ({"a": [None], "b": [None]}, False)
     for end in (Stepper.cut, Stepper.finish):
         client, told = two_put_down()
-        other = step(client, departing.settle_leaving(client.context))
+        other = step(client, deferred_completions.settle_leaving(client.context))
         other.until(Multi)
-        closing = step(client, departing.settle_last(client.context))
+        closing = step(client, deferred_completions.settle_last(client.context))
         assert not closing.over
         end(other)
         closing.answer(reply=True)
@@ -324,13 +325,13 @@ def test_what_cannot_be_completed_any_more_is_reported_or_told() -> None:
         assert following(client, loop) is not None
     another(client).cancel("a")
     loop.leave()
-    client.do(departing.settle_leaving(client.context))
+    client.do(deferred_completions.settle_leaving(client.context))
     assert [path for path, _ in client.reports] == [client.context.paths.task("a")]
     assert (loop.errors, loop.handled) == ([], {})
     client, told = two_put_down()
     for path in [path for path in client.zk.nodes if path.startswith(client.context.paths.base)]:
         del client.zk.nodes[path]
-    client.do(departing.settle_leaving(client.context))
+    client.do(deferred_completions.settle_leaving(client.context))
     assert [type(error) for errors in told.values() for error in errors] == [ClaimLost, ClaimLost]
     assert not client.context.claims.leaving
 
@@ -339,7 +340,7 @@ def test_what_a_claim_gave_back_by_itself_is_looked_for_again() -> None:
     """It was not there when the queue was looked at: a claim that waits for nothing takes it all the same."""
     (client, claimed), told = in_hand(), list[Any]()
     settle_it = partial(settle_by_outcome, client.context, claimed, Retry("e"), Settlement())
-    departing.settle_later(client.context, claimed, settle_it, lambda *how: told.append(how))
+    deferred_completions.settle_later(client.context, claimed, settle_it, lambda *how: told.append(how))
     again = client.claimed()
     assert (again.task_id, again.state.attempt, told) == ("a", 2, [(False, None)])
     client.complete(again)
@@ -363,7 +364,7 @@ def test_a_claim_that_finds_nothing_ends_in_time_whatever_others_put_down() -> N
         told.update(put_down(client, [claims.pop()]))
         assert client.do(claim_many(client.context, Wanted(parse_selector("c==high")), 1, span), more) == []
         assert 30 - span < len(claims) < 40
-        client.do(departing.settle_leaving(client.context))
+        client.do(deferred_completions.settle_leaving(client.context))
         assert set(map(str, told.values())) == {"[None]"}
         assert len(told) + len(claims) == 40
 

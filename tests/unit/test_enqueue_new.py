@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Multi
-from airflow_provider_zkmq.engine.core.reading import clock
-from airflow_provider_zkmq.engine.core.tasks import batches, configure, operate, several_writers
-from airflow_provider_zkmq.engine.core.tasks.enqueue_new import enqueue_new
-from airflow_provider_zkmq.engine.core.upkeep import collect
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, GetMany, Multi
+from airflow_provider_zkmq.engine.core.read import server_clock
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, configure, enqueue
+from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_new
 from airflow_provider_zkmq.engine.errors import (
     BadMessage,
     ConfigError,
@@ -49,13 +48,13 @@ def writes(client: Client, op: Any, task_id: str) -> bool:
 def with_batch(**conf: Any) -> Client:
     """A queue with a batch that is open for new members."""
     client = new_queue(**conf)
-    opened = client.do(several_writers.open_for_several(client.context, "b", then=Message(b"then", task_id="then")))
+    opened = client.do(enqueue.open_for_several(client.context, "b", then=Message(b"then", task_id="then")))
     assert (opened.written, opened.done, opened.total) == (False, False, 0)
     return client
 
 
 def seal(client: Client) -> batches.Batch:
-    return client.do(several_writers.seal(client.context, "b"))
+    return client.do(enqueue.seal(client.context, "b"))
 
 
 def collected(client: Client) -> collect.Collected:
@@ -159,7 +158,7 @@ def test_an_id_that_goes_while_it_is_looked_at_is_not_written_again() -> None:
             steps.append(other.put(task_id="a"))
         elif len(steps) == 1 and isinstance(op, GetMany):
             steps.append("dropped")
-            other.do(operate.drop(other.context, "a"))
+            other.do(admin.drop(other.context, "a"))
 
     assert load(client, "a", "b", fault=meanwhile) == NewTasks(("b",), ("a",))
     assert (client.work(), steps) == (["b"], ["a", "dropped"])
@@ -213,7 +212,7 @@ def test_a_load_is_refused_before_clean_up_could_have_made_its_ids_free() -> Non
     """
     client = new_queue(task_gc_lifetime=100)
     client.zk.advance(86_400)
-    began = client.do(clock.now(client.context))
+    began = client.do(server_clock.now(client.context))
     assert began == datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=client.zk.ms)
     load(client, "a", since=began)
     client.work()
@@ -243,7 +242,7 @@ def test_a_batch_that_clean_up_gave_up_takes_no_members() -> None:
         collected(client)
     refused(client, ConfigError, loading(client, "a", batch="b"), JOINS_NOT)
     assert client.check() == {}
-    client.do(several_writers.open_for_several(client.context, "b"))
+    client.do(enqueue.open_for_several(client.context, "b"))
     assert load(client, "a", batch="b").written == ("a",)
 
 
@@ -276,12 +275,12 @@ def test_nothing_joins_a_batch_that_is_sealed_or_not_there() -> None:
     client = with_batch()
     load(client, "a", batch="b")
     seal(client)
-    assert client.do(several_writers.open_for_several(client.context, "b")).written
+    assert client.do(enqueue.open_for_several(client.context, "b")).written
     assert load(client, "a", batch="b") == NewTasks((), ("a",))
     for name in ("b", "never-opened"):
         refused(client, ConfigError, loading(client, "late", batch=name), JOINS_NOT)
     assert client.check().keys() == {"a"}
-    refused(client, TaskNotFound, several_writers.seal(client.context, "never"))
+    refused(client, TaskNotFound, enqueue.seal(client.context, "never"))
 
 
 def test_a_task_of_another_batch_is_no_member_and_one_that_was_dropped_is_not_written_again() -> None:
@@ -291,7 +290,7 @@ def test_a_task_of_another_batch_is_no_member_and_one_that_was_dropped_is_not_wr
     why = "'theirs' is in use by a task that is no member of batch 'b'"
     assert refused(client, DuplicateTask, loading(client, "a", "theirs", batch="b"), why).duplicates == ("theirs",)
     load(client, "a", "c", batch="b")
-    client.do(operate.drop(client.context, "a"))
+    client.do(admin.drop(client.context, "a"))
     assert load(client, "a", "c", batch="b") == NewTasks((), ("a", "c"))
     assert sorted(client.work()) == ["c", "theirs"]
     sealed = seal(client)
@@ -300,10 +299,10 @@ def test_a_task_of_another_batch_is_no_member_and_one_that_was_dropped_is_not_wr
 
 def test_a_member_that_comes_while_the_batch_is_sealed_is_counted_or_refused() -> None:
     """Whoever seals has counted the members, when another writer adds one: it counts again, but not without end."""
-    for comers in (1, several_writers.COUNTS + 1):
+    for comers in (1, enqueue.COUNTS + 1):
         client = with_batch()
         load(client, "a", batch="b")
-        sealing = step(client, several_writers.seal(client.context, "b"))
+        sealing = step(client, enqueue.seal(client.context, "b"))
         for number in range(comers):
             sealing.until(Multi)
             load(another(client), f"n{number}", batch="b")

@@ -13,39 +13,34 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.filters import decode_types
-from airflow_provider_zkmq.engine.core.model.lanes import Lane
+from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
+from airflow_provider_zkmq.engine.core.maintenance import rescue as keeper
 from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.names import Lane
+from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, RetryPolicy, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.protocol.ops import Pipeline, Procedure, Tell, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Create
-from airflow_provider_zkmq.engine.core.reading import (
-    archiving,
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, decode_types
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Pipeline, Procedure, Tell, Wait
+from airflow_provider_zkmq.engine.core.read import (
+    completion_log,
+    configuration,
     counts,
     explain,
-    finding,
-    following,
-    ids,
     inspect,
-    log,
-    many,
-    register,
-    runs,
-    settings,
-    trees,
-    trimmed,
+    nodes,
+    server_clock,
     wait,
 )
-from airflow_provider_zkmq.engine.core.reading.claims import current_claim
-from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, operate
+from airflow_provider_zkmq.engine.core.read import inspect as ids
+from airflow_provider_zkmq.engine.core.read import inspect as many
+from airflow_provider_zkmq.engine.core.read import wait as finding
+from airflow_provider_zkmq.engine.core.read import wait as following
+from airflow_provider_zkmq.engine.core.read.leases import current_claim
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, configure, enqueue, holding
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
-from airflow_provider_zkmq.engine.core.upkeep import collect, keeper, rescue
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound, ZkmqError
 from tests.unit.damage import DEEP, Damage, damages, fields, kinds, world
 from tests.unit.world import Client, new_queue
@@ -204,7 +199,7 @@ def survive(damage: Damage, order: str = "default", *, dies: bool = True) -> Non
         client.zk.advance(1)
     for procedure in (counts.counts(context), inspect.list_tasks(context)):
         client.within(2 * MOST, procedure)
-    for procedure in (register.consumers(context), explain.explain(context, "good"), settings.conf(context)):
+    for procedure in (configuration.consumers(context), explain.explain(context, "good"), configuration.conf(context)):
         tolerated(client, procedure, damage)
     for lifetime in (1000, 0):
         client.within(MOST, collect.collect_garbage(context, lifetime))
@@ -213,7 +208,7 @@ def survive(damage: Damage, order: str = "default", *, dies: bool = True) -> Non
     assert "later" in work(client, damage)
     told_once(client, damage)
     assert damage.data is not None or damage.path not in NEEDED or damage.path in client.zk.nodes, "not made anew"
-    tolerated(client, operate.clear(context), damage)
+    tolerated(client, admin.clear(context), damage)
     heir = Counting(client.zk, "heir")
     assert heir.within(MOST, collect.collect_garbage(heir.context, 0)).ran or "/lock" in damage.path
     put(heir, "last")
@@ -271,16 +266,16 @@ def enqueueing(task_id: str, **options: Any) -> Callable[[Any], Any]:
 READS: dict[str, Callable[[Any, str], Any]] = {
     "task": inspect.read_task,
     "read_many": lambda context, task_id: many.read_many(context, [task_id]),
-    "tree": trees.read_tree,
+    "tree": nodes.read_tree,
     "explain": explain.explain,
     "wait": lambda context, task_id: wait.wait(context, [task_id], timeout=0, on_progress=lambda *_: None),
     "follow": lambda context, task_id: following.follow(context, task_id, lambda _task: None, 0),
 }
 WRITES: dict[str, Callable[[Any, str], Any]] = {
-    "cancel": operate.cancel,
-    "redrive": operate.redrive,
-    "replace": lambda context, task_id: operate.replace_data(context, task_id, b"new"),
-    "drop": operate.drop,
+    "cancel": admin.cancel,
+    "redrive": admin.redrive,
+    "replace": lambda context, task_id: admin.replace_data(context, task_id, b"new"),
+    "drop": admin.drop,
     "enqueue": lambda context, task_id: enqueueing(task_id)(context),
     "update": lambda context, task_id: enqueueing(task_id, update=True, delay=9)(context),
     "requeue": lambda context, task_id: enqueueing(task_id, requeue=True)(context),
@@ -289,9 +284,9 @@ WRITES: dict[str, Callable[[Any, str], Any]] = {
 
 def read_everything_that_ended(context: Context) -> Procedure[object]:
     """Each run of the log, by where it stands now, and as one that stood when it was listed."""
-    ended = yield from log.ended_between(context, 0)
-    yield from runs.read_ended(context, ended)
-    return (yield from runs.read_ended(context, [each._replace(place=None) for each in ended]))
+    ended = yield from completion_log.ended_between(context, 0)
+    yield from completion_log.read_ended(context, ended)
+    return (yield from completion_log.read_ended(context, [each._replace(place=None) for each in ended]))
 
 
 OF_QUEUES: dict[str, Callable[[Any], Any]] = {
@@ -300,18 +295,18 @@ OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "ids": lambda context: ids.ids(context, None, "kind==a"),
     "find": lambda context: finding.find_matching(context, "kind==a", timeout=0),
     "counts": counts.counts,
-    "consumers": register.consumers,
-    "conf": settings.conf,
-    "archive": archiving.archive,
-    "ended_between": lambda context: log.ended_between(context, 0, 1 << 50),
+    "consumers": configuration.consumers,
+    "conf": configuration.conf,
+    "archive": server_clock.archive,
+    "ended_between": lambda context: completion_log.ended_between(context, 0, 1 << 50),
     "read_ended": read_everything_that_ended,
-    "latest_end": log.latest_end,
-    "trimmed": trimmed.trimmed,
+    "latest_end": completion_log.latest_end,
+    "trimmed": configuration.trimmed,
     "batch": lambda context: batches.read_batch(context, "open"),
     "wait_batch": lambda context: batches.wait_batch(context, "open", 0),
     "done batch": lambda context: batches.wait_batch(context, "done", 1),
     "ended batch": lambda context: batches.wait_batch(context, "ended", 1),
-    "clear": operate.clear,
+    "clear": admin.clear,
 }
 
 

@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import ask, claim
-from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.memory.readahead import MOST, MOST_KINDS, Paces, ReadAhead
-from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim import claim as ask
+from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
+from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.client.context import MOST, MOST_KINDS, Paces, ReadAhead
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, OrderedEnum
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import GetMany
-from airflow_provider_zkmq.engine.core.protocol.writes import Create
-from airflow_provider_zkmq.engine.core.tasks import operate, settle
-from airflow_provider_zkmq.engine.core.writing import plan
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, GetMany
+from airflow_provider_zkmq.engine.core.tasks import admin, settle
+from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.claiming import ANY, ORDERS, another, counting, ids, many, queue_of, step
 from tests.unit.world import Client, new_queue
@@ -79,7 +78,7 @@ def test_a_large_group_is_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     noting = lambda op: seen.append(len(op.paths)) if isinstance(op, GetMany) else None
     assert len(client.do(claim.claim_many(client.context, ANY, 64), noting)) == 64
     assert [size for size in seen if size > 3] == [96, 96]
-    monkeypatch.setattr(plan, "MAX_REQUEST", 3_000)
+    monkeypatch.setattr(commit, "MAX_REQUEST", 3_000)
     claims = many(client, 6)
     assert ids(claims) == [str(number) for number in range(64, 70)]
     assert 1 < len({each.token for each in claims}) < 6
@@ -179,7 +178,7 @@ def test_a_run_is_not_judged_by_what_was_read_before_it(order: str, *, damaged: 
         sound, record.data = record.data, b"no record"
         stepper.step()
         record.data = sound
-    other.do(operate.drop(other.context, "t03"))
+    other.do(admin.drop(other.context, "t03"))
     client.complete(stepper.finish()[0])
     client.zk.ms += 300  # names that were listed before are not used any more, what was read then is
     other.put(b"new", task_id="t03")

@@ -9,11 +9,20 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Reconnect
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
-from airflow_provider_zkmq.engine.core.reading import configuration
-from airflow_provider_zkmq.engine.core.tasks import enqueue, operate, putting, settle, transaction
-from airflow_provider_zkmq.engine.core.writing import pieces
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Create,
+    Delete,
+    Exists,
+    Get,
+    Multi,
+    Pipeline,
+    Reconnect,
+    SetData,
+)
+from airflow_provider_zkmq.engine.core.read import configuration
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import transaction as putting
+from airflow_provider_zkmq.engine.core.write import transitions
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown, QueueNotFound
 from tests.stepping import Stepper
 from tests.unit.damage import delete
@@ -25,10 +34,10 @@ def again(client: Client, **options: Any) -> Any:
 
 
 CALLS: dict[str, Callable[[Client], Any]] = {
-    "cancel": lambda it: operate.cancel(it.context, "a"),
-    "drop": lambda it: operate.drop(it.context, "a"),
-    "redrive": lambda it: operate.redrive(it.context, "a", data=b"new"),
-    "replace": lambda it: operate.replace_data(it.context, "a", b"new"),
+    "cancel": lambda it: admin.cancel(it.context, "a"),
+    "drop": lambda it: admin.drop(it.context, "a"),
+    "redrive": lambda it: admin.redrive(it.context, "a", data=b"new"),
+    "replace": lambda it: admin.replace_data(it.context, "a", b"new"),
     "update": lambda it: again(it, update=True, delay=7),
     "enqueue again": again,
     "requeue": lambda it: again(it, requeue=True),
@@ -52,7 +61,7 @@ def in_state(name: str, **conf: Any) -> Client:
 
 
 def entry(client: Client) -> str:
-    return pieces.place_of(client.context, client.state("a"))
+    return transitions.place_of(client.context, client.state("a"))
 
 
 def note(client: Client) -> str:
@@ -126,7 +135,7 @@ def test_what_is_written_in_place_leaves_another_task_of_the_same_id_alone(subte
             asked, other = CALLS[call](client) if call == "replace" else again(client, update=True), Client(client.zk)
             stepper = Stepper(client.zk, client.session, asked)
             stepper.until(Multi, "data=b'new', version")
-            other.do(operate.drop(other.context, "a"))
+            other.do(admin.drop(other.context, "a"))
             other.put(task_id="a", priority=3)
             place = other.state("a").place
             stepper.finish()

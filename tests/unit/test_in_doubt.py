@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.memory import unresolved
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.client import context
+from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.maintenance.consumers import register
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, enqueueing, holding, operate, settle, transaction
-from airflow_provider_zkmq.engine.core.upkeep.consumers import register
-from airflow_provider_zkmq.engine.core.writing import combining
+from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Get, GetMany, Multi, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, holding, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import enqueue as enqueueing
+from airflow_provider_zkmq.engine.core.write import group_commit
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     ConfigError,
@@ -169,7 +169,7 @@ def test_of_two_threads_that_settle_the_same_claim_one_does() -> None:
 
 def test_a_claim_that_is_learnt_of_late_takes_nothing_from_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease ended while its reply was on its way, and the same client claimed the task again: that claim holds."""
-    monkeypatch.setattr(combining, "ON_THEIR_WAY", 2)  # else the later one waits for the reply, too
+    monkeypatch.setattr(group_commit, "ON_THEIR_WAY", 2)  # else the later one waits for the reply, too
     client = fresh("fifo", attempts=3)  # whose consumers try what others of the client try
     late = step(client, claim.claim(client.context, LEASED))
     late.until(Multi, "tasks/a/claim")
@@ -368,12 +368,12 @@ def test_what_was_not_sent_is_told_as_not_written() -> None:
 
 def test_what_is_remembered_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an hour, where many others follow, and with another message that has the id: then it is another enqueue."""
-    monkeypatch.setattr(unresolved, "KEPT", 2)
+    monkeypatch.setattr(context, "KEPT", 2)
     client = new_queue()
     for name in "abcde":
         unknown_put(client, Message(b"x", task_id=name))
     assert list(client.context.unresolved.marks) == ["c", "d", "e"]
-    client.zk.advance(unresolved.KEPT_SECONDS - 1)
+    client.zk.advance(context.KEPT_SECONDS - 1)
     assert client.do(put(client, Message(b"x", task_id="e"))) == ["e"]
     for number in range(2):
         refused(client, DuplicateTask, put(client, Message(b"y" if number == 0 else b"x", task_id="d")))
@@ -467,6 +467,6 @@ def test_that_nothing_tells_any_more_what_became_of_a_commit_is_told_once() -> N
     unit = unit_of(client)
     refused(client, OutcomeUnknown, transaction.commit(unit), None, outage(client))
     other = another(client)
-    assert other.do(operate.clear(other.context)) == 1
+    assert other.do(admin.clear(other.context)) == 1
     refused(client, OutcomeUnknown, transaction.commit(unit), "collected")
     refused(client, ClaimLost, transaction.commit(unit))

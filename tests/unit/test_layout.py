@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_zkmq.engine.core.protocol import ops
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, SetData
-from airflow_provider_zkmq.engine.core.reading.roots import refuse_another_layout
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, SetData
+from airflow_provider_zkmq.engine.core.read.nodes import refuse_another_layout
 from airflow_provider_zkmq.engine.core.tasks import configure
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.world import Client, FakeZooKeeper, new_queue

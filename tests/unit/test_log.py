@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.letters import Unreadable
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, SetData
-from airflow_provider_zkmq.engine.core.reading import inspect, log
-from airflow_provider_zkmq.engine.core.tasks import operate
-from airflow_provider_zkmq.engine.core.upkeep import rescue
+from airflow_provider_zkmq.engine.core.maintenance import rescue
+from airflow_provider_zkmq.engine.core.model.records import Unreadable
+from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, SetData
+from airflow_provider_zkmq.engine.core.read import completion_log, inspect
+from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.ended_runs import Reader
 
@@ -45,8 +45,8 @@ DEPARTURES: dict[str, Callable[[Reader], Any]] = {
     "redriven": lambda it: [it.redrive(name) for name in ("d", "c")],
     "redriven with data": lambda it: [it.redrive(name, b"new") for name in ("d", "c")],
     "dropped": lambda it: it.drop("f", "d", "c", "open"),
-    "cleared": lambda it: it.do(operate.clear(it.context)),
-    "dead ones cleared": lambda it: it.do(operate.clear(it.context, "dead")),
+    "cleared": lambda it: it.do(admin.clear(it.context)),
+    "dead ones cleared": lambda it: it.do(admin.clear(it.context, "dead")),
 }
 
 
@@ -163,7 +163,7 @@ def test_what_does_not_fit_beside_the_next_run_is_left_out_of_the_letter_and_rep
     claimed = client.claimed()
     assert claimed.data == large
     client.fail(claimed, "last", retry=False)
-    client.do(operate.redrive(client.context, "a", data=b"m" * 700_000))
+    client.do(admin.redrive(client.context, "a", data=b"m" * 700_000))
     letter = client.letters()[-1]
     assert (letter.data, letter.error, len(client.reports)) == (b"", "last", 2)
     assert client.claimed().data == b"m" * 700_000
@@ -196,7 +196,7 @@ def test_of_a_bucket_in_which_something_is_new_only_that_is_read() -> None:
 
     def asked() -> list[Any]:
         asked: list[Any] = []
-        client.do(log.ended_between(client.context, done), asked.append)
+        client.do(completion_log.ended_between(client.context, done), asked.append)
         return asked
 
     few = len(asked())
@@ -209,7 +209,7 @@ def test_of_a_bucket_in_which_something_is_new_only_that_is_read() -> None:
     assert len(after) <= few + 4
     read = [path for op in after for path in getattr(op, "paths", ()) if path.endswith("/state")]
     assert sorted(read) == [client.context.paths.task(name, "state") for name in ("new", "newer")]
-    client.do(log.latest_end(client.context), (latest := list[Any]()).append)
+    client.do(completion_log.latest_end(client.context), (latest := list[Any]()).append)
     assert len(latest) <= 6
 
 
@@ -228,7 +228,7 @@ def test_looking_for_the_latest_end_writes_nothing_and_goes_up() -> None:
         client.zk.advance(100)
         client.end_each_way()
         step()
-        client.do(operate.clear(client.context, "dead"))
+        client.do(admin.clear(client.context, "dead"))
         client.put(task_id="f")
         client.work()
         step()

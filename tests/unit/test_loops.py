@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on
-from airflow_provider_zkmq.engine.core.memory.claims import Caller
+from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on
+from airflow_provider_zkmq.engine.core.client.claims import Caller
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Wait
 from airflow_provider_zkmq.engine.core.tasks import configure

@@ -7,16 +7,16 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.memory import slots
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.filters import String
-from airflow_provider_zkmq.engine.core.model.lanes import Lane, is_lane, is_shortened
+from airflow_provider_zkmq.engine.core.client import context as slots
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.maintenance import collect
+from airflow_provider_zkmq.engine.core.model.names import Lane, is_lane, is_shortened
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.reading import wait
-from airflow_provider_zkmq.engine.core.reading.claims import current_claim
-from airflow_provider_zkmq.engine.core.tasks import configure, operate, settle
-from airflow_provider_zkmq.engine.core.upkeep import collect
-from airflow_provider_zkmq.engine.core.writing import place
+from airflow_provider_zkmq.engine.core.model.selectors import String
+from airflow_provider_zkmq.engine.core.read import wait
+from airflow_provider_zkmq.engine.core.read.leases import current_claim
+from airflow_provider_zkmq.engine.core.tasks import admin, configure, settle
+from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import WaitTimeout
 from tests.unit.world import Client, new_queue
 
@@ -62,7 +62,7 @@ def live(client: Client) -> None:
     claimed = client.take(lease=30)
     if claimed is not None:
         client.complete(client.do(current_claim(context, claimed.task_id, claimed.token)))
-    client.do(operate.clear(context))
+    client.do(admin.clear(context))
     client.zk.advance(7_200)
     client.do(collect.collect_garbage(context, 1))
     client.do(configure.pause(context))
@@ -103,7 +103,7 @@ def test_lanes_are_bounded_pruned_and_forgotten_however_their_names_are_spelt(
     long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anybody's clean-up deletes lanes that were empty for an hour, and this client's next forgets them."""
-    monkeypatch.setattr(place, "MAX_LANES", 20)
+    monkeypatch.setattr(commit, "MAX_LANES", 20)
     client, lanes = new_queue(filters=KIND), f"{BASE}/queue"
     other = Client(client.zk)
     for number in range(30):
@@ -124,9 +124,9 @@ def test_lanes_are_bounded_pruned_and_forgotten_however_their_names_are_spelt(
 def test_a_lane_that_is_being_opened_is_not_forgotten() -> None:
     """A slot whose lane another thread is about to create is kept; one whose lane is gone is not."""
     client = new_queue()
-    slot = client.do(place.open_segment(client.context, Lane(0, {}), ordered=False))
+    slot = client.do(commit.open_segment(client.context, Lane(0, {}), ordered=False))
     for kept in ([slot], []):
-        place.forget_lanes(client.context, [])
+        commit.forget_lanes(client.context, [])
         assert list(client.context.slots.open.values()) == kept
         client.put()
     assert len(client.work()) == 2
@@ -134,7 +134,7 @@ def test_a_lane_that_is_being_opened_is_not_forgotten() -> None:
 
 def test_reports_come_once_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was reported long ago is forgotten when the table is full."""
-    monkeypatch.setattr("airflow_provider_zkmq.engine.core.memory.quarantine.MAX_QUARANTINE", 10)
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.client.context.MAX_QUARANTINE", 10)
     client = new_queue()
     for number in range(25):
         for _ in range(2):

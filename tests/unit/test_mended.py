@@ -7,22 +7,29 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming.group import step_over_if_there
-from airflow_provider_zkmq.engine.core.claiming.take import Pick
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
+from airflow_provider_zkmq.engine.core.claim.candidates import Pick, step_over_if_there
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Pipeline, Procedure, Sync
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, Multi, SetData
-from airflow_provider_zkmq.engine.core.reading import settings
-from airflow_provider_zkmq.engine.core.reading.watched import listing
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, holding, operate, settle
-from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
-from airflow_provider_zkmq.engine.core.writing import closing, escrow
-from airflow_provider_zkmq.engine.core.writing.commit import commit
-from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
-from airflow_provider_zkmq.engine.core.writing.plan import Change, Plan, Refusal, one
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Create,
+    Delete,
+    Exists,
+    Get,
+    Multi,
+    Pipeline,
+    Procedure,
+    SetData,
+    Sync,
+)
+from airflow_provider_zkmq.engine.core.read import configuration
+from airflow_provider_zkmq.engine.core.read.cache import listing
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, holding, settle
+from airflow_provider_zkmq.engine.core.write import batch_closing, escrow
+from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit, one
+from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
 from airflow_provider_zkmq.engine.working import handling
 from airflow_provider_zkmq.engine.working.handling import Working
@@ -141,7 +148,7 @@ def test_what_was_delivered_before_waits_for_a_policy_that_can_be_read() -> None
     client.zk.advance(5)
     assert client.take() is None
     with pytest.raises(CorruptRecord, match=path):
-        client.do(settings.conf(client.context))
+        client.do(configuration.conf(client.context))
     assert client.reported == [path]
     damage(client, path, good)
     assert sorted(client.work()) == ["before", "fails"]
@@ -174,7 +181,7 @@ def test_a_promotion_leaves_another_task_of_the_same_id_alone() -> None:
     stepper = Stepper(client.zk, client.session, rescue.tend(client.context))
     stepper.until(Pipeline, "t/state")
     assert not stepper.over
-    other.do(operate.drop(other.context, "t"))
+    other.do(admin.drop(other.context, "t"))
     other.put(task_id="t", filters=None, priority=3)
     stepper.finish()
     assert [(state.state, state.priority) for state in other.check().values()] == [(State.INSERTED, 3)]
@@ -216,7 +223,7 @@ def test_a_task_with_a_damaged_run_in_escrow_ends_as_it_would_without(data: byte
     assert client.fail(claimed, "boom", retry=False) is State.DEAD
     state = client.check()["a"]
     assert (state.state, state.error, state.requeue) == (State.DEAD, "boom", False)
-    client.do(operate.redrive(client.context, "a"))
+    client.do(admin.redrive(client.context, "a"))
     assert client.work() == ["a"]
 
     client, _ = escrowed(data, window=5)
@@ -257,7 +264,7 @@ def test_a_damaged_batch_is_named_by_who_waits_for_it_and_by_nobody_else(data: b
     assert client.do(collect.collect_garbage(client.context)).ran
     assert client.reported == [base]
     assert client.write(Delete(f"{batch(client, 'next')}/open/next1")).committed
-    client.do(closing.close_batches(client.context))
+    client.do(batch_closing.close_batches(client.context))
     assert client.do(batches.read_batch(client.context, "next")).done
     with pytest.raises(CorruptRecord, match=base):
         client.do(batches.wait_batch(client.context, "b", 1))

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, WaitTimeout
-from airflow_provider_zkmq.engine.core.claiming import ask, claim, loop
-from airflow_provider_zkmq.engine.core.memory.claims import Caller
+from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim import claim as ask
+from airflow_provider_zkmq.engine.core.claim import claim as loop
+from airflow_provider_zkmq.engine.core.client.claims import Caller
 from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Sync, Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Delete
-from airflow_provider_zkmq.engine.core.reading import existence, finding, inspect
-from airflow_provider_zkmq.engine.core.reading.archiving import Archive
+from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Exists, Sync, Wait
+from airflow_provider_zkmq.engine.core.read import inspect, nodes, wait
+from airflow_provider_zkmq.engine.core.read.server_clock import Archive
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, settle
 from airflow_provider_zkmq.engine.fronts.methods import Twins
 from airflow_provider_zkmq.engine.fronts.queue import QueueVerbs
@@ -80,7 +81,7 @@ def test_a_verb_on_a_missing_queue_creates_nothing_and_names_those_that_come_clo
         client.do(configure.configure(elsewhere(client, queue)))
     context, before = elsewhere(client, "cencus"), set(client.zk.nodes)
     why = r"'cencus' does not exist under '/zkmq' \(did you mean 'census'"
-    told = refused(client, QueueNotFound, existence.unless_missing(context, called(name, context)), why)
+    told = refused(client, QueueNotFound, nodes.unless_missing(context, called(name, context)), why)
     assert set(client.zk.nodes) == before
     assert (told.similar[0], "orders" in told.similar) == ("census", False)
 
@@ -91,17 +92,17 @@ def test_what_creates_a_queue_goes_on_creating_it() -> None:
     client.do(enqueue.enqueue(elsewhere(client, "a"), Message(b"x")))
     client.do(configure.configure(elsewhere(client, "b"), lock=5))
     assert {"/zkmq/a/conf", "/zkmq/b/conf"} <= client.zk.nodes.keys()
-    reading = existence.unless_missing(client.context, inspect.read_task(client.context, "a"))
+    reading = nodes.unless_missing(client.context, inspect.read_task(client.context, "a"))
     refused(client, TaskNotFound, reading, "never enqueued")
 
 
 def test_whether_a_queue_is_there_is_asked_without_creating_it() -> None:
     """A server that lags behind is asked to catch up first."""
     client = new_queue()
-    stepper = step(client, existence.exists(elsewhere(client, "later")))
+    stepper = step(client, nodes.exists(elsewhere(client, "later")))
     assert stepper.finish() is False
     assert [type(op) for op in stepper.done] == [Exists, Sync, Exists]
-    assert client.do(existence.exists(client.context)) is True
+    assert client.do(nodes.exists(client.context)) is True
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -112,7 +113,7 @@ def test_who_waits_for_a_queue_is_woken_by_a_watch(comes: bool) -> None:
     """
     client, stop = new_queue(), []
     context = elsewhere(client, "later")
-    stepper = step(client, existence.exists(context, None, stopping=lambda: bool(stop)))
+    stepper = step(client, nodes.exists(context, None, stopping=lambda: bool(stop)))
     stepper.until(Wait)
     signal = stepper.op.signal
     if comes:
@@ -131,7 +132,7 @@ def test_a_search_waits_for_the_queue_where_it_is_told_to() -> None:
     context, told = elsewhere(client, "latter"), []
     client.do(configure.configure(elsewhere(client, "later")))
     context.run.report = lambda _path, why: told.append(why)
-    search = lambda seconds: finding.find_matching(context, "all()", 1, seconds, wait_for_queue=True)
+    search = lambda seconds: wait.find_matching(context, "all()", 1, seconds, wait_for_queue=True)
     assert refused(client, WaitTimeout, search(5), r"'latter' did not come within timeout \(5 s\)").left == ("all()",)
     stepper = step(client, search(60))
     stepper.until(Wait)

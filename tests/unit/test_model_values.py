@@ -16,16 +16,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_zkmq.engine.core.memory.marks import Marks
-from airflow_provider_zkmq.engine.core.model import filters as types
-from airflow_provider_zkmq.engine.core.model.conditions import Condition
-from airflow_provider_zkmq.engine.core.model.filters import Integer, OrderedEnum, String, parse_filters
-from airflow_provider_zkmq.engine.core.model.lanes import MAX_PRIORITY, Lane, is_shortened, parse_lane
+from airflow_provider_zkmq.engine.core.client.context import Marks
+from airflow_provider_zkmq.engine.core.model import selectors as types
 from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.model.paths import Paths, check_name, entry_name, entry_task
+from airflow_provider_zkmq.engine.core.model.names import (
+    MAX_PRIORITY,
+    Lane,
+    Paths,
+    check_name,
+    entry_name,
+    entry_task,
+    is_shortened,
+    parse_lane,
+)
 from airflow_provider_zkmq.engine.core.model.policy import ConsumeOnce, ConsumeTimes, RetryPolicy, exp_backoff
 from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, replace
-from airflow_provider_zkmq.engine.core.model.selectors import AllOf, AnyOf, choose, parse_selector
+from airflow_provider_zkmq.engine.core.model.selectors import (
+    AllOf,
+    AnyOf,
+    Condition,
+    Integer,
+    OrderedEnum,
+    String,
+    choose,
+    parse_filters,
+    parse_selector,
+)
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, Event, State, derive_status, step
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, IllegalTransition

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.model.outcomes import Retry, Snooze, Success
+from airflow_provider_zkmq.engine.core.model.policy import Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect
-from airflow_provider_zkmq.engine.core.protocol.writes import SetData
-from airflow_provider_zkmq.engine.core.reading.claims import current_claim
-from airflow_provider_zkmq.engine.core.tasks import putting, settle, transaction
+from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, SetData
+from airflow_provider_zkmq.engine.core.read.leases import current_claim
+from airflow_provider_zkmq.engine.core.tasks import settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, TransportError, Unavailable, ZkmqError
 from tests.unit.world import LOST, Client, Faults, carry_out, execute, new_queue

@@ -11,12 +11,11 @@ import pytest
 from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import KeeperState
 
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, Post
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Multi, SetData
-from airflow_provider_zkmq.engine.core.tasks import beginning
+from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Get, Multi, Post, SetData
+from airflow_provider_zkmq.engine.core.tasks import holding
 from airflow_provider_zkmq.engine.errors import TaskTooLarge
 from airflow_provider_zkmq.engine.fronts import client
 from airflow_provider_zkmq.engine.fronts.client import new_context
@@ -155,7 +154,7 @@ def test_a_lost_mark_is_paid_while_another_thread_has_the_memory(
     monkeypatch.setattr(client, "pay_debts", pay)
     session.connected.set()
     claimed = claimed_one(session)
-    run(session, beginning.begin(context, claimed))
+    run(session, holding.begin(context, claimed))
     assert (claimed.ahead, line.requests, context.debts.unmarked) == (False, [(1, 14)], {})
     ends = threading.Thread(target=session.client._notify_pending, args=(KeeperState.CONNECTING,))
     with session.memory:
@@ -174,7 +173,7 @@ def test_where_no_thread_is_to_be_had_the_debt_stays(
     """The connection's thread goes on, and the next claim pays."""
     context = new_context(session, "q")
     session.connected.set()
-    run(session, beginning.begin(context, claimed_one(session)))
+    run(session, holding.begin(context, claimed_one(session)))
 
     def start(_thread: object) -> None:
         raise RuntimeError("can't start new thread")

@@ -10,20 +10,18 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Zkmq
-from airflow_provider_zkmq.engine.core.model.filters import Integer, OrderedEnum, String
-from airflow_provider_zkmq.engine.core.model.moments import moment_of
+from airflow_provider_zkmq.engine.core.maintenance.promote import promote_due
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.selectors import Integer, OrderedEnum, String
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, GetMany, Op, Pipeline, Sync
-from airflow_provider_zkmq.engine.core.protocol.writes import Delete, SetData
-from airflow_provider_zkmq.engine.core.reading import archiving, ids, many, nodes, register, scanning, settings
-from airflow_provider_zkmq.engine.core.reading.archiving import Archive
-from airflow_provider_zkmq.engine.core.reading.clock import now_below
-from airflow_provider_zkmq.engine.core.reading.columns import COLUMNS
-from airflow_provider_zkmq.engine.core.reading.inspect import Task, list_tasks, read_task
-from airflow_provider_zkmq.engine.core.reading.roots import queue_names
+from airflow_provider_zkmq.engine.core.model.time import moment_of
+from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Exists, GetMany, Op, Pipeline, SetData, Sync
+from airflow_provider_zkmq.engine.core.read import configuration, inspect, nodes, server_clock
+from airflow_provider_zkmq.engine.core.read import scan as scanning
+from airflow_provider_zkmq.engine.core.read.inspect import COLUMNS, Task, list_tasks, read_task
+from airflow_provider_zkmq.engine.core.read.nodes import queue_names
+from airflow_provider_zkmq.engine.core.read.server_clock import Archive, now_below
 from airflow_provider_zkmq.engine.core.tasks import configure, holding
-from airflow_provider_zkmq.engine.core.upkeep.promote import promote_due
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
@@ -85,7 +83,7 @@ def scan(client: Client, names: list[str], columns: Any = ALL, fault: Any = None
 def test_ids_are_those_of_a_state_or_of_all() -> None:
     """Each state has its tasks, whichever way they are listed; without one all are told; the unknown is refused."""
     client = one_in_each_state()
-    listed = lambda *state, **options: client.do(ids.ids(client.context, *state, **options))
+    listed = lambda *state, **options: client.do(inspect.ids(client.context, *state, **options))
     expected = {state: [str(state)] for state in State} | {State.INSERTED: ["delayed", "queued"]}
     assert {state: sorted(listed(state)) for state in State} == expected
     assert sorted(listed()) == sorted(NAMES)
@@ -101,7 +99,7 @@ def test_a_selector_chooses_ids_by_their_records_alone() -> None:
     for number in range(BEYOND_A_CHUNK):
         client.put(task_id=f"t{number:03}", filters={"size": number % 2})
     path = damage(client, "t001")
-    found = client.do(ids.ids(client.context, "inserted", "size==1"), log)
+    found = client.do(inspect.ids(client.context, "inserted", "size==1"), log)
     assert sorted(found) == [f"t{number:03}" for number in range(3, BEYOND_A_CHUNK, 2)]
     assert (log.read(), client.reported) == ({"state"}, [path])
 
@@ -112,7 +110,7 @@ def test_a_task_whose_time_comes_while_tasks_are_listed_is_listed_once() -> None
         client = new_queue()
         client.put(task_id="late", delay=10)
         client.zk.advance(20)
-        listing = Stepper(client.zk, client.session, ids.ids(client.context, State.INSERTED))
+        listing = Stepper(client.zk, client.session, inspect.ids(client.context, State.INSERTED))
         for _ in range(steps):
             listing.step()
         assert client.do(promote_due(client.context)) == 1
@@ -145,10 +143,10 @@ def test_many_tasks_come_each_once_in_the_order_of_their_ids() -> None:
     client, log, few = new_queue(), Log(), Log()
     names = [client.put(data=f"{number}".encode()) for number in range(BEYOND_A_CHUNK)]
     damage(client, names[7])
-    tasks = client.do(many.read_many(client.context, [*reversed(names), names[0], "never"]), log)
+    tasks = client.do(inspect.read_many(client.context, [*reversed(names), names[0], "never"]), log)
     assert [task.id for task in tasks] == [name for name in reversed(names) if name != names[7]]
     assert (tasks[-1], len(client.reports), len(log.of(Sync))) == (one(client, names[0]), 1, 1)
-    client.do(many.read_many(client.context, names[8:108], parts=("metadata",)), few)
+    client.do(inspect.read_many(client.context, names[8:108], parts=("metadata",)), few)
     # All are there: nothing needs to catch up. One request, and what tells the payloads' times in flight together.
     assert (len(few.of(GetMany)), len(few.of(Exists)), few.of(Sync)) == (1, 100, [])
 
@@ -170,14 +168,14 @@ def test_parts_that_are_left_out_are_empty_and_not_read(subtests: pytest.Subtest
     for parts, (task, znodes) in expected.items():
         with subtests.test(parts=parts):
             log = Log()
-            assert client.do(many.read_many(client.context, ["t"], parts=parts), log) == [task]
+            assert client.do(inspect.read_many(client.context, ["t"], parts=parts), log) == [task]
             assert log.read() == znodes
     for wrong in ("data", ["payload"], ["data", "state"]):
         with pytest.raises(ConfigError, match="data, metadata, progress, result"):
-            client.do(many.read_many(client.context, ["t"], parts=wrong))
+            client.do(inspect.read_many(client.context, ["t"], parts=wrong))
     for names in ("t", ["a/b"], [None]):
         with pytest.raises(ConfigError):
-            client.do(many.read_many(client.context, names))
+            client.do(inspect.read_many(client.context, names))
 
 
 def test_a_run_of_an_id_that_ran_before_has_its_own_time() -> None:
@@ -194,7 +192,7 @@ def test_a_run_of_an_id_that_ran_before_has_its_own_time() -> None:
     assert (came[0], came[1]) == (client.zk.ms, client.zk.ms) > (came[2], came[2])
     assert scan(client, names, ["enqueued_ms"], log).columns["enqueued_ms"] == came
     assert [op.path for op in log.of(Exists)] == ["/zkmq/q/tasks/again/data"]
-    (bare,) = client.do(many.read_many(client.context, ["again"], parts=()))
+    (bare,) = client.do(inspect.read_many(client.context, ["again"], parts=()))
     assert bare.enqueued_ms == came[0]
 
 
@@ -325,7 +323,7 @@ def test_a_configuration_has_the_names_of_configure() -> None:
     chosen: dict[str, Any] = {"task_gc_lifetime": 7, "lock": 9, "order": "fifo", "policy": RetryPolicy(attempts=3)}
     client = new_queue(filters={"k": String()}, **chosen)
     client.do(configure.pause(client.context))
-    assert client.do(settings.conf(client.context)) == settings.QueueConf(
+    assert client.do(configuration.conf(client.context)) == configuration.QueueConf(
         filters={"k": String()}, task_gc_interval=300, paused=True, archived=None, **chosen
     )
 
@@ -340,7 +338,7 @@ def test_consumers_tell_who_they_are_and_what_they_have_in_hand() -> None:
     mine, theirs = client.claimed().task_id, dead.claimed().task_id
     third.claimed(lease=60)
     client.zk.expire(dead.session)
-    told = client.do(register.consumers(client.context))
+    told = client.do(configuration.consumers(client.context))
     assert (told[0].id.startswith("first-"), told[0].accepts) == (True, ("all()",))
     assert [(each.name, each.host, each.pid, each.in_hand, each.alive) for each in told] == [
         ("first", "here", 7, (mine,), True),
@@ -352,7 +350,7 @@ def test_consumers_tell_who_they_are_and_what_they_have_in_hand() -> None:
     for number in range(BEYOND_A_CHUNK):
         client.put()
         Client(client.zk, f"c{number:03}").claimed()
-    assert len(client.do(register.consumers(client.context), log)) == 2 + BEYOND_A_CHUNK, "the dead one is buried"
+    assert len(client.do(configuration.consumers(client.context), log)) == 2 + BEYOND_A_CHUNK, "the dead one is buried"
     assert max(len(op.paths) for op in log.of(GetMany)) <= nodes.AT_ONCE
 
 
@@ -364,12 +362,12 @@ def test_a_consumer_s_damaged_record_is_reported_and_its_tasks_are_told() -> Non
     path = client.context.paths.consumer(consumer)
     for data in (b"\xff", b'{"name": 3, "pid": "x", "accepts": 5}'):
         client.zk.nodes[path].data = data
-        (found,) = client.do(register.consumers(client.context))
+        (found,) = client.do(configuration.consumers(client.context))
         assert (found.name, found.host, found.pid, found.accepts) == (None, None, None, ())
         assert (found.id, found.in_hand, found.alive) == (consumer, ("a",), True)
     assert client.reported == [path]
     leaves = lambda op: client.zk.nodes.pop(path) and None if isinstance(op, GetMany) and op.paths == (path,) else None
-    assert client.do(register.consumers(client.context), leaves) == []
+    assert client.do(configuration.consumers(client.context), leaves) == []
 
 
 def test_queue_names_leave_out_what_is_no_queue() -> None:
@@ -385,7 +383,7 @@ def test_queue_names_leave_out_what_is_no_queue() -> None:
 def test_who_publishes_the_archive_must_have_read_it() -> None:
     """The first writes version 0; of two that read the same, the second is refused; so is one that is damaged."""
     client = new_queue()
-    read = lambda: client.do(archiving.archive(client.context))
+    read = lambda: client.do(server_clock.archive(client.context))
     publish = lambda archive: client.do(configure.publish_archive(client.context, archive))
     nothing = read()
     assert nothing == Archive(born=nothing.born)
@@ -393,7 +391,7 @@ def test_who_publishes_the_archive_must_have_read_it() -> None:
     publish(first)
     second = read()
     assert second == replace(first, version=0)
-    assert client.do(settings.conf(client.context)).archived == 7
+    assert client.do(configuration.conf(client.context)).archived == 7
     publish(replace(second, watermark=8))
     with pytest.raises(ConfigError, match="another archive run"):
         publish(replace(second, watermark=9))

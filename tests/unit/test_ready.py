@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.claiming.ready import ready
-from airflow_provider_zkmq.engine.core.model.filters import String
+from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim.ready import ready
+from airflow_provider_zkmq.engine.core.maintenance import consumers, deletion
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.selectors import String
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Wait
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete
-from airflow_provider_zkmq.engine.core.tasks import configure, operate
-from airflow_provider_zkmq.engine.core.upkeep import consumers, deletion
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Wait
+from airflow_provider_zkmq.engine.core.tasks import admin, configure
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound
 from tests.stepping import Stepper
 from tests.unit.claiming import ANY, another, queue_of, step
@@ -109,7 +108,7 @@ def test_only_what_fits_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert woken(waiter)
     with pytest.raises(ConfigError):
         look(looker, selector="nonsense==1")
-    monkeypatch.setattr("airflow_provider_zkmq.engine.core.writing.place.MAX_LANES", 1)
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.write.commit.MAX_LANES", 1)
     client, looker = queue()
     for kind in "xyz":
         client.put(filters={"k": kind})
@@ -132,7 +131,7 @@ def test_what_a_claim_would_step_over_is_no_work() -> None:
     """An entry without a task, which is told of once, and a task without its payload: no claim would find any."""
     client, looker = queue("a", "b")
     segment = client.context.paths.entry(client.state("a").place).rpartition("/")[0]
-    client.do(operate.drop(client.context, "a"))
+    client.do(admin.drop(client.context, "a"))
     client.complete(client.claimed())
     client.zk.multi(client.session, (Create(f"{segment}/0000000000000000000000~gone"),))
     assert [look(looker), look(looker)] == [False, False]

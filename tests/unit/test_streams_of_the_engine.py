@@ -17,10 +17,10 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from pyspark.sql.types import StructType
 
 from airflow_provider_zkmq.engine import ZkmqError
-from airflow_provider_zkmq.engine.core.reading import log, runs, trimmed
-from airflow_provider_zkmq.engine.core.reading import settings as queue_settings
-from airflow_provider_zkmq.engine.core.tasks import configure, operate
-from airflow_provider_zkmq.engine.core.upkeep import collect
+from airflow_provider_zkmq.engine.core.maintenance import collect
+from airflow_provider_zkmq.engine.core.read import completion_log, configuration
+from airflow_provider_zkmq.engine.core.read import configuration as queue_settings
+from airflow_provider_zkmq.engine.core.tasks import admin, configure
 from tests.unit.followed import Interrupted, Query
 from tests.unit.world import Client, new_queue
 
@@ -38,8 +38,9 @@ class EngineQueue:
 
     def __getattr__(self, verb: str) -> Any:
         procedures = {
-            "conf": queue_settings.conf, "configure": configure.configure, "trimmed": trimmed.trimmed,
-            "latest_end": log.latest_end, "ended_between": log.ended_between, "read_ended": runs.read_ended,
+            "conf": queue_settings.conf, "configure": configure.configure, "trimmed": configuration.trimmed,
+            "latest_end": completion_log.latest_end, "ended_between": completion_log.ended_between,
+            "read_ended": completion_log.read_ended,
         }  # fmt: skip
         return lambda *args, **options: self.client.do(procedures[verb](self.client.context, *args, **options))
 
@@ -84,12 +85,12 @@ class Following(Interrupted):
         if end != "again":
             self.book[claimed.task_id, end, data] += 1
 
-    @rule(task_id=IDS, verb=st.sampled_from([operate.redrive, operate.drop, operate.cancel]))
+    @rule(task_id=IDS, verb=st.sampled_from([admin.redrive, admin.drop, admin.cancel]))
     def operate(self, task_id: str, verb: Any) -> None:
         with contextlib.suppress(ZkmqError, KeyError):
             data = self.data(task_id)
             self.client.do(verb(self.client.context, task_id))
-            if verb is operate.cancel:
+            if verb is admin.cancel:
                 self.book[task_id, "cancelled", data] += 1
 
     @rule(seconds=st.sampled_from([1, 10, 100]))

@@ -8,13 +8,12 @@ from typing import Any, Final
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
-from airflow_provider_zkmq.engine.core.protocol.ops import Op
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi
-from airflow_provider_zkmq.engine.core.reading import scanning
-from airflow_provider_zkmq.engine.core.reading.inspect import read_task
-from airflow_provider_zkmq.engine.core.tasks import operate
-from airflow_provider_zkmq.engine.core.upkeep.collect import collect_garbage
+from airflow_provider_zkmq.engine.core.maintenance.collect import collect_garbage
+from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum
+from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Op
+from airflow_provider_zkmq.engine.core.read import scan
+from airflow_provider_zkmq.engine.core.read.inspect import read_task
+from airflow_provider_zkmq.engine.core.tasks import admin
 from tests.unit.world import Client, new_queue
 
 TREE: Final = "/zkmq/q/tasks/a"
@@ -39,7 +38,7 @@ def holds(client: Client, data: bytes, parts: str, came: int) -> None:
     """The task is what a message asked for, and when; a scan tells the same; the tree is what its record says."""
     client.check()
     task, asked = client.do(read_task(client.context, "a")), {"metadata": {}, "filters": {}} | PARTS[parts]
-    columns = client.do(scanning.scan(client.context, ["a"], ["enqueued_ms", "metadata", "filters"])).columns
+    columns = client.do(scan.scan(client.context, ["a"], ["enqueued_ms", "metadata", "filters"])).columns
     assert columns == {"enqueued_ms": [came]} | {name: [value] for name, value in asked.items()}
     told = (task.data, task.metadata, task.filters, task.enqueued_ms)
     assert (told, client.reports) == ((data, asked["metadata"], asked["filters"], came), [])
@@ -67,8 +66,8 @@ def ended(client: Client) -> Any:
 
 
 DELETIONS: Final[dict[str, Callable[[Client], Any]]] = {
-    "drop": lambda client: operate.drop(client.context, "a"),
-    "clear": lambda client: operate.clear(client.context),
+    "drop": lambda client: admin.drop(client.context, "a"),
+    "clear": lambda client: admin.clear(client.context),
     "clean-up": ended,
 }
 

@@ -23,18 +23,19 @@ from hypothesis import strategies as st
 
 from airflow_provider_zkmq import engine
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy, Zkmq, parse_duration, parse_moment
-from airflow_provider_zkmq.engine.core.claiming import ask
-from airflow_provider_zkmq.engine.core.memory.clock import Clock, ServerTime
-from airflow_provider_zkmq.engine.core.model.durations import LONGEST, seconds
-from airflow_provider_zkmq.engine.core.model.moments import milliseconds, moment_of
+from airflow_provider_zkmq.engine.core.claim import claim as ask
+from airflow_provider_zkmq.engine.core.client.clock import Clock, ServerTime
+from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
 from airflow_provider_zkmq.engine.core.model.records import replace
-from airflow_provider_zkmq.engine.core.protocol.ops import Op
-from airflow_provider_zkmq.engine.core.protocol.writes import Delete, Multi, SetData
-from airflow_provider_zkmq.engine.core.reading import finding, following, inspect, settings, wait
-from airflow_provider_zkmq.engine.core.reading.scanning import scan
-from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, putting, settle, transaction
-from airflow_provider_zkmq.engine.core.tasks.beginning import begin
-from airflow_provider_zkmq.engine.core.upkeep import collect, keeper
+from airflow_provider_zkmq.engine.core.model.time import LONGEST, milliseconds, moment_of, seconds
+from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Multi, Op, SetData
+from airflow_provider_zkmq.engine.core.read import configuration, inspect, wait
+from airflow_provider_zkmq.engine.core.read import wait as finding
+from airflow_provider_zkmq.engine.core.read import wait as following
+from airflow_provider_zkmq.engine.core.read.scan import scan
+from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import transaction as putting
+from airflow_provider_zkmq.engine.core.tasks.holding import begin
 from airflow_provider_zkmq.engine.fronts.claims import task_of
 from tests.unit.world import Client, new_queue
 
@@ -65,7 +66,7 @@ PROCEDURES: list[tuple[str, Callable[[Client, Any], Any]]] = [
     ("timeout", lambda it, span: it.do(finding.find_matching(it.context, "all()", timeout=span))),
     ("timeout", lambda it, span: it.do(following.follow(it.context, "a", id, timeout=span))),
     ("timeout", lambda it, span: it.do(batches.wait_batch(it.context, "b", span))),
-    ("timeout", lambda it, span: it.do(keeper.wait_for_change(it.context, 0, span))),
+    ("timeout", lambda it, span: it.do(rescue.wait_for_change(it.context, 0, span))),
 ]
 #: What else takes durations, and by which names.
 OBJECTS: list[tuple[Callable[..., Any], list[str]]] = [
@@ -105,13 +106,13 @@ def test_every_call_takes_the_same_durations(subtests: pytest.Subtests) -> None:
     """One error for all, which names the parameter; nothing is changed, and the queue goes on."""
     for number, (name, call) in enumerate(PROCEDURES):
         client = queue_with(*(f"t{each}" for each in range(len(NO_DURATIONS))))
-        tasks, conf = client.check().keys(), client.do(settings.conf(client.context))
+        tasks, conf = client.check().keys(), client.do(configuration.conf(client.context))
         for case, wrong in NO_DURATIONS.items():
             with subtests.test(call=number, name=name, case=case):
                 with pytest.raises(ConfigError, match=f"{name} .* {NO_DURATION}"):
                     call(client, wrong)
                 assert client.check().keys() == tasks
-        assert client.do(settings.conf(client.context)) == conf
+        assert client.do(configuration.conf(client.context)) == conf
         for span in TWO_SECONDS:
             with subtests.test(call=number, name=name, span=span):
                 told = ""
@@ -138,7 +139,7 @@ def test_a_duration_is_kept_in_seconds(subtests: pytest.Subtests) -> None:
     for span in TWO_SECONDS:
         with subtests.test(span=span):
             client = new_queue(lock=span, task_gc_lifetime=span, policy=RetryPolicy(min_backoff=span, factor=span))
-            conf = client.do(settings.conf(client.context))
+            conf = client.do(configuration.conf(client.context))
             kept = (conf.lock, conf.task_gc_lifetime, conf.policy.min_backoff, conf.policy.factor)
             task_id = client.put(delay=span, lock=span)
             assert (*kept, client.state(task_id).lock) == (2.0,) * 5

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.filters import String
+from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.selectors import String
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Check, Multi, SetData
-from airflow_provider_zkmq.engine.core.reading import archiving, configuration, inspect, log
-from airflow_provider_zkmq.engine.core.reading.claims import current_claim
-from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, exhaust, operate, settle
-from airflow_provider_zkmq.engine.core.upkeep import collect, rescue
-from airflow_provider_zkmq.engine.core.writing import place
-from airflow_provider_zkmq.engine.core.writing.escrow import ESCROW_ROOM
-from airflow_provider_zkmq.engine.core.writing.record import Current
+from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Check, Multi, SetData
+from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, server_clock
+from airflow_provider_zkmq.engine.core.read.leases import current_claim
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, configure, enqueue, recovery, settle
+from airflow_provider_zkmq.engine.core.write import commit
+from airflow_provider_zkmq.engine.core.write.escrow import ESCROW_ROOM
+from airflow_provider_zkmq.engine.core.write.record import Current
 from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskTooLarge
 from tests.unit.claiming import ORDERS, another, in_hand, queue_of, refused
 from tests.unit.world import Client, new_queue
@@ -76,7 +76,7 @@ def test_a_task_that_leaves_its_lane_for_a_time_comes_back_to_its_place(monkeypa
     client.zk.advance(6)
     assert sorted(client.work()) == ["a", "b"]
     client.check()
-    monkeypatch.setattr(place, "SEGMENT_ENTRIES", 1)
+    monkeypatch.setattr(commit, "SEGMENT_ENTRIES", 1)
     client = new_queue(order="fifo")
     in_backoff(client)
     for name in "bc":
@@ -107,7 +107,7 @@ def test_changed_filters_decide_who_gets_a_task_in_backoff(
     order: str, mixed: bool, delayed: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asks for the new value gets it when it is due, who wants the old does not; lanes spelt out, or mixed."""
-    monkeypatch.setattr(place, "MAX_LANES", 0 if mixed else 256)
+    monkeypatch.setattr(commit, "MAX_LANES", 0 if mixed else 256)
     client = new_queue(order=order, filters=COLOUR)
     for task_id in ("task", "other"):
         client.put(task_id=task_id, filters={"colour": "red"})
@@ -181,8 +181,8 @@ def test_a_tightened_policy_buries_what_used_up_its_attempts() -> None:
     client.do(enqueue.enqueue_batch(client.context, [Message(b"x", task_id="a")], "b"))
     client.fail(client.claimed(), "boom")
     current, now = tightened(client)
-    assert exhaust.used_up(client.do(configuration.read_conf(client.context)), current.state)
-    assert client.do(exhaust.bury_exhausted(client.context, current, now))
+    assert recovery.used_up(client.do(configuration.read_conf(client.context)), current.state)
+    assert client.do(recovery.bury_exhausted(client.context, current, now))
     dead = client.check()["a"]
     assert (dead.state, dead.attempt, dead.ended) == (State.DEAD, 1, now)
     assert all(part in str(dead.error) for part in ("delivered 1 times", "boom"))
@@ -196,13 +196,13 @@ def test_burying_changes_no_other_run() -> None:
     client.fail(client.claimed())
     seen = tightened(client)
     client.cancel("a")
-    assert not client.do(exhaust.bury_exhausted(client.context, *seen))
+    assert not client.do(recovery.bury_exhausted(client.context, *seen))
     assert client.check()["a"].state is State.CANCELLED
     client = queue_of("a")
     claimed = client.claimed()
     client.put(b"again", task_id="a", requeue=True)
     client.fail(claimed)
-    assert client.do(exhaust.bury_exhausted(client.context, *tightened(client)))
+    assert client.do(recovery.bury_exhausted(client.context, *tightened(client)))
     assert (client.check()["a"].state, client.state("a").attempt) == (State.INSERTED, 0)
     assert client.claimed().data == b"again"
 
@@ -268,7 +268,7 @@ def test_a_run_in_escrow_is_kept_by_clean_up_and_goes_with_its_task() -> None:
     assert client.claimed().data == b"new"
     client = done()
     requeue(client)
-    client.do(operate.drop(client.context, "a"))
+    client.do(admin.drop(client.context, "a"))
     client.zk.advance(61)
     assert (client.check(), client.take()) == ({}, None)
 
@@ -291,8 +291,10 @@ def test_a_run_is_told_to_the_archive_once_although_its_record_is_written_again(
     Where the run in escrow cannot be inserted, the record is written a third time; and the next run is one of its own.
     """
     client = done()
-    now = lambda: client.do(archiving.zxid(client.context))
-    told = lambda after, until: [each.id for each in client.do(log.ended_between(client.context, after, until))]
+    now = lambda: client.do(server_clock.zxid(client.context))
+    told = lambda after, until: [
+        each.id for each in client.do(completion_log.ended_between(client.context, after, until))
+    ]
     ended = lambda: client.do(inspect.read_task(client.context, "a")).ended_ms or 0
     first, before = now(), ended()
     client.zk.advance(10)

@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine import Duration, Retry, RetryPolicy, Snooze, S
 from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
 from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.read.inspect import Task
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue
 from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
 from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue

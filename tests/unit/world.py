@@ -9,22 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.claiming import claim
-from airflow_provider_zkmq.engine.core.claiming.take import Wanted
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
-from airflow_provider_zkmq.engine.core.model.letters import Letter, parse_letter
+from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.client.context import Context, Runtime
 from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.model.paths import Paths
+from airflow_provider_zkmq.engine.core.model.names import Paths
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.records import Letter, TaskState, parse_letter
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, parse_selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol import ops
-from airflow_provider_zkmq.engine.core.protocol.ops import Node, Op
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi, Outcome
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, operate, settle
+from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Node, Op, Outcome
+from airflow_provider_zkmq.engine.core.tasks import admin, configure, enqueue, settle
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.sync_driver import ensure_root
 from tests.simulation.history import listed_task, places_of
@@ -258,7 +255,7 @@ class Client:
         return self.do(settle.fail(self.context, claimed, error, **options))
 
     def cancel(self, task_id: str) -> None:
-        self.do(operate.cancel(self.context, task_id))
+        self.do(admin.cancel(self.context, task_id))
 
     def state(self, task_id: str) -> TaskState:
         path = self.context.paths.task(task_id, "state")

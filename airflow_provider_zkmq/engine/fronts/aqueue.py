@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
-from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.fronts.claims import Hand
 from airflow_provider_zkmq.engine.fronts.methods import Awaited, AwaitedTaker
 from airflow_provider_zkmq.engine.fronts.queue import ClaimVerbs, QueueVerbs

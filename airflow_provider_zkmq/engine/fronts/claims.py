@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from airflow_provider_zkmq.engine.core.claiming.ask import Asked
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.claim.claim import Asked
+from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.model.states import State, derive_status
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
-from airflow_provider_zkmq.engine.core.tasks.giveback import give_back
+from airflow_provider_zkmq.engine.core.read.inspect import Task
+from airflow_provider_zkmq.engine.core.tasks.settle import give_back
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS

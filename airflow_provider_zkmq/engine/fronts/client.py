@@ -15,17 +15,16 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.memory.clock import Clock
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.memory.runtime import Runtime
-from airflow_provider_zkmq.engine.core.model.paths import Paths
-from airflow_provider_zkmq.engine.core.reading.clock import now_below
-from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.reading.roots import queue_names
-from airflow_provider_zkmq.engine.core.tasks.departing import settle_last, settle_leaving
-from airflow_provider_zkmq.engine.core.upkeep.consumers import unregister
-from airflow_provider_zkmq.engine.core.upkeep.debts import in_debt, pay_debts, until_due
-from airflow_provider_zkmq.engine.core.upkeep.turns import collect_if_due
+from airflow_provider_zkmq.engine.core.client.clock import Clock
+from airflow_provider_zkmq.engine.core.client.context import Context, Runtime
+from airflow_provider_zkmq.engine.core.maintenance.collect import collect_if_due
+from airflow_provider_zkmq.engine.core.maintenance.consumers import unregister
+from airflow_provider_zkmq.engine.core.maintenance.rescue import in_debt, pay_debts, until_due
+from airflow_provider_zkmq.engine.core.model.names import Paths
+from airflow_provider_zkmq.engine.core.read.configuration import read_conf
+from airflow_provider_zkmq.engine.core.read.nodes import queue_names
+from airflow_provider_zkmq.engine.core.read.server_clock import now_below
+from airflow_provider_zkmq.engine.core.tasks.deferred_completions import settle_last, settle_leaving
 from airflow_provider_zkmq.engine.errors import QueueNotFound, TransportError, Unsupported, ZkmqError
 from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
 from airflow_provider_zkmq.engine.fronts.claims import aside
@@ -39,7 +38,7 @@ from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
 
-# --- What calls left to be put right (`core.upkeep.debts`) is put right in the background, by a thread of its own.
+# --- What calls left (`core.maintenance.rescue`) is put right in the background, by a thread of its own.
 
 #: The longest pause between two tries to pay what is owed, while the connection is lost.
 LOOK_SECONDS: Final = 5.0

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from airflow_provider_zkmq.engine.core.claiming.loop import Loop, go_on, wind_up
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on, wind_up
+from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.errors import TransportError
 from airflow_provider_zkmq.engine.fronts.claims import PATIENCE
 from airflow_provider_zkmq.engine.fronts.methods import AwaitedTaker, BlockingTaker, Twins, show_result, shown

@@ -16,11 +16,11 @@ from collections.abc import Callable, Coroutine
 from types import MethodType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from airflow_provider_zkmq.engine.core.claiming.ask import Asked
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
-from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.claim.claim import Asked
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.reading.claims import current_claim
+from airflow_provider_zkmq.engine.core.read.leases import current_claim
 from airflow_provider_zkmq.engine.fronts.claims import Hand, handed_over, handed_over_async
 from airflow_provider_zkmq.engine.zk.connecting import Patience, left
 from airflow_provider_zkmq.engine.zk.opening import arun, run

@@ -6,47 +6,37 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
-from airflow_provider_zkmq.engine.core.claiming import ask, by_id, over, ready
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
-from airflow_provider_zkmq.engine.core.memory.context import Context
+from airflow_provider_zkmq.engine.core.claim import by_id, ready
+from airflow_provider_zkmq.engine.core.claim.claim import ask, ask_in_turn, ask_many, wanted
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.maintenance import collect, deletion, rescue
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.reading import (
-    archiving,
-    clock,
-    counts,
+from airflow_provider_zkmq.engine.core.read import (
+    completion_log,
+    configuration,
     explain,
-    following,
-    ids,
     inspect,
-    log,
-    many,
-    pending,
-    register,
-    runs,
-    scanning,
-    settings,
-    trees,
-    trimmed,
+    nodes,
+    server_clock,
 )
-from airflow_provider_zkmq.engine.core.reading.claims import unless_queue_gone
-from airflow_provider_zkmq.engine.core.reading.existence import exists, unless_missing
-from airflow_provider_zkmq.engine.core.reading.finding import find_matching
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
-from airflow_provider_zkmq.engine.core.reading.wait import wait as wait_for
-from airflow_provider_zkmq.engine.core.tasks import (
-    batches,
-    beginning,
-    configure,
+from airflow_provider_zkmq.engine.core.read.counts import counts, pending
+from airflow_provider_zkmq.engine.core.read.inspect import Task
+from airflow_provider_zkmq.engine.core.read.leases import unless_queue_gone
+from airflow_provider_zkmq.engine.core.read.nodes import unless_missing
+from airflow_provider_zkmq.engine.core.read.scan import scan
+from airflow_provider_zkmq.engine.core.read.wait import find_matching, follow
+from airflow_provider_zkmq.engine.core.read.wait import wait as wait_for
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, configure, holding, settle
+from airflow_provider_zkmq.engine.core.tasks.deferred_completions import settle_later
+from airflow_provider_zkmq.engine.core.tasks.enqueue import (
     enqueue_new,
-    holding,
-    operate,
-    settle,
-    several_writers,
+    enqueue_one,
+    enqueue_several,
+    open_for_several,
+    seal,
 )
-from airflow_provider_zkmq.engine.core.tasks.departing import settle_later
-from airflow_provider_zkmq.engine.core.tasks.enqueueing import enqueue_one, enqueue_several
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by_outcome
-from airflow_provider_zkmq.engine.core.upkeep import collect, deletion, keeper
 from airflow_provider_zkmq.engine.fronts.claims import Adopting, Hand, task_of
 from airflow_provider_zkmq.engine.fronts.loops import looping
 from airflow_provider_zkmq.engine.fronts.methods import (
@@ -86,7 +76,7 @@ class ClaimVerbs(Front[Hand], Generic[U]):
     snooze = settling(settle.snooze)
     extend = settling(holding.extend)
     progress = settling(holding.progress)
-    begin = settling(beginning.begin)
+    begin = settling(holding.begin)
     settle = settling(settle_by_outcome)
 
     def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
@@ -184,58 +174,58 @@ class QueueVerbs(Front[Context]):
     configure = verb(configure.configure)
     task = verb(inspect.read_task)
     tasks = verb(inspect.list_tasks)
-    ids = verb(ids.ids)
-    read_many = verb(many.read_many)
-    scan = verb(scanning.scan)
-    counts = verb(counts.counts)
-    pending = verb(pending.pending)
-    conf = verb(settings.conf)
-    exists = verb(exists)
+    ids = verb(inspect.ids)
+    read_many = verb(inspect.read_many)
+    scan = verb(scan)
+    counts = verb(counts)
+    pending = verb(pending)
+    conf = verb(configuration.conf)
+    exists = verb(nodes.exists)
     delete = verb(deletion.delete)
-    consumers = verb(register.consumers)
-    follow = verb(following.follow)
-    tree = verb(trees.read_tree)
+    consumers = verb(configuration.consumers)
+    follow = verb(follow)
+    tree = verb(nodes.read_tree)
     explain = verb(explain.explain)
     wait = verb(wait_for)
     find = verb(find_matching)
     wait_batch = verb(batches.wait_batch)
     batch = verb(batches.read_batch)
-    zxid = verb(archiving.zxid)
-    now = verb(clock.now)
-    ended_between = verb(log.ended_between)
-    read_ended = verb(runs.read_ended)
-    latest_end = verb(log.latest_end)
-    trimmed = verb(trimmed.trimmed)
-    archive = verb(archiving.archive)
+    zxid = verb(server_clock.zxid)
+    now = verb(server_clock.now)
+    ended_between = verb(completion_log.ended_between)
+    read_ended = verb(completion_log.read_ended)
+    latest_end = verb(completion_log.latest_end)
+    trimmed = verb(configuration.trimmed)
+    archive = verb(server_clock.archive)
     collect_garbage = verb(collect.collect_garbage)
-    redrive = verb(operate.redrive)
-    redrive_many = verb(operate.redrive_many)
-    cancel = verb(operate.cancel)
-    revoke = verb(operate.revoke)
-    clear = verb(operate.clear)
-    replace = verb(operate.replace_data)
-    drop = verb(operate.drop)
+    redrive = verb(admin.redrive)
+    redrive_many = verb(admin.redrive_many)
+    cancel = verb(admin.cancel)
+    revoke = verb(admin.revoke)
+    clear = verb(admin.clear)
+    replace = verb(admin.replace_data)
+    drop = verb(admin.drop)
     complete = by_token(settle.complete)
     fail = by_token(settle.fail)
     release = by_token(settle.release)
     snooze = by_token(settle.snooze)
-    begin = by_token(beginning.begin_for)
+    begin = by_token(holding.begin_for)
     extend = by_token(holding.extend)
     progress = by_token(holding.progress)
     enqueue_many = verb(enqueue_several, marks_used=True)
-    enqueue_new = verb(enqueue_new.enqueue_new, marks_used=True)
-    open_batch = verb(several_writers.open_for_several, marks_used=True)
-    seal_batch = verb(several_writers.seal)
+    enqueue_new = verb(enqueue_new, marks_used=True)
+    open_batch = verb(open_for_several, marks_used=True)
+    seal_batch = verb(seal)
     enqueue = verb(enqueue_one, marks_used=True)
-    claim = claiming(ask.ask, "Claim | None", "AsyncClaim | None")
-    claim_many = claiming_many(ask.ask_many, "list[Claim]", "list[AsyncClaim]")
-    claims = looping(ask.ask_in_turn, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
+    claim = claiming(ask, "Claim | None", "AsyncClaim | None")
+    claim_many = claiming_many(ask_many, "list[Claim]", "list[AsyncClaim]")
+    claims = looping(ask_in_turn, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
     claim_task = claiming(by_id.ask_by_id, "Claim | None", "AsyncClaim | None")
-    take_over = claiming(over.ask_over, "Claim | None", "AsyncClaim | None")
+    take_over = claiming(by_id.ask_over, "Claim | None", "AsyncClaim | None")
     ready = verb(ready.ready)
-    check_wanted = verb(ask.wanted)
-    look_after = verb(keeper.look_after)
-    wait_for_change = verb(keeper.wait_for_change)
+    check_wanted = verb(wanted)
+    look_after = verb(rescue.look_after)
+    wait_for_change = verb(rescue.wait_for_change)
 
     @property
     def _context(self) -> Context:

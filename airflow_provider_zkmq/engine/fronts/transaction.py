@@ -6,21 +6,20 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from airflow_provider_zkmq.engine.core.claiming.ask import Asked, Method, wanted
-from airflow_provider_zkmq.engine.core.claiming.claim import claim
-from airflow_provider_zkmq.engine.core.memory.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
+from airflow_provider_zkmq.engine.core.claim.claim import Asked, Method, claim, wanted
+from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
+from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait, Within
-from airflow_provider_zkmq.engine.core.reading.claims import unless_queue_gone
-from airflow_provider_zkmq.engine.core.reading.existence import unless_missing
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.read.inspect import Task
+from airflow_provider_zkmq.engine.core.read.leases import unless_queue_gone
+from airflow_provider_zkmq.engine.core.read.nodes import unless_missing
 from airflow_provider_zkmq.engine.core.tasks import transaction
-from airflow_provider_zkmq.engine.core.tasks.giveback import Holder, give_back
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_outcome
-from airflow_provider_zkmq.engine.core.tasks.putting import put
+from airflow_provider_zkmq.engine.core.tasks.settle import Holder, give_back
+from airflow_provider_zkmq.engine.core.tasks.transaction import put
 from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
 from airflow_provider_zkmq.engine.fronts.claims import UNKNOWN_SESSION, Hand, task_of
 from airflow_provider_zkmq.engine.fronts.methods import AwaitedInTurn, BlockingInTurn, Front, claiming, verb

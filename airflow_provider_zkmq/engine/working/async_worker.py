@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
-from airflow_provider_zkmq.engine.core.model.outcomes import Retry
+from airflow_provider_zkmq.engine.core.model.policy import Retry
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
+from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.errors import QueueNotFound
 from airflow_provider_zkmq.engine.log import log

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from airflow_provider_zkmq.engine.core.model.outcomes import Retry, Snooze
+from airflow_provider_zkmq.engine.core.model.policy import Retry, Snooze
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
 from airflow_provider_zkmq.engine.protocols import Closing, InHand
 from airflow_provider_zkmq.engine.working.options import Options

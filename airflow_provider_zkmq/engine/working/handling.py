@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Any, Final, Generic, TypeVar
 
-from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
-from airflow_provider_zkmq.engine.core.model.numbers import whole_number
-from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine.core.model.codec import whole_number
+from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
+from airflow_provider_zkmq.engine.core.read.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, error_text
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,

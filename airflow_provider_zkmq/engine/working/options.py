@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
-from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds, seconds
-from airflow_provider_zkmq.engine.core.model.numbers import optional_whole_number, whole_number
+from airflow_provider_zkmq.engine.core.model.codec import optional_whole_number, whole_number
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
-from airflow_provider_zkmq.engine.core.reading.inspect import Task
+from airflow_provider_zkmq.engine.core.model.time import Duration, optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.read.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.errors import ConfigError
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
+from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
 from airflow_provider_zkmq.engine.errors import QueueNotFound, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import Claim, Queue, Transaction

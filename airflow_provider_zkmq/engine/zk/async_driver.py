@@ -6,8 +6,17 @@ import asyncio
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol.ops import EnsureRoot, Op, Pipeline, Post, Reconnect, Tell, Wait, Within
-from airflow_provider_zkmq.engine.core.protocol.seats import Seat
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    EnsureRoot,
+    Op,
+    Pipeline,
+    Post,
+    Reconnect,
+    Seat,
+    Tell,
+    Wait,
+    Within,
+)
 from airflow_provider_zkmq.engine.errors import TransportError
 from airflow_provider_zkmq.engine.zk.connecting import Patience, left, over
 from airflow_provider_zkmq.engine.zk.operations import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from airflow_provider_zkmq.engine.core.protocol.ops import Op, Procedure, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.reading.roots import refuse_another_layout
+from airflow_provider_zkmq.engine.core.read.nodes import refuse_another_layout
 from airflow_provider_zkmq.engine.errors import HostNotFound
 from airflow_provider_zkmq.engine.zk.async_driver import execute as execute_on_loop
 from airflow_provider_zkmq.engine.zk.connecting import Patience, is_address, left, over

@@ -27,22 +27,20 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization as wire
 
 from airflow_provider_zkmq.engine.core.protocol.ops import (
+    MAX_REQUEST,
     Children,
     CreateContainer,
     Exists,
+    Failure,
     Get,
     GetMany,
+    Multi,
     Node,
+    Outcome,
     Post,
     Stat,
     Sync,
     Watch,
-)
-from airflow_provider_zkmq.engine.core.protocol.writes import (
-    MAX_REQUEST,
-    Failure,
-    Multi,
-    Outcome,
     WriteOp,
     request_size,
 )

@@ -20,7 +20,7 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.security import ACL
 
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Delete, SetData, WriteOp
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, SetData, WriteOp
 
 _CREATE, _DELETE, _GET_DATA, _SET_DATA, _CHECK = 1, 2, 4, 5, 13
 #: A create whose reply has the Stat of what was created (ZooKeeper 3.5).

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, ref
 
 from kazoo.handlers.threading import KazooTimeoutError
 
-from airflow_provider_zkmq.engine.core.protocol.seats import Seat, Seats
+from airflow_provider_zkmq.engine.core.protocol.ops import Seat, Seats
 
 # --- Signals for threads and event loops.
 

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.model.paths import LAYOUT, check_layout
+from airflow_provider_zkmq.engine.core.model.names import LAYOUT, check_layout
 from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Create,
     EnsureRoot,
     Exists,
+    Failure,
     Get,
+    Multi,
     Node,
     Op,
+    Outcome,
     Pipeline,
     Post,
     Reconnect,
+    Seat,
+    SetData,
     Tell,
     Wait,
     Within,
 )
-from airflow_provider_zkmq.engine.core.protocol.seats import Seat
-from airflow_provider_zkmq.engine.core.protocol.writes import Create, Failure, Multi, Outcome, SetData
 from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
 from airflow_provider_zkmq.engine.zk.connecting import Patience, left, over
 from airflow_provider_zkmq.engine.zk.operations import (

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.model.durations import Duration, optional_seconds
-from airflow_provider_zkmq.engine.core.model.moments import Moment, optional_milliseconds
+from airflow_provider_zkmq.engine.core.model.codec import refuse_deep
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.stored import refuse_deep
+from airflow_provider_zkmq.engine.core.model.time import Duration, Moment, optional_milliseconds, optional_seconds
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 

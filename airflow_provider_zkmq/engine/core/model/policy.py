@@ -1,4 +1,4 @@
-"""When a failed task runs again, and when it is dead."""
+"""What a queue decides: its configuration, its retry policy, and how a delivery may end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine.core.model.durations import Duration, seconds
-from airflow_provider_zkmq.engine.core.model.stored import corrupt_unless_read, load
+from airflow_provider_zkmq.engine.core.model.codec import corrupt_unless_read, load
+from airflow_provider_zkmq.engine.core.model.selectors import FilterTypes
+from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
 from airflow_provider_zkmq.engine.errors import ConfigError
+
+# --- When a failed task runs again, and when it is dead.
 
 #: Carmine computes its backoff for attempts up to 36; beyond, 2**n exceeds any clamp of use.
 MAX_EXPONENT: Final = 36
@@ -124,3 +127,82 @@ def ConsumeTimes(times: int) -> RetryPolicy:  # noqa: N802  the name is ZkQueue'
 def ConsumeOnce() -> RetryPolicy:  # noqa: N802  the name is ZkQueue's and public
     """ZkQueue's policy: at most one delivery."""
     return ConsumeTimes(1)
+
+
+# --- What a handler may return besides a result: Carmine's success, error and retry, and snooze.
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """The task is done. ``dedupe``: for how long an enqueue of its id is still refused."""
+
+    result: bytes | str | None = None
+    dedupe: Duration | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """The task failed for good: it goes to the dead letters, whatever attempts are left."""
+
+    error: str | BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The task failed and is tried again by its policy. ``backoff``: after how long, instead of the policy's."""
+
+    error: str | BaseException = "to be tried again"
+    backoff: Duration | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snooze:
+    """Not now: the task is given back, not to be handled for so long. Counts as no attempt."""
+
+    delay: Duration
+
+
+# --- A queue's configuration.
+
+
+@dataclass(frozen=True, slots=True)
+class Conf:
+    """A queue's configuration as last read; times in seconds."""
+
+    types: FilterTypes
+    policy: RetryPolicy
+    gc_lifetime: float
+    gc_interval: float
+    paused: bool
+    archive: int | None = None
+    """Where an archive is configured: the zxid up to which ended runs are archived."""
+    lock: float | None = None
+    order: str = "default"
+    policy_error: str | None = None
+    """Why the policy cannot be read, where this client never could: ``policy`` stands in for it."""
+
+    follow: bool = False
+    """Streams follow what ends: runs that leave are kept for them."""
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether anybody may still want a run that leaves what lists it."""
+        return self.follow or self.archive is not None
+
+    def wants(self, version: int) -> bool:
+        """Whether a run that leaves, and ended in that transaction, is to be kept; 0: it ends with this one."""
+        if self.follow or self.archive is None:
+            return self.follow
+        return version == 0 or version > self.archive
+
+    def may_deliver(self, attempt: int, own: object) -> bool:
+        """Whether it is known that a task that was delivered so often, with a policy of its own or None, may be again.
+
+        How often it may be is the policy's to say; no policy forbids the first delivery.
+        """
+        return attempt == 0 or own is not None or self.policy_error is None
+
+    @property
+    def ordered(self) -> bool:
+        """Whether tasks are handed out in strict order."""
+        return self.order == "fifo"

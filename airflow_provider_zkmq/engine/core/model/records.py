@@ -1,21 +1,115 @@
-"""What the znodes hold: frozen records and their byte codecs."""
+"""What the znodes of a task hold: its record, and the copy that is kept of a run that has left."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from airflow_provider_zkmq.engine.core.model import checks
-from airflow_provider_zkmq.engine.core.model.fields import FIELDS, SPAN, Attempt, slim
+from airflow_provider_zkmq.engine.core.model import codec
+from airflow_provider_zkmq.engine.core.model.codec import UNREADABLE, corrupt_unless_read, dump, load, spell, stored
+from airflow_provider_zkmq.engine.core.model.names import bucket_of, check_name, entry_name, entry_task
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.stored import UNREADABLE, corrupt_unless_read, load, spell, stored
-from airflow_provider_zkmq.engine.errors import CorruptRecord
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 if TYPE_CHECKING:
     from dataclasses import replace
+
+# --- What each field of a stored record must be.
+
+#: Where a task that is not in a lane is listed, and how many parts the name of its entry there has.
+_INDEXES: Final = {"scheduled": 3, "requeued": 3, "finished": 3, "cancelled": 3, "dlq": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One delivery that ended: by whom, from when to when (server's milliseconds), and how.
+
+    ``started``: when its handler began; None where that is not known.
+    """
+
+    number: int
+    consumer: str
+    claimed: int
+    ended: int
+    outcome: str
+    error: str | None = None
+    started: int | None = None
+
+
+def slim(attempt: Attempt) -> dict[str, Any]:
+    """A delivery as it is stored; what is not known of it is left out."""
+    return {name: value for name in _ATTEMPT if (value := getattr(attempt, name)) is not None}
+
+
+def _state(value: Any) -> State:
+    """A state by its word: looked up, which takes a third of the time that its class does."""
+    return _STATES.get(value) or State(value)
+
+
+def _place(value: object) -> str:
+    """``<lane>/<segment>/<entry>``; what began delayed has no segment yet."""
+    place = codec.text(value)
+    lane, segment, entry = place.split("/")
+    for name in (lane, segment or "-", entry):
+        codec.part(name)
+    return place
+
+
+def _index(value: object) -> str:
+    """Where a task is listed that is not in a lane."""
+    parts = [codec.part(name) for name in codec.text(value).split("/")]
+    if _INDEXES.get(parts[0]) != len(parts):
+        msg = f"{'/'.join(parts)} is no index"
+        raise ValueError(msg)
+    return "/".join(parts)
+
+
+def _attempt(record: object) -> Attempt:
+    """One past delivery; what else is said of it is left out."""
+    known = codec.mapping(codec.text, lambda value: value)(record)
+    return Attempt(**{name: check(known[name]) for name, check in _ATTEMPT.items() if name in known})
+
+
+_STATES: Final = {str(state): state for state in State}
+_MOMENT: Final = codec.optional(codec.moment)
+_PART: Final = codec.optional(codec.part)
+#: For how many seconds something holds.
+SPAN: Final = codec.number(0, codec.MAX_SECONDS)
+_ATTEMPT: Final[dict[str, codec.Check[Any]]] = {
+    "number": codec.count,
+    "consumer": codec.shown,
+    "claimed": codec.moment,
+    "ended": codec.moment,
+    "outcome": codec.shown,
+    "error": codec.optional(codec.shown),
+    "started": _MOMENT,
+}
+#: What each field of a stored record must be; a field that is not here is not read.
+FIELDS: Final[dict[str, codec.Check[Any]]] = {
+    "state": _state,
+    "place": _place,
+    "nonce": codec.text,
+    "priority": codec.priority,
+    "filters": codec.mapping(codec.part, codec.text),
+    "attempt": codec.count,
+    "index": codec.optional(_index),
+    "settled": codec.many(codec.text),
+    "error": codec.optional(codec.shown),
+    "policy": codec.optional(codec.mapping(codec.text, lambda value: value)),
+    "history": codec.many(_attempt),
+    "lock": codec.optional(SPAN),
+    "rank": codec.optional(codec.zxid),
+    "ended_zxid": codec.optional(codec.zxid),
+    **dict.fromkeys(("bound", "requeue", "result", "metadata"), codec.flag),
+    **dict.fromkeys(("due", "was_due", "claimed", "started", "ended", "dedupe"), _MOMENT),
+    **dict.fromkeys(("consumer", "lease", "batch"), _PART),
+}
+
+# --- What the znodes hold: frozen records and their byte codecs.
 
 __all__ = [
     "MAX_ERROR",
@@ -176,13 +270,13 @@ def _unread(path: str, error: Exception) -> CorruptRecord:
     return CorruptRecord(f"{path} does not hold a task's state: {error}")
 
 
-_CLAIM: Final[dict[str, checks.Check[Any]]] = {
-    "consumer": checks.shown,
-    "nonce": checks.text,
-    "lease": checks.optional(SPAN),
-    "progress": checks.optional(checks.number(0, 1)),
-    "note": checks.optional(checks.shown),
-    "began": checks.optional(checks.moment),
+_CLAIM: Final[dict[str, codec.Check[Any]]] = {
+    "consumer": codec.shown,
+    "nonce": codec.text,
+    "lease": codec.optional(SPAN),
+    "progress": codec.optional(codec.number(0, 1)),
+    "note": codec.optional(codec.shown),
+    "began": codec.optional(codec.moment),
 }
 
 
@@ -221,3 +315,95 @@ def claimed_before(claimed: int | None, later: int | None) -> int | None:
 def clip(text: str | None, most: int = MAX_ERROR) -> str | None:
     """An error text at the length that is kept."""
     return text if text is None or len(text) <= most else text[: most - 1] + "…"
+
+
+# --- A run that has left its queue's indexes, as it is kept for who reads what ended: a line of JSON, data, result.
+
+_NUMBERS: Final = ("version", "enqueued", "ended")
+_ENTRY: Final = re.compile(r"(\d{15})\+([0-9a-f]{16})~", re.ASCII)
+
+
+class Ended(NamedTuple):
+    """A run that has ended: its task's id, and the transaction in which it ended.
+
+    ``place``: where the run is kept whose task has left what lists it; None of one that stands.
+    """
+
+    id: str
+    version: int
+    place: str | None = None
+
+
+class Unreadable(Ended):
+    """One whose record is damaged, which was reported: it cannot be read, nor archived; clean-up keeps it."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """What a run was: the record, the metadata's text, payload and result. Times are the server's, in milliseconds.
+
+    ``version``: the transaction in which it ended; 0: the one in which the letter was written.
+    """
+
+    task_id: str
+    version: int
+    enqueued: int
+    ended: int
+    state: TaskState
+    metadata: str
+    data: bytes
+    result: bytes | None = None
+
+    def encode(self) -> bytes:
+        """The stored bytes; ``size``: of the data, where a result follows them."""
+        head: dict[str, Any] = {name: getattr(self, name) for name in ("task_id", *_NUMBERS, "metadata")}
+        head["state"] = self.state.encode().decode()
+        if self.result is None:
+            return dump(head) + b"\n" + self.data
+        return dump({**head, "size": len(self.data)}) + b"\n" + self.data + self.result
+
+    @classmethod
+    def decode(cls, path: str, raw: bytes) -> Letter:
+        """Read what `encode` wrote. Raises `CorruptRecord`."""
+        head, _, body = raw.partition(b"\n")
+        record = load(path, head)
+        size = record.get("size", len(body))
+        numbers = [*(record.get(name) for name in _NUMBERS), size]
+        texts = [record.get(name) for name in ("state", "metadata")]
+        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+        if not whole or not all(isinstance(text, str) for text in texts):
+            msg = f"{path} does not hold a run of ours"
+            raise CorruptRecord(msg)
+        try:
+            task_id = check_name("task id", record.get("task_id"))
+        except ConfigError as error:
+            msg = f"{path} does not hold a run of ours: {error}"
+            raise CorruptRecord(msg) from error
+        state = TaskState.decode(path, record["state"].encode("utf-8", "surrogatepass"))
+        times = (record["version"], record["enqueued"], record["ended"])
+        result = body[size:] if "size" in record else None
+        return cls(task_id, *times, state, record["metadata"], body[:size], result)
+
+
+def letter_path(when_ms: int, task_id: str, version: int) -> str:
+    """Where a letter is kept, relative to the queue; its name tells which run it is, so that nobody need read it."""
+    stamp = f"{max(0, when_ms):015d}+{version:016x}"
+    return f"unarchived/{bucket_of(when_ms)}/{entry_name(stamp, task_id)}"
+
+
+class LetterName(NamedTuple):
+    """What the name of a letter tells: the task, when it left, and the version."""
+
+    task_id: str
+    when: int
+    version: int
+
+
+def parse_letter(entry: str) -> LetterName | None:
+    """What the name of a letter tells; None for a foreign name."""
+    named, task_id = _ENTRY.match(entry), entry_task(entry)
+    if named is None or task_id is None:
+        return None
+    return LetterName(task_id, int(named[1]), int(named[2], 16))

@@ -1,18 +1,209 @@
-"""The operations that procedures yield, and what they get back.
-
-A procedure is a generator: it yields an `Op`, receives its result, and returns its own. A driver
-(`engine.zk.drivers`) carries the operations out on a real ZooKeeper; tests use a scripted or an in-memory
-one. Reads that meet no znode give None; every other failure is thrown into the procedure.
-"""
+"""Operations of the protocol: requests to ZooKeeper, waits and signals, as procedures yield them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Hashable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.core.protocol.seats import Seat
-from airflow_provider_zkmq.engine.core.protocol.writes import Multi
+# --- Who waits for a signal, in which order, and who is woken by what: news of the queue wakes one of each kind.
+#
+# Of fifty threads of a client that wait for a task of the same kind, one finds out whether there is one, as well as
+# all fifty would. It takes its *seat* again if there was none, before those who came after it; it has the next one
+# woken when it leaves, for whatever reason, and when it sees more than it can take. So none of them sleeps over
+# work, and an event costs a client the same however many of its threads are idle.
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A place among those of one ``kind``, for the time of one call; ``kept``: it was taken before."""
+
+    kind: Hashable
+    kept: bool = False
+
+
+class Seats(Generic[K]):
+    """The waiters of one signal: those in seats by kind, in the order in which they came, and the others."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Hashable, OrderedDict[K, None]] = {}
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return sum(map(len, tuple(self._rows.values())))  # asked without the lock, too
+
+    def take(self, who: K, seat: Seat | None) -> None:
+        """Sit down; who has had this seat before is the first of its kind again. None: with those of no kind."""
+        row = self._rows.setdefault(_kind(seat), OrderedDict())
+        row[who] = None
+        if seat is not None:
+            if seat.kept:
+                row.move_to_end(who, last=False)
+            seat.kept = True
+
+    def leave(self, who: K, seat: Seat | None) -> None:
+        """Get up, woken or not."""
+        row = self._rows.get(_kind(seat), OrderedDict())
+        row.pop(who, None)
+        if not row:
+            self._rows.pop(_kind(seat), None)
+
+    def everybody(self) -> list[K]:
+        """All who wait; they have got up."""
+        waiting = [who for row in self._rows.values() for who in row]
+        self._rows = {}
+        return waiting
+
+    def one_of_each(self) -> list[K]:
+        """The first of each kind, and all of no kind; they have got up."""
+        free = list(self._rows.pop(None, ()))
+        return free + [who for kind in list(self._rows) for who in self.next_of(kind)]
+
+    def next_of(self, kind: Hashable) -> list[K]:
+        """The first of a kind, who has got up; nobody, where none waits."""
+        row = self._rows.get(kind)
+        if not row:
+            return []
+        who, _ = row.popitem(last=False)
+        if not row:
+            del self._rows[kind]
+        return [who]
+
+
+def _kind(seat: Seat | None) -> Hashable:
+    return None if seat is None else seat.kind
+
+
+# --- Transactions: the operations that they are made of, and how they end.
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create a znode; fails if it exists."""
+
+    path: str
+    data: bytes = b""
+    ephemeral: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetData:
+    """Replace a znode's data if its version is `version` (-1: any)."""
+
+    path: str
+    data: bytes
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a childless znode if its version is `version` (-1: any)."""
+
+    path: str
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Fail the transaction unless the znode exists with `version` (-1: any)."""
+
+    path: str
+    version: int = -1
+
+
+WriteOp: TypeAlias = Create | SetData | Delete | Check
+
+
+@dataclass(frozen=True, slots=True)
+class Multi:
+    """One transaction → `Outcome`: an unknown one where it was sent and the reply did not come, not an exception."""
+
+    ops: tuple[WriteOp, ...]
+
+
+class Failure(Enum):
+    """Why an operation of a transaction was refused."""
+
+    NO_NODE = "no such znode"
+    NODE_EXISTS = "the znode exists"
+    BAD_VERSION = "the znode has another version"
+    NOT_EMPTY = "the znode has children"
+    OTHER = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a transaction ended: committed, refused at one operation, or unknown.
+
+    ``time`` is the server's clock at commit in milliseconds, where the transaction created something or set
+    data (else None); ``zxid`` likewise its number. ``sent``: when the driver sent the request, by its monotonic clock.
+    """
+
+    committed: bool
+    failed: int | None = None
+    failure: Failure | None = None
+    detail: str = ""
+    time: int | None = None
+    zxid: int | None = None
+    unknown: bool = False
+    sent: float | None = None
+
+
+@dataclass(slots=True)
+class Ops:
+    """Collects the operations of one transaction."""
+
+    items: list[WriteOp] = field(default_factory=list)
+
+    def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> Ops:
+        """Add a create."""
+        self.items.append(Create(path, data, ephemeral))
+        return self
+
+    def set(self, path: str, data: bytes, version: int) -> Ops:
+        """Add a conditional write."""
+        self.items.append(SetData(path, data, version))
+        return self
+
+    def delete(self, path: str, version: int = -1) -> Ops:
+        """Add a delete."""
+        self.items.append(Delete(path, version))
+        return self
+
+    def check(self, path: str, version: int = -1) -> Ops:
+        """Add a condition."""
+        self.items.append(Check(path, version))
+        return self
+
+    def extend(self, more: Iterable[WriteOp]) -> Ops:
+        """Add several."""
+        self.items.extend(more)
+        return self
+
+    def multi(self) -> Multi:
+        """The transaction."""
+        return Multi(tuple(self.items))
+
+
+#: ZooKeeper's default ``jute.maxbuffer`` is 1 048 575 bytes for a whole request; a larger one is answered by a
+#: dropped connection, which would look like an outage. Some room is left for the server's own framing.
+MAX_REQUEST: Final = 1_040_000
+
+
+def request_size(ops: Iterable[WriteOp]) -> int:
+    """An upper estimate of the bytes these operations take on the wire (header, path, data, one ACL)."""
+    return sum(len(op.path.encode()) + len(getattr(op, "data", b"")) + 80 for op in ops)
+
+
+# --- The operations that procedures yield, and what they get back.
+#
+# A procedure is a generator: it yields an `Op`, receives its result, and returns its own. A driver
+# (`engine.zk.drivers`) carries the operations out on a real ZooKeeper; tests use a scripted or an in-memory
+# one. Reads that meet no znode give None; every other failure is thrown into the procedure.
 
 
 class Signal(Protocol):

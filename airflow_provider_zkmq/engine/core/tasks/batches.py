@@ -11,30 +11,34 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.durations import Duration
-from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.model.stored import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Node, Procedure, Signal, Stat, Sync
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
-from airflow_provider_zkmq.engine.core.protocol.tries import Tries
-from airflow_provider_zkmq.engine.core.protocol.writes import (
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.model.codec import dump
+from airflow_provider_zkmq.engine.core.model.names import check_name
+from airflow_provider_zkmq.engine.core.model.time import Duration
+from airflow_provider_zkmq.engine.core.protocol.ops import (
     Check,
+    Children,
     Create,
     Delete,
+    Exists,
     Failure,
+    Get,
     Multi,
+    Node,
     Outcome,
+    Procedure,
     SetData,
+    Signal,
+    Stat,
+    Sync,
     WriteOp,
 )
-from airflow_provider_zkmq.engine.core.reading.deadline import Deadline
-from airflow_provider_zkmq.engine.core.reading.nodes import chunked, read_nodes
-from airflow_provider_zkmq.engine.core.reading.skeleton import restored
-from airflow_provider_zkmq.engine.core.reading.wait import failed_too
-from airflow_provider_zkmq.engine.core.reading.watched import shared_nodes, unsubscribe
-from airflow_provider_zkmq.engine.core.writing.closing import close_after, close_batch, load_batch
-from airflow_provider_zkmq.engine.core.writing.draft import Tree, pack, stamped
+from airflow_provider_zkmq.engine.core.protocol.transact import Tries, failed_at, never, refused, transact
+from airflow_provider_zkmq.engine.core.read.cache import shared_nodes, unsubscribe
+from airflow_provider_zkmq.engine.core.read.nodes import Deadline, chunked, read_nodes, restored
+from airflow_provider_zkmq.engine.core.read.wait import failed_too
+from airflow_provider_zkmq.engine.core.write.batch_closing import close_after, close_batch, load_batch
+from airflow_provider_zkmq.engine.core.write.new_task import Tree, pack, stamped
 from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskNotFound, WaitTimeout
 
 #: Stands among the open members while they are being written; no task can have this name.

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.checks import MAX_ZXID
-from airflow_provider_zkmq.engine.core.model.durations import Duration, interval_seconds, seconds, spell_seconds
-from airflow_provider_zkmq.engine.core.model.filters import FilterType, check_types, encode_types
-from airflow_provider_zkmq.engine.core.model.numbers import whole_number
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.model.codec import MAX_ZXID, abbreviated, dump, whole_number
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.shown import shown
-from airflow_provider_zkmq.engine.core.model.stored import dump
-from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Get, Node, Procedure
+from airflow_provider_zkmq.engine.core.model.selectors import FilterType, check_types, encode_types
+from airflow_provider_zkmq.engine.core.model.time import Duration, interval_seconds, seconds, spell_seconds
+from airflow_provider_zkmq.engine.core.protocol.ops import Exists, Failure, Get, Node, Ops, Procedure
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
-from airflow_provider_zkmq.engine.core.protocol.writes import Failure, Ops
-from airflow_provider_zkmq.engine.core.reading.archiving import Archive
-from airflow_provider_zkmq.engine.core.reading.configuration import ORDERS, defaults, read_conf
-from airflow_provider_zkmq.engine.core.reading.existence import queue_missing, refuse_missing
-from airflow_provider_zkmq.engine.core.reading.skeleton import MARKS, create_skeleton
+from airflow_provider_zkmq.engine.core.read.configuration import ORDERS, defaults, read_conf
+from airflow_provider_zkmq.engine.core.read.nodes import MARKS, create_skeleton, queue_missing, refuse_missing
+from airflow_provider_zkmq.engine.core.read.server_clock import Archive
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 
@@ -161,7 +156,7 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
     """
     watermark = whole_number("watermark", reached.watermark)
     if watermark > MAX_ZXID:
-        msg = f"watermark {shown(watermark)} is not allowed: no transaction of ZooKeeper has such a number"
+        msg = f"watermark {abbreviated(watermark)} is not allowed: no transaction of ZooKeeper has such a number"
         raise ConfigError(msg)
     yield from refuse_missing(context)
     record = {"watermark": watermark, "directory": reached.directory, "run": reached.run}

@@ -1,22 +1,409 @@
-"""Enqueue: one message, many, or a batch of them; each task's tree and its entry are written in one transaction."""
+"""Enqueue: one task or many, in batches, and again after an unknown outcome."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, TypeVar
 
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.model.paths import check_name
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure
-from airflow_provider_zkmq.engine.core.reading.configuration import read_conf
-from airflow_provider_zkmq.engine.core.reading.members import member_id
-from airflow_provider_zkmq.engine.core.tasks.batches import Opened, open_batch, seal_batch
-from airflow_provider_zkmq.engine.core.tasks.bulk import write_trees
-from airflow_provider_zkmq.engine.core.tasks.repeat import Call, begin, check_written, told
-from airflow_provider_zkmq.engine.core.writing.draft import Tree, prepare
-from airflow_provider_zkmq.engine.errors import ConfigError, Unavailable
+from airflow_provider_zkmq.engine.core.client.context import Context, Mark
+from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, encode_data, encode_metadata, keyed
+from airflow_provider_zkmq.engine.core.model.names import check_name, check_priority
+from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
+from airflow_provider_zkmq.engine.core.model.selectors import parse_filters
+from airflow_provider_zkmq.engine.core.model.time import Duration, Moment, optional_milliseconds
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Failure, Procedure, SetData, Stat, Sync
+from airflow_provider_zkmq.engine.core.protocol.transact import Tries, refused
+from airflow_provider_zkmq.engine.core.read.configuration import read_conf
+from airflow_provider_zkmq.engine.core.read.inspect import member_id
+from airflow_provider_zkmq.engine.core.read.nodes import Record, Unread, chunked, read_records
+from airflow_provider_zkmq.engine.core.read.server_clock import server_time
+from airflow_provider_zkmq.engine.core.tasks import on_conflict
+from airflow_provider_zkmq.engine.core.tasks.batches import WRITING, Batch, Opened, open_batch, read_batch, seal_batch
+from airflow_provider_zkmq.engine.core.tasks.on_conflict import refuse_a_torso
+from airflow_provider_zkmq.engine.core.write.commit import (
+    Change,
+    Plan,
+    Refusal,
+    Sent,
+    Why,
+    commit,
+    queue_deleted,
+    send_one,
+    send_together,
+)
+from airflow_provider_zkmq.engine.core.write.new_task import Tree, insert, prepare
+from airflow_provider_zkmq.engine.errors import (
+    BadMessage,
+    ConfigError,
+    DuplicateTask,
+    OutcomeUnknown,
+    TaskTooLarge,
+    TransportError,
+    Unavailable,
+    ZkmqError,
+)
+
+# --- Enqueues whose callers do not know what became of them, and the same made again with the ids that they used.
+#
+# A call that ends in `OutcomeUnknown`, or is broken off after something was sent, leaves a mark for the id of each
+# task that may have been written: its stamp and nonce. The same client's next enqueue of the same message with this
+# id takes the mark over, and writes the same task: what the first call wrote is found by its stamp, and a request
+# of the first call that is carried out late is refused, since the id is there. Another message with this id ends
+# what was remembered.
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Call:
+    """One enqueue under way: what of it may have been written. ``nonce``: by which its batch is recognised."""
+
+    trees: list[Tree]
+    nonce: str
+    batch: str | None = None
+    said: int = 0
+    """Tells its batch from another of the same name."""
+    restored: int = 0
+    """How often the servers had gone back when it began."""
+    opened: bool = False
+    sent: dict[str, Tree] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+
+    def sending(self, trees: Iterable[Tree]) -> None:
+        """These may be written from now on."""
+        self.sent.update((tree.task_id, tree) for tree in trees)
+
+    def refused(self, trees: Iterable[Tree]) -> None:
+        """These were not written, and no request is under way that could."""
+        for tree in trees:
+            self.sent.pop(tree.task_id, None)
+
+    def done(self, trees: Iterable[Tree]) -> None:
+        """These are written."""
+        self.written.update(tree.task_id for tree in trees)
+
+
+def begin(context: Context, trees: list[Tree], then: Tree | None = None, batch: str | None = None) -> Call:
+    """A call is about to write: it takes over what an earlier one left with the same ids."""
+    call = Call(trees, context.marks.nonce(), batch, restored=context.run.restored())
+    if batch is not None:
+        following = None if then is None else (then.task_id if not then.generated else None, _said(then))
+        call.said = hash((following, *((tree.task_id, _said(tree)) for tree in trees)))
+    if context.unresolved.marks:
+        _take_over(context, call)
+    return call
+
+
+def told(context: Context, call: Call, procedure: Procedure[T]) -> Procedure[T]:
+    """Carry a call out. Once something of it was sent, its caller hears success, refusal or `OutcomeUnknown`."""
+    try:
+        result = yield from procedure
+        check_written(context, call)
+        return result
+    except DuplicateTask:
+        raise  # it tells which were written
+    except TransportError as error:
+        if not (call.sent or call.opened):
+            raise
+        _keep(context, call)
+        ids = [tree.task_id for tree in call.trees]
+        names = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
+        msg = f"queue {context.queue!r}: written or not: {names}; make the same call again with these ids: {error}"
+        raise OutcomeUnknown(msg, task_ids=ids) from error
+    except BaseException:
+        _keep(context, call)
+        raise
+
+
+def check_written(context: Context, call: Call) -> None:
+    """Raise `Unavailable` where what a call has written may be gone: the servers went back to an older state."""
+    if call.sent and context.run.restored() != call.restored:
+        raise Unavailable("the servers went back to an older state meanwhile")
+
+
+def _keep(context: Context, call: Call) -> None:
+    now = context.run.monotonic()
+    marks = {
+        name: Mark(now, _said(tree), tree.nonce, tree.stamp, name in call.written, call.restored)
+        for name, tree in call.sent.items()
+    }
+    if call.batch is not None and call.opened:
+        marks[_of_batch(call.batch)] = Mark(now, call.said, call.nonce, restored=call.restored)
+    context.unresolved.keep(marks)
+
+
+def _take_over(context: Context, call: Call) -> None:
+    """What was written before the servers went back may be gone: its ids and marks are used again all the same."""
+    now = context.run.monotonic()
+    for tree in call.trees:
+        mark = context.unresolved.take(tree.task_id, _said(tree), now)
+        if mark is not None:
+            tree.stamp, tree.nonce, tree.uncertain = mark.stamp, mark.nonce, True
+            call.sending([tree])
+            if mark.written and mark.restored == call.restored:
+                call.done([tree])
+    mark = None if call.batch is None else context.unresolved.take(_of_batch(call.batch), call.said, now)
+    if mark is not None and mark.restored == call.restored:
+        call.nonce, call.opened = mark.nonce, True
+
+
+def _of_batch(name: str) -> str:
+    """The name of a batch's mark: no task has such an id."""
+    return f"batch/{name}"
+
+
+def _said(tree: Tree) -> int:
+    """What a caller asked for with one message, beside its id: equal for equal messages in this process."""
+    asked = (tree.data, tree.metadata, tree.lane.name, tree.delay, tree.not_before, str(tree.policy), tree.lock)
+    return hash((*asked, tree.update, tree.requeue, tree.batch, tree.only_new))
+
+
+# --- Messages for tasks that are to be new, validated; what is refused is told by its position and its part.
+
+
+def prepare_new(context: Context, conf: Conf, position: int, message: Message, batch: str | None) -> Tree:
+    """A message, validated. Raises `BadMessage`, which says where in the call and in the message the trouble is."""
+    try:
+        if isinstance(message, Message):
+            _refuse_reuse(message)
+        tree = prepare(context, conf, message, batch)
+    except (ConfigError, TaskTooLarge) as error:
+        raise BadMessage(str(error), position=position, part=_part(conf, message)) from error
+    tree.only_new = True
+    return tree
+
+
+def _refuse_reuse(message: Message) -> None:
+    if message.task_id is None:
+        msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
+        raise ConfigError(msg)
+    if message.update or message.requeue:
+        msg = "update and requeue are about tasks that are there; here those are left alone"
+        raise ConfigError(msg)
+
+
+#: The parts of a message, each with what refuses it.
+_PARTS: Final[dict[str, Callable[[Conf, Message], object]]] = {
+    "task_id": lambda _, message: check_name("task id", message.task_id),
+    "data": lambda _, message: encode_data("data", message.data),
+    "filters": lambda conf, message: parse_filters(conf.types, message.filters),
+    "metadata": lambda _, message: encode_metadata(message.metadata),
+    "priority": lambda _, message: check_priority(message.priority),
+    "delay": lambda _, message: message.times(),
+}
+
+
+def _part(conf: Conf, message: object) -> str | None:
+    """The part of a message that is refused; None where it is something else."""
+    if not isinstance(message, Message):
+        return None
+    for name, check in _PARTS.items():
+        try:
+            check(conf, message)
+        except ConfigError:
+            return name
+    return None
+
+
+# --- Writing validated trees: several a transaction, several transactions in flight, each carried to its end.
+
+TREES_PER_MULTI: Final = 20
+GROUP_BYTES: Final = 256_000
+WINDOW: Final = 8
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A task that met its id, and that one's status."""
+
+    task_id: str
+    status: str
+
+
+def write_trees(context: Context, trees: Sequence[Tree], call: Call) -> Procedure[list[str]]:
+    """Write validated trees; see `enqueue_many`. `call` learns what may have been written, at every moment."""
+    refusals: list[_Refused] = []
+    made = groups(context, [tree for tree in trees if tree.task_id not in call.written])
+    for window in chunked(made, WINDOW):
+        refusals += yield from unless_deleted(context, _write(context, window, call))
+    if refusals:
+        raise _duplicates(refusals, [tree.task_id for tree in trees if tree.task_id in call.written])
+    return [tree.task_id for tree in trees]
+
+
+def _duplicates(refusals: list[_Refused], done: list[str]) -> DuplicateTask:
+    first, ids = refusals[0], [refusal.task_id for refusal in refusals]
+    more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
+    msg = (
+        f"task id {first.task_id!r}{more} is in use (status: {first.status}); "
+        "choose another or wait until it is collected"
+    )
+    return DuplicateTask(msg, status=first.status, duplicates=ids, enqueued=done)
+
+
+def groups(context: Context, trees: Sequence[Tree]) -> list[list[Tree]]:
+    """Trees grouped into transactions. What may meet its id goes alone: one duplicate refuses its whole group."""
+    made: list[list[Tree]] = []
+    room = 0
+    for tree in trees:
+        size = tree.size(context)
+        alone = not tree.only_new and (not tree.generated or tree.uncertain)
+        if not made or alone or room < size or len(made[-1]) >= TREES_PER_MULTI:
+            made.append([])
+            room = 0 if alone else GROUP_BYTES
+        made[-1].append(tree)
+        room -= size
+    return made
+
+
+def _write(context: Context, groups: Sequence[list[Tree]], call: Call) -> Procedure[list[_Refused]]:
+    """One window of transactions in flight together; each that did not commit at once is carried on singly.
+
+    An error of one of them is raised when all have been carried to their end; without a connection none can be.
+    """
+    plans: list[Plan] = []
+    for group in groups:
+        plans.append((yield from plan_of(context, group)))
+    refusals: list[_Refused] = []
+    errors: list[ZkmqError] = []
+    for group, plan, sent in zip(groups, plans, (yield from send(call, groups, plans)), strict=True):
+        uncertain = group[0].uncertain or sent.outcome.unknown
+        refusals += yield from _carry_singly(context, _Group(group, call, uncertain), plan, sent, errors)
+    if errors:
+        raise errors[0]
+    return refusals
+
+
+def _carry_singly(
+    context: Context, group: _Group, plan: Plan, sent: Sent, errors: list[ZkmqError]
+) -> Procedure[list[_Refused]]:
+    """Carry one group to its end, and add its error to `errors`."""
+    try:
+        status = yield from _carry_on(context, group, plan, sent)
+    except TransportError:
+        raise
+    except ZkmqError as error:
+        errors.append(error)
+        return []
+    return [] if status is None else [_Refused(group.first.task_id, status)]
+
+
+def unless_deleted(context: Context, writing: Procedure[T]) -> Procedure[T]:
+    """Carry out a procedure that writes; what is refused since the queue was deleted meanwhile is a `ConfigError`."""
+    try:
+        return (yield from writing)
+    except ZkmqError as error:
+        if type(error) is not ZkmqError or (yield Exists(context.paths.at("tasks"))) is not None:
+            raise
+        raise queue_deleted(context) from error
+
+
+def plan_of(context: Context, group: list[Tree]) -> Procedure[Plan]:
+    """The transaction that writes a group of trees."""
+    changes = []
+    for tree in group:
+        changes.append((yield from insert(context, tree)))
+    return Plan(changes)
+
+
+def send(call: Call, groups: Sequence[list[Tree]], plans: list[Plan]) -> Procedure[list[Sent]]:
+    """Send what writes these trees; where no server is connected, nothing is sent."""
+    trees = [tree for group in groups for tree in group]
+    before = set(call.sent)
+    call.sending(trees)
+    try:
+        if len(plans) == 1 and not trees[0].only_new:
+            return [(yield from send_one(plans[0]))]
+        return (yield from send_together(plans))
+    except Unavailable:
+        call.refused(tree for tree in trees if tree.task_id not in before)
+        raise
+
+
+@dataclass(slots=True)
+class _Group:
+    """Trees of one transaction, and the call whose they are.
+
+    ``uncertain``: it may have been written, although no reply said so. ``status``: that of the task that has the id of
+    the first one.
+    """
+
+    trees: list[Tree]
+    call: Call
+    uncertain: bool
+    status: str | None = None
+    written: bool = False
+
+    @property
+    def first(self) -> Tree:
+        return self.trees[0]
+
+
+def _carry_on(context: Context, group: _Group, plan: Plan, sent: Sent) -> Procedure[str | None]:
+    """Carry a group to its end: None when it is written, or the status of the task that holds its first id."""
+    tries = Tries(f"enqueue of task {group.first.task_id!r}")
+    try:
+        verdict = yield from commit(plan, partial(_anew, context, group, tries), first=sent)
+    except Unavailable:
+        if not group.uncertain:
+            group.call.refused(group.trees)
+        raise
+    if verdict.committed or group.written:
+        group.call.done(group.trees)
+        return None
+    if group.status is None and verdict.refusal is not None:
+        for tree in group.trees:
+            tree.uncertain = tree.uncertain or group.uncertain
+        raise refused_group(context, group.call, group.trees, verdict.refusal)
+    return group.status
+
+
+def _anew(context: Context, group: _Group, tries: Tries, refusal: Refusal) -> Procedure[Plan | None]:
+    """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
+    group.uncertain = group.uncertain or refusal.uncertain
+    if not group.uncertain:
+        group.call.refused(group.trees)
+    if refusal.why is not Why.PLACE:
+        taken = refusal.path == context.paths.task(group.first.task_id)
+        if not taken or refusal.outcome.failure is not Failure.NODE_EXISTS:
+            return None
+        if not (yield from _met(context, group)):
+            return None
+        yield from tries.refused(refusal.outcome, refusal.multi, None)
+    plan = yield from plan_of(context, group.trees)
+    group.call.sending(group.trees)
+    return plan
+
+
+def _met(context: Context, group: _Group) -> Procedure[bool]:
+    """Deal with the task that has the id; whether it is gone, so that another try makes sense."""
+    sending = partial(group.call.sending, group.trees)
+    met = yield from on_conflict.meet(context, group.first, uncertain=group.uncertain, sending=sending)
+    if met is on_conflict.Met.GONE:
+        return True
+    group.written = met is on_conflict.Met.WRITTEN
+    if not group.written:
+        group.call.refused(group.trees)
+        group.status = str(met)
+    return False
+
+
+def refused_group(context: Context, call: Call, trees: Sequence[Tree], refusal: Refusal) -> ZkmqError:
+    """The error for a refusal that no other try would change."""
+    call.refused(tree for tree in trees if not (refusal.uncertain or tree.uncertain))
+    if refusal.outcome.failure is not Failure.NO_NODE:
+        return refused("enqueue", refusal.outcome, refusal.multi)
+    if refusal.path.startswith(context.paths.at("batches") + "/"):
+        msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
+        return ConfigError(msg)
+    return queue_deleted(context)
+
+
+# --- Enqueue: one message, many, or a batch of them; each task's tree and its entry are written in one transaction.
 
 
 def enqueue(context: Context, message: Message) -> Procedure[str]:
@@ -33,7 +420,7 @@ def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[lis
 
     `OutcomeUnknown`: the connection was lost, and the messages were written or not, under the ids in its `task_ids`, in
     their order. The same messages with these ids, enqueued again by the same client, are the same tasks, each written
-    once: what was written is found by its stamp, and what comes late is refused. See `core.tasks.repeat`.
+    once: what was written is found by its stamp, and what comes late is refused. See `core.tasks.enqueue`.
     """
     trees = yield from prepare_many(context, messages)
     call = begin(context, trees)
@@ -118,3 +505,286 @@ def refuse_twins(trees: Sequence[Tree]) -> None:
     if most > 1:
         msg = f"task id {twin!r} stands twice in the same call; nothing was written"
         raise ConfigError(msg)
+
+
+# --- Batches that several processes write together: one opens, all of them add members, and one seals.
+#
+# Each transaction that adds members writes the marker of the batch as well, so that none comes once it is sealed,
+# and so that clean-up knows when it was written to last (`core.maintenance.collect`).
+
+#: So often members are counted anew where more were added meanwhile; then the batch is sealed all the same.
+COUNTS: Final = 20
+
+
+def open_for_several(context: Context, name: str, *, then: Message | None = None) -> Procedure[Batch]:
+    """Open a batch for `enqueue_new(…, batch=name)` from whichever processes; returns how it stands.
+
+    One that is there already stays as it is: `Batch.written` is False as long as members can be added to it. `then`: a
+    task to enqueue when the last of the batch has ended. Raises `ConfigError`.
+    """
+    check_name("batch", name)
+    following = yield from prepare_many(context, [] if then is None else [then])
+    if any(tree.update or tree.requeue for tree in following):
+        msg = f"batch {name!r}: what follows it cannot update or requeue another task"
+        raise ConfigError(msg)
+    with suppress(DuplicateTask):  # one that was written to its end before stays as it is
+        yield from open_batch(context, name, following[0] if following else None, context.marks.nonce())
+    return (yield from read_batch(context, name))
+
+
+def seal(context: Context, name: str) -> Procedure[Batch]:
+    """All members of a batch are written: it is done when the last of them has ended. May be repeated.
+
+    `Batch.total` counts how often a task became a member: twice for one that was redriven while the batch was open.
+    Raises `TaskNotFound` for a batch that is not there.
+    """
+    check_name("batch", name)
+    yield Sync(context.paths.batch(name))
+    batch = yield from read_batch(context, name)
+    for last in (*[False] * COUNTS, True):
+        marker: Stat | None = yield Exists(context.paths.batch(name, "open", WRITING))
+        members: Stat | None = yield Exists(context.paths.batch(name, "open"))
+        if marker is None or members is None:
+            break
+        total = (members.cversion + members.children) // 2 - 1
+        if (yield from seal_batch(context, name, total, -1 if last else marker.version)):
+            break
+        yield Sync(context.paths.batch(name))
+    return batch if batch.written else (yield from read_batch(context, name))
+
+
+# --- Enqueue of what is not there yet: an id that a task has, in whatever state, is left alone, and never runs again.
+#
+# Who loads much does so in pieces that are tried again and side by side. So each message has an id of its own, the
+# ids are looked up before anything is written, and what is missing is written several trees a transaction: a
+# transaction that meets an id all the same is refused as a whole, and made anew of what is still missing.
+
+#: Of the time for which finished tasks are kept, as much is left for writes that are under way.
+_MARGIN: Final = 0.1
+
+
+def enqueue_new(
+    context: Context, messages: Sequence[Message], *, batch: str | None = None, since: Moment | None = None
+) -> Procedure[NewTasks]:
+    """Write the messages whose ids no task has; what is there, in whatever state, stays as it is and runs no more.
+
+    Each message needs a ``task_id``. So the call can be made again, by anybody and side by side: each task is written
+    once, as long as it is kept. `batch`: one that `open_batch` has opened; its members are kept until it is sealed, and
+    none comes after that. `since`: when the first try may have begun, by `now`; once ``task_gc_lifetime`` has nearly
+    passed since, the call is refused, as what was done may be gone by then and would be done again.
+
+    Raises `BadMessage` for the first message that is refused, `ConfigError`, `TaskTooLarge`; then nothing was written.
+    `DuplicateTask`: an id is in use by a task that is no member of the batch. `OutcomeUnknown`: make the call again.
+    """
+    began = optional_milliseconds("since", since)
+    conf = yield from read_conf(context, create=True)
+    name = None if batch is None else check_name("batch", batch)
+    trees = [prepare_new(context, conf, position, message, name) for position, message in enumerate(messages)]
+    refuse_twins(trees)
+    load = _Load(context, begin(context, trees), trees, name, began)
+    return (yield from told(context, load.call, unless_deleted(context, load.carry_out())))
+
+
+@dataclass(slots=True)
+class _Load:
+    """One call under way. ``met``: ids that a transaction was refused for; ``existing``: those that are there."""
+
+    context: Context
+    call: Call
+    trees: list[Tree]
+    batch: str | None
+    since: int | None
+    met: set[str] = field(default_factory=set)
+    existing: set[str] = field(default_factory=set)
+
+    def carry_out(self) -> Procedure[NewTasks]:
+        """Write what is missing, a window of transactions after the other."""
+        context = self.context
+        yield Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
+        for window in chunked(groups(context, self.trees), WINDOW):
+            yield from self._in_time()
+            missing = yield from self._look([tree for group in window for tree in group])
+            while missing:
+                again = yield from self._write(missing)
+                if again:  # the server that we read from may lag behind the one that refused
+                    yield Sync(context.paths.at("tasks"))
+                missing = yield from self._look(again)
+        ids = [tree.task_id for tree in self.trees]
+        new = tuple(task_id for task_id in ids if task_id in self.call.written)
+        return NewTasks(new, tuple(task_id for task_id in ids if task_id not in self.call.written))
+
+    def _in_time(self) -> Procedure[None]:
+        """Raise `ConfigError` where a finished task that an earlier try wrote may have been deleted by now."""
+        if self.since is None:
+            return
+        lifetime = (yield from read_conf(self.context)).gc_lifetime
+        passed = ((yield from server_time(self.context)) - self.since) / 1000
+        if passed >= lifetime * (1 - _MARGIN):
+            msg = (
+                f"the first try began {passed:.0f} s ago, and finished tasks are kept for {lifetime:g} s "
+                f"(task_gc_lifetime of queue {self.context.queue!r}): what is done may be gone and would run again. "
+                "Keep them for longer than the whole load takes, or load as a batch, whose members are kept"
+            )
+            raise ConfigError(msg)
+
+    def _look(self, trees: Sequence[Tree]) -> Procedure[list[Tree]]:
+        """Those of the trees whose ids no task has.
+
+        Nor a member that failed and was dropped: it never runs again. Who drops one names it in the transaction that
+        deletes its task, so that the names are read after the tasks.
+        """
+        asked = [tree for tree in trees if tree.task_id not in self.existing and tree.task_id not in self.call.written]
+        records = yield from read_records(self.context, [tree.task_id for tree in asked])
+        missing: list[Tree] = []
+        for tree, record in zip(asked, records, strict=True):
+            if record is not Unread.MISSING:
+                self._stands(tree, record)
+            elif tree.task_id in self.met:
+                yield from self._gone(tree)
+            else:
+                missing.append(tree)
+        if self.batch is None or not missing:
+            return missing
+        failed = set((yield Children(self.context.paths.batch(self.batch, "failed"))) or ())
+        self.existing.update(tree.task_id for tree in missing if tree.task_id in failed)
+        return [tree for tree in missing if tree.task_id not in failed]
+
+    def _stands(self, tree: Tree, record: Record | Unread) -> None:
+        """There is a task with the id of a tree: it may be this very one."""
+        state = record.state if isinstance(record, Record) else None
+        if state is not None and tree.uncertain and tree.wrote(state):
+            self.call.done([tree])
+            return
+        self.call.refused([tree])
+        self.existing.add(tree.task_id)
+        if self.batch is not None and (state is None or state.batch != self.batch):
+            msg = f"task id {tree.task_id!r} is in use by a task that is no member of batch {self.batch!r}"
+            raise DuplicateTask(msg, duplicates=[tree.task_id], enqueued=sorted(self.call.written))
+
+    def _gone(self, tree: Tree) -> Procedure[None]:
+        """Its id was met a moment ago and has no record: it was deleted meanwhile, unless it never was a task."""
+        yield from refuse_a_torso(self.context, tree.task_id)
+        self.existing.add(tree.task_id)
+
+    def _write(self, trees: Sequence[Tree]) -> Procedure[list[Tree]]:
+        """Send one window of transactions; returns the trees of those that met an id."""
+        made = groups(self.context, trees)
+        plans: list[Plan] = []
+        for group in made:
+            plans.append((yield from self._plan(group)))
+        again: list[Tree] = []
+        errors: list[ZkmqError] = []
+        for group, plan, sent in zip(made, plans, (yield from send(self.call, made, plans)), strict=True):
+            refusal = yield from self._carry_on(group, plan, sent)
+            if refusal is None:
+                self.call.done(group)
+            elif self._meets(group, refusal):
+                again += group
+            else:
+                errors.append(refused_group(self.context, self.call, group, refusal))
+        if errors:
+            raise errors[0]
+        return again
+
+    def _plan(self, group: list[Tree]) -> Procedure[Plan]:
+        """A transaction that writes a group; as members of a batch only while that is open."""
+        plan = yield from plan_of(self.context, group)
+        if self.batch is not None:
+            marker = self.context.paths.batch(self.batch, "open", WRITING)
+            plan.changes.append(Change(self.context, self.batch, [SetData(marker, b"", -1)]))
+        return plan
+
+    def _carry_on(self, group: list[Tree], plan: Plan, sent: Sent) -> Procedure[Refusal | None]:
+        """Carry a transaction to its end: None when it is written, else why it is not."""
+        self._doubt(group, unknown=sent.outcome.unknown)
+        try:
+            verdict = yield from commit(plan, partial(self._anew, group), first=sent)
+        except Unavailable:
+            self._not_written(group)
+            raise
+        return verdict.refusal
+
+    def _anew(self, group: list[Tree], refusal: Refusal) -> Procedure[Plan | None]:
+        """The same elsewhere, where its segment came or went."""
+        self._doubt(group, unknown=refusal.uncertain)
+        self._not_written(group)
+        if refusal.why is not Why.PLACE:
+            return None
+        plan = yield from self._plan(group)
+        self.call.sending(group)
+        return plan
+
+    def _doubt(self, group: list[Tree], *, unknown: bool) -> None:
+        for tree in group:
+            tree.uncertain = tree.uncertain or unknown
+
+    def _not_written(self, group: list[Tree]) -> None:
+        self.call.refused(tree for tree in group if not tree.uncertain)
+
+    def _meets(self, group: list[Tree], refusal: Refusal) -> bool:
+        """Whether a transaction was refused since there is a task with an id of its own; which is noted."""
+        ids = {self.context.paths.task(tree.task_id): tree.task_id for tree in group}
+        if refusal.path not in ids or refusal.outcome.failure is not Failure.NODE_EXISTS:
+            return False
+        self.met.add(ids[refusal.path])
+        return True
+
+
+# --- Enqueues as callers ask for them: one task told by its parts, or many messages.
+
+
+def enqueue_one(
+    context: Context,
+    data: bytes | str,
+    filters: Mapping[str, object] | None = None,
+    *,
+    priority: int = 0,
+    delay: Duration | None = None,
+    task_id: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    policy: RetryPolicy | None = None,
+    lock: Duration | None = None,
+    update: bool = False,
+    requeue: bool = False,
+    not_before: Moment | None = None,
+    idempotency_key: str | None = None,
+) -> Procedure[str]:
+    """Write one task, all or nothing; returns its id when it is durable. The arguments are `Message`'s.
+
+    `idempotency_key`: as in `enqueue_several`. Raises `ConfigError`, `TaskTooLarge`, `DuplicateTask`; then nothing was
+    written. `OutcomeUnknown`: it was or was not; the same call with its ``task_ids[0]`` as `task_id` is the same task.
+    """
+    message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue, not_before)
+    ids = yield from enqueue_several(context, [message], idempotency_key=idempotency_key)
+    return ids[0]
+
+
+def enqueue_several(
+    context: Context,
+    messages: Sequence[Message],
+    *,
+    batch: str | None = None,
+    then: Message | None = None,
+    idempotency_key: str | None = None,
+) -> Procedure[list[str]]:
+    """Write many tasks, each all or nothing; returns their ids in order. See `enqueue.enqueue_many`.
+
+    `batch`: a name by which they can be waited for together (`wait_batch`); `then`: a task to enqueue at the
+    moment when the last of the batch has ended. See `enqueue.enqueue_batch`.
+
+    `idempotency_key`: the ids come from the queue's name, this text and each message's position. The same call by
+    whomever then returns the same ids and writes each task once, for as long as it is kept: what is there, in whatever
+    state and with whatever payload, stays as it is. Messages with ids of their own, ``update``, ``requeue`` and `batch`
+    are refused with it.
+    """
+    if idempotency_key is None:
+        return (yield from enqueue_all(context, messages, batch, then))
+    if batch is not None or then is not None:
+        msg = "idempotency_key and batch: give one of them; a batch is known by its name when it is enqueued again"
+        raise ConfigError(msg)
+    named = keyed(context.queue, idempotency_key, messages)
+    try:
+        yield from enqueue_new(context, named)
+    except BadMessage as error:
+        raise error.__cause__ or error from None
+    return [message.task_id or "" for message in named]

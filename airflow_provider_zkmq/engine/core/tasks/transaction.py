@@ -1,42 +1,109 @@
-"""ZkQueue's unit of work: take N tasks, put K, in one transaction across queues, or nothing happened."""
+"""A transaction across queues: what it takes is settled, and what it puts is written, at once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.memory.claims import Claimed
-from airflow_provider_zkmq.engine.core.memory.context import Context
-from airflow_provider_zkmq.engine.core.model.messages import encode_data
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.model.messages import Message, encode_data
+from airflow_provider_zkmq.engine.core.model.policy import Conf
 from airflow_provider_zkmq.engine.core.model.records import Times
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
-from airflow_provider_zkmq.engine.core.protocol.transact import refused
-from airflow_provider_zkmq.engine.core.protocol.tries import damaged
-from airflow_provider_zkmq.engine.core.protocol.writes import MAX_REQUEST, Failure, Outcome, request_size
-from airflow_provider_zkmq.engine.core.reading.clock import server_time
-from airflow_provider_zkmq.engine.core.tasks.giveback import REACHABLE, Holder, owe, roll_back, while_held
-from airflow_provider_zkmq.engine.core.tasks.holder import still_ours
-from airflow_provider_zkmq.engine.core.tasks.putting import Put, check_size, make_room
-from airflow_provider_zkmq.engine.core.tasks.reuse import ended_before, run_anew
-from airflow_provider_zkmq.engine.core.writing import transitions
-from airflow_provider_zkmq.engine.core.writing.commit import commit as commit_plan
-from airflow_provider_zkmq.engine.core.writing.escrow import next_run
-from airflow_provider_zkmq.engine.core.writing.inserting import insert
-from airflow_provider_zkmq.engine.core.writing.pieces import notes_of
-from airflow_provider_zkmq.engine.core.writing.place import known_bucket, queue_deleted
-from airflow_provider_zkmq.engine.core.writing.plan import Ours, Plan, Refusal, Why, merge
-from airflow_provider_zkmq.engine.core.writing.record import Current
-from airflow_provider_zkmq.engine.core.writing.written import written
+from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Failure, Outcome, Procedure, request_size
+from airflow_provider_zkmq.engine.core.protocol.transact import damaged, refused
+from airflow_provider_zkmq.engine.core.read.configuration import default_conf, fresh_conf, read_conf
+from airflow_provider_zkmq.engine.core.read.server_clock import server_time
+from airflow_provider_zkmq.engine.core.tasks.holding import still_ours
+from airflow_provider_zkmq.engine.core.tasks.on_conflict import ended_before, run_anew
+from airflow_provider_zkmq.engine.core.tasks.settle import REACHABLE, Holder, owe, roll_back, while_held
+from airflow_provider_zkmq.engine.core.write import transitions
+from airflow_provider_zkmq.engine.core.write.commit import Ours, Plan, Refusal, Why, known_bucket, merge, queue_deleted
+from airflow_provider_zkmq.engine.core.write.commit import commit as commit_plan
+from airflow_provider_zkmq.engine.core.write.escrow import next_run
+from airflow_provider_zkmq.engine.core.write.new_task import Tree, insert, prepare, with_filters
+from airflow_provider_zkmq.engine.core.write.record import Current, written
+from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
+    ConfigError,
     CorruptRecord,
     DuplicateTask,
     IllegalTransition,
     OutcomeUnknown,
+    QueueNotFound,
+    TaskTooLarge,
     TransportError,
     ZkmqError,
 )
+
+# --- What a transaction puts: in memory only, until its commit.
+
+
+@dataclass(slots=True)
+class Put:
+    """A task to enqueue on commit; ``unchecked``: filters that wait for the configuration of its queue."""
+
+    context: Context
+    tree: Tree
+    unchecked: Mapping[str, object] | None = None
+    ended: Current | None = None
+    """The task that has its id and has ended, as far as is known: it runs anew."""
+
+    @property
+    def task_id(self) -> str:
+        """The id of its task, given by the caller or made when it was put."""
+        return self.tree.task_id
+
+    def check(self, conf: Conf) -> None:
+        """Check the filters, where they wait for that. Raises `ConfigError`, `TaskTooLarge`."""
+        if self.unchecked is not None:
+            self.tree = with_filters(self.context, conf, self.tree, self.unchecked)
+            self.unchecked = None
+
+
+def put(puts: list[Put], context: Context, message: Message) -> str:
+    """Remember a message to enqueue on commit; returns its task's id. Nothing is asked of the server, nor sent.
+
+    What is wrong whatever the queue declares is refused now, and the filters, too, where this client remembers the
+    queue's configuration; else the commit checks them. Raises `ConfigError`, `TaskTooLarge`.
+    """
+    conf, filters = fresh_conf(context), message.filters
+    wait = conf is None and isinstance(filters, Mapping)
+    tree = prepare(context, conf or default_conf(), replace(message, filters=None) if wait else message)
+    if tree.update or tree.requeue:
+        msg = "a transaction can put new tasks only; update or requeue one outside of the transaction"
+        raise ConfigError(msg)
+    puts.append(Put(context, tree, dict(filters) if wait and isinstance(filters, Mapping) else None))
+    return tree.task_id
+
+
+def make_room(puts: Sequence[Put]) -> Procedure[None]:
+    """Check everything put by the configuration of its queue; only then create the queues that are not there."""
+    for each in puts:
+        try:
+            conf = yield from read_conf(each.context)
+        except QueueNotFound:
+            conf = default_conf()
+        each.check(conf)
+    check_size(sum(len(each.tree.data) for each in puts))
+    for each in puts:
+        yield from read_conf(each.context, create=True)
+
+
+def check_size(size: int) -> None:
+    """Raise `TaskTooLarge` for a transaction of so many bytes, where ZooKeeper does not take that at once."""
+    if size > MAX_REQUEST:
+        msg = (
+            f"the transaction needs {size:,} bytes, ZooKeeper takes {MAX_REQUEST:,} at once; nothing was committed: "
+            "take and put less in one transaction"
+        )
+        raise TaskTooLarge(msg)
+
+
+# --- ZkQueue's unit of work: take N tasks, put K, in one transaction across queues, or nothing happened.
 
 _CHANGED: Final = frozenset({Failure.BAD_VERSION, Failure.NO_NODE})
 

@@ -1,0 +1,488 @@
+"""Candidates for a claim: what is pending, judged, and taken in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
+
+from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.client.context import Consumer, Context, ReadAhead
+from airflow_provider_zkmq.engine.core.model.codec import load
+from airflow_provider_zkmq.engine.core.model.names import entry_task
+from airflow_provider_zkmq.engine.core.model.policy import Conf
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.selectors import Selector
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Children,
+    Exists,
+    Failure,
+    Get,
+    Node,
+    Procedure,
+    SetData,
+    Stat,
+    Sync,
+)
+from airflow_provider_zkmq.engine.core.protocol.transact import described, refused
+from airflow_provider_zkmq.engine.core.read.leases import one_stands
+from airflow_provider_zkmq.engine.core.read.nodes import WHOLE_AT_ONCE, read_nodes, restored, unless_corrupt
+from airflow_provider_zkmq.engine.core.read.server_clock import server_time
+from airflow_provider_zkmq.engine.core.tasks.deferred_completions import Departure
+from airflow_provider_zkmq.engine.core.tasks.recovery import bury_exhausted, used_up
+from airflow_provider_zkmq.engine.core.write import transitions
+from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit, merge, mergeable
+from airflow_provider_zkmq.engine.core.write.record import Current
+
+# --- How many claims may be taken where a queue's leases are bounded: counted in the tree, whoever claims meanwhile.
+#
+# Whoever claims under a bound reads how many leases there are and the version of their znode in one request, and
+# raises that version in the transaction that claims. So of two who saw the same room one is refused, and looks
+# again. Claims without a bound raise nothing: they may come on top.
+
+
+class NoRoom(Exception):
+    """There are as many leases as the bound allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """How many may be claimed (None: as many as are wanted), and what is refused where others claim before it."""
+
+    room: int | None = None
+    changes: list[Change] = field(default_factory=list)
+
+
+def guard_of(context: Context, most: int | None) -> Procedure[Guard]:
+    """The guard of a claim that leaves the queue with `most` leases at the most. Raises `NoRoom`."""
+    if most is None:
+        return Guard()
+    path = context.paths.at("leases")
+    node: Node | None = yield Get(path)
+    if node is None or node.stat.children >= most:
+        yield Sync(path)  # the server that we are connected to may lag behind
+        if node is None:
+            yield from restored(context, path)
+        node = yield Get(path)
+    room = 0 if node is None else most - (yield from _held(context, path, node, most))
+    if node is None or room <= 0:
+        raise NoRoom
+    return Guard(room, [Change(context, "", [SetData(path, b"", node.stat.version)])])
+
+
+def _held(context: Context, path: str, node: Node, most: int) -> Procedure[int]:
+    """How many leases there are; what is stepped over there would take room for ever, as it never ends."""
+    if node.stat.children < most:
+        return node.stat.children
+    names = yield Children(path)
+    return sum(f"{path}/{name}" not in context.quarantine for name in names or ())
+
+
+# --- Taking pending tasks: one read of the candidates, one transaction.
+#
+# A claim is remembered before it is sent (`Handover`). Whatever interrupts the call after that, a lost connection,
+# a cancellation, an interrupt from the keyboard, the claim may have happened and nobody would know of it: what its
+# caller never got, its client gives back before it claims again (`giveback`).
+
+#: Of which claims of a group the handling begins later.
+Ahead: TypeAlias = Literal["all"] | bool
+
+
+class Unregistered(Exception):
+    """This session is no consumer any more: it is a new one, or was taken for dead. Whoever claims registers again."""
+
+
+class CallerLeft(Exception):
+    """Whoever asked for the claim has gone away: nothing more is taken for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a consumer asks for. ``lease`` (seconds): the claim outlives the process; None: it ends with its session.
+
+    ``ahead``: the handling of all but the first, or of all, begins later, see `core.tasks.holding.begin`.
+    ``max_leases``: no more are claimed than leave the queue with so many leases, see `room`.
+    """
+
+    selector: Selector
+    lease: float | None = None
+    ahead: Ahead = False
+    max_leases: int | None = None
+
+    @property
+    def kind(self) -> Hashable:
+        """What those have in common who are after the same tasks: where one finds nothing, none does."""
+        return str(self.selector)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look of a call at the queue: what it wants, and what it has got."""
+
+    wanted: Wanted
+    caller: Caller
+    departure: Departure
+    """What has been handled goes with what is claimed."""
+    most: int = 1
+    """How many tasks are wanted."""
+    taken: list[Claimed] = field(default_factory=list)
+    """What has been claimed, in order."""
+    read_ahead: ReadAhead | None = None
+    """What the claims before it have read, and it may read for those after it."""
+
+    @property
+    def room(self) -> int:
+        """How many tasks are wanted still."""
+        return self.most - len(self.taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """Who claims, for whom, and by what rules."""
+
+    conf: Conf
+    consumer: Consumer
+    look: Look
+    later: list[Pick] = field(default_factory=list)
+    """What comes next, as far as the latest look can tell: it is read with what is tried now."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the consumer asks for."""
+        return self.look.wanted
+
+    @property
+    def taken(self) -> list[Claimed]:
+        """What has been claimed, in order."""
+        return self.look.taken
+
+    @property
+    def read_ahead(self) -> ReadAhead | None:
+        """What was read ahead, where claims follow one another."""
+        return self.look.read_ahead
+
+    @property
+    def room(self) -> int:
+        """How many tasks are wanted still."""
+        return self.look.room
+
+    @property
+    def view(self) -> int:
+        """How many entries are worth to be known: those wanted now, and those that are read ahead."""
+        return self.room if self.read_ahead is None else max(self.room, self.read_ahead.most)
+
+    def accepts(self, filters: Mapping[str, str]) -> bool:
+        """Whether a task with these filters is wanted."""
+        return self.wanted.selector.matches(filters, self.conf.types)
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """An entry that is to be tried; ``rank``: its place in strict order."""
+
+    entry: str
+    segment: str
+    rank: int | None = None
+
+    @property
+    def path(self) -> str:
+        """Where it stands."""
+        return f"{self.segment}/{self.entry}"
+
+
+def claim_together(
+    context: Context, taker: Taker, candidates: Sequence[Claimed], *, in_order: bool = False
+) -> Procedure[bool]:
+    """Claim candidates in one transaction, as many as fit; whether all of them are taken.
+
+    Where it is refused at one of them, that one is left out and the others are sent again; `in_order`: those before it.
+    Raises `NoRoom` where none may be claimed now.
+    """
+    now = yield from server_time(context)
+    plans = [(claimed, _plan(context, taker, claimed, now, at)) for at, claimed in enumerate(candidates)]
+    if len(plans) > 1:
+        plans = plans[: len(next(mergeable((plan for _, plan in plans), len(plans))))]
+    while plans:
+        guard = yield from guard_of(context, taker.wanted.max_leases)
+        plans = plans[: guard.room]
+        claims, changes = [claimed for claimed, _ in plans], [plan for _, plan in plans]
+        refused_at = yield from _send(context, taker, claims, changes, guard)
+        if refused_at is None:
+            return len(plans) == len(candidates)
+        if refused_at < len(plans):
+            plans = plans[:refused_at] + ([] if in_order else plans[refused_at + 1 :])
+    return False
+
+
+def _plan(context: Context, taker: Taker, claimed: Claimed, now: int, at: int) -> Plan:
+    """What claims a candidate, the one `at` this place. It holds for a lease, or else for a lock, unless extended."""
+    ahead = taker.wanted.ahead
+    claimed.ahead = ahead == "all" or (ahead and (at > 0 or bool(taker.taken)))
+    span = taker.wanted.lease or claimed.state.lock or taker.conf.lock
+    return transitions.claim(context, claimed, taker.consumer.id, span, taker.wanted.lease, now)
+
+
+def _send(
+    context: Context, taker: Taker, claims: Sequence[Claimed], plans: Sequence[Plan], guard: Guard
+) -> Procedure[int | None]:
+    """Claim all of them, or none: then at which it was refused. What is sent is remembered until it is known.
+
+    Where others have claimed since the `guard` was read, it is refused behind the last one.
+    """
+    if taker.look.caller.left:  # its client may have given back what was owed already, and claim again
+        raise CallerLeft
+    plan = merge(plans)
+    plan.changes.extend(guard.changes)
+    plan.changes[0].ours = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
+    sending = context.claims.note(taker.look.caller, tuple(claims), plan.multi())
+    registration, heard = context.registration, context.registration.cancel_watch
+    verdict = yield from commit(plan, by=taker.look.departure.send)
+    if verdict.committed:
+        if registration.cancel_watch is not heard:
+            registration.cancel_watch = None  # who listened meanwhile took what came for these to be for others
+        for claimed in claims:
+            context.claims.receive(claimed, verdict.outcome.zxid or 0, verdict.outcome.sent)
+        taker.taken.extend(claims)
+        return None
+    context.claims.strike(taker.look.caller, sending)
+    refusal = verdict.refusal
+    if refusal is not None and refusal.change in guard.changes:
+        return len(plans)
+    at = next((at for at, each in enumerate(plan.changes) if refusal is not None and each is refusal.change), 0)
+    if refusal is not None:
+        _refused(context, taker.consumer, claims[at], refusal)
+    return at
+
+
+def _refused(context: Context, consumer: Consumer, claimed: Claimed, refusal: Refusal) -> None:
+    """Another was faster, or the record changed. Raises `Unregistered`, and `ZkmqError` for what nobody expects."""
+    failure = refusal.outcome.failure
+    own = {context.paths.live(consumer.id), context.paths.current(consumer.id, claimed.task_id)}
+    if failure is Failure.NO_NODE and refusal.path in own:
+        if context.registration.consumer is consumer:
+            context.registration.consumer = None
+        raise Unregistered
+    if failure is Failure.OTHER:
+        raise refused("claim", refusal.outcome, refusal.multi)
+    entry, record = context.paths.entry(claimed.state.place), context.paths.task(claimed.task_id, "state")
+    if failure in {Failure.NODE_EXISTS, Failure.NOT_EMPTY} or refusal.path not in {entry, record}:
+        context.report(entry, f"it cannot be claimed, {described(refusal.outcome, refusal.multi)}; stepped over")
+
+
+# --- The tasks that pending entries stand for, read before they are claimed: each is judged by its record.
+
+_PARTS: Final = ("state", "data", "metadata")
+
+
+def read_candidates(
+    context: Context, taker: Taker, picks: Sequence[Pick], *, in_order: bool = False
+) -> Procedure[list[Claimed]]:
+    """The tasks of entries as they are now, ready to be claimed, less those that cannot be.
+
+    `in_order`: of those before the first one that cannot be.
+    """
+    ids = [task_of_entry(context, pick) for pick in picks]
+    known = [(pick, task_id) for pick, task_id in zip(picks, ids, strict=True) if task_id is not None]
+    nodes = yield from _nodes_of(context, taker, [pick.entry for pick, _ in known])
+    candidates = []
+    for pick, task_id in known:
+        claimed = yield from candidate(context, taker, task_id, pick, nodes[pick.entry])
+        if claimed is not None:
+            candidates.append(claimed)
+        elif in_order:
+            break
+    return candidates
+
+
+def _nodes_of(context: Context, taker: Taker, entries: Sequence[str]) -> Procedure[dict[str, Sequence[Node | None]]]:
+    """The znodes of entries' tasks: as they were read ahead, the first time that they are asked for; else read now."""
+    ahead = taker.read_ahead
+    if ahead is None:
+        return dict(zip(entries, (yield from _read(context, entries)), strict=True))
+    ahead.forget_old(context.run.monotonic())
+    nodes = {entry: ahead.tasks.pop(entry) for entry in entries if entry in ahead.tasks}
+    unread = [entry for entry in entries if entry not in nodes]
+    if unread:
+        nodes |= yield from _read_on(context, taker, ahead, unread)
+    return nodes
+
+
+def _read_on(
+    context: Context, taker: Taker, ahead: ReadAhead, unread: Sequence[str]
+) -> Procedure[dict[str, Sequence[Node | None]]]:
+    """Read tasks, and those that come after them unless another call is at it."""
+    if ahead.busy:
+        return dict(zip(unread, (yield from _read(context, unread)), strict=True))
+    ahead.busy = True
+    try:
+        together = [*unread, *_worth_reading(taker, ahead, unread)]
+        nodes = dict(zip(together, (yield from _read(context, together)), strict=True))
+    finally:
+        ahead.busy = False
+    size = sum(len(node.data) for of_task in nodes.values() for node in of_task if node is not None)
+    ahead.learn(len(nodes), size, context.run.monotonic())
+    ahead.tasks |= {entry: nodes.pop(entry) for entry in together[len(unread) :]}
+    return nodes
+
+
+def _worth_reading(taker: Taker, ahead: ReadAhead, unread: Sequence[str]) -> list[str]:
+    """The entries that come after those to be read now; what was read ahead of others is forgotten: they are gone.
+
+    Listings of different moments may have the same task in two lanes: it is read once.
+    """
+    later = {task_id: pick.entry for pick in taker.later if (task_id := entry_task(pick.entry)) is not None}
+    for entry in set(ahead.tasks).difference(later.values()):
+        del ahead.tasks[entry]
+    asked = {entry_task(entry) for entry in unread}
+    return [entry for task_id, entry in later.items() if entry not in ahead.tasks and task_id not in asked]
+
+
+def _read(context: Context, entries: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:
+    return (yield from read_tasks(context, [entry_task(entry) or "" for entry in entries]))
+
+
+def read_tasks(context: Context, ids: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:
+    """Of each task what a claim needs of it: its record, its payload and its metadata."""
+    paths = [context.paths.task(task_id, part) for task_id in ids for part in _PARTS]
+    nodes = yield from read_nodes(paths, len(_PARTS) * WHOLE_AT_ONCE)
+    return [nodes[at : at + len(_PARTS)] for at in range(0, len(nodes), len(_PARTS))]
+
+
+def task_of_entry(context: Context, pick: Pick) -> str | None:
+    """The task that an entry stands for; None, reported once, for what is no entry of ours."""
+    task_id = entry_task(pick.entry)
+    if task_id is None:
+        context.report(pick.path, "no entry of ours; stepped over")
+    return task_id
+
+
+def candidate(
+    context: Context, taker: Taker, task_id: str, pick: Pick, nodes: Sequence[Node | None]
+) -> Procedure[Claimed | None]:
+    """What `read_tasks` has read of a task as a claim that can be sent; None where it cannot be claimed."""
+    records = yield from deliverable(context, taker.conf, task_id, pick.path, nodes)
+    node, data, _ = nodes
+    if records is None or node is None or data is None:
+        return None
+    state, extra = records
+    state = state if pick.rank is None else replace(state, rank=pick.rank)
+    claimed = Claimed(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
+    claimed.session = taker.consumer.session
+    return claimed
+
+
+def deliverable(
+    context: Context, conf: Conf, task_id: str, entry: str, nodes: Sequence[Node | None]
+) -> Procedure[tuple[TaskState, dict[str, Any]] | None]:
+    """A task's record and its metadata, if it may be delivered from this entry; else None.
+
+    What cannot be read is reported. A task whose attempts are used up is buried.
+    """
+    parts = [context.paths.task(task_id, part) for part in _PARTS]
+    node, data, metadata = nodes
+    if node is None or data is None:
+        missing = parts[0] if node is None else parts[1]
+        # else it was claimed, finished and collected meanwhile, or a call that is repeated has written both anew
+        if (yield Exists(entry)) is not None and (yield Exists(missing)) is None:
+            context.report(entry, "a pending entry without a task; stepped over")
+        return None
+    records = unless_corrupt(context, entry, partial(_records, parts, node, metadata))
+    if records is None or not _is_pending_at(context, entry, records[0]):
+        return None
+    state, _ = records
+    if not conf.may_deliver(state.attempt, state.policy):
+        context.quarantine.wait(entry)
+        return None
+    if used_up(conf, state):  # its policy was lowered meanwhile
+        current = Current(task_id, node.stat.version, state)
+        yield from bury_exhausted(context, current, (yield from server_time(context)))
+        return None
+    return records
+
+
+def _records(parts: list[str], node: Node, metadata: Node | None) -> tuple[TaskState, dict[str, Any]]:
+    """A candidate's record and its metadata. Raises `CorruptRecord`."""
+    return TaskState.decode(parts[0], node.data), load(parts[2], metadata.data) if metadata is not None else {}
+
+
+def is_pending_at(context: Context, pick: Pick) -> Procedure[bool]:
+    """Whether the task of an entry is pending, and this is its entry, as it is read now; of a damaged one, not."""
+    path = context.paths.task(task_of_entry(context, pick) or "", "state")
+    node: Node | None = yield Get(path)
+    state = None if node is None else unless_corrupt(context, pick.path, partial(TaskState.decode, path, node.data))
+    return state is not None and _is_pending_at(context, pick.path, state)
+
+
+def _is_pending_at(context: Context, entry: str, state: TaskState) -> bool:
+    """Whether a task is pending, and this is its entry."""
+    return state.state is State.INSERTED and state.index is None and context.paths.entry(state.place) == entry
+
+
+# --- Taking pending tasks: several with one read and one transaction; what is left of them is tried one by one.
+
+#: How often a candidate whose record changes under our eyes is read again.
+TRIES: Final = 4
+
+
+def take_all(context: Context, taker: Taker, picks: Sequence[Pick], *, in_order: bool = False) -> Procedure[int]:
+    """Try to claim entries; returns how many were taken. Raises `Unregistered`, `CallerLeft`.
+
+    `in_order`: none of them is taken unless all before it are. What was not taken although it stands there was changed
+    in place, or is damaged: `take` finds out, and has what cannot be claimed stepped over. In a lost race nothing is
+    left of that, so that it costs one request.
+    """
+    before, rest = len(taker.taken), picks
+    if len(picks) > 1:
+        candidates = yield from read_candidates(context, taker, picks, in_order=in_order)
+        if candidates:
+            yield from claim_together(context, taker, candidates, in_order=in_order)
+        rest = _untaken(context, taker, picks[:1] if in_order else picks)
+    for pick in rest:
+        yield from take(context, taker, pick)
+    return len(taker.taken) - before
+
+
+def _untaken(context: Context, taker: Taker, picks: Sequence[Pick]) -> list[Pick]:
+    """What was not taken, and stands there still."""
+    taken = {claimed.task_id for claimed in taker.taken}
+    return [pick for pick in picks if entry_task(pick.entry) not in taken and may_be_tried(context, pick)]
+
+
+def take(context: Context, taker: Taker, pick: Pick) -> Procedure[bool]:
+    """Try to claim one entry; False: another was faster, or it is not ours. Raises `Unregistered`, `CallerLeft`.
+
+    While no watch on the segment's listing has fired, the entry is still there: a refusal then means that the record
+    was changed in place (updated, say), and it is read again. What cannot be claimed although it stands there is
+    reported, and stepped over from then on.
+    """
+    for _ in range(TRIES):
+        candidates = yield from read_candidates(context, taker, [pick])
+        if candidates and (yield from claim_together(context, taker, candidates)):
+            return True
+        if not may_be_tried(context, pick):
+            return False
+    if not candidates:
+        yield from step_over_if_there(context, pick)
+    return False
+
+
+def step_over_if_there(context: Context, pick: Pick) -> Procedure[None]:
+    """An entry whose task cannot be claimed from it: where it stands there all the same, it is reported.
+
+    What was read of the task may be older than the listing that has the entry: the task was in hand then, came back,
+    and another thread has listed it since. So the record is read once more, between two looks at the entry, which has
+    to be the same one: stepped over is what stood there while its task was not pending, and nothing else.
+    """
+    before: Stat | None = yield Exists(pick.path)
+    if before is None or not may_be_tried(context, pick) or (yield from is_pending_at(context, pick)):
+        return
+    after: Stat | None = yield Exists(pick.path)
+    if after is not None and after.czxid == before.czxid and may_be_tried(context, pick):
+        context.report(pick.path, "a pending entry of a task that is not pending; stepped over")
+
+
+def may_be_tried(context: Context, pick: Pick) -> bool:
+    """Whether an entry that was tried certainly stands there still, and is not stepped over."""
+    return pick.path not in context.quarantine and context.listings.still_listed(pick.segment, pick.entry)

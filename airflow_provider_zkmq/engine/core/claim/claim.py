@@ -1,0 +1,478 @@
+"""Claim: look, take, wait; one by one, in groups, and in loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from typing import Final, TypeVar
+
+from airflow_provider_zkmq.engine.core.claim import order
+from airflow_provider_zkmq.engine.core.claim.candidates import (
+    Ahead,
+    CallerLeft,
+    Look,
+    NoRoom,
+    Taker,
+    Unregistered,
+    Wanted,
+)
+from airflow_provider_zkmq.engine.core.claim.order import fitting_lanes
+from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed, Leaving, Owed
+from airflow_provider_zkmq.engine.core.client.context import Agenda, Context, ReadAhead
+from airflow_provider_zkmq.engine.core.maintenance.consumers import register
+from airflow_provider_zkmq.engine.core.maintenance.contention import take_turns
+from airflow_provider_zkmq.engine.core.maintenance.rescue import tend
+from airflow_provider_zkmq.engine.core.model.codec import number_of_claims, optional_whole_number
+from airflow_provider_zkmq.engine.core.model.names import priority_of
+from airflow_provider_zkmq.engine.core.model.policy import Success
+from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
+from airflow_provider_zkmq.engine.core.model.time import Duration, optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Seat, Signal, Wait, Within
+from airflow_provider_zkmq.engine.core.read.cache import listing
+from airflow_provider_zkmq.engine.core.read.configuration import read_conf
+from airflow_provider_zkmq.engine.core.read.nodes import never_stopping, unless_missing
+from airflow_provider_zkmq.engine.core.tasks.deferred_completions import Departure, settle_later, settle_leaving
+from airflow_provider_zkmq.engine.core.tasks.holding import begin
+from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
+from airflow_provider_zkmq.engine.core.tasks.settle import checked_result, fail, give_back, release
+from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TransportError, Unavailable, ZkmqError
+
+# --- Claim: the first tasks that a selector accepts.
+
+T = TypeVar("T")
+
+
+def claim(
+    context: Context,
+    wanted: Wanted,
+    timeout: float = 0.0,
+    stopping: Callable[[], bool] = lambda: False,
+    caller: Caller | None = None,
+) -> Procedure[Claimed | None]:
+    """The first task that fits, waiting for one at most `timeout` seconds; None when there was none.
+
+    `stopping` ends the wait early; it is asked whenever the queue's signal is fired. `caller`: who is to get the claim
+    and says so with `deliver`; without one, what is returned counts as delivered.
+    """
+    claims = yield from claim_many(context, wanted, 1, timeout, stopping, caller)
+    return claims[0] if claims else None
+
+
+def claim_many(
+    context: Context,
+    wanted: Wanted,
+    most: int,
+    timeout: float = 0.0,
+    stopping: Callable[[], bool] = lambda: False,
+    caller: Caller | None = None,
+    read_ahead: ReadAhead | None = None,
+) -> Procedure[list[Claimed]]:
+    """The first `most` tasks that fit, or as many as there are, in order; `claim` says what the rest means.
+
+    They are on their way together: `deliver`, called with any of them, delivers all of them. What this client has
+    handled, and not settled yet, goes with them. `read_ahead`: what the claims that they
+    follow have read for them.
+    """
+    mine = caller or Caller()
+    claiming = _claim(context, wanted, most, timeout, stopping, mine, read_ahead)
+    claims = yield from owing(context, mine, claiming)
+    if claims and caller is None:
+        context.claims.deliver(claims[0])
+    return claims
+
+
+def owing(context: Context, caller: Caller, claiming: Procedure[T]) -> Procedure[T]:
+    """Carry a claim out. Cancelled, interrupted, unknown: what it may have claimed is nobody's, and is given back."""
+    try:
+        return (yield from claiming)
+    except BaseException:
+        caller.left = True
+        if context.claims.handovers:
+            context.run.pay()
+        raise
+
+
+def _claim(
+    context: Context,
+    wanted: Wanted,
+    most: int,
+    timeout: float,
+    stopping: Callable[[], bool],
+    caller: Caller,
+    read_ahead: ReadAhead | None,
+) -> Procedure[list[Claimed]]:
+    deadline = context.run.monotonic() + timeout
+    if timeout > 0 and read_ahead is None:  # a loop also settles, for which it has as long as any other call
+        yield Within(timeout)
+    seat, departure, late = Seat(wanted.kind), Departure(context), False
+    try:
+        while not stopping():
+            seen = context.signal.count
+            agenda, taken = context.agenda(), list[Claimed]()
+            look = Look(wanted, caller, departure, most, taken, read_ahead or context.paces.ask(wanted.kind))
+            again = True
+            try:
+                settled = yield from then_settle(departure, claim_now(context, look, agenda))
+                again = settled and not late  # when its time is over once: others may go on putting down for ever
+            except Unregistered:
+                pass
+            except NoRoom:
+                return taken
+            except CallerLeft:
+                if context.claims.handovers:
+                    context.run.pay()
+                return []
+            left = deadline - context.run.monotonic()
+            if again and not taken:
+                late = left <= 0
+                continue
+            if taken or (left <= 0 and not agenda.more):
+                return taken
+            woken = yield Wait(context.signal, seen, agenda.left(left), seat=seat)
+            if woken and not stopping():
+                yield from take_turns(context, deadline - context.run.monotonic())
+        return []
+    finally:
+        departure.journey.over = True
+        departure.close()
+        if seat.kept:  # woken for all of its kind, perhaps: however it ends, another one looks after it
+            context.signal.pass_on(seat.kind)
+
+
+def then_settle(departure: Departure, looking: Procedure[None]) -> Procedure[bool]:
+    """One look; what could not go with a claim is settled by itself, also where nothing can be claimed.
+
+    Whether anything was: a task that was given back so may be what is wanted, and was not there when we looked.
+    """
+    try:
+        yield from looking
+    except (TransportError, CallerLeft):
+        raise
+    except (ZkmqError, Unregistered, NoRoom):
+        yield from departure.finish()
+        raise
+    return (yield from departure.finish())
+
+
+def claim_now(context: Context, look: Look, agenda: Agenda) -> Procedure[None]:
+    """One look at the queue, without waiting: what is claimed is added to ``look.taken``.
+
+    `agenda` tells when to look again. Raises `Unregistered`, `CallerLeft`; what was claimed before stands.
+    """
+    conf = yield from read_conf(context)
+    consumer = yield from register(context, str(look.wanted.selector))
+    yield from tend(context, agenda)
+    if conf.paused:
+        return
+    taker = Taker(conf, consumer, look)
+    if conf.order == "fifo":
+        yield from order.claim_in_order(context, taker, agenda)
+        return
+    names = yield from listing(context, context.paths.at("queue"))
+    lanes = yield from fitting_lanes(context, taker, names or ())
+    for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
+        yield from order.claim_among(context, taker, list(group), agenda)
+        if not taker.room:
+            return
+
+
+# --- A loop over claims: what its body did not settle is completed when it comes back, with the claim of the next ones.
+#
+# Both are one transaction, and the candidates are read ahead, several at once. Where several are claimed together,
+# they are completed together, too (`core.tasks.deferred_completions`). Where nothing is to be claimed, what was
+# handled is settled before anything is waited for.
+
+#: Who waits without a bound looks again after so many seconds, whether anything was heard of or not.
+LONG: Final = 600.0
+LEFT: Final = "its loop was left before it was settled"
+
+
+@dataclass(slots=True, eq=False)
+class Loop:
+    """What one loop asks for, what its body has in hand, and what was claimed and not handed out yet.
+
+    ``hand`` is set by the front, by a statement, together with taking it off ``ready``.
+    """
+
+    context: Context
+    wanting: Callable[[], Procedure[Wanted]]
+    most: int
+    timeout: float | None
+    stopping: Callable[[], bool]
+    wanted: Wanted | None = None
+    hand: Claimed | None = None
+    result: bytes | str | None = None
+    """What the body has left as the result of what it has in hand."""
+    ready: list[Claimed] = field(default_factory=list)
+    handled: dict[tuple[str, int], Leaving] = field(default_factory=dict)
+    """What the body came back with, and whose completion is not known to have been carried out, by task and token."""
+    errors: list[Exception] = field(default_factory=list)
+    """What became of other completions; each is raised by a step."""
+    read_ahead: ReadAhead = field(default_factory=ReadAhead)
+    left: bool = False
+    """Nobody comes back: what is not completed is reported."""
+    news: Signal = field(init=False)
+    """Fired when one of the completions has been carried out."""
+
+    def __post_init__(self) -> None:
+        self.news = self.context.run.new_signal()
+
+    def leave(self) -> None:
+        """Nobody comes back: what is in hand fails, what is ready is given back, before the next claim or soon."""
+        self.left = True
+        hand, ready, owed = self.hand, self.ready, self.context.claims.owed
+        self.hand, self.ready = None, []
+        if hand is not None and not hand.lost and (hand.task_id, hand.token) not in self.context.claims.leaving:
+            owed[hand.task_id, hand.token] = Owed(hand, _failed)
+        for claimed in ready:
+            if not claimed.lost:
+                owed[claimed.task_id, claimed.token] = Owed(claimed, _released)
+        if owed or self.context.claims.leaving:
+            self.context.run.pay()
+
+
+def wind_up(loop: Loop) -> Procedure[None]:
+    """Settle what a loop that was left has left behind. After a `TransportError` that is done in the background."""
+    yield from settle_leaving(loop.context)
+    yield from give_back(loop.context)
+
+
+def _failed(context: Context, claimed: Claimed) -> Procedure[None]:
+    yield from fail(context, claimed, LEFT)
+
+
+def _released(context: Context, claimed: Claimed) -> Procedure[None]:
+    return release(context, claimed)
+
+
+def go_on(loop: Loop, caller: Caller) -> Procedure[bool]:
+    """Settle what is in hand, and have the next one ready; False: none came in time.
+
+    Raises what either of the two does; called again, it goes on from there. Where `caller` has left, nothing is
+    claimed any more.
+    """
+    _come_back(loop)
+    while True:
+        _raise_errors(loop)
+        if (yield from _begin(loop)):
+            return True
+        more = yield from _claim_for_loop(loop, caller)
+        if not more and not loop.errors:
+            yield from _see_off(loop)
+            _raise_errors(loop)
+            return False
+
+
+def _come_back(loop: Loop) -> None:
+    """What the body left unsettled is put down, to go with the next claim. Raises what refuses its result."""
+    hand = loop.hand
+    if hand is not None and not hand.told:
+        hand.handled = hand.handled or loop.context.run.monotonic()
+        outcome, progress = Success(checked_result(hand, loop.result)), Settlement()
+        settle = partial(settle_by_outcome, loop.context, hand, outcome, progress)
+        leaving = settle_later(loop.context, hand, settle, partial(_told, loop, hand, progress))
+        loop.handled[hand.task_id, hand.token] = leaving
+    loop.hand = None
+
+
+def _told(loop: Loop, claimed: Claimed, progress: Settlement, success: object, error: Exception | None) -> None:
+    """What was handled is settled. What could not be completed has failed instead, for a reason that is told."""
+    instead = None if success else getattr(progress.outcome, "error", None)
+    if error is None and instead is not None:
+        error = instead if isinstance(instead, Exception) else ZkmqError(str(instead))
+    if error is not None and loop.left:
+        path = loop.context.paths.task(claimed.task_id)
+        loop.context.run.report(path, f"its loop was left, and it could not be completed: {error}")
+    elif error is not None:
+        loop.errors.append(error)
+    loop.handled.pop((claimed.task_id, claimed.token), None)
+    loop.news.fire()
+
+
+def _raise_errors(loop: Loop) -> None:
+    if loop.errors:
+        raise loop.errors.pop(0)
+
+
+def _claim_for_loop(loop: Loop, caller: Caller) -> Procedure[bool]:
+    """Wait for the next ones; whether there are any. They are the loop's from then on."""
+    context = loop.context
+
+    def stops() -> bool:
+        return caller.left or loop.stopping()
+
+    if loop.wanted is None:
+        loop.wanted = yield from loop.wanting()
+    while True:
+        span = LONG if loop.timeout is None else loop.timeout
+        asking = claim_many(context, loop.wanted, loop.most, span, stops, caller, loop.read_ahead)
+        claims = yield from unless_missing(context, asking)
+        if caller.left and claims:
+            context.run.pay()
+            return False
+        if claims:
+            loop.ready = [*loop.ready, *claims]
+            context.claims.deliver(claims[0])
+        if claims or loop.timeout is not None or stops():
+            return bool(claims)
+
+
+def _begin(loop: Loop) -> Procedure[bool]:
+    """Have the first of what was taken ahead begin; what was taken away meanwhile is passed over."""
+    while loop.ready:
+        try:
+            yield from begin(loop.context, loop.ready[0])
+        except ClaimLost:
+            loop.ready = loop.ready[1:]
+            for claimed in loop.ready:
+                claimed.sent = None  # whatever took the one may have taken these: each of them is to ask, and wait
+        else:
+            return True
+    return False
+
+
+def _see_off(loop: Loop) -> Procedure[None]:
+    """Nothing more comes: the loop ends when all that it handled is settled. Raises `TransportError`."""
+    context = loop.context
+    while loop.handled:
+        seen = loop.news.count
+        yield from settle_leaving(context)
+        left = next((each for each in loop.handled.values() if each.waits), None)
+        if left is not None:
+            raise left.error or Unavailable("what was handled is not settled yet")
+        if loop.handled:  # another call of this client has it
+            yield Wait(loop.news, seen, turn=True)
+
+
+# --- Asking for tasks: what a consumer wants is checked first; a claim that is not refused can then be carried out.
+
+Method = FilterMethod | Mapping[str, FilterMethod]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Claims that were asked for and not refused: on which queue, and how a caller comes by them."""
+
+    context: Context
+    claiming: Callable[[Caller], Procedure[list[Claimed]]]
+
+
+def wanted(
+    context: Context,
+    node: Mapping[str, object] | Selector | str | None = None,
+    filter_method: Method = "absolute",
+    selector: Selector | str | None = None,
+    lease: Duration | None = None,
+) -> Procedure[Wanted]:
+    """What a consumer asks for, checked against the queue's declarations. Raises `ConfigError`, `QueueNotFound`."""
+    conf = yield from read_conf(context)
+    span = optional_seconds("lease", lease)
+    if span == 0:
+        msg = "a lease of 0 seconds would end at once"
+        raise ConfigError(msg)
+    return Wanted(choose(conf.types, node=node, filter_method=filter_method, selector=selector), span)
+
+
+def ask(
+    context: Context,
+    node: Mapping[str, object] | None = None,
+    filter_method: Method = "absolute",
+    *,
+    selector: Selector | str | None = None,
+    timeout: Duration = 0,
+    lease: Duration | None = None,
+    stopping: Callable[[], bool] = never_stopping,
+) -> Procedure[Asked]:
+    """Take the first task that fits, waiting at most `timeout` seconds; None when there was none.
+
+    `node` with `filter_method`, or `selector`, say what fits; neither: everything. `lease`: seconds for which
+    the claim outlives this process; without it the claim ends with the ZooKeeper session. `stopping` ends the wait
+    early; it is asked whenever the queue changes. A call that is cancelled or interrupted gives back what it took.
+    Raises `ConfigError` for what the queue's declarations refuse, and `QueueNotFound`, also while it waits.
+    """
+    span = seconds("timeout", timeout)
+    if span > 0:
+        yield Within(span)
+    asked = yield from wanted(context, node, filter_method, selector, lease)
+    return _asked(context, asked, 1, span, stopping)
+
+
+def ask_many(
+    context: Context,
+    n: int,
+    node: Mapping[str, object] | None = None,
+    filter_method: Method = "absolute",
+    *,
+    selector: Selector | str | None = None,
+    timeout: Duration = 0,
+    lease: Duration | None = None,
+    stopping: Callable[[], bool] = never_stopping,
+    ahead: Ahead = False,
+    max_leases: int | None = None,
+) -> Procedure[Asked]:
+    """Take the first `n` tasks that fit (1 to 64), or as many as there are; an empty list when there was none.
+
+    `timeout`: for how many seconds the first of them is waited for; what is there by then is taken. They come in the
+    queue's order, and are taken together in few transactions: tasks that one transaction took have the same token. A
+    call that is cancelled or interrupted gives back all that it took. `ahead`: all but the first are handled later,
+    or ``"all"`` of them; until `begin` says that one is, the death of this process, or the end of its lease, counts it
+    as no attempt. `max_leases`, of claims with a `lease`: no more are taken than leave the queue with so many leases,
+    whoever holds them, and however many claim under a bound at once; other claims of the same moment may come on top.
+    Where there is no room for one, the list is empty at once. The other arguments are `claim`'s. Raises `ConfigError`,
+    also for another `n`, and `QueueNotFound`, also while it waits.
+    """
+    most, span = number_of_claims(n), seconds("timeout", timeout)
+    if span > 0:
+        yield Within(span)
+    asked = yield from wanted(context, node, filter_method, selector, lease)
+    bound = optional_whole_number("max_leases", max_leases, 1)
+    if bound is not None and asked.lease is None:
+        raise ConfigError("max_leases goes with a lease: other claims are not counted")
+    if ahead not in {True, False, "all"}:
+        raise ConfigError(f"ahead {ahead!r} is not allowed: True, False or 'all'")
+    return _asked(context, replace(asked, ahead=ahead, max_leases=bound), most, span, stopping)
+
+
+def ask_in_turn(
+    context: Context,
+    node: Mapping[str, object] | None = None,
+    filter_method: Method = "absolute",
+    *,
+    selector: Selector | str | None = None,
+    timeout: Duration | None = None,
+    lease: Duration | None = None,
+    prefetch: int = 1,
+    stopping: Callable[[], bool] = never_stopping,
+) -> Loop:
+    """Loop over the tasks that fit, one after the other: ``for claim in q.claims():``.
+
+    What the body has not settled when the loop comes back is completed, with ``claim.result``, which the body may set;
+    the next one is claimed in the same transaction. The loop ends when nothing came for `timeout` seconds (None: it
+    waits for ever; 0: it ends when the queue is empty), or when `stopping` says so. `prefetch`: so many are claimed
+    together (1 to 64), which costs less; all but the first are taken ahead, and count no attempt before they begin.
+    What is handled then is completed with the claim of the next ones, or after 50 ms. For bodies that are done fast:
+    nobody extends what waits.
+
+    A loop that is left early, or closed, fails what its body has in hand, gives back uncounted what it has taken ahead,
+    and completes what was handled. A completion that is refused is raised by the step that finds out (`ClaimLost`,
+    say); a loop that is still referred to goes on after that. Of a loop that was left it is logged. One loop is for one
+    thread. The other arguments are `claim`'s. Raises `ConfigError`; each step raises what `claim` and `Claim.complete`
+    do.
+    """
+    most, span = number_of_claims(prefetch, "prefetch"), optional_seconds("timeout", timeout)
+
+    def wanting() -> Procedure[Wanted]:
+        asked = yield from unless_missing(context, wanted(context, node, filter_method, selector, lease))
+        return replace(asked, ahead=most > 1)
+
+    return Loop(context, wanting, most, span, stopping)
+
+
+def _asked(context: Context, asked: Wanted, most: int, span: float, stopping: Callable[[], bool]) -> Asked:
+    def claiming(caller: Caller) -> Procedure[list[Claimed]]:
+        stops = lambda: caller.left or stopping()  # noqa: E731
+        return unless_missing(context, claim_many(context, asked, most, span, stops, caller))
+
+    return Asked(context, claiming)

@@ -1,0 +1,620 @@
+"""What a client knows of one queue: paths, caches, timers, and what it has under way."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from os import getpid
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.client.claims import Claims, Debts, Maintenance
+from airflow_provider_zkmq.engine.core.client.clock import Clock
+from airflow_provider_zkmq.engine.core.model.names import Lane, Paths
+from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
+from airflow_provider_zkmq.engine.core.model.selectors import FilterTypes
+from airflow_provider_zkmq.engine.core.protocol.ops import Create, Multi, Node, Outcome, Signal, Watch, WriteOp
+
+# --- When to look again: at what comes due, and at what was refused. Owner: this module; at most `MAX_LATER` refusals.
+
+#: The first pause before something refused is tried again, and the longest, in seconds.
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 30.0
+MAX_LATER: Final = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class Agenda:
+    """When one look at a queue is to be followed by another, by our monotonic clock. Each look has its own."""
+
+    monotonic: Callable[[], float]
+    due: float | None = None
+    more: bool = False
+    """There is more to look after than this look was allowed to do, and it got on: another one follows at once."""
+
+    def within(self, seconds: float) -> None:
+        """Look again in so many seconds at the latest."""
+        at = self.monotonic() + max(0.0, seconds)
+        self.due = at if self.due is None else min(at, self.due)
+
+    def left(self, most: float) -> float:
+        """Seconds until the next look, at most so many."""
+        return most if self.due is None else max(0.0, min(most, self.due - self.monotonic()))
+
+
+@dataclass(slots=True)
+class Pause:
+    """Until when something that was refused is left alone, by our monotonic clock, and how often it was refused."""
+
+    until: float
+    tries: int
+
+
+@dataclass(slots=True, eq=False)
+class Postponed:
+    """What was refused to those who look after the queue, by its path: each time it is left alone for longer."""
+
+    monotonic: Callable[[], float]
+    pauses: dict[str, Pause] = field(default_factory=dict)
+
+    def waits(self, path: str, agenda: Agenda) -> bool:
+        """Whether something that was refused is not to be tried again yet; then it is on the agenda."""
+        pause = self.pauses.get(path)
+        if pause is None or pause.until <= self.monotonic():
+            return False
+        agenda.within(pause.until - self.monotonic())
+        return True
+
+    def postpone(self, path: str, agenda: Agenda) -> None:
+        """Something was refused: try again soon, and less and less often while it goes on being refused."""
+        known = self.pauses.get(path)
+        if known is not None and known.until > self.monotonic():  # another call was refused at the same moment
+            agenda.within(known.until - self.monotonic())
+            return
+        tries = 0 if known is None else known.tries + 1
+        seconds = min(LONGEST_PAUSE, FIRST_PAUSE * 2**tries)
+        if len(self.pauses) >= MAX_LATER:  # most of it is gone by now, and was never asked for again
+            old = self.monotonic() - LONGEST_PAUSE
+            self.pauses = {other: pause for other, pause in self.pauses.items() if pause.until > old}
+        self.pauses[path] = Pause(self.monotonic() + seconds, tries)
+        agenda.within(seconds)
+
+    def done(self, path: str) -> None:
+        """It was carried out, or is no matter any more."""
+        self.pauses.pop(path, None)
+
+
+# --- Ids, stamps and nonces. Owner: this module; a counter and a mark of the client, for as long as it lives.
+
+#: How many bytes of chance a mark takes at the most, and for how many marks the system is asked at once: each time that
+#: it is asked, other threads come in between.
+_CHANCE: Final = 10
+_AT_ONCE: Final = 100
+
+
+@dataclass(slots=True, eq=False)
+class Marks:
+    """Makes what is unlike anything that this or another client makes."""
+
+    wall_ms: Callable[[], int]
+    counter: int = 0
+    client: str = ""
+    _chances: list[bytes] = field(default_factory=list)
+    _pid: int = 0
+
+    def nonce(self) -> str:
+        """A mark by which a write is recognised as ours."""
+        return self._chance()[:8].hex()
+
+    def _chance(self) -> bytes:
+        """Bytes that nobody else has, a forked process neither. Taking them off a list is safe among threads."""
+        if self._pid != getpid():
+            self._chances, self._pid = [], getpid()
+        try:
+            return self._chances.pop()
+        except IndexError:
+            several = os.urandom(_CHANCE * _AT_ONCE)
+            self._chances += [several[at : at + _CHANCE] for at in range(_CHANCE, len(several), _CHANCE)]
+            return several[:_CHANCE]
+
+    def stamp(self, now: int) -> str:
+        """A time-ordered mark for an entry, rising within this client and like no other client's (22 hex digits).
+
+        `now`: the server's clock in milliseconds. This machine's would set its tasks apart from everybody else's.
+        """
+        self.counter = max(self.counter + 1, now << 16)
+        self.client = self.client or self._chance()[:3].hex()
+        return f"{self.counter:016x}{self.client}"
+
+    def task_id(self) -> str:
+        """A time-ordered id: a UUID of version 7 (RFC 9562)."""
+        tail = int.from_bytes(self._chance(), "big")
+        value = (self.wall_ms() & (1 << 48) - 1) << 80 | tail
+        value = value & ~(0xF << 76) | 7 << 76
+        value = value & ~(0x3 << 62) | 2 << 62
+        text = f"{value:032x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+# --- Foreign and damaged znodes that were told of: each once. Owner: `Context.report`; bounded.
+
+MAX_QUARANTINE: Final = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class Quarantine:
+    """Paths that are stepped over, and damages that were told of."""
+
+    paths: set[str] = field(default_factory=set)
+    damages: set[str] = field(default_factory=set)
+    """What was told to be the matter: one damaged record is met from many sides."""
+    waiting: set[str] = field(default_factory=set)
+    """Entries that are stepped over without being damaged themselves, while the queue's policy cannot be read."""
+
+    def __contains__(self, path: str) -> bool:
+        return path in self.paths or path in self.waiting
+
+    def wait(self, path: str) -> None:
+        """Step over it for the time being."""
+        if len(self.waiting) >= MAX_QUARANTINE:
+            self.waiting.clear()
+        self.waiting.add(path)
+
+    def is_news(self, damage: str) -> bool:
+        """Whether something damaged is met for the first time."""
+        if not damage or damage in self.damages:
+            return not damage
+        if len(self.damages) >= MAX_QUARANTINE:
+            self.damages.clear()
+        self.damages.add(damage)
+        return True
+
+    def add(self, path: str) -> bool:
+        """Step over it from now on; False if that was so already."""
+        if path in self.paths:
+            return False
+        if len(self.paths) >= MAX_QUARANTINE:
+            self.paths.clear()
+        self.paths.add(path)
+        return True
+
+
+# --- Enqueues whose callers were not told what became of them, by task id. Owner: `core.tasks.enqueue`.
+
+KEPT_SECONDS: Final = 3600.0
+#: So many marks are kept beside those of the call that comes last.
+KEPT: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A task that may have been written, or a batch; ``written``: it was. ``said``: tells other messages apart."""
+
+    at: float
+    said: int
+    nonce: str
+    stamp: str = ""
+    written: bool = False
+    restored: int = 0
+    """How often the servers had gone back by then."""
+
+
+@dataclass(slots=True, eq=False)
+class Unresolved:
+    """What calls left, the oldest first."""
+
+    marks: dict[str, Mark] = field(default_factory=dict)
+
+    def keep(self, marks: Mapping[str, Mark]) -> None:
+        """Remember what one call left, and forget the oldest of what others did."""
+        others = {name: mark for name, mark in self.marks.items() if name not in marks}
+        self.marks = {**dict(islice(others.items(), max(0, len(others) - KEPT), None)), **marks}
+
+    def take(self, name: str, said: int, now: float) -> Mark | None:
+        """The mark of this id, for a call that says the same; whatever the call says, nobody gets it after that."""
+        mark = self.marks.pop(name, None)
+        return mark if mark is not None and mark.said == said and now - mark.at <= KEPT_SECONDS else None
+
+
+# --- Transactions of this client that are to go together: those that came while others were on their way.
+#
+# Owner: `core.write.group_commit`; bounded by the calls that are under way.
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A transaction that stands in line; ``signal`` is fired when its call is to go on."""
+
+    make: Callable[[], Multi]
+    """Makes the transaction when it is sent: what was sent before may have changed what it has to do."""
+    signal: Signal
+    multi: Multi = field(default_factory=lambda: Multi(()))
+    leads: bool = False
+    """Its call is to send it, together with others; it has a place among those that are on their way."""
+    sent: float | None = None
+    """When it was sent, by our monotonic clock."""
+    over: bool = False
+    """Another call has had it: ``outcome`` says what became of it; None: it was not sent."""
+    outcome: Outcome | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """How many transactions are on their way, and what waits."""
+
+    on_their_way: int = 0
+    carried: int = 0
+    """How many transactions are sent by another call at this moment."""
+    waiting: deque[Part] = field(default_factory=deque)
+
+
+# --- What was read under watches, and what was worked out from it. Owner: this module and `core.read.cache`.
+#
+# An entry stands for one path and is shared by all threads of the client. It goes when its znode is seen to be
+# gone, or when nobody waits for it any more: the memory is as large as what claims and waits look at.
+
+Filters = Mapping[str, str]
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """Something read under a watch: a listing (names, sorted), or a znode; None where there is none."""
+
+    signal: Signal
+    watch: Watch | None = None
+    value: Any = None
+    pending: bool = False
+    """A thread is reading it: the others wait for `signal`."""
+    read_at: float = 0.0
+    subscribers: dict[Signal, None] = field(default_factory=dict)
+    """Who waits for a change, in the order in which they came; thousands may wait for one znode."""
+    stock: list[str] | None = None
+    """Of a segment's entries those that this client has not tried yet; made anew from each listing."""
+    ranks: dict[str, int] = field(default_factory=dict)
+    """The ranks of a segment's entries; replaced, never changed."""
+    verdicts: dict[str, Filters | None] = field(default_factory=dict)
+    """The filters of the entries of a mixed lane's segment; replaced, never changed. None: they cannot be read."""
+    lane: Filters | None = None
+    """What a lane with a shortened name stands for."""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the value still stands."""
+        return self.watch is not None and not self.watch.fired
+
+
+@dataclass(slots=True, eq=False)
+class Listings:
+    """The readings of one client, by path."""
+
+    new_signal: Callable[[], Signal]
+    readings: dict[str, Reading] = field(default_factory=dict)
+
+    def at(self, path: str) -> Reading:
+        """The shared memory of what was read at `path`."""
+        reading = self.readings.get(path)
+        if reading is None:
+            reading = self.readings[path] = Reading(self.new_signal())
+        return reading
+
+    def forget(self, path: str) -> None:
+        """Drop what was read at `path` and below."""
+        reading = self.readings.pop(path, None)
+        if reading is not None and isinstance(reading.value, list):
+            for name in reading.value:
+                self.forget(f"{path}/{name}")
+
+    def forget_below(self, path: str, keep: set[str]) -> None:
+        """Drop what was read below `path`, but for the children that are to be kept."""
+        start = path + "/"
+        for other in list(self.readings):
+            if other.startswith(start) and other[len(start) :].partition("/")[0] not in keep:
+                self.forget(other)
+
+    def forget_unused(self) -> None:
+        """Drop what nobody reads or waits for at this moment."""
+        self.readings = {path: each for path, each in self.readings.items() if each.pending or each.subscribers}
+
+    def still_listed(self, path: str, name: str) -> bool:
+        """Whether a child certainly stands there still: it is in a listing whose watch has not fired."""
+        reading = self.readings.get(path)
+        return reading is not None and reading.fresh and name in (reading.value or ())
+
+    def restock(self, path: str) -> None:
+        """What was tried of a segment is tried again."""
+        if path in self.readings:
+            self.readings[path].stock = None
+
+    def restock_all(self) -> None:
+        """What was tried is tried again."""
+        for reading in self.readings.values():
+            reading.stock = None
+
+
+# --- Candidates that were read before they are claimed. Owner: `core.claim.candidates`.
+
+#: So many candidates are read at once, and so many bytes of theirs at the most, by what they had so far.
+MOST: Final = 16
+MOST_BYTES: Final = 64_000
+#: Of claims that happen to follow one another so many at first, since it is not known how large they are.
+FIRST: Final = 4
+#: Claims that follow one another within so many seconds read ahead; what was read longer ago is read again.
+PACE_SECONDS: Final = 1.0
+#: A client remembers what it read for so many kinds of claims.
+MOST_KINDS: Final = 8
+
+
+@dataclass(slots=True, eq=False)
+class ReadAhead:
+    """What claims of one kind that follow one another read for those to come."""
+
+    tasks: dict[str, Sequence[Node | None]] = field(default_factory=dict)
+    """Candidates, by entry: as they were then, which the transaction that claims one of them finds out.
+
+    A later run of the same id has another entry: what was not there, or damaged, before that is no matter of its.
+    """
+    most: int = MOST
+    """So many are worth to be read at once."""
+    read_at: float = float("-inf")
+    asked_at: float = float("-inf")
+    """When one of the claims began."""
+    busy: bool = False
+    """One of them is reading for those to come."""
+
+    def learn(self, count: int, size: int, now: float) -> None:
+        """So many were read, which had so many bytes."""
+        self.most = max(1, min(MOST, 2 * self.most, MOST_BYTES * count // max(1, size)))
+        if not self.tasks:  # else those that were read before tell how old all of it is
+            self.read_at = now
+
+    def forget_old(self, now: float) -> None:
+        """What was read too long ago may have changed."""
+        if now - self.read_at > PACE_SECONDS:
+            self.tasks.clear()
+
+
+@dataclass(slots=True, eq=False)
+class Paces:
+    """Which kinds of claims of a client follow one another closely."""
+
+    monotonic: Callable[[], float]
+    kinds: dict[Hashable, ReadAhead] = field(default_factory=dict)
+
+    def ask(self, kind: Hashable) -> ReadAhead | None:
+        """A claim of this kind begins; what it may read ahead with, if another one has begun just before."""
+        now = self.monotonic()
+        ahead = self.kinds.pop(kind, None) or ReadAhead(most=FIRST)
+        self.kinds[kind] = ahead
+        while len(self.kinds) > MOST_KINDS:
+            del self.kinds[next(iter(self.kinds))]
+        close, ahead.asked_at = now - ahead.asked_at <= PACE_SECONDS, now
+        return ahead if close else None
+
+
+# --- Who this client is as a consumer, and who else lives.
+#
+# Owners: `core.maintenance.consumers`, `core.maintenance.rescue`.
+
+
+@dataclass(slots=True)
+class Consumer:
+    """A registration under ``consumers``, good for one ZooKeeper session."""
+
+    id: str
+    session: int
+    accepts: list[str] = field(default_factory=list)
+    """The selectors it has announced."""
+
+
+@dataclass(slots=True, eq=False)
+class Registration:
+    """This client's own record. Other threads may read ``consumer`` without the lock."""
+
+    consumer: Consumer | None = None
+    cancel_watch: Watch | None = None
+    joining: dict[int, Signal] = field(default_factory=dict)
+    """The threads that register this client, by session; the others wait for the signal."""
+
+    @property
+    def heeded(self) -> bool:
+        """Whether nothing was told to this consumer since it looked; there is none before it registers."""
+        return self.consumer is None or (self.cancel_watch is not None and not self.cancel_watch.fired)
+
+
+@dataclass(slots=True, eq=False)
+class Census:
+    """The consumers as last read, and until when the claims hold that have a deadline."""
+
+    live: list[str] = field(default_factory=list)
+    unburied: list[str] = field(default_factory=list)
+    """Dead consumers that are still on the register."""
+    watch: Watch | None = None
+    lease_ends: dict[str, int] = field(default_factory=dict)
+    """By the path of the lease or lock, in the server's milliseconds."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether nobody has come or gone since it was read."""
+        return self.watch is not None and not self.watch.fired
+
+
+# --- What a driver lends to procedures: time, chance, the session; all of it replaced in tests.
+
+
+@dataclass(slots=True, eq=False)
+class Runtime:
+    """Functions that a driver provides. None of them waits; none but `new_signal` remembers anything."""
+
+    monotonic: Callable[[], float]
+    wall_ms: Callable[[], int]
+    random: Callable[[], float]
+    new_signal: Callable[[], Signal]
+    session: Callable[[], int]
+    report: Callable[[str, str], None]
+    zxid: Callable[[], int]
+    """The latest transaction that the session has seen."""
+    restored: Callable[[], int]
+    """How often the servers turned out to have gone back to an older state: what was written before may be gone."""
+    unwatch: Callable[[str], None]
+    """Nobody waits for changes of this znode's data any more: its watch may go. Does not wait, does not raise."""
+    pay: Callable[[], None]
+    """Have what calls have left (`core.maintenance.rescue`) put right in the background; from any thread.
+
+    Does not wait, does not raise.
+    """
+
+
+# --- Where the next entries go: the newest segments of lanes, and buckets known to exist. Owner: `core.write.commit`.
+
+#: Lanes whose newest segment a client remembers.
+MAX_OPEN: Final = 256
+MAX_BUCKETS: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class OpenSegment:
+    """A lane's segment that takes entries: ``ops`` go into the transaction that writes the next one.
+
+    ``then`` takes their place once they are committed; ``ordered``: by the rules of a queue of strict order.
+    """
+
+    lane: Lane
+    segment: str
+    count: int
+    ops: list[WriteOp]
+    then: list[WriteOp]
+    ordered: bool
+
+    @property
+    def opens(self) -> bool:
+        """Whether writing to it creates it."""
+        return any(isinstance(op, Create) for op in self.ops)
+
+
+@dataclass(slots=True, eq=False)
+class Slots:
+    """A bounded memory: what was used last is kept."""
+
+    open: dict[str, OpenSegment] = field(default_factory=dict)
+    """By the name of the lane that was wanted."""
+    opening: dict[str, Signal] = field(default_factory=dict)
+    """Lanes whose newest segment a call is looking for, each with what is fired when it has; the others wait."""
+    buckets: set[str] = field(default_factory=set)
+
+    def remember(self, name: str, segment: OpenSegment) -> None:
+        """Keep what was used last; a producer of ever new filters does not grow."""
+        self.open.pop(name, None)
+        while len(self.open) >= MAX_OPEN:
+            del self.open[next(iter(self.open))]
+        self.open[name] = segment
+
+    def keep_lanes(self, names: set[str]) -> None:
+        """Forget lanes that are not there any more, but for those that are about to be made."""
+        for name, segment in list(self.open.items()):
+            if segment.lane.name not in names and not segment.opens:
+                del self.open[name]
+
+    def add_bucket(self, bucket: str) -> None:
+        """A bucket is there."""
+        if len(self.buckets) >= MAX_BUCKETS:
+            self.buckets.clear()
+        self.buckets.add(bucket)
+
+
+# --- One client's memory of one queue: its parts, and who it is.
+
+
+@dataclass(slots=True, eq=False)
+class Configuration:
+    """The queue's configuration as last read. Owner: `core.read.configuration`."""
+
+    conf: Conf | None = None
+    watch: Watch | None = None
+    changed: Callable[[], None] = lambda: None
+    """Called when a part of it may have changed, by whoever is told; neither waits nor raises."""
+    types: FilterTypes | None = None
+    """The declarations of filters that could be read last, and the retry policy: what is followed while they cannot."""
+    policy: RetryPolicy | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """What the procedures of one client share."""
+
+    queue: str
+    root: str
+    paths: Paths
+    run: Runtime
+    signal: Signal
+    """Fired when something in the queue may have changed; anybody may fire it."""
+    describe: dict[str, Any] = field(default_factory=dict)
+    """What the client's record as a consumer tells of its process."""
+    configuration: Configuration = field(default_factory=Configuration)
+    slots: Slots = field(default_factory=Slots)
+    claims: Claims = field(default_factory=Claims)
+    line: Line = field(default_factory=Line)
+    registration: Registration = field(default_factory=Registration)
+    census: Census = field(default_factory=Census)
+    debts: Debts = field(default_factory=Debts)
+    maintenance: Maintenance = field(default_factory=Maintenance)
+    unresolved: Unresolved = field(default_factory=Unresolved)
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    shared: dict[str, Signal] = field(default_factory=dict)
+    """What one thread does for all; fired when it has ended. Owner: `core.read.nodes`."""
+    listings: Listings = field(init=False)
+    sizes: Listings = field(init=False)
+    """How many names stand where tasks are listed; of what lists those, the names. Owner: `core.read.counts`."""
+    clock: Clock = field(init=False)
+    """Of a client with several queues it is one clock for all of them."""
+    marks: Marks = field(init=False)
+    postponed: Postponed = field(init=False)
+    paces: Paces = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.listings, self.sizes = Listings(self.run.new_signal), Listings(self.run.new_signal)
+        self.clock = Clock(self.run.monotonic)
+        self.marks = Marks(self.run.wall_ms)
+        self.postponed = Postponed(self.run.monotonic)
+        self.paces = Paces(self.run.monotonic)
+
+    def report(self, path: str, why: str, damage: str = "") -> None:
+        """Tell of a foreign or damaged znode, once, however often met; `Runtime.report` tells of what happened.
+
+        `path` is stepped over from now on. `damage`: what is the matter, which other paths may suffer from, too.
+        """
+        if self.quarantine.add(path) and self.quarantine.is_news(damage):
+            self.run.report(path, why)
+
+    def forget_queue(self) -> None:
+        """The queue is not there: what was remembered of its znodes is forgotten. What callers have in hand is theirs.
+
+        One of the same name that is created later is another queue.
+        """
+        self.configuration = Configuration(changed=self.configuration.changed)
+        self.registration.consumer = self.registration.cancel_watch = None
+        self.census = Census()
+        self.debts.batches.clear()
+        self.debts.unmarked.clear()
+        self.maintenance.left = False
+        self.quarantine = Quarantine()
+        self.postponed.pauses.clear()
+        self.slots.open.clear()
+        self.slots.buckets.clear()
+        self.unresolved.marks.clear()
+        self.listings.forget_unused()
+        self.sizes.readings.clear()
+
+    def tell(self, path: str, why: str, damage: str = "") -> None:
+        """Tell of damage, once, and do not step over `path`: it was mended, or somebody may put it right."""
+        if self.quarantine.is_news(damage or f"{path}: {why}"):
+            self.run.report(path, why)
+
+    def new_watch(self) -> Watch:
+        """A watch whose event wakes whoever waits for this queue."""
+        return Watch(self.signal)
+
+    def agenda(self) -> Agenda:
+        """An empty agenda."""
+        return Agenda(self.run.monotonic)

@@ -1,0 +1,441 @@
+"""Garbage collection: what is over for longer than its lifetime goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.maintenance.consumers import give_lock_back, take_lock
+from airflow_provider_zkmq.engine.core.maintenance.rescue import bring_back
+from airflow_provider_zkmq.engine.core.model.codec import dump
+from airflow_provider_zkmq.engine.core.model.names import (
+    BUCKET_MS,
+    bucket_start,
+    entry_task,
+    entry_time,
+    is_lane,
+    segments_of,
+)
+from airflow_provider_zkmq.engine.core.model.policy import Conf
+from airflow_provider_zkmq.engine.core.model.time import Duration, optional_seconds
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Check,
+    Children,
+    Delete,
+    Exists,
+    Failure,
+    Get,
+    Multi,
+    Node,
+    Outcome,
+    Pipeline,
+    Procedure,
+    SetData,
+    Stat,
+)
+from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
+from airflow_provider_zkmq.engine.core.read.completion_log import list_letters, version_of, versions_of
+from airflow_provider_zkmq.engine.core.read.configuration import known_conf, read_conf, trimmed_upto
+from airflow_provider_zkmq.engine.core.read.nodes import (
+    AT_ONCE,
+    Record,
+    Unread,
+    chunked,
+    read_nodes,
+    read_records,
+    read_stats,
+    restored,
+    unless_corrupt,
+)
+from airflow_provider_zkmq.engine.core.read.server_clock import server_time, tick
+from airflow_provider_zkmq.engine.core.tasks.batches import WRITING, delete_batch
+from airflow_provider_zkmq.engine.core.write.batch_closing import close_batches, load_batch
+from airflow_provider_zkmq.engine.core.write.commit import (
+    Change,
+    Plan,
+    commit,
+    forget_lanes,
+    merge,
+    mergeable,
+    one,
+    send_together,
+)
+from airflow_provider_zkmq.engine.core.write.transitions import tree_deletes
+
+# --- What clean-up does beside deleting tasks: idle lanes go, batches are ended, old ones deleted.
+
+LANE_IDLE_MS: Final = 3_600_000
+
+
+def prune_lanes(context: Context, now: int) -> Procedure[None]:
+    """Delete lanes that have been empty for an hour; an enqueue that comes meanwhile creates its lane again.
+
+    In a queue of strict order they stay: their versions must not begin again.
+    """
+    there: set[str] = set((yield Children(context.paths.at("queue"))) or ())
+    for name in sorted(there):
+        if not is_lane(name):
+            context.report(context.paths.at("queue", name), "no lane of ours; stepped over")
+        elif not (yield from known_conf(context)).ordered and (yield from _prune(context, name, now)):
+            there.discard(name)
+    forget_lanes(context, there)
+
+
+def _prune(context: Context, name: str, now: int) -> Procedure[bool]:
+    """Delete one lane if it is idle, and holds nothing but a segment of ours."""
+    lane = context.paths.at("queue", name)
+    names = yield Children(lane)
+    if names is None or len(names) > 1:
+        return False
+    if len(segments_of(names)) < len(names):
+        context.report(f"{lane}/{names[0]}", "no segment of ours; its lane is kept")
+        return False
+    stats = yield from read_stats([f"{lane}/{segment}" for segment in names])
+    if not all(stat and stat.children == 0 and stat.ctime < now - LANE_IDLE_MS for stat in stats):
+        return False
+    deletes = tuple(Delete(f"{lane}/{segment}") for segment in names)
+    outcome = yield Multi((*(Check(op.path) for op in deletes), *deletes, Delete(lane)))
+    return bool(outcome.committed)
+
+
+def unsealed(context: Context) -> Procedure[frozenset[str]]:
+    """The batches that are being written."""
+    names = (yield Children(context.paths.at("batches"))) or ()
+    stats = yield from read_stats([context.paths.batch(name, "open", WRITING) for name in names])
+    return frozenset(name for name, stat in zip(names, stats, strict=True) if stat is not None)
+
+
+def collect_batches(context: Context, cutoff: int) -> Procedure[None]:
+    """Delete what was kept of batches that were done long ago, and end those that a crash left without an end."""
+    yield from close_batches(context)
+    yield from _forsaken(context, cutoff)
+    for name in (yield Children(context.paths.at("batches-done"))) or ():
+        start, bucket = bucket_start(name), context.paths.at("batches-done", name)
+        if start is None:
+            context.report(bucket, "no bucket of ours; stepped over")
+        elif start <= cutoff:
+            yield from _collect_batch_bucket(context, bucket, cutoff)
+            if start + 2 * BUCKET_MS < cutoff:
+                yield Multi((Delete(bucket),))  # refused while something is kept
+
+
+def _collect_batch_bucket(context: Context, bucket: str, cutoff: int) -> Procedure[None]:
+    for entry in (yield Children(bucket)) or ():
+        when = entry_time(entry)
+        if when is None:
+            context.report(f"{bucket}/{entry}", "no batch of ours; stepped over")
+        elif when <= cutoff:
+            yield from delete_batch(context, f"{bucket}/{entry}", context.paths.batch(entry_task(entry) or ""))
+
+
+def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
+    """Delete batches that were never written to their end, once their members have ended and been kept long enough.
+
+    So long after the last of them was written: nobody is writing it any more, and who did would be refused.
+    A clean-up that is cut off in between leaves a batch without members and without an end, which the next one deletes.
+    """
+    for name in (yield Children(context.paths.at("batches"))) or ():
+        base = context.paths.batch(name)
+        parts = (base, f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then")
+        node, members, marker, follow_up = yield from read_nodes(parts)
+        alone = members is not None and members.stat.children == 1
+        if alone and marker is not None and marker.stat.mtime <= cutoff:
+            last = [Delete(f"{base}/then")] if follow_up is not None else []
+            yield Multi((Delete(f"{base}/open/{WRITING}"), Delete(f"{base}/open"), *last))
+            yield from delete_batch(context, None, base)
+        elif node is not None and members is None and _has_no_end(context, base, node):
+            yield from delete_batch(context, None, base)
+
+
+def _has_no_end(context: Context, base: str, node: Node) -> bool:
+    """Whether a batch was never written to its end."""
+    record = unless_corrupt(context, base, partial(load_batch, base, node.data))
+    return record is not None and "total" not in record
+
+
+# --- Trimming the log of ended runs: who follows a queue is told of what goes, before it goes; letters nobody wants go.
+
+
+def publish_trimmed(context: Context, versions: Iterable[int]) -> Procedure[None]:
+    """Say that runs which ended in these transactions may be gone; to be called before they are deleted."""
+    path, highest = context.paths.at("followed"), max(versions, default=0)
+    while highest:
+        node: Node | None = yield Get(path)
+        if node is None or trimmed_upto(context, path, node) >= highest:
+            return
+        multi = Multi((SetData(path, dump({"trimmed": highest}), node.stat.version),))
+        outcome = yield from transact(multi, never)
+        if outcome.committed:
+            return
+        if outcome.failure not in {Failure.BAD_VERSION, Failure.NO_NODE}:
+            raise refused("saying what clean-up deletes", outcome, multi)
+
+
+def collect_letters(context: Context, conf: Conf, cutoff: int) -> Procedure[None]:
+    """Delete the runs that have left and are in the queue's archive by now, or are too old for those who follow it.
+
+    All of them where the queue is neither archived nor followed.
+    """
+    letters = yield from list_letters(context)
+    if conf.follow:
+        letters = [each for each in letters if each.name.when <= cutoff]
+    if conf.archive is not None:
+        archived = {each.place for each in (yield from versions_of(context, letters)) if each.version <= conf.archive}
+        letters = [each for each in letters if each.place in archived]
+    if conf.follow:
+        yield from publish_trimmed(context, [each.version for each in (yield from versions_of(context, letters))])
+    paths = [context.paths.at("unarchived", each.place) for each in letters]
+    for chunk in chunked([*paths, *{path.rpartition("/")[0] for path in paths}]):
+        yield Pipeline(tuple(Multi((Delete(path),)) for path in chunk))  # that of a bucket is refused while it is used
+
+
+# --- Garbage collection: delete what ended longer ago than ``task_gc_lifetime``, whole trees at a time.
+#
+# It may run in several places at once and costs by what it deletes. Age is judged by the server's clock and the
+# Stat of the task's record, and each tree is deleted under that record's version: a task that changed is kept.
+# Where a queue is archived (``configure(archive=True)``), what is not in the archive yet is kept; where streams
+# follow it (``configure(follow=True)``), they are told of what goes before it goes. Members of a batch that is
+# being written are kept: whoever tries again to write them is to find them.
+
+#: So many trees are deleted by one transaction; those of what was read at once are in flight together.
+TREES_PER_MULTI: Final = AT_ONCE // 8
+INDEXES: Final = ("finished", "cancelled")
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a clean-up did. ``ran`` is False when it was not due or ran elsewhere."""
+
+    ran: bool = True
+    collected: int = 0
+    kept_unarchived: int = 0
+    kept_changed: int = 0
+    rescued: int = 0
+    kept_for_batches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What goes: what ended before a time, is not kept by the configuration, and of no batch that is being written.
+
+    What has changed since the run began is kept: of a batch that was opened since, `batches` does not know.
+    """
+
+    cutoff: int
+    began: int
+    conf: Conf
+    batches: frozenset[str]
+
+
+def collect_garbage(context: Context, lifetime: Duration | None = None) -> Procedure[Collected]:
+    """Delete the trees of tasks that ended more than `lifetime` seconds ago (default: the queue's task_gc_lifetime).
+
+    Also gives back the tasks of dead consumers and of claims whose lease or lock has ended, and promotes what is due,
+    as claims do: `Collected.rescued` counts both. Returns what was done; `Collected.ran` is False if another process is
+    cleaning up right now.
+    """
+    span = optional_seconds("lifetime", lifetime)
+    conf = yield from read_conf(context)
+    return (yield from collect_locked(context, conf.gc_lifetime if span is None else span, None))
+
+
+def collect_locked(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
+    """Clean up under the lock; with `last`, the Stat of ``gc``, only if nobody has done so since that was read."""
+    if context.maintenance.busy:
+        return Collected(ran=False)  # another thread of this process is at it
+    context.maintenance.busy = True
+    try:
+        return (yield from _lock_and_collect(context, lifetime, last))
+    finally:
+        context.maintenance.busy = False
+        if context.maintenance.left:
+            context.run.pay()
+
+
+def _lock_and_collect(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
+    if not (yield from take_lock(context)):
+        return Collected(ran=False)
+    try:
+        now: Stat | None = yield Exists(context.paths.at("gc"))
+        done = last is not None and now is not None and now.version != last.version
+        report = Collected(ran=False) if done else (yield from _collect(context, lifetime))
+    except Exception:
+        yield from give_lock_back(context)
+        raise  # one that is broken off leaves the lock to `release_abandoned_lock`: it can wait for nothing here
+    yield from give_lock_back(context)
+    return report
+
+
+def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
+    report = Collected()
+    context.census.watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
+    report.rescued = yield from bring_back(context)
+    began = yield from tick(context)
+    now = began.time
+    # The configuration is read after what it is to hold for has ended.
+    conf, batches = (yield from read_conf(context)), (yield from unsealed(context))
+    rules = _Rules(now - int(lifetime * 1000), began.zxid, conf, batches)
+    for index in INDEXES:
+        yield from _collect_index(context, index, rules, report)
+    if context.maintenance.leaving:
+        return report  # it does not say that it has run: whoever looks next goes on
+    yield from collect_batches(context, rules.cutoff)
+    yield from prune_lanes(context, now)
+    yield from collect_letters(context, rules.conf, rules.cutoff)
+    yield from _note_run(context, report, lifetime)
+    return report
+
+
+def _note_run(context: Context, report: Collected, lifetime: float) -> Procedure[None]:
+    """Say that clean-up has run, and for which lifetime: a shorter one makes the next run due (`collect_if_due`)."""
+    path = context.paths.at("gc")
+    outcome: Outcome = yield Multi((SetData(path, dump({"collected": report.collected, "lifetime": lifetime}), -1),))
+    if not outcome.committed:
+        yield from restored(context, path)
+
+
+def _collect_index(context: Context, index: str, rules: _Rules, report: Collected) -> Procedure[None]:
+    buckets = yield Children(context.paths.at(index))
+    for name in sorted(buckets or ()):
+        start = bucket_start(name)
+        if start is None:
+            context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
+        elif start <= rules.cutoff:
+            yield from _collect_bucket(context, context.paths.at(index, name), rules, report)
+            if start + 2 * BUCKET_MS < rules.cutoff:
+                yield Multi((Delete(context.paths.at(index, name)),))  # refused while something is kept
+
+
+def _collect_bucket(context: Context, bucket: str, rules: _Rules, report: Collected) -> Procedure[None]:
+    entries, after = (yield Children(bucket)), rules.cutoff + 1
+    due = [name for name in sorted(entries or ()) if (entry_time(name) or after) < after]
+    for chunk in chunked(due):
+        if context.maintenance.leaving:
+            return
+        trees = yield from _judge(context, bucket, chunk, rules, report)
+        yield from _delete(context, trees, report)
+
+
+def _judge(
+    context: Context, bucket: str, names: Sequence[str], rules: _Rules, report: Collected
+) -> Procedure[list[Plan]]:
+    """A plan for each tree that may go, which those who follow the queue have been told of."""
+    records = yield from read_records(context, [entry_task(name) or "" for name in names])
+    plans: list[Plan] = []
+    versions: list[int] = []
+    for name, record in zip(names, records, strict=True):
+        entry = f"{bucket}/{name}"
+        if record is Unread.MISSING:
+            plans.append(one(Change(context, name, [Delete(entry)])))  # the tree is gone, only its entry is left
+        elif (
+            not isinstance(record, Record)
+            or record.stat.mtime > rules.cutoff
+            or record.stat.mzxid > rules.began
+            or not _listed_by(context, record, entry)
+        ):
+            report.kept_changed += 1
+        elif rules.conf.archive is not None and record.stat.mzxid > rules.conf.archive:
+            report.kept_unarchived += 1
+        elif record.state.batch in rules.batches:
+            report.kept_for_batches += 1
+        else:
+            plans.append(_deletion(context, record, entry))
+            versions.append(version_of(record))
+    if rules.conf.follow:
+        yield from publish_trimmed(context, versions)
+    return plans
+
+
+def _listed_by(context: Context, record: Record, entry: str) -> bool:
+    """Whether a task is what its entry says, and its id is not to be refused any longer."""
+    index, dedupe = record.state.index, record.state.dedupe
+    window = dedupe is not None and dedupe > context.clock.certainly_past(context.clock.now() or 0)
+    return not window and index is not None and context.paths.at(index) == entry
+
+
+def _deletion(context: Context, record: Record, entry: str) -> Plan:
+    tree = tree_deletes(context, record.task_id, record.state, record.stat.version)
+    return one(Change(context, record.task_id, [*tree, Delete(entry)]))
+
+
+def _delete(context: Context, plans: list[Plan], report: Collected) -> Procedure[None]:
+    """Several trees a transaction, several transactions in flight; a refused one falls back to its parts."""
+    groups = list(mergeable(plans, TREES_PER_MULTI))
+    for group, sent in zip(groups, (yield from send_together(list(map(merge, groups)))), strict=True):
+        if sent.outcome.committed:
+            report.collected += sum(map(_is_tree, group))
+        else:
+            for plan in group:
+                yield from _delete_one(context, plan, report)
+
+
+def _is_tree(plan: Plan) -> bool:
+    """Whether a plan deletes a tree, and not only an entry without one."""
+    return len(plan.changes[0].ops) > 1
+
+
+def _delete_one(context: Context, plan: Plan, report: Collected) -> Procedure[None]:
+    """One tree alone. Deletes may be repeated: what is gone already was deleted by us or by another clean-up."""
+    refusal = (yield from commit(plan)).refusal
+    if refusal is None:
+        report.collected += _is_tree(plan)
+        return
+    failure, record = refusal.outcome.failure, plan.changes[0].ops[0].path
+    report.kept_changed += failure in {Failure.BAD_VERSION, Failure.NOT_EMPTY}
+    if failure is Failure.NOT_EMPTY:
+        context.report(refusal.path, "holds znodes that are not ours; it is kept")
+    elif failure is Failure.NO_NODE and refusal.path != record and (yield Exists(record)) is not None:
+        report.kept_changed += 1  # the record is there, so that nobody deleted the tree meanwhile
+        context.report(refusal.path, "is missing; what is left of its task is kept")
+
+
+# --- Whose turn it is to clean up, and when: one run an interval, whoever makes it, and one as soon as less is to be
+# kept.
+#
+# When clean-up ran last, and for which lifetime, stands in ZooKeeper: a change of the interval or of the lifetime
+# is held against that by whoever looks next, also by a client that has just come.
+
+#: How soon to look again at a clean-up that is due, and which somebody else has under way.
+BUSY_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A look at whether clean-up is due: what it did, and in how many seconds the next run is due."""
+
+    report: Collected
+    due_in: float
+
+
+def collect_if_due(context: Context) -> Procedure[Turn]:
+    """Clean up if ``task_gc_interval`` has passed since anybody last did, or less is to be kept than it kept.
+
+    Both are judged by the server's clock and by what the last run left; a look that finds nothing due is one read.
+    """
+    conf = yield from read_conf(context)
+    last: Node | None = yield Get(context.paths.at("gc"))
+    wait = 0.0 if last is None or _keeps_less(conf, last) else (yield from _left_of_interval(context, conf, last))
+    if wait > 0:
+        return Turn(Collected(ran=False), wait)
+    report = yield from collect_locked(context, conf.gc_lifetime, None if last is None else last.stat)
+    return Turn(report, conf.gc_interval if report.ran else min(conf.gc_interval, BUSY_SECONDS))
+
+
+def _keeps_less(conf: Conf, last: Node) -> bool:
+    """Whether clean-up has never run, or for a longer lifetime than there is now."""
+    if last.stat.version == 0:
+        return True
+    try:
+        lifetime = json.loads(last.data).get("lifetime")
+    except (ValueError, AttributeError, RecursionError):
+        return False  # it is no record of ours; the interval decides
+    return isinstance(lifetime, int | float) and conf.gc_lifetime < lifetime
+
+
+def _left_of_interval(context: Context, conf: Conf, last: Node) -> Procedure[float]:
+    now = context.clock.certainly_past((yield from server_time(context)))
+    return (last.stat.mtime - now) / 1000 + conf.gc_interval

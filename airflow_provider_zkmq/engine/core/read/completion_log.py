@@ -1,0 +1,324 @@
+"""The log of runs that ended, with those that have left the queue since."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.model.names import bucket_start, entry_task, entry_time, is_name
+from airflow_provider_zkmq.engine.core.model.records import (
+    Ended,
+    Letter,
+    LetterName,
+    TaskState,
+    Unreadable,
+    clip,
+    parse_letter,
+)
+from airflow_provider_zkmq.engine.core.model.states import ENDED, State
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Node, Procedure, Stat, Sync
+from airflow_provider_zkmq.engine.core.read.configuration import read_conf
+from airflow_provider_zkmq.engine.core.read.inspect import Task, assemble, task_of_letter
+from airflow_provider_zkmq.engine.core.read.nodes import (
+    AT_ONCE,
+    PARTS,
+    WHOLE_AT_ONCE,
+    Part,
+    Record,
+    at_once,
+    checked_parts,
+    chunked,
+    list_children,
+    read_nodes,
+    read_stats,
+    read_trees,
+    record_of,
+)
+from airflow_provider_zkmq.engine.errors import CorruptRecord
+
+# --- Runs that have left what lists them and are kept for who reads what ended (`core.write.history`).
+
+#: So many znodes without much in them are read in one request: buckets, entries.
+BARE_AT_ONCE: Final = 8 * AT_ONCE
+
+
+class Kept(NamedTuple):
+    """A letter by what its name tells, and its place below ``unarchived``."""
+
+    name: LetterName
+    place: str
+
+
+def list_letters(context: Context, after: int = 0) -> Procedure[list[Kept]]:
+    """The letters that are kept; those of buckets in which nothing has come or gone after that transaction left out."""
+    parent = context.paths.at("unarchived")
+    buckets = yield from changed_buckets(parent, after)
+    listings = yield from list_children([f"{parent}/{name}" for name in buckets])
+    places = [f"{bucket}/{entry}" for bucket, names in zip(buckets, listings, strict=True) for entry in names]
+    named = [(parse_letter(place.rpartition("/")[2]), place) for place in places]
+    return [Kept(name, place) for name, place in named if name is not None]
+
+
+def changed_buckets(parent: str, after: int) -> Procedure[dict[str, bool]]:
+    """The buckets of an index in which something has come or gone after that transaction; whether each is new since."""
+    names = sorted(name for name in (yield Children(parent)) or () if bucket_start(name) is not None)
+    nodes = yield from read_nodes([f"{parent}/{name}" for name in names], BARE_AT_ONCE)
+    return {
+        name: node.stat.czxid > after
+        for name, node in zip(names, nodes, strict=True)
+        if node is not None and node.stat.pzxid > after
+    }
+
+
+def versions_of(context: Context, letters: Sequence[Kept]) -> Procedure[list[Ended]]:
+    """The runs that letters hold. Most names tell; one that ended as its letter was written is read off the Stat."""
+    versions = {each.place: each.name.version for each in letters}
+    own = [place for place, version in versions.items() if version == 0]
+    for place, stat in zip(own, (yield from read_stats([_path(context, place) for place in own])), strict=True):
+        versions[place] = 0 if stat is None else stat.czxid
+    ended = [Ended(each.name.task_id, versions[each.place], each.place) for each in letters]
+    return [each for each in ended if each.version]
+
+
+def read_letters(context: Context, places: Sequence[str]) -> Procedure[list[Task | None]]:
+    """The runs that are kept at these places, None for what is gone.
+
+    What is corrupt is reported, and told with its bytes as data and the reason as error: there is no other place from
+    which it could be mended.
+    """
+    paths = [_path(context, place) for place in places]
+    nodes = yield from read_nodes(paths, WHOLE_AT_ONCE)
+    return [None if node is None else _task(context, path, node) for path, node in zip(paths, nodes, strict=True)]
+
+
+def _path(context: Context, place: str) -> str:
+    return context.paths.at("unarchived", place)
+
+
+def _task(context: Context, path: str, node: Node) -> Task:
+    letter = _letter(context, path, node)
+    try:
+        return task_of_letter(path, letter)
+    except CorruptRecord as error:
+        return task_of_letter(path, _told_of(context, path, node, error))
+
+
+def _letter(context: Context, path: str, node: Node) -> Letter:
+    """The letter; of a corrupt one, which is reported, what can be told."""
+    try:
+        letter = Letter.decode(path, node.data)
+    except CorruptRecord as error:
+        return _told_of(context, path, node, error)
+    return replace(letter, version=letter.version or node.stat.czxid)
+
+
+def _told_of(context: Context, path: str, node: Node, error: CorruptRecord) -> Letter:
+    context.report(path, str(error))
+    name, came = parse_letter(path.rpartition("/")[2]), node.stat.ctime
+    state = TaskState(State.DEAD, "", "", error=clip(str(error)))
+    version = (name.version if name else 0) or node.stat.czxid
+    return Letter(name.task_id if name else "", version, came, came, state, "{}", node.data)
+
+
+# --- The log of ended runs: which ended after one transaction and up to another, and each as it was when it ended.
+#
+# It is no znode of its own, so that an end costs nothing: it is what lists the tasks that have ended, together with
+# the letters of the runs that have left (`core.write.history`). A run's place in the log is the transaction in
+# which it ended. What lists it was written in that transaction or later, and never before: a bucket in which
+# nothing has come or gone after some transaction holds no run that ended after it, and is not read.
+#
+# What stands is read before what has left, so that a run which leaves meanwhile is met once at least. A run whose
+# task comes back to ``finished`` from ``requeued``, or goes there, is met in one of three looks.
+
+#: The order in which they are read: a run in escrow that cannot be read takes its task from ``requeued`` back.
+_BUCKETED: Final = ("requeued", "finished", "cancelled", "requeued")
+#: What an end makes something come or go in.
+_PARENTS: Final = ("requeued", "finished", "cancelled", "unarchived")
+
+
+def ended_between(context: Context, after: int, until: int | None = None) -> Procedure[list[Ended]]:
+    """The runs that ended after zxid `after`, up to and with `until` (default: any), in the order in which they ended.
+
+    Finished, cancelled and dead ones, each once, whether the task stands as it ended or has left: the runs that leave
+    are kept in an archived or followed queue. Complete where `until` came from `zxid` or `latest_end`, of whichever
+    client, as far as clean-up has not trimmed it (`trimmed`). One whose record is corrupt is reported, and told as
+    `Unreadable`. Costs by what has come or gone since. Raises `ConfigError` where the queue does not exist.
+    """
+    yield from read_conf(context)
+    yield Sync(context.paths.base)  # whoever told `until` may have asked a server that is ahead of ours
+    ended: dict[tuple[str, int], Ended] = {}
+    met = [*(yield from _standing(context, after)), *(yield from _departed(context, after))]
+    for each in (_within(one, until) for one in met):
+        if after < each.version and (until is None or each.version <= until):
+            ended.setdefault((each.id, each.version), each)
+    return sorted(ended.values(), key=lambda each: (each.version, each.id))
+
+
+def _within(each: Ended, until: int | None) -> Ended:
+    """A run; a damaged one that was written once more since is told all the same: nobody knows when it ended."""
+    if until is None or not isinstance(each, Unreadable):
+        return each
+    return each._replace(version=min(each.version, until))
+
+
+def _standing(context: Context, after: int) -> Procedure[list[Ended]]:
+    listed: dict[str, None] = {}
+    for index in _BUCKETED:
+        listed |= dict.fromkeys((yield from _new_entries(context, index, after)))
+    listed |= dict.fromkeys((yield from _new_dead(context, after)))
+    ended: list[Ended] = []
+    for chunk in chunked(list(listed)):
+        nodes = yield from read_nodes([context.paths.task(each, "state") for each in chunk])
+        for task_id, node in zip(chunk, nodes, strict=True):
+            ended += [] if node is None else _ended_in(context, task_id, node)
+    return ended
+
+
+def _new_entries(context: Context, index: str, after: int) -> Procedure[list[str]]:
+    """The tasks that came into an index after a transaction."""
+    parent = context.paths.at(index)
+    buckets = yield from changed_buckets(parent, after)
+    listings = yield from list_children([f"{parent}/{name}" for name in buckets])
+    new: list[str] = []
+    mixed: list[str] = []
+    for (bucket, is_new), names in zip(buckets.items(), listings, strict=True):
+        (new if is_new else mixed).extend(f"{parent}/{bucket}/{name}" for name in names if entry_time(name) is not None)
+    new += yield from _created(mixed, after)
+    return [task for entry in new if (task := entry_task(entry.rpartition("/")[2]))]
+
+
+def _new_dead(context: Context, after: int) -> Procedure[list[str]]:
+    parent = context.paths.at("dlq")
+    stat: Stat | None = yield Exists(parent)
+    if stat is None or stat.pzxid <= after:
+        return []
+    entries = [f"{parent}/{name}" for name in sorted((yield Children(parent)) or ()) if is_name(name)]
+    return [entry.rpartition("/")[2] for entry in (yield from _created(entries, after))]
+
+
+def _created(entries: Sequence[str], after: int) -> Procedure[list[str]]:
+    """Those entries that were made after a transaction."""
+    if not after:
+        return list(entries)
+    nodes = yield from read_nodes(entries, BARE_AT_ONCE)
+    return [entry for entry, node in zip(entries, nodes, strict=True) if node is not None and node.stat.czxid > after]
+
+
+def _ended_in(context: Context, task_id: str, node: Node) -> list[Ended]:
+    """The run, if it has ended; one whose record was written once more ended when it was written first."""
+    record = record_of(context, task_id, node, "it cannot be archived")
+    if not isinstance(record, Record):
+        return [Unreadable(task_id, node.stat.mzxid)]
+    return [Ended(task_id, version_of(record))] if record.state.state in ENDED else []
+
+
+def version_of(record: Record) -> int:
+    """The transaction in which a run that stands has ended."""
+    return record.state.ended_zxid or record.stat.mzxid
+
+
+def _departed(context: Context, after: int) -> Procedure[list[Ended]]:
+    letters = yield from list_letters(context, after)
+    wanted = [each for each in letters if not each.name.version or each.name.version > after]
+    return (yield from versions_of(context, wanted))
+
+
+def latest_end(context: Context) -> Procedure[int]:
+    """The zxid up to which `ended_between` is complete now, read without a write; it never goes back.
+
+    It is the last transaction in which anything came or went where ended runs are listed or kept: no run that this
+    client's server knows of ended later, and the server has applied every transaction before it. It also rises where
+    clean-up deletes something: then nothing ended up to there. Raises `ConfigError` where the queue does not exist.
+    """
+    yield from read_conf(context)
+    yield Sync(context.paths.base)
+    listings = yield from list_children([context.paths.at(name) for name in _PARENTS])
+    paths = [context.paths.at(name, bucket) for name, names in zip(_PARENTS, listings, strict=True) for bucket in names]
+    # Parents come last: of a bucket that went meanwhile, its parent tells more than it did.
+    paths += [context.paths.at(name) for name in (*_PARENTS, "dlq")]
+    nodes = yield from read_nodes(paths, BARE_AT_ONCE)
+    return max((node.stat.pzxid for node in nodes if node is not None), default=0)
+
+
+# --- Runs of the log (`core.read.completion_log`) as they were when they ended, also those that have left since.
+
+_Key = tuple[str, int]
+
+
+def read_ended(context: Context, ended: Sequence[Ended], *, parts: Collection[Part] = PARTS) -> Procedure[list[Task]]:
+    """Runs that have ended, each as it was then, in the order asked for: what `ended_between` told.
+
+    `Task.version` is the transaction in which the run ended. One that has left since is read from where it is kept.
+    What is gone, dropped from a queue that nobody follows or trimmed, is left out; so is what is damaged, which is
+    reported. `parts` as in `read_many`; a run that has left is read whole. All of them are in memory together.
+    Raises `ConfigError` for an unknown part, and `QueueNotFound`.
+    """
+    yield from read_conf(context)
+    chosen = checked_parts(parts)
+    runs: dict[_Key, Task] = {}
+    yield from _add_departed(context, [each for each in ended if each.place is not None], runs)
+    standing = [each for each in ended if each.place is None]
+    yield from _add_standing(context, standing, chosen, runs, torn=False)
+    missing = [each for each in standing if _key(each) not in runs]
+    if missing:
+        yield Sync(context.paths.base)  # the server that we read from may lag behind
+        yield from _add_departed(context, (yield from _letters_of(context, missing)), runs)
+        left = [each for each in missing if _key(each) not in runs]
+        yield from _add_standing(context, left, chosen, runs, torn=True)
+    return [runs[key] for key in dict.fromkeys(map(_key, ended)) if key in runs]
+
+
+def _key(ended: Ended) -> _Key:
+    return (ended.id, ended.version)
+
+
+def _add_standing(
+    context: Context, ended: Sequence[Ended], parts: Collection[str], runs: dict[_Key, Task], *, torn: bool
+) -> Procedure[None]:
+    """Add the runs whose tasks stand as they ended. `torn`: also one that lacks a part, and will go on to."""
+    versions = {each.id: each.version for each in ended}
+    for chunk in chunked(list(versions), at_once(parts)):
+        for task_id, nodes in (yield from read_trees(context, chunk, parts)):
+            if _version(context, task_id, nodes) == versions[task_id] and (torn or _whole(nodes)):
+                task = yield from assemble(context, task_id, nodes, strict=False)
+                # The transaction that ends a run may insert the one that was in escrow: that is not the run that ended.
+                if task is not None and task.state in ENDED:
+                    runs[task_id, versions[task_id]] = replace(task, version=versions[task_id])
+
+
+def _version(context: Context, task_id: str, nodes: Sequence[Node | None]) -> int | None:
+    """The transaction in which the run ended that stands."""
+    node = nodes[0]
+    if node is None or b'"ended_zxid"' not in node.data:
+        return None if node is None else node.stat.mzxid
+    record = record_of(context, task_id, node)
+    return version_of(record) if isinstance(record, Record) else None
+
+
+def _whole(nodes: Sequence[Node | None]) -> bool:
+    """Whether all was read of the same run: reads are no snapshot, and the next run may have come between them."""
+    record, data, *_ = nodes
+    return (
+        data is not None
+        and record is not None
+        and all(node is None or node.stat.mzxid <= record.stat.mzxid for node in nodes)
+    )
+
+
+def _letters_of(context: Context, ended: Sequence[Ended]) -> Procedure[list[Ended]]:
+    """Where runs are kept that have left: they left after they had ended."""
+    wanted = set(map(_key, ended))
+    letters = yield from list_letters(context, min(each.version for each in ended) - 1)
+    ids = {each.id for each in ended}
+    kept = yield from versions_of(context, [each for each in letters if each.name.task_id in ids])
+    return [each for each in kept if _key(each) in wanted]
+
+
+def _add_departed(context: Context, ended: Sequence[Ended], runs: dict[_Key, Task]) -> Procedure[None]:
+    """Add runs that have left. What stands at a place may be damaged, and would not tell which run it is."""
+    tasks = yield from read_letters(context, [each.place or "" for each in ended])
+    for each, task in zip(ended, tasks, strict=True):
+        if task is not None:
+            runs[_key(each)] = replace(task, id=each.id, version=each.version)

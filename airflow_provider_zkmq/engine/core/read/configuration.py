@@ -1,0 +1,381 @@
+"""A queue's configuration as a client knows it, its settings and its consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.model import codec
+from airflow_provider_zkmq.engine.core.model.codec import corrupt_unless_read, load
+from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
+from airflow_provider_zkmq.engine.core.model.selectors import FilterType, FilterTypes, Undeclared, decode_types
+from airflow_provider_zkmq.engine.core.model.time import SHORTEST_INTERVAL, seconds, spell_seconds
+from airflow_provider_zkmq.engine.core.protocol.ops import Children, Get, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.read.nodes import (
+    THERE,
+    create_skeleton,
+    list_children,
+    once,
+    queue_missing,
+    read_nodes,
+    refuse_missing,
+    reread,
+    unless_corrupt,
+    watched_parts,
+)
+from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError
+
+# --- What stands in a queue's configuration, as far as it can be read: one damaged value must not stop the queue.
+#
+# Who has read a value before goes on with that. Who has not: without the declarations of filters, tasks are handed
+# out to whoever wants any; without the retry policy, what was delivered before and has no policy of its own waits,
+# since nobody knows how often it may be delivered.
+
+T = TypeVar("T")
+#: What fails goes back and waits, while the queue's policy cannot be read.
+UNKNOWN_POLICY: Final = RetryPolicy(attempts=None)
+
+
+def declarations(context: Context, node: Node | None) -> FilterTypes:
+    """The queue's filter types; whoever needs one of those that nobody can read is refused with `CorruptRecord`."""
+    path = context.paths.conf("filters")
+    types = _decoded(context, path, node, decode_types)
+    if not isinstance(types, CorruptRecord):
+        context.configuration.types = types
+    elif context.configuration.types is None:
+        return Undeclared(str(types))
+    return context.configuration.types
+
+
+def retry_policy(context: Context, node: Node | None) -> tuple[RetryPolicy, str | None]:
+    """The queue's policy; where nobody of us could ever read it, why, and what is done meanwhile."""
+    path = context.paths.conf("policy")
+    policy = _decoded(context, path, node, RetryPolicy.decode)
+    if isinstance(policy, CorruptRecord):
+        known = context.configuration.policy
+        return (UNKNOWN_POLICY, str(policy)) if known is None else (known, None)
+    context.configuration.policy = policy
+    if context.quarantine.waiting:  # for a policy that could not be read
+        context.quarantine.waiting.clear()
+        context.listings.restock_all()
+    return policy, None
+
+
+def _decoded(context: Context, path: str, node: Node | None, decode: Callable[[str, bytes], T]) -> T | CorruptRecord:
+    """What a value is, or why it cannot be read, which is reported once."""
+    try:
+        if node is None or not node.data:
+            msg = f"{path} is {'missing' if node is None else 'empty'}; configure() writes it anew"
+            raise CorruptRecord(msg)
+        return decode(path, node.data)
+    except CorruptRecord as error:
+        context.report(path, str(error))
+        return error
+
+
+# --- A queue's configuration: read under watches, so that a change takes effect everywhere without a restart.
+
+DEFAULT_GC_LIFETIME: Final = 86_400.0
+DEFAULT_GC_INTERVAL: Final = 300.0
+ORDERS: Final = ("default", "fifo")
+
+
+def defaults() -> dict[str, bytes]:
+    """What a new queue is configured with."""
+    return {
+        "filters": b"{}",
+        "policy": RetryPolicy().encode(),
+        "task_gc_lifetime": spell_seconds(DEFAULT_GC_LIFETIME),
+        "task_gc_interval": spell_seconds(DEFAULT_GC_INTERVAL),
+        "lock": b"0",
+        "order": b"default",
+    }
+
+
+def default_conf() -> Conf:
+    """The configuration of a queue that is created by an enqueue."""
+    return Conf({}, RetryPolicy(), DEFAULT_GC_LIFETIME, DEFAULT_GC_INTERVAL, paused=False)
+
+
+def fresh_conf(context: Context) -> Conf | None:
+    """The configuration that this client remembers, as long as nothing has changed."""
+    parts = watched_parts(context).values()
+    known = context.configuration.watch is not None and all(part.fresh for part in parts)
+    return context.configuration.conf if known else None
+
+
+def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
+    """The queue's configuration, from memory while nothing changed.
+
+    `create`: make the queue with default values where it does not exist. Raises `QueueNotFound` where it does not
+    exist, and `CorruptRecord` for filters or a policy that cannot be read.
+    """
+    known = fresh_conf(context)
+    if known is not None:
+        return known
+    read = yield from once(context, "conf", lambda: fresh_conf(context), lambda: _read_conf(context, create=create))
+    return read or fresh_conf(context) or (yield from _read_conf(context, create=create))
+
+
+def _read_conf(context: Context, *, create: bool) -> Procedure[Conf]:
+    parts = watched_parts(context)
+    if context.configuration.watch is None:
+        for part in parts.values():
+            part.watch = None
+    yield from reread(context, parts)
+    if parts[THERE].value is None and not create:
+        yield Sync(context.root)  # the server that we read from may lag behind
+        yield from reread(context, parts)
+    if parts[THERE].value is None and create:
+        yield from create_skeleton(context, defaults())
+        yield from reread(context, parts)
+    context.configuration.conf = None  # what is refused below must not be followed by what stood before
+    if parts[THERE].value is None:
+        raise (yield from _not_there(context))
+    context.configuration.conf = _parse(context, {name: part.value for name, part in parts.items()})
+    return context.configuration.conf
+
+
+def _not_there(context: Context) -> Procedure[ZkmqError]:
+    """The error for a queue without configuration: it is damaged, or is not there, or being deleted."""
+    parts = (context.paths.at(THERE), context.paths.at("tasks"), context.paths.at("deleting"))
+    there, tasks, deleting = yield from read_nodes(parts)  # at one moment: it may have been created since
+    if tasks is not None and there is None and deleting is None:
+        return CorruptRecord(
+            f"{parts[0]} is missing, although queue {context.queue!r} is there: "
+            "create it anew, empty, and configure the queue, or delete the queue by force"
+        )
+    return (yield from queue_missing(context))
+
+
+def known_conf(context: Context) -> Procedure[Conf]:
+    """The configuration as this client read it last, changed or not since; read now only where it never was.
+
+    For what goes on in the middle of a write: a queue that is deleted meanwhile must be refused by the write itself.
+    """
+    return context.configuration.conf or (yield from read_conf(context))
+
+
+def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
+    policy, policy_error = retry_policy(context, nodes["policy"])
+    return Conf(
+        types=declarations(context, nodes["filters"]),
+        policy=policy,
+        policy_error=policy_error,
+        gc_lifetime=_number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME),
+        gc_interval=max(SHORTEST_INTERVAL, _number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL)),
+        paused=nodes["paused"] is not None,
+        lock=_number(context, nodes, "lock", 0.0) or None,
+        order=_known_order(context, _data(nodes["order"])),
+        archive=None if nodes["archive"] is None else _archived(context, nodes["archive"]).get("watermark", 0),
+        follow=nodes["followed"] is not None,
+    )
+
+
+def _data(node: Node | None) -> bytes:
+    return b"" if node is None else node.data
+
+
+def _number(context: Context, nodes: dict[str, Node | None], name: str, default: float) -> float:
+    """A number of seconds; an unreadable one is reported and the default used: it must not stop the queue."""
+    data = _data(nodes[name]).strip()
+    try:
+        return seconds(name, float(data)) if data else default
+    except ValueError as error:
+        context.report(context.paths.conf(name), f"not a number of seconds, using {default:.0f}: {error}")
+        return default
+
+
+def _known_order(context: Context, data: bytes) -> str:
+    order = data.decode(errors="replace").strip() or "default"
+    if order not in ORDERS:
+        context.report(context.paths.conf("order"), f"{order!r} is no order of ours, using 'fifo', which serves any")
+        return "fifo"
+    return order
+
+
+def _archived(context: Context, node: Node) -> dict[str, Any]:
+    """How far the queue is archived; an unreadable mark allows nothing to be collected."""
+    path = context.paths.at("archive")
+    return unless_corrupt(context, path, partial(load_archive, path, node.data), "nothing is collected") or {}
+
+
+_ARCHIVE: Final[dict[str, codec.Check[Any]]] = {
+    "watermark": codec.zxid,
+    "directory": codec.optional(codec.shown),
+    "run": codec.optional(codec.text),
+}
+
+
+def load_archive(path: str, data: bytes) -> dict[str, Any]:
+    """How far an archive has come. Raises `CorruptRecord`."""
+    record = load(path, data)
+    with corrupt_unless_read(path, "an archive's record"):
+        return {name: check(record[name]) for name, check in _ARCHIVE.items() if name in record}
+
+
+def read_archive(context: Context) -> Procedure[tuple[dict[str, Any], int | None]]:
+    """The archive's record and version; ({}, None) where no archive was made yet."""
+    path = context.paths.at("archive")
+    node: Node | None = yield Get(path)
+    return ({}, None) if node is None else (load_archive(path, node.data), node.stat.version)
+
+
+# --- A queue's configuration as its users see it.
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConf:
+    """How a queue is configured, by the names that `configure` takes; times in seconds.
+
+    ``task_gc_lifetime``: how long an ended task is kept, ``task_gc_interval``: how often clean-up runs (None: never,
+    as in a queue file). ``lock``: how long a claim holds without being extended; None: as long as its session.
+    ``order``: ``"default"`` or ``"fifo"``. ``paused``: nothing is handed out. ``archive``: the queue is archived, and
+    clean-up keeps what its archive does not hold; ``archived``: up to which zxid that is, None without an archive.
+    ``follow``: streams follow what ends, and runs that leave before they were taken are kept for them.
+    """
+
+    filters: Mapping[str, FilterType]
+    policy: RetryPolicy
+    task_gc_lifetime: float | None
+    task_gc_interval: float | None
+    lock: float | None
+    order: str
+    paused: bool
+    archived: int | None
+    archive: bool = False
+    follow: bool = False
+
+
+def conf(context: Context) -> Procedure[QueueConf]:
+    """The queue's configuration, from this client's memory while nothing has changed.
+
+    Raises `QueueNotFound`, and `CorruptRecord` for filters or a policy that cannot be read.
+    """
+    known = yield from read_conf(context)
+    if known.policy_error is not None:
+        raise CorruptRecord(known.policy_error)
+    return QueueConf(
+        filters=dict(known.types),
+        policy=known.policy,
+        task_gc_lifetime=known.gc_lifetime,
+        task_gc_interval=known.gc_interval,
+        lock=known.lock,
+        order=known.order,
+        paused=known.paused,
+        archived=known.archive,
+        archive=known.archive is not None,
+        follow=known.follow,
+    )
+
+
+# --- The register of consumers: who claims from a queue, who of them lives, and what each has in hand.
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One client that claims from a queue, in one ZooKeeper session: a process, or one of its connections.
+
+    ``id``: as in `Task.consumer`. ``name``, ``host``, ``pid``: of its process; None where its record cannot be read.
+    ``accepts``: the selectors that it has announced, the latest 16 at the most. ``in_hand``: the ids of the tasks that
+    it has claimed without a lease; leased claims outlive their consumer and belong to none. ``alive``: its session
+    lives; what a dead one has in hand is given back by the next look of any live consumer.
+    """
+
+    id: str
+    name: str | None
+    host: str | None
+    pid: int | None
+    accepts: tuple[str, ...]
+    in_hand: tuple[str, ...]
+    alive: bool
+
+
+def consumers(context: Context) -> Procedure[list[Consumer]]:
+    """The queue's consumers by id, the live ones and the dead that nobody has taken off the register yet.
+
+    A client registers with its first claim and leaves when it is closed. Not a snapshot of one moment; costs two small
+    requests for each consumer. Raises `ConfigError` where the queue does not exist.
+    """
+    yield from read_conf(context)
+    # The register is listed first: who registers in between is seen alive, and no live consumer is taken for dead.
+    registered: list[str] = (yield Children(context.paths.at("consumers"))) or []
+    live = frozenset((yield Children(context.paths.at("live"))) or ())
+    return (yield from _read_consumers(context, sorted(live.union(registered)), live))
+
+
+def _read_consumers(context: Context, names: Sequence[str], live: frozenset[str]) -> Procedure[list[Consumer]]:
+    """The consumers of these names; one that left meanwhile is left out."""
+    nodes = yield from read_nodes([context.paths.consumer(name) for name in names])
+    in_hand = yield from list_children([context.paths.consumer(name, "current") for name in names])
+    return [
+        _consumer(context, name, node, tuple(tasks), alive=name in live)
+        for name, node, tasks in zip(names, nodes, in_hand, strict=True)
+        if node is not None
+    ]
+
+
+def _consumer(context: Context, name: str, node: Node, in_hand: tuple[str, ...], *, alive: bool) -> Consumer:
+    path = context.paths.consumer(name)
+    record: dict[str, Any] = unless_corrupt(context, path, partial(load, path, node.data)) or {}
+    pid, accepts = record.get("pid"), record.get("accepts")
+    return Consumer(
+        id=name,
+        name=_text(record.get("name")),
+        host=_text(record.get("host")),
+        pid=pid if isinstance(pid, int) else None,
+        accepts=tuple(codec.shown(each) for each in accepts if isinstance(each, str))
+        if isinstance(accepts, list)
+        else (),
+        in_hand=in_hand,
+        alive=alive,
+    )
+
+
+def _text(value: object) -> str | None:
+    return codec.shown(value) if isinstance(value, str) else None
+
+
+# --- Up to where clean-up may have deleted ended runs of a queue that streams follow, taken or not.
+
+
+class Trimmed(NamedTuple):
+    """What clean-up has deleted of the log of a followed queue.
+
+    ``upto``: no run that ended after this zxid was deleted; 0 where nothing was. ``since``: the transaction that made
+    the queue a followed one: what was deleted before that, nobody has noted, and of a queue that was deleted, or not
+    followed for a while, it is another one afterwards.
+    """
+
+    upto: int
+    since: int
+
+
+def trimmed(context: Context) -> Procedure[Trimmed | None]:
+    """Up to where clean-up may have deleted runs of the log; None where the queue is not followed.
+
+    Whoever began when `Trimmed.since` was the same, and has taken everything up to `Trimmed.upto`, has lost nothing.
+    Read anew each time. Raises `QueueNotFound`.
+    """
+    path = context.paths.at("followed")
+    yield Sync(path)  # the server that we read from may lag behind
+    node: Node | None = yield Get(path)
+    if node is None:
+        yield from refuse_missing(context)
+    return None if node is None else Trimmed(trimmed_upto(context, path, node), node.stat.czxid)
+
+
+def trimmed_upto(context: Context, path: str, node: Node) -> int:
+    """What the mark says; of one that cannot be read it is known only that nothing was deleted since it was written."""
+    highest = unless_corrupt(context, path, partial(_load, path, node.data), "its last write counts")
+    return node.stat.mzxid if highest is None else highest
+
+
+def _load(path: str, data: bytes) -> int:
+    """How far a mark says that clean-up has come. Raises `CorruptRecord`."""
+    record = load(path, data)
+    with corrupt_unless_read(path, "a mark of a queue that is followed"):
+        return codec.zxid(record.get("trimmed", 0))

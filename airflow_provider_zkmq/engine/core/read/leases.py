@@ -1,0 +1,269 @@
+"""Claims as they stand: whose they are, and whether their time is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.model.codec import load
+from airflow_provider_zkmq.engine.core.model.names import (
+    BUCKET_MS,
+    bucket_start,
+    check_name,
+    entry_time,
+    lease_task,
+    taken_ahead,
+)
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load_claim, load_span
+from airflow_provider_zkmq.engine.core.model.states import State, Status, derive_status
+from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Outcome, Procedure, Sync
+from airflow_provider_zkmq.engine.core.read.configuration import read_conf
+from airflow_provider_zkmq.engine.core.read.nodes import (
+    Record,
+    list_children,
+    read_nodes,
+    read_records,
+    read_stats,
+    unless_corrupt,
+    unless_missing,
+)
+from airflow_provider_zkmq.engine.core.read.server_clock import server_time
+from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, TaskNotFound
+
+# --- Which claim of a task is the current one.
+
+T = TypeVar("T")
+
+
+def claim_stands(context: Context, claimed: Claimed) -> Procedure[Outcome | None]:
+    """Whether a claim stands, as its first try left it."""
+    node: Node | None = yield Get(context.paths.task(claimed.task_id, "claim"))
+    if node is None or not _is_of(context, claimed, node):
+        return None
+    return Outcome(committed=True, zxid=node.stat.czxid)
+
+
+def one_stands(context: Context, claims: Sequence[Claimed]) -> Procedure[Outcome | None]:
+    """Whether what one transaction claimed stands, or at least one of them: one tells of all."""
+    nodes = yield from read_nodes([context.paths.task(claimed.task_id, "claim") for claimed in claims])
+    for claimed, node in zip(claims, nodes, strict=True):
+        if node is not None and _is_of(context, claimed, node):
+            return Outcome(committed=True, zxid=node.stat.czxid)
+    return None
+
+
+def _is_of(context: Context, claimed: Claimed, node: Node) -> bool:
+    try:
+        return load(context.paths.task(claimed.task_id, "claim"), node.data).get("nonce") == claimed.state.nonce
+    except CorruptRecord:
+        return False
+
+
+def current_claim(context: Context, task_id: str, token: int, nonce: str | None = None) -> Procedure[Claimed]:
+    """The claim that `token` stands for, as read now; how another process takes a claim over.
+
+    `nonce`: what else its holder knows of it. In servers restored from an older state another claim may have the token.
+    Raises `TaskNotFound` without the task, `ClaimLost` if the token is not the current claim's.
+    """
+    check_name("task id", task_id)
+    check_token(token)
+    try:
+        return (yield from _current(context, task_id, token, nonce))
+    except (ClaimLost, TaskNotFound):
+        yield Sync(context.paths.task(task_id))  # the server that we are connected to may lag behind
+        return (yield from _current(context, task_id, token, nonce))
+
+
+def check_token(token: object) -> int:
+    """Return a claim's token. Raises `ConfigError` for what is none."""
+    if isinstance(token, bool) or not isinstance(token, int):
+        msg = f"token {token!r} is not allowed: the whole number that the claim got"
+        raise ConfigError(msg)
+    return token
+
+
+def _current(context: Context, task_id: str, token: int, nonce: str | None) -> Procedure[Claimed]:
+    path = context.paths.task(task_id, "state")
+    node, claim = yield from read_nodes((path, context.paths.task(task_id, "claim")))
+    if node is None:
+        msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
+        raise TaskNotFound(msg)
+    state = TaskState.decode(path, node.data)
+    if claim is None or claim.stat.czxid != token or state.state is not State.CLAIMED:
+        raise claim_lost(task_id, token, state)
+    path = context.paths.task(task_id, "claim")
+    record, ahead = load_claim(path, claim.data), taken_ahead(path, claim.data)
+    plain = _plain_claim(record)
+    if nonce is not None and plain.get("nonce", nonce) != nonce:
+        raise claim_lost(task_id, token, state)
+    if claim.stat.version and not ahead and "progress" not in record:  # written once more, to say that it begins
+        plain.setdefault("began", claim.stat.mtime)
+    return Claimed(task_id, token, node.stat.version, state, node.stat.ctime, ahead=ahead, claim=plain)
+
+
+def _plain_claim(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in {"progress", "note", "ahead"}}
+
+
+def claim_lost(task_id: str, token: int, state: TaskState | None = None) -> ClaimLost:
+    """The error for a token that is not the current claim's."""
+    now = "" if state is None else f"; the task is {state.state}, attempt {state.attempt}"
+    return ClaimLost(f"claim {token} of task {task_id!r} is not the current one{now}; this call changed nothing")
+
+
+def unless_queue_gone(context: Context, claimed: Claimed, procedure: Procedure[T]) -> Procedure[T]:
+    """Carry out a procedure on a claim; where its queue is not there any more, the claim is lost: `ClaimLost`."""
+    try:
+        return (yield from unless_missing(context, procedure))
+    except QueueNotFound as error:
+        context.claims.let_go(claimed)
+        raise ClaimLost(f"the claim of task {claimed.task_id!r} was lost: {error}") from error
+
+
+# --- What a task is now where its record tells what was: its backoff is over, or its claim's lease or lock has ended.
+#
+# Whoever claims or cleans up moves such tasks. Until then, on a queue that nobody consumes for ever, they are shown
+# as what they are about to become. Everything is judged by the server's clock.
+
+#: What lists claims that have a deadline.
+DEADLINES = ("leases", "locks")
+
+
+class Lapsed(NamedTuple):
+    """What a task is whose claim has ended by its deadline."""
+
+    state: State
+    attempt: int
+    error: str | None
+    history: tuple[Attempt, ...]
+
+
+def certainly_past(context: Context) -> Procedure[int]:
+    """A time of the server's clock that has certainly come."""
+    now = yield from server_time(context)
+    return context.clock.certainly_past(now)
+
+
+# --- backoffs and dedupe windows
+
+
+def status_of(context: Context, state: TaskState) -> Procedure[Status]:
+    """Carmine's word for a record; a backoff and a dedupe window are judged by the server's clock."""
+    timeless = state.due is None and state.dedupe is None
+    past = 0 if timeless else (yield from certainly_past(context))
+    return status_at(past, state.state, state.due, state.dedupe, requeue=state.requeue)
+
+
+def status_at(past: int, state: State, due: int | None, dedupe: int | None, *, requeue: bool) -> Status:
+    """Carmine's word for what a record says, by the server's clock."""
+    window = dedupe is not None and dedupe > past
+    return derive_status(state, scheduled=due is not None and due > past, requeue=requeue, window=window)
+
+
+def count_scheduled(context: Context, buckets: Sequence[str]) -> Procedure[tuple[int, int]]:
+    """How many tasks are listed as scheduled in these buckets, and how many of them are not due yet."""
+    if not buckets:
+        return 0, 0
+    past = yield from certainly_past(context)
+    path = {name: context.paths.at("scheduled", name) for name in buckets}
+    begun = {name for name in buckets if (bucket_start(name) or 0) <= past}
+    over = {name for name in begun if (bucket_start(name) or 0) + BUCKET_MS <= past}
+    whole = [name for name in buckets if name in over or name not in begun]
+    stats = dict(zip(whole, (yield from read_stats([path[name] for name in whole])), strict=True))
+    listed = [name for names in (yield from list_children([path[each] for each in begun - over])) for name in names]
+    counted = {name: 0 if stat is None else stat.children for name, stat in stats.items()}
+    later = sum(count for name, count in counted.items() if name not in over)
+    return sum(counted.values()) + len(listed), later + sum((entry_time(name) or 0) > past for name in listed)
+
+
+# --- claims that have ended
+
+
+def lease_path(context: Context, state: TaskState) -> str:
+    """Where the deadline of a claim stands; it must have one."""
+    return context.paths.at("locks" if state.bound else "leases", state.lease or "")
+
+
+def mark_path(context: Context, task_id: str, state: TaskState) -> str:
+    """Where a claim taken ahead says so; see `core.model.names`."""
+    if state.bound or state.lease is None:
+        return context.paths.current(state.consumer or "", task_id)
+    return context.paths.task(task_id, "claim")
+
+
+def end_of(context: Context, path: str, node: Node) -> int | None:
+    """When a lease ends, by the server's clock in milliseconds; None, reported once, for what is no lease."""
+    span = unless_corrupt(context, path, partial(load_span, path, node.data))
+    return None if span is None else node.stat.mtime + int(span * 1000)
+
+
+def read_ends(context: Context, paths: Sequence[str], now: int) -> Procedure[None]:
+    """Have in memory when each of these leases and locks ends; what is known to hold still is not read again."""
+    ends = context.census.lease_ends
+    for path in set(ends).difference(paths):
+        del ends[path]
+    unknown = [path for path in paths if ends.get(path, 0) <= now]
+    for path, node in zip(unknown, (yield from read_nodes(unknown)), strict=True):
+        end = None if node is None else end_of(context, path, node)
+        if end is None:
+            ends.pop(path, None)
+        else:
+            ends[path] = end
+
+
+def lapsed_tasks(context: Context) -> Procedure[dict[str, Lapsed]]:
+    """The tasks of a queue whose claims have ended by their deadline, each with what it is now."""
+    listings = yield from list_children([context.paths.at(name) for name in DEADLINES])
+    paths = [context.paths.at(top, name) for top, names in zip(DEADLINES, listings, strict=True) for name in names]
+    return (yield from lapsed_of(context, paths))
+
+
+def lapsed_of(context: Context, paths: Sequence[str]) -> Procedure[dict[str, Lapsed]]:
+    """Like `lapsed_tasks`; `paths`: the queue's leases and locks."""
+    if not paths:
+        return {}
+    past = yield from certainly_past(context)
+    yield from read_ends(context, paths, past)
+    ended = [path for path in paths if context.census.lease_ends.get(path, past + 1) <= past]
+    ids = list(filter(None, (lease_task(path.rpartition("/")[2]) for path in ended)))
+    records = yield from read_records(context, ids)
+    known = {record.task_id: record.state for record in records if isinstance(record, Record)}
+    return (yield from lapsed_among(context, known))
+
+
+def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure[dict[str, Lapsed]]:
+    """Those of some tasks whose claims have ended by their deadline, each with what it is now."""
+    held = {each: state for each, state in states.items() if state.state is State.CLAIMED and state.lease is not None}
+    if not held:
+        return {}
+    leases = [lease_path(context, state) for state in held.values()]
+    marks = [mark_path(context, each, state) for each, state in held.items()]
+    nodes = yield from read_nodes([*leases, *marks])
+    past, policy = (yield from certainly_past(context)), (yield from read_conf(context)).policy
+    lapsed: dict[str, Lapsed] = {}
+    for number, (task_id, state) in enumerate(held.items()):
+        lease, mark = nodes[number], nodes[len(held) + number]
+        end = None if lease is None else end_of(context, leases[number], lease)
+        if end is not None and end <= past:
+            begun = mark is None or not taken_ahead(marks[number], mark.data)
+            lapsed[task_id] = _next(state, policy, end, begun=begun)
+    return lapsed
+
+
+def why_ended(consumer: str | None) -> str:
+    """What is kept as the error of a claim that has ended by its deadline."""
+    return f"its lease ended ({consumer})"
+
+
+def _next(state: TaskState, policy: RetryPolicy, end: int, *, begun: bool) -> Lapsed:
+    """Pending again, or dead where it was the last delivery that is allowed; one that was not begun counts nothing."""
+    if not begun:
+        return Lapsed(State.INSERTED, state.attempt - 1, state.error, state.history)
+    last = not state.requeue and state.retry(policy).exhausted(state.attempt)
+    why = why_ended(state.consumer)
+    history = state.with_attempt("rescued", end, why).history
+    return Lapsed(State.DEAD if last else State.INSERTED, state.attempt, why, history)

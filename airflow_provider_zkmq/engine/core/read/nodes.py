@@ -1,0 +1,471 @@
+"""Reading znodes: several in one request, a corrupt one told from a missing one, once for all who ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache, partial
+from typing import Final, Literal, TypeAlias, TypeVar
+
+from airflow_provider_zkmq.engine.core.client.context import Context, Reading
+from airflow_provider_zkmq.engine.core.model.codec import dump
+from airflow_provider_zkmq.engine.core.model.names import Paths, check_layout, check_name
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.time import Duration, optional_seconds
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Check,
+    Children,
+    Create,
+    EnsureRoot,
+    Exists,
+    Failure,
+    Get,
+    GetMany,
+    Multi,
+    Node,
+    Ops,
+    Outcome,
+    Pipeline,
+    Procedure,
+    Signal,
+    Stat,
+    Sync,
+    Wait,
+    Watch,
+    Within,
+)
+from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
+from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
+
+# --- How long a caller waits.
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The moment at which a wait ends, by the driver's monotonic clock; None: it has no bound."""
+
+    context: Context
+    at: float | None
+    span: float | None = None
+    """The seconds that were given for it."""
+
+    @classmethod
+    def after(cls, context: Context, timeout: Duration | None) -> Procedure[Deadline]:
+        """`timeout` (seconds or a duration, None without bound) from now; it binds the whole call.
+
+        Raises `ConfigError`.
+        """
+        span = optional_seconds("timeout", timeout)
+        if span:  # who does not wait at all waits for the servers all the same
+            yield Within(span)
+        return cls(context, None if span is None else context.run.monotonic() + span, span)
+
+    @property
+    def left(self) -> float | None:
+        """For how many seconds it may be waited still."""
+        return None if self.at is None else max(0.0, self.at - self.context.run.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the time is over."""
+        return self.left == 0.0
+
+    def __str__(self) -> str:
+        return f"timeout ({self.span or 0:g} s)"
+
+    def wait(self, signal: Signal, seen: int) -> Procedure[None]:
+        """Wait until `signal` has happened more than `seen` times, or the time is over."""
+        yield Wait(signal, seen, self.left)
+
+
+# --- Many znodes, read in requests of a bearable size; what does not hold what it should is reported, once.
+#
+# No other module of the core asks for several znodes in one request, or steps over a corrupt one: what cannot be
+# read is told apart here from what is not there, and `Context.report` tells people of it, by its path.
+
+#: So many znodes are read in one request. A record seldom has a kilobyte and never more than twenty or so, so that a
+#: reply stays bearable. Payloads do not: whoever reads them asks for so few that each may hold a megabyte (`trees`).
+AT_ONCE: Final = 160
+T = TypeVar("T")
+
+
+class Unread(Enum):
+    """Why there is no record of a task to go by."""
+
+    MISSING = "missing"
+    CORRUPT = "corrupt"
+    """It was reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A task's record as it was read, and the Stat of its znode."""
+
+    task_id: str
+    stat: Stat
+    state: TaskState
+
+
+def chunked(items: Sequence[T], size: int = AT_ONCE) -> Iterator[Sequence[T]]:
+    """The items, so many at a time."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def read_nodes(paths: Sequence[str], at_once: int = AT_ONCE, in_flight: int = 1) -> Procedure[list[Node | None]]:
+    """Znodes in the order of their paths, None for what is missing. Not a snapshot of one moment.
+
+    `at_once`: how many are asked for in one request; `in_flight`: so many requests are on their way together.
+    """
+    nodes: list[Node | None] = []
+    for requests in chunked([GetMany(tuple(chunk)) for chunk in chunked(paths, at_once)], in_flight):
+        replies = [(yield requests[0])] if len(requests) == 1 else (yield Pipeline(tuple(requests)))
+        for reply in replies:
+            nodes += reply
+    return nodes
+
+
+def read_stats(paths: Sequence[str]) -> Procedure[list[Stat | None]]:
+    """The Stats of znodes, all requests in flight together."""
+    stats: list[Stat | None] = yield Pipeline(tuple(Exists(path) for path in paths))
+    return stats
+
+
+def list_children(paths: Sequence[str]) -> Procedure[list[list[str]]]:
+    """The names under each path, sorted, all requests in flight together; none under what is missing."""
+    listings: list[list[str] | None] = yield Pipeline(tuple(Children(path) for path in paths))
+    return [sorted(names or ()) for names in listings]
+
+
+def read_records(context: Context, task_ids: Sequence[str], consequence: str = "") -> Procedure[list[Record | Unread]]:
+    """The records of tasks in the order of the ids; `consequence`: what becomes of a corrupt one, for the report."""
+    nodes = yield from read_nodes([context.paths.task(each, "state") for each in task_ids])
+    return [record_of(context, each, node, consequence) for each, node in zip(task_ids, nodes, strict=True)]
+
+
+def record_of(context: Context, task_id: str, node: Node | None, consequence: str = "") -> Record | Unread:
+    """The record that a task's ``state`` holds, as it was read; a corrupt one is reported, with `consequence`."""
+    if node is None:
+        return Unread.MISSING
+    path = context.paths.task(task_id, "state")
+    state = unless_corrupt(context, path, partial(TaskState.decode, path, node.data), consequence)
+    return Unread.CORRUPT if state is None else Record(task_id, node.stat, state)
+
+
+def unless_corrupt(context: Context, path: str, read: Callable[[], T], consequence: str = "") -> T | None:
+    """What `read` makes of what stands at `path`; None where that is corrupt, which is reported once by the path."""
+    try:
+        return read()
+    except CorruptRecord as error:
+        context.report(path, f"{error}; {consequence}" if consequence else str(error), damage=str(error))
+        return None
+
+
+# --- What all threads of a client need at the same moment is asked for once: when they begin, and when it has changed.
+
+
+def once(
+    context: Context, what: str, is_done: Callable[[], object], procedure: Callable[[], Procedure[T]]
+) -> Procedure[T | None]:
+    """Carry a procedure out, unless another thread of this client is at it and that will do: None then.
+
+    Who has waited for another in vain, which was refused or cut off, does it by itself, beside whoever else does.
+    """
+    busy: Signal | None = context.shared.get(what)
+    if busy is not None:
+        yield Wait(busy, 0, turn=True)
+        if is_done():
+            return None
+    mine = context.run.new_signal()
+    try:
+        context.shared.setdefault(what, mine)
+        return (yield from procedure())
+    finally:  # without a call before it is taken off, at which an interrupt could come: all others would wait for ever
+        if what in context.shared and context.shared[what] is mine:
+            del context.shared[what]
+        mine.fire()
+
+
+# --- The znodes of a queue's configuration as a client remembers them, each under a watch of its own.
+
+_NAMES: Final = ("filters", "policy", "task_gc_lifetime", "task_gc_interval", "lock", "order")
+_MARKS: Final = ("paused", "archive", "followed")
+#: Of a queue: it is there as long as this is.
+THERE: Final = "conf"
+#: Of these it matters only whether they are there.
+_BARE: Final = frozenset({"paused", "followed"})
+
+
+@dataclass(slots=True, eq=False)
+class _Whole:
+    """The signal of each part's watch: it marks the configuration as a whole and wakes whoever waits for the queue."""
+
+    context: Context
+
+    @property
+    def count(self) -> int:
+        return self.context.signal.count
+
+    def fire(self) -> None:
+        if self.context.configuration.watch is not None:
+            self.context.configuration.watch.fired = True
+        self.context.configuration.changed()
+        self.context.signal.fire()
+
+    nudge = fire
+
+    def pass_on(self, kind: Hashable) -> None:
+        """Nobody sits here."""
+
+
+def watched_parts(context: Context) -> dict[str, Reading]:
+    """What was read of each znode, under a watch of its own: one that changes costs no reading of the others."""
+    return {name: context.listings.at(path) for name, path in _part_paths(context.paths).items()}
+
+
+@lru_cache(maxsize=256)
+def _part_paths(paths: Paths) -> Mapping[str, str]:
+    """Where each part stands: every call of a queue's asks for all of them."""
+    return {name: paths.at(name) for name in (THERE, *_MARKS)} | {name: paths.conf(name) for name in _NAMES}
+
+
+def reread(context: Context, parts: dict[str, Reading]) -> Procedure[None]:
+    """Read what has changed. What is missing from a queue is looked for again under a watch that sees it come."""
+    context.configuration.watch = context.new_watch()
+    stale = [name for name, part in parts.items() if not part.fresh]
+    yield from _read(context, parts, stale, _MARKS)
+    missing = [name for name in stale if parts[name].value is None and name not in _MARKS]
+    if missing and parts[THERE].value is not None:
+        yield from _read(context, parts, missing, missing)
+
+
+def _read(
+    context: Context, parts: dict[str, Reading], names: Sequence[str], optional: Sequence[str]
+) -> Procedure[None]:
+    """Read parts; only the watch of those that are `optional` stands on a missing znode too."""
+    ops: list[Get | Exists] = []
+    watches, paths = {name: Watch(_Whole(context)) for name in names}, _part_paths(context.paths)
+    for name, watch in watches.items():
+        path = paths[name]
+        if name in optional:
+            ops.append(Exists(path, watch))
+        if name not in _BARE:
+            ops.append(Get(path, watch))
+    nodes = dict(zip([op.path for op in ops], (yield Pipeline(tuple(ops))), strict=False))
+    for name, watch in watches.items():
+        value = nodes[paths[name]]
+        parts[name].value, parts[name].watch = value, watch if value is not None or name in optional else None
+
+
+# --- A root: the version of its layout, which its own data are, and the queues under it.
+
+
+def queue_names(root: str) -> Procedure[list[str]]:
+    """The names of the queues under `root`, sorted. Empty where there is no such root.
+
+    What is no queue is left out; so is one whose deletion has begun.
+    """
+    names = sorted((yield Children(root)) or ())
+    stats = yield from read_stats([Paths(f"{root}/{name}").at(THERE) for name in names])
+    return [name for name, stat in zip(names, stats, strict=True) if stat is not None]
+
+
+def refuse_another_layout(root: str) -> Procedure[None]:
+    """Raise `ConfigError` where what stands under the root is not of our layout. A root may be missing, or empty."""
+    node: Node | None = yield Get(root)
+    if node is not None and (node.data or (yield from queue_names(root))):
+        check_layout(root, node.data)
+
+
+# --- A queue's permanent znodes.
+
+
+def restored(context: Context, path: str) -> Procedure[bool]:
+    """Whether something failed at `path` since a permanent znode of the queue was missing, which is there again now.
+
+    Only of a queue that has its ``conf``: what was deleted as a whole, or is being so, is not to come back in parts.
+    """
+    permanent, there = set(context.paths.skeleton()[2:]), Check(context.paths.at(THERE))
+    made = False
+    for each in (path.rpartition("/")[0], path):
+        outcome: Outcome | None = (yield Multi((there, Create(each)))) if each in permanent else None
+        if outcome is not None and outcome.committed:
+            context.tell(each, "it was missing; made anew")
+            made = True
+    return made
+
+
+#: What a queue's marks hold at first: that of an archive with nothing in it, and that of streams.
+MARKS: Final = {"archive": dump({"watermark": 0}), "followed": dump({})}
+
+
+def create_skeleton(context: Context, conf: dict[str, bytes], marks: Iterable[str] = ()) -> Procedure[bool]:
+    """Create the queue's permanent znodes in one transaction; False if the queue was there already."""
+    yield EnsureRoot(context.root)
+    ops = Ops()
+    for path in context.paths.skeleton():
+        ops.create(path)
+    for name, value in conf.items():
+        ops.create(context.paths.conf(name), value)
+    for name in marks:
+        ops.create(context.paths.at(name), MARKS[name])
+    outcome = yield from transact(ops.multi(), never)
+    context.clock.learn(outcome)
+    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
+        raise refused("creating the queue", outcome, ops.multi())
+    return bool(outcome.committed)
+
+
+# --- Whether a queue is there, and the error for one that is not: it names those that come close.
+
+
+def never_stopping() -> bool:
+    """The `stopping` of whoever waits to the end."""
+    return False
+
+
+def exists(
+    context: Context, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = never_stopping
+) -> Procedure[bool]:
+    """Whether the queue is there; waits for it at most `timeout` seconds (None: without bound), by a watch.
+
+    `stopping` ends the wait early; it is asked whenever the queue is woken.
+    """
+    deadline, path = (yield from Deadline.after(context, timeout)), context.paths.at(THERE)
+    if (yield Exists(path)) is not None:
+        return True
+    yield Sync(context.root)  # the server that we read from may lag behind
+    if deadline.passed:
+        return (yield Exists(path)) is not None
+    return (yield from _awaited(context, path, deadline, stopping))
+
+
+def _awaited(context: Context, path: str, deadline: Deadline, stopping: Callable[[], bool]) -> Procedure[bool]:
+    """Wait for a znode; the watch goes with the wait."""
+    watch = context.new_watch()
+    try:
+        while True:
+            seen, watch = context.signal.count, context.new_watch()
+            if (yield Exists(path, watch)) is not None:
+                return True
+            if stopping() or deadline.passed:
+                return False
+            yield from deadline.wait(context.signal, seen)
+    finally:
+        watch.fired = True  # nobody relies on it any more
+        context.run.unwatch(path)
+
+
+def queue_missing(context: Context) -> Procedure[QueueNotFound]:
+    """The error for the queue where it is not there; what this client remembered of it is forgotten."""
+    context.forget_queue()
+    if (yield Exists(context.paths.at("deleting"))) is not None:
+        return QueueNotFound(
+            f"queue {context.queue!r} is being deleted under {context.root!r}, or its deletion was cut off: "
+            "delete_queue() goes on with that, and is to be called before the queue can be created again"
+        )
+    try:
+        names = yield from queue_names(context.root)
+    except ZkmqError:  # that the queue is not there is known all the same
+        names = []
+    return QueueNotFound.among(context.queue, f"under {context.root!r}", names)
+
+
+def refuse_missing(context: Context) -> Procedure[None]:
+    """Raise `QueueNotFound` unless the queue is there: for what would else answer that there is nothing."""
+    if not (yield from exists(context)):
+        raise (yield from queue_missing(context))
+
+
+def unless_missing(context: Context, procedure: Procedure[T]) -> Procedure[T]:
+    """Carry a procedure out; where there is no such queue, that is what its caller is told it failed for.
+
+    Asked only once it has failed: what goes well costs nothing more.
+    """
+    try:
+        return (yield from procedure)
+    except ZkmqError as error:
+        vague = isinstance(error, TaskNotFound | CorruptRecord) or type(error) is ZkmqError
+        if not vague or (yield from _is_there(context)):
+            raise
+        raise (yield from queue_missing(context)) from error
+
+
+def _is_there(context: Context) -> Procedure[bool]:
+    """Whether the queue is there, as far as can be found out."""
+    try:
+        return (yield from exists(context))
+    except ZkmqError:
+        return True
+
+
+# --- The znodes of several tasks in one request, whole or without what the caller has no use for.
+
+#: What may be left out of a task that is read. Its record, with state, filters, error and history, is always read.
+Part: TypeAlias = Literal["data", "metadata", "result", "progress"]
+_ZNODE: Final[dict[Part, str]] = {"data": "data", "metadata": "metadata", "result": "result", "progress": "claim"}
+PARTS: Final = frozenset(_ZNODE)
+#: So many tasks are read in one request: a reply stays bearable when each holds a megabyte, or has nothing large.
+WHOLE_AT_ONCE: Final = 32
+SLIM_AT_ONCE: Final = 128
+
+
+def checked_parts(parts: Collection[str]) -> frozenset[str]:
+    """The names of parts, or `ConfigError` naming those that are unknown."""
+    if isinstance(parts, str) or not PARTS.issuperset(parts):
+        raise ConfigError(f"parts {parts!r} are not understood: a list of some of {', '.join(sorted(PARTS))}")
+    return frozenset(parts)
+
+
+def at_once(parts: Collection[str]) -> int:
+    """How many tasks to read in one request."""
+    return SLIM_AT_ONCE if {"data", "result"}.isdisjoint(parts) else WHOLE_AT_ONCE
+
+
+def read_trees(
+    context: Context, ids: Sequence[str], parts: Collection[str]
+) -> Procedure[list[tuple[str, list[Node | None]]]]:
+    """Each task's record, data, metadata, result and claim, with None for what is missing or was not asked for."""
+    wanted = ["state", *(znode for part, znode in _ZNODE.items() if part in parts)]
+    paths = [context.paths.task(each, znode) for each in ids for znode in wanted]
+    rows = iter((yield from read_nodes(paths, len(wanted) * at_once(parts))))
+    trees = [{znode: next(rows) for znode in wanted} for _ in ids]
+    if "data" not in parts:
+        for tree, bare in zip(trees, (yield from _bare_data(context, ids)), strict=True):
+            tree["data"] = bare
+    return [
+        (each, [tree.get(znode) for znode in ("state", *_ZNODE.values())])
+        for each, tree in zip(ids, trees, strict=True)
+    ]
+
+
+def _bare_data(context: Context, ids: Sequence[str]) -> Procedure[list[Node | None]]:
+    """The Stats of the payloads without the payloads: they tell when the present run of an id was enqueued."""
+    stats = yield from read_stats([context.paths.task(each, "data") for each in ids])
+    return [None if stat is None else Node(b"", stat) for stat in stats]
+
+
+@dataclass(frozen=True, slots=True)
+class Znode:
+    """One znode of a task's tree: its size and the transactions that created and last changed it."""
+
+    path: str
+    bytes: int
+    czxid: int
+    mzxid: int
+
+
+def read_tree(context: Context, task_id: str) -> Procedure[list[Znode]]:
+    """Every znode of a task, to see what one enqueue wrote: equal czxids are one transaction."""
+    base = context.paths.task(check_name("task id", task_id))
+    parts = sorted((yield Children(base)) or ())
+    filters = sorted((yield Children(f"{base}/filters")) or ())
+    paths = (base, *(f"{base}/{part}" for part in parts), *(f"{base}/filters/{name}" for name in filters))
+    nodes = yield from read_nodes(paths)
+    if nodes[0] is None:
+        yield from refuse_missing(context)
+    return [
+        Znode(path, len(node.data), node.stat.czxid, node.stat.mzxid)
+        for path, node in zip(paths, nodes, strict=True)
+        if node is not None
+    ]

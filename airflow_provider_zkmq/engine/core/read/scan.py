@@ -1,0 +1,234 @@
+"""Many tasks by their ids, as columns: for those who read a hundred thousand and need little of each.
+
+Whole tasks are made of objects, and making these costs more than reading their bytes. A scan reads the znodes, and
+decodes the fields, of which its columns are made, with several requests on their way together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.model.codec import load, whole_number
+from airflow_provider_zkmq.engine.core.model.records import load_fields
+from airflow_provider_zkmq.engine.core.model.selectors import FilterTypes, Selector, as_selector
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.time import Moment, optional_milliseconds
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.read.configuration import read_conf
+from airflow_provider_zkmq.engine.core.read.counts import as_state
+from airflow_provider_zkmq.engine.core.read.inspect import COLUMNS, Plan, Row, checked_columns, checked_ids
+from airflow_provider_zkmq.engine.core.read.leases import Lapsed, certainly_past, lapsed_tasks
+from airflow_provider_zkmq.engine.core.read.nodes import (
+    SLIM_AT_ONCE,
+    WHOLE_AT_ONCE,
+    read_nodes,
+    read_stats,
+    unless_corrupt,
+)
+
+#: So many znodes without payloads are asked for in one request.
+_ZNODES_AT_ONCE: Final = 256
+#: So many bytes are asked for together, as far as can be told by the tasks before: servers hold all of it in memory.
+_BYTES_IN_FLIGHT: Final = 16 << 20
+_GROWTH: Final = 4
+#: No driver has more requests in flight together.
+MAX_IN_FLIGHT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What a scan read.
+
+    ``columns``: by name, in the order in which they were asked for, lists with a value for each task, in the order of
+    the ids. ``vanished``: the ids of tasks that are not there (any more). ``corrupt``: of those whose records cannot be
+    read, which was reported in the log.
+    """
+
+    columns: dict[str, list[Any]]
+    vanished: tuple[str, ...]
+    corrupt: tuple[str, ...]
+
+
+def scan(
+    context: Context,
+    task_ids: Sequence[str],
+    columns: Sequence[str],
+    *,
+    states: Sequence[State | str] | None = None,
+    selector: Selector | str | None = None,
+    since: Moment | None = None,
+    in_flight: int = 8,
+) -> Procedure[Scanned]:
+    """Columns of the tasks among `task_ids` that are there, each task once. Not a snapshot of one moment.
+
+    `columns`: names of fields of `Task`, but for ``progress`` and ``note``. Only what they are made of is read, and
+    only that can be found corrupt. `states`, `selector` and `since` (when their present run was enqueued) leave tasks
+    out, by what is read now. `in_flight`: so many requests are on their way together, 64 at the most, and fewer where
+    payloads are large. All that is read is in memory together: read many large payloads in several calls. Raises
+    `ConfigError` for what is not understood, and `QueueNotFound`.
+    """
+    ids, names = checked_ids(task_ids), checked_columns(columns)
+    window = min(whole_number("in_flight", in_flight, 1), MAX_IN_FLIGHT)
+    wanted = yield from _sought(context, states, selector, since)
+    scanning = _Scan(context, Plan.of((*names, *wanted.columns())), window)
+    yield from scanning.read(ids)
+    if missing := scanning.missing(ids):
+        yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
+        yield from scanning.read(missing)
+    rows = [row for each in ids if (row := scanning.rows.get(each)) is not None and wanted.accepts(row)]
+    values = {name: list(map(COLUMNS[name].value, rows)) for name in names}
+    return Scanned(values, tuple(scanning.missing(missing)), tuple(scanning.corrupt))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sought:
+    """Which tasks a caller asks to see; None for any."""
+
+    states: frozenset[State] | None
+    selector: Selector | None
+    types: FilterTypes
+    since: int | None
+
+    def columns(self) -> list[str]:
+        """What has to be read to judge that."""
+        asked = {"filters": self.selector, "enqueued_ms": self.since}
+        return [name for name, value in asked.items() if value is not None]
+
+    def accepts(self, row: Row) -> bool:
+        """Whether a task is asked for."""
+        return (
+            (self.states is None or row.record["state"] in self.states)
+            and (self.since is None or row.enqueued >= self.since)
+            and (self.selector is None or self.selector.matches(row.record["filters"], self.types))
+        )
+
+
+def _sought(
+    context: Context, states: Sequence[State | str] | None, selector: Selector | str | None, since: Moment | None
+) -> Procedure[_Sought]:
+    """What is asked for. Raises `ConfigError`, also where the queue does not exist."""
+    chosen = None if states is None else frozenset(filter(None, map(as_state, states)))
+    begin = optional_milliseconds("since", since)
+    conf = yield from read_conf(context)
+    bound = None if selector is None else as_selector(selector).bind(conf.types)
+    return _Sought(chosen, bound, conf.types, begin)
+
+
+@dataclass(slots=True)
+class _Scan:
+    """What was read so far: rows by their ids."""
+
+    context: Context
+    plan: Plan
+    in_flight: int
+    rows: dict[str, Row] = field(default_factory=dict)
+    corrupt: dict[str, None] = field(default_factory=dict)
+    lapsed: dict[str, Lapsed] | None = None
+    """The tasks whose claims have ended by their deadline, once one of those that are claimed has a deadline."""
+
+    def missing(self, ids: Sequence[str]) -> list[str]:
+        """Those of which nothing is there."""
+        return [each for each in ids if each not in self.rows and each not in self.corrupt]
+
+    def read(self, ids: Sequence[str]) -> Procedure[None]:
+        """Read tasks, so many at a time as may be in flight together; of payloads no more than is bearable."""
+        znodes = self.plan.znodes
+        payloads = not self.plan.parts.isdisjoint(("data", "result"))
+        at_once = SLIM_AT_ONCE if payloads else _ZNODES_AT_ONCE // len(znodes)
+        most, at = at_once * self.in_flight, 0
+        size = min(most, WHOLE_AT_ONCE) if payloads else most
+        while at < len(ids):
+            group = ids[at : at + size]
+            paths = [self.context.paths.task(each, znode) for each in group for znode in znodes]
+            nodes = yield from read_nodes(paths, at_once * len(znodes), self.in_flight)
+            trees = {znode: nodes[start :: len(znodes)] for start, znode in enumerate(znodes)}
+            rows = self._decoded(group, paths[:: len(znodes)], trees["state"])
+            yield from self._complete(rows, trees)
+            at += len(group)
+            size = min(most, _bearable(size, nodes)) if payloads else most
+
+    def _decoded(self, ids: Sequence[str], paths: Sequence[str], nodes: Sequence[Node | None]) -> list[Row | None]:
+        """A row for each record that is there; what is corrupt is reported and noted."""
+        rows: list[Row | None] = []
+        for task_id, path, node in zip(ids, paths, nodes, strict=True):
+            row = None
+            if node is not None:
+                record = unless_corrupt(self.context, path, partial(load_fields, path, node.data, self.plan.fields))
+                if record is None:
+                    self.corrupt[task_id] = None
+                else:
+                    row = self.rows[task_id] = Row(task_id, record, node.stat)
+            rows.append(row)
+        return rows
+
+    def _complete(self, rows: Sequence[Row | None], trees: Mapping[str, Sequence[Node | None]]) -> Procedure[None]:
+        """Add what else was read, and what has to be asked for besides."""
+        there = [row for row in rows if row is not None]
+        for row, node in _pairs(rows, trees.get("data")):
+            row.data = node.data
+        for row, node in _pairs(rows, trees.get("result")):
+            row.result = node.data
+        if "metadata" in self.plan.parts:
+            for row, node in _pairs(rows, trees.get("metadata")):
+                row.metadata = self._metadata(row.id, node)
+        if "enqueued" in self.plan.parts:
+            yield from self._enqueued(rows, trees)
+        timed = [name for name in ("due", "dedupe") if name in self.plan.fields]
+        if any(row.record[name] is not None for row in there for name in timed):
+            past = yield from certainly_past(self.context)
+            for row in there:
+                row.past = past
+        if any(row.record["lease"] is not None and row.record["state"] is State.CLAIMED for row in there):
+            yield from self._lapse(there)
+
+    def _lapse(self, rows: Sequence[Row]) -> Procedure[None]:
+        """Those whose claims have ended by their deadline are what follows it, as `Task` has it."""
+        if self.lapsed is None:
+            self.lapsed = yield from lapsed_tasks(self.context)
+        for row in rows:
+            if row.id in self.lapsed and row.record["state"] is State.CLAIMED:
+                row.lapsed = True
+                row.record |= {**self.lapsed[row.id]._asdict(), "consumer": None, "claimed": None}
+
+    def _metadata(self, task_id: str, node: Node) -> dict[str, Any]:
+        """A task's metadata; what cannot be read is reported, and nothing is known."""
+        path = self.context.paths.task(task_id, "metadata")
+        return unless_corrupt(self.context, path, partial(load, path, node.data)) or {}
+
+    def _enqueued(self, rows: Sequence[Row | None], trees: Mapping[str, Sequence[Node | None]]) -> Procedure[None]:
+        """When the present run of each was enqueued: the data's znode is made anew for each run of an id.
+
+        The metadata's is not: as long as it was never written again, it came with the data, and nobody need ask for
+        these. Where there is none, the data came with the record (`core.write.escrow`). Of others the data are asked
+        for, but for their bytes.
+        """
+        unknown = {row.id: row for row in rows if row is not None}
+        if "data" not in trees:
+            for row, node in zip(rows, trees["metadata"], strict=True):
+                if row is not None and node is None:
+                    row.enqueued = row.stat.ctime
+                    del unknown[row.id]
+        for row, node in _pairs(rows, trees.get("data", trees.get("metadata"))):
+            if "data" in trees or node.stat.version == 0:
+                row.enqueued = node.stat.ctime
+                del unknown[row.id]
+        paths = [self.context.paths.task(each, "data") for each in unknown]
+        stats = (yield from read_stats(paths)) if paths else []
+        for row, stat in zip(unknown.values(), stats, strict=True):
+            row.enqueued = (stat or row.stat).ctime
+
+
+def _bearable(size: int, nodes: Sequence[Node | None]) -> int:
+    """How many tasks to ask for after so many whose znodes these were: a few times more, if they stay as small."""
+    total = sum(len(node.data) for node in nodes if node is not None)
+    return max(1, min(size * _GROWTH, size * _BYTES_IN_FLIGHT // max(1, total)))
+
+
+def _pairs(rows: Sequence[Row | None], nodes: Sequence[Node | None] | None) -> Iterator[tuple[Row, Node]]:
+    """The rows, and a znode of each, where both are there."""
+    pairs = zip(rows, nodes or (), strict=nodes is not None)
+    return ((row, node) for row, node in pairs if row is not None and node is not None)

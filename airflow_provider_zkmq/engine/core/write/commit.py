@@ -1,0 +1,641 @@
+"""Plans and their commit: where a task's entry stands, the transaction, and what is done when it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from typing import TypeAlias, TypeGuard
+
+from airflow_provider_zkmq.engine.core.client.context import Context, OpenSegment
+from airflow_provider_zkmq.engine.core.model.names import (
+    MAX_LANES,
+    SEGMENT_ENTRIES,
+    Lane,
+    is_lane,
+    next_segment,
+    segments_of,
+)
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    MAX_REQUEST,
+    Check,
+    Children,
+    Create,
+    Delete,
+    Exists,
+    Failure,
+    Get,
+    Multi,
+    Node,
+    Outcome,
+    Pipeline,
+    Procedure,
+    SetData,
+    Stat,
+    Wait,
+    WriteOp,
+    request_size,
+)
+from airflow_provider_zkmq.engine.core.protocol.transact import (
+    Tries,
+    described,
+    ensure_bucket,
+    failed_at,
+    never,
+    resolved,
+)
+from airflow_provider_zkmq.engine.core.read.nodes import restored
+from airflow_provider_zkmq.engine.core.write.group_commit import send
+from airflow_provider_zkmq.engine.errors import QueueNotFound, TransportError, ZkmqError
+
+# --- Where a task goes in its lane: the newest segment, and what must stand in the same transaction.
+#
+# In a queue of strict order an entry may only go where no later segment exists: every write into a lane checks the
+# version of the lane's znode, and who opens the next segment bumps it. So all entries of a segment were committed
+# before all of the next one, and a released task may still come back to an older one.
+
+
+def open_segment(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
+    """Where the next entry of a lane goes; `ordered`: the queue hands out in strict order."""
+    name = wanted.name
+    while name in context.slots.opening:
+        yield Wait(context.slots.opening[name], 0, turn=True)  # another call is looking for it
+    memory = context.slots.open.get(name)
+    if memory is None or memory.count >= SEGMENT_ENTRIES or memory.ordered != ordered:
+        memory = yield from _opened(context, wanted, ordered=ordered)
+    memory.count += 1
+    context.slots.remember(name, memory)
+    return memory
+
+
+def _opened(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
+    """Look for it; other calls of this client that need it wait meanwhile, so that one of them opens a segment."""
+    context.slots.opening[wanted.name] = looked = context.run.new_signal()
+    try:
+        lane = yield from _bounded(context, wanted)
+        memory = yield from (_newest_ordered(context, lane) if ordered else _newest(context, lane))
+        context.slots.remember(wanted.name, memory)
+        return memory
+    finally:
+        del context.slots.opening[wanted.name]
+        looked.fire()
+
+
+def forget_lanes(context: Context, there: Iterable[str]) -> None:
+    """Forget lanes that are not there any more; `there`: a listing of the queue's lanes."""
+    names = set(there)
+    context.slots.keep_lanes(names)
+    context.listings.forget_below(context.paths.at("queue"), names)
+
+
+def _bounded(context: Context, wanted: Lane) -> Procedure[Lane]:
+    """The lane itself while there are few, else its priority's mixed lane."""
+    if not wanted.filters:
+        return wanted
+    names = yield Children(context.paths.at("queue"))
+    known = set(names or ())
+    if wanted.name in known or sum(map(is_lane, known)) < MAX_LANES:
+        return wanted
+    return wanted.mixed()
+
+
+def _newest(context: Context, lane: Lane) -> Procedure[OpenSegment]:
+    """The newest segment with room, else a new one."""
+    path = context.paths.at("queue", lane.name)
+    names: list[str] | None = yield Children(path)
+    room = yield from _with_room(path, names)
+    if room is not None:
+        return OpenSegment(lane, room[0], room[1], [], [], ordered=False)
+    segment = next_segment(segments_of(names or ()))
+    opening: list[WriteOp] = [] if names is not None else [Create(path, lane.encode())]
+    return OpenSegment(lane, segment, 0, [*opening, Create(f"{path}/{segment}")], [], ordered=False)
+
+
+def _newest_ordered(context: Context, lane: Lane) -> Procedure[OpenSegment]:
+    """The newest segment with room, or a new one, under the version of the lane's znode."""
+    path = context.paths.at("queue", lane.name)
+    stat: Stat | None = yield Exists(path)  # before the listing: a later roll-over is refused
+    names: list[str] | None = yield Children(path)
+    version = 0 if stat is None else stat.version
+    room = yield from _with_room(path, names)
+    if room is not None:
+        checks: list[WriteOp] = [Check(path, version)]
+        return OpenSegment(lane, room[0], room[1], checks, checks, ordered=True)
+    segment = next_segment(segments_of(names or ()))
+    fresh = names is None
+    opening = Create(path, lane.encode()) if fresh else SetData(path, lane.encode(), version)
+    after = Check(path, version if fresh else version + 1)
+    return OpenSegment(lane, segment, 0, [opening, Create(f"{path}/{segment}")], [after], ordered=True)
+
+
+def _with_room(lane: str, names: Iterable[str] | None) -> Procedure[tuple[str, int] | None]:
+    """The lane's newest segment and how many entries it has, if there is one, and it takes more."""
+    newest = max(segments_of(names or ()), default=None)
+    stat: Stat | None = None if newest is None else (yield Exists(f"{lane}/{newest}"))
+    return (newest, stat.children) if newest and stat is not None and stat.children < SEGMENT_ENTRIES else None
+
+
+def slot_ops(context: Context, slot: OpenSegment, opened: set[str]) -> list[WriteOp]:
+    """What goes before an entry; `opened`: segments that an earlier transaction in flight opens, or this one."""
+    path = context.paths.at("queue", slot.lane.name, slot.segment)
+    if path in opened:
+        return slot.then
+    if slot.opens:
+        opened.add(path)
+    return slot.ops
+
+
+def remember_opened(context: Context, multi: Multi, outcome: Outcome) -> None:
+    """Segments that now exist need no create; those of a refused transaction are looked up again."""
+    touched = {op.path for op in multi.ops}
+    for name, memory in list(context.slots.open.items()):
+        if not any(op.path in touched for op in memory.ops):
+            continue
+        if outcome.committed:
+            memory.ops = memory.then
+        else:
+            context.slots.open.pop(name, None)
+
+
+def reopens(context: Context, slot: OpenSegment, multi: Multi, outcome: Outcome) -> bool:
+    """Whether a refusal is a segment that came or went meanwhile, so that another try makes sense.
+
+    A lane that cannot be created has nothing to stand under: the queue was deleted.
+    """
+    path, failure = failed_at(outcome, multi), outcome.failure
+    lane = context.paths.at("queue", slot.lane.name)
+    if path == lane and failure is Failure.NO_NODE and _creates(multi, outcome):
+        return False
+    if path.startswith(f"{lane}/{slot.segment}/"):
+        return failure is Failure.NO_NODE
+    at_slot = path in {lane, f"{lane}/{slot.segment}"}
+    return at_slot and failure in {Failure.NO_NODE, Failure.NODE_EXISTS, Failure.BAD_VERSION}
+
+
+def _creates(multi: Multi, outcome: Outcome) -> bool:
+    return outcome.failed is not None and isinstance(multi.ops[outcome.failed], Create)
+
+
+def known_bucket(context: Context, index: str) -> Procedure[None]:
+    """Have the bucket of an index entry there; one that this client used before is taken to be."""
+    bucket = context.paths.at(index).rpartition("/")[0]
+    if bucket in context.slots.buckets:
+        return
+    yield from make_bucket(context, bucket)
+    context.slots.add_bucket(bucket)
+
+
+def make_bucket(context: Context, bucket: str) -> Procedure[None]:
+    """Create a bucket unless it exists, and the index in which it stands if that is missing."""
+    try:
+        yield from ensure_bucket(bucket)
+    except TransportError:
+        raise
+    except ZkmqError:
+        if not (yield from restored(context, bucket)):
+            raise
+        yield from ensure_bucket(bucket)
+
+
+def home_of(context: Context, after: TaskState) -> tuple[Create, ...]:
+    """What creates the lane and the segment of a task that goes back to its place, where they were deleted meanwhile.
+
+    They belong into the transaction that creates its entry: whoever meets an empty segment deletes it.
+    """
+    lane, segment, _ = after.place.split("/")
+    own = Lane(after.priority, dict(after.filters))
+    path, data = context.paths.at("queue", lane), (own if own.name == lane else own.mixed()).encode()
+    return Create(path, data), Create(f"{path}/{segment}")
+
+
+def queue_deleted(context: Context) -> QueueNotFound:
+    """The error for a queue that was deleted under its users; what was known of it is forgotten."""
+    context.forget_queue()
+    return QueueNotFound(f"queue {context.queue!r} was deleted under {context.root!r}; configure() creates it anew")
+
+
+# --- What one transaction changes, and how its refusal is understood.
+#
+# A plan is made of changes, each to one task or one batch; plans can be merged. Named constructors, one for each
+# row of the state table, fill them (`core.write.transitions`, `core.write.new_task`); `core.write.commit`
+# carries them out.
+
+Ours: TypeAlias = Callable[[], Procedure[Outcome | None]]
+
+
+class Why(Enum):
+    """What a refusal says."""
+
+    PLACE = "a segment came or went"
+    HOME = "what must hold an entry is not there, or is there already"
+    BATCH = "the task is no member of its batch any more"
+    CHANGED = "what the plan is based on has changed since it was read"
+    OTHER = "the tree is not as its records tell, or an id is in use"
+
+
+@dataclass(slots=True, eq=False)
+class Change:
+    """What is done to one task or one batch: ``ops``, then what opens the slot, then ``listing``."""
+
+    context: Context
+    task_id: str
+    ops: list[WriteOp] = field(default_factory=list)
+    slot: OpenSegment | None = None
+    listing: list[WriteOp] = field(default_factory=list)
+    after: TaskState | None = None
+    """The record that it writes."""
+    before: str | None = None
+    """The nonce of the record that it was made from."""
+    superseded: bool = False
+    """That record is another task's by now: one of the same id that was enqueued after it was dropped."""
+    ours: Ours = never
+    """Asked where its reply was lost: whether it was carried out."""
+    based_on: dict[str, frozenset[Failure]] = field(default_factory=dict)
+    """The znodes it is based on, each with the refusals that say that it was changed."""
+    homes: dict[str, Callable[[], Procedure[None]]] = field(default_factory=dict)
+    """Entries of indexes whose buckets may be gone, each with what makes them."""
+    parents: tuple[Create, ...] = ()
+    """What creates the lane and the segment that it goes back to, which may be gone."""
+    missing: tuple[Create, ...] = ()
+    """Those of them that are gone, as far as is known: they are created with its entry."""
+    either: dict[str, bytes] = field(default_factory=dict)
+    """Znodes that hold this afterwards, whether they were there before or not: a damaged tree may have lost one."""
+    batch: str | None = None
+    """The batch whose last member it may take off."""
+    afterwards: Callable[[], Procedure[None]] | None = None
+    """Follows once it is committed; must not fail."""
+
+    def leave_batch(self) -> None:
+        """Go on without the membership: the task is no member any more, and its record does not say that it is."""
+        record = self.context.paths.task(self.task_id, "state")
+        if self.after is not None:
+            self.after = after = replace(self.after, batch=None)
+            self.ops = [SetData(op.path, after.encode(), op.version) if _writes(op, record) else op for op in self.ops]
+        self._drop(lambda path: path.startswith(f"{self.context.paths.batch(self.batch or '')}/"))
+
+    def turns(self, path: str) -> bool:
+        """Whether what is written at `path` matters, not what stood there: it is created where it was to be set."""
+        data = self.either.pop(path, None)
+        if data is None:
+            return False
+        other: dict[type, WriteOp] = {Create: SetData(path, data), SetData: Create(path, data)}
+        self.ops = [other.get(type(op), op) if op.path == path else op for op in self.ops]
+        return True
+
+    def misjudged(self, path: str, failure: Failure | None) -> Create | None:
+        """The parent of its entry that is gone, or there, other than was thought."""
+        if failure is Failure.NODE_EXISTS:
+            return next((op for op in self.missing if op.path == path), None)
+        if failure is not Failure.NO_NODE or not any(op.path == path for op in (*self.missing, *self.listing)):
+            return None
+        above = path.rpartition("/")[0]
+        return next((op for op in self.parents if op.path == above and op not in self.missing), None)
+
+    def judge_anew(self, parent: Create) -> None:
+        """Create a parent that was thought to be there, or do not create one that was thought to be gone."""
+        self.missing = tuple(op for op in self.parents if (op in self.missing) is not (op == parent))
+
+    def lists(self, path: str, failure: Failure | None) -> bool:
+        """Whether a listing of the task is gone that was to be deleted, or there that was to be created."""
+        if path.startswith(self.context.paths.task(self.task_id) + "/"):
+            return False
+        kind = {Failure.NO_NODE: Delete, Failure.NODE_EXISTS: Create}.get(failure) if failure else None
+        return kind is not None and any(op.path == path and isinstance(op, kind) for op in (*self.ops, *self.listing))
+
+    def touches(self, path: str) -> bool:
+        """Whether it does something at `path`."""
+        return any(op.path == path for op in (*self.ops, *self.listing))
+
+    def drop(self, path: str) -> None:
+        """Go on without what is done at `path`."""
+        self._drop(lambda other: other == path)
+
+    def _drop(self, unwanted: Callable[[str], bool]) -> None:
+        self.ops = [op for op in self.ops if not unwanted(op.path)]
+        self.listing = [op for op in self.listing if not unwanted(op.path)]
+
+
+def _writes(op: WriteOp, path: str) -> TypeGuard[SetData]:
+    return isinstance(op, SetData) and op.path == path
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A transaction that was refused: where, by which change's doing, and what that says.
+
+    ``uncertain``: an earlier try of the same commit had an unknown outcome.
+    """
+
+    why: Why
+    change: Change
+    path: str
+    outcome: Outcome
+    multi: Multi
+    uncertain: bool = False
+
+
+@dataclass(eq=False)
+class Plan:
+    """One transaction."""
+
+    changes: list[Change]
+
+    @property
+    def what(self) -> str:
+        """What it does, for people."""
+        names = ", ".join(repr(change.task_id) for change in self.changes[:3])
+        return f"a change of {names}"
+
+    @cached_property
+    def contexts(self) -> list[Context]:
+        """The memories of the queues that it changes."""
+        return list({id(change.context): change.context for change in self.changes}.values())
+
+    def multi(self, opened: set[str] | None = None) -> Multi:
+        """The operations; `opened`: the segments that earlier transactions in flight open."""
+        opened = set() if opened is None else opened
+        ops: list[WriteOp] = []
+        for change in self.changes:
+            ops += change.ops
+            if change.slot is not None:
+                ops += [op for op in slot_ops(change.context, change.slot, opened) if op not in ops]
+            ops += [op for op in change.missing if op not in ops]
+            ops += change.listing
+        return Multi(tuple(ops))
+
+    def ours(self) -> Procedure[Outcome | None]:
+        """Whether an earlier try was carried out: what became of the first change tells of the whole."""
+        return self.changes[0].ours()
+
+    def learn(self, multi: Multi, outcome: Outcome) -> None:
+        """Remember the server's clock, and which segments are open."""
+        for context in self.contexts:
+            context.clock.learn(outcome)
+            if any(change.slot is not None for change in self.changes):
+                remember_opened(context, multi, outcome)
+
+    def explain(self, multi: Multi, outcome: Outcome, *, uncertain: bool) -> Refusal:
+        """What a refusal says."""
+        path = failed_at(outcome, multi)
+        for change in self.changes:
+            why = _why(change, path, multi, outcome)
+            if why is not None:
+                return Refusal(why, change, path, outcome, multi, uncertain)
+        return Refusal(Why.OTHER, self._changed_at(path), path, outcome, multi, uncertain)
+
+    def _changed_at(self, path: str) -> Change:
+        """The change that has to do with a path."""
+        return next((change for change in self.changes if change.touches(path)), self.changes[0])
+
+
+def _why(change: Change, path: str, multi: Multi, outcome: Outcome) -> Why | None:
+    if outcome.failure in change.based_on.get(path, ()):
+        return Why.CHANGED
+    if path in change.homes and outcome.failure is Failure.NO_NODE:
+        return Why.HOME
+    if change.misjudged(path, outcome.failure) is not None:
+        return Why.HOME
+    inside = change.batch is not None and path.startswith(f"{change.context.paths.batch(change.batch)}/")
+    if inside and change.touches(path):  # a merged plan may take several members off the same batch
+        return Why.BATCH
+    if change.slot is not None and reopens(change.context, change.slot, multi, outcome):
+        return Why.PLACE
+    return None
+
+
+def one(change: Change) -> Plan:
+    """A plan of one change."""
+    return Plan([change])
+
+
+def mergeable(plans: Iterable[Plan], most: int) -> Iterator[list[Plan]]:
+    """Groups of at most so many plans, each of which fits into one of ZooKeeper's transactions."""
+    group: list[Plan] = []
+    room = MAX_REQUEST
+    for plan in plans:
+        size = request_size(plan.multi().ops)
+        if group and (len(group) >= most or size > room):
+            yield group
+            group, room = [], MAX_REQUEST
+        group.append(plan)
+        room -= size
+    if group:
+        yield group
+
+
+def merge(plans: Iterable[Plan]) -> Plan:
+    """One transaction of several; they must not touch the same tasks."""
+    return Plan([change for plan in plans for change in plan.changes])
+
+
+# --- The one guarded write: a plan is sent, an unknown outcome resolved, a refusal explained, and the plan made anew.
+
+#: Makes the plan anew after a refusal; None: the refusal stands.
+Rebuild: TypeAlias = Callable[[Refusal], Procedure[Plan | None]]
+#: Sends a transaction, which is made when that is due, and tells how it ended, as if it had been sent alone.
+Sending: TypeAlias = Callable[[Context, Callable[[], Multi]], Procedure[tuple[Multi, Outcome]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a commit ended: with the plan that was carried out, or with the refusal of the last one."""
+
+    plan: Plan
+    outcome: Outcome
+    refusal: Refusal | None = None
+
+    @property
+    def committed(self) -> bool:
+        """Whether it was carried out."""
+        return self.refusal is None
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether it was refused after a try of unknown outcome, which may have been carried out."""
+        return self.refusal is not None and self.refusal.uncertain
+
+    @property
+    def after(self) -> TaskState | None:
+        """The record of a plan of one change, if it was carried out."""
+        return self.plan.changes[0].after if self.committed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A transaction that was sent among others, and how it ended at first."""
+
+    multi: Multi
+    outcome: Outcome
+
+
+def give_up(_refusal: Refusal) -> Procedure[Plan | None]:
+    """For plans that are not made anew."""
+    return None
+    yield  # pragma: no cover
+
+
+def anew(build: Callable[[], Procedure[Plan]]) -> Rebuild:
+    """Make the plan anew where a segment came or went, and only there."""
+
+    def rebuild(refusal: Refusal) -> Procedure[Plan | None]:
+        return (yield from build()) if refusal.why is Why.PLACE else None
+
+    return rebuild
+
+
+def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
+    """`anew` for those who look after a queue: a listing that is missing, or there already, keeps no task where it is.
+
+    The record, whose version is part of the same transaction, says that the task has to leave the one and to come to
+    the other. Of its own tree nothing may be missing. A task that was dropped, and enqueued anew by the same id, may
+    have that version, too: its record is not the one that was read, and its listing is another one.
+    """
+
+    def rebuild(refusal: Refusal) -> Procedure[Plan | None]:
+        change, path = refusal.change, refusal.path
+        if refusal.why is Why.PLACE:
+            return (yield from build())
+        if refusal.why is not Why.OTHER or not change.lists(path, refusal.outcome.failure):
+            return None
+        change.superseded = yield from _is_superseded(change)
+        if change.superseded:
+            return None
+        change.context.tell(path, f"{described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on")
+        change.drop(path)
+        return Plan([change])
+
+    return rebuild
+
+
+def _is_superseded(change: Change) -> Procedure[bool]:
+    """Whether the task's record is not the one that a change was made from, whatever its version says."""
+    path = change.context.paths.task(change.task_id, "state")
+    node: Node | None = yield Get(path)
+    return change.before is not None and (node is None or TaskState.decode(path, node.data).nonce != change.before)
+
+
+def alone(_context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
+    """Send a transaction by itself."""
+    multi = make()
+    outcome: Outcome = yield multi
+    return multi, outcome
+
+
+def commit(
+    plan: Plan, rebuild: Rebuild = give_up, *, first: Sent | None = None, asked: bool = False, by: Sending = alone
+) -> Procedure[Verdict]:
+    """Carry out a plan; what is missing around it is made, and what it is not a member of any more is left out.
+
+    Every other refusal goes to `rebuild`. Three refusals alike, of the same operation for the same reason, with
+    nothing gained in between, are no race any more: `CorruptRecord` names the path. `first`: how it ended when it was
+    sent before, among others. `asked`: an earlier call sent this plan and did not hear of it.
+    `by`: how it is sent; by `combining.send`, it may go together with what other calls send at the same time.
+    Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
+    """
+    tries, uncertain = Tries(plan.what), asked
+    while True:
+        multi, outcome, unknown = yield from _send(plan, first, by, asked=asked)
+        plan.learn(multi, outcome)
+        if outcome.committed:
+            yield from _follow(plan)
+            return Verdict(plan, outcome)
+        first, asked, uncertain = None, False, uncertain or unknown
+        refusal = plan.explain(multi, outcome, uncertain=uncertain)
+        better = yield from _mend(plan, refusal, rebuild)
+        if better is None:
+            why = Why.CHANGED if refusal.change.superseded else refusal.why
+            return Verdict(plan, outcome, replace(refusal, why=why))
+        yield from tries.refused(outcome, multi, None)
+        plan = better
+
+
+def _send(plan: Plan, first: Sent | None, by: Sending, *, asked: bool) -> Procedure[tuple[Multi, Outcome, bool]]:
+    """Send it, and resolve an unknown outcome; whether it was unknown at first.
+
+    Where that is cut off, or stays unknown, the batches whose last member it may have taken off are remembered: the
+    transaction may have happened, and its caller may never ask again.
+    """
+    try:
+        context = plan.changes[0].context
+        multi, outcome = (yield from by(context, plan.multi)) if first is None else (first.multi, first.outcome)
+        unknown = outcome.unknown
+        outcome = yield from resolved(multi, outcome, plan.ours)
+        if asked and not unknown and not outcome.committed:
+            outcome = (yield from plan.ours()) or outcome
+    except BaseException:
+        _owe_batches(plan)
+        raise
+    return multi, outcome, unknown
+
+
+def _owe_batches(plan: Plan) -> None:
+    for change in plan.changes:
+        if change.batch is not None:
+            change.context.debts.batches.add(change.batch)
+            change.context.run.pay()
+
+
+def _follow(plan: Plan) -> Procedure[None]:
+    """What follows a commit; cut off at one batch, the client remembers the others, too."""
+    try:
+        for change in plan.changes:
+            if change.afterwards is not None:
+                yield from change.afterwards()
+    except BaseException:
+        _owe_batches(plan)
+        raise
+
+
+def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild) -> Procedure[Plan | None]:
+    outcome = refusal.outcome
+    gone = outcome.failure is Failure.NO_NODE and refusal.why in {Why.OTHER, Why.HOME, Why.PLACE}
+    if gone and (yield from restored(refusal.change.context, refusal.path)):
+        return plan
+    if refusal.change.turns(refusal.path):
+        why = f"{described(outcome, refusal.multi)}, whatever its task's record tells; it is written all the same"
+        refusal.change.context.tell(refusal.path, why)
+        return plan
+    match refusal.why:
+        case Why.HOME:
+            parent = refusal.change.misjudged(refusal.path, outcome.failure)
+            if parent is None:
+                yield from refusal.change.homes[refusal.path]()
+            else:
+                refusal.change.judge_anew(parent)
+            return plan
+        case Why.BATCH:
+            _leave_batch(refusal)
+            return plan
+        case Why.PLACE:
+            for context in plan.contexts:
+                context.slots.open.clear()
+    return (yield from rebuild(refusal))
+
+
+def _leave_batch(refusal: Refusal) -> None:
+    """A batch holds up no task. One that failed in an earlier run of its id is noted among the failed already."""
+    change, path = refusal.change, refusal.path
+    if path == change.context.paths.batch(change.batch or "", "failed", change.task_id):
+        change.drop(path)
+        return
+    change.context.report(path, f"task {change.task_id!r} is no member of its batch any more; it goes on without it")
+    change.leave_batch()
+
+
+def send_one(plan: Plan) -> Procedure[Sent]:
+    """Send a plan, perhaps together with what other calls send at the same time; how it ended."""
+    multi, outcome = yield from send(plan.changes[0].context, plan.multi)
+    plan.learn(multi, outcome)
+    return Sent(multi, outcome)
+
+
+def send_together(plans: Sequence[Plan]) -> Procedure[list[Sent]]:
+    """Send several plans in flight together, each a transaction of its own; how each ended, or that it is not known."""
+    opened: set[str] = set()  # requests of one session are carried out in order: the first one opens for all
+    multis = [plan.multi(opened) for plan in plans]
+    outcomes: list[Outcome] = yield Pipeline(tuple(multis))
+    for plan, multi, outcome in zip(plans, multis, outcomes, strict=True):
+        plan.learn(multi, outcome)
+    return [Sent(multi, outcome) for multi, outcome in zip(multis, outcomes, strict=True)]

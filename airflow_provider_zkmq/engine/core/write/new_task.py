@@ -1,0 +1,315 @@
+"""A task that is about to be written: its record, its znodes, its entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.model import codec
+from airflow_provider_zkmq.engine.core.model.codec import corrupt_unless_read, dump, load
+from airflow_provider_zkmq.engine.core.model.messages import NO_METADATA, Message, encode_data, encode_metadata
+from airflow_provider_zkmq.engine.core.model.names import Lane, check_name, check_priority, entry_name, index_path
+from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.selectors import parse_filters
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.time import LATEST, lock_seconds, optional_seconds
+from airflow_provider_zkmq.engine.core.protocol.ops import (
+    MAX_REQUEST,
+    Create,
+    Delete,
+    Procedure,
+    SetData,
+    WriteOp,
+    request_size,
+)
+from airflow_provider_zkmq.engine.core.read.configuration import known_conf
+from airflow_provider_zkmq.engine.core.read.server_clock import ordering_time, server_time
+from airflow_provider_zkmq.engine.core.write.commit import Change, known_bucket, make_bucket, open_segment
+from airflow_provider_zkmq.engine.errors import ConfigError, TaskTooLarge
+
+# --- A message, validated and ready to be written as the tree of a task.
+
+#: Left for the paths of the record, the entry and the segment, and for the record's fields of bounded length.
+RECORD_ROOM: Final = 2_000
+
+
+@dataclass(slots=True)
+class Tree:
+    """A validated message, ready to be written."""
+
+    task_id: str
+    generated: bool
+    data: bytes
+    metadata: bytes
+    filters: dict[str, str]
+    lane: Lane
+    delay: float | None
+    """None: not given, which leaves an update's time as it is."""
+    policy: dict[str, Any] | None
+    lock: float | None
+    update: bool
+    requeue: bool
+    nonce: str
+    stamp: str = ""
+    """Its place in the default order, given when it is about to be written, and kept by each later try."""
+    batch: str | None = None
+    not_before: int | None = None
+    """The moment before which it is not to be handled, in milliseconds since 1970."""
+    only_new: bool = False
+    """Whether it is written only where no task has its id."""
+    uncertain: bool = False
+    """An earlier call may have written it, see `core.tasks.enqueue`."""
+    _fixed: tuple[str, list[WriteOp], int] | None = None
+    """What does not depend on the task's place, for the id it was made with, and its size: made once."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether its caller said when it may be handled: a delay of 0 says at once."""
+        return self.delay is not None or self.not_before is not None
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether there is anything to be written about it: of a new task what is empty is not."""
+        return self.metadata != NO_METADATA
+
+    @property
+    def entry(self) -> str:
+        """The name of its entry, wherever among the pending it stands."""
+        return entry_name(self.stamp, self.task_id)
+
+    def wrote(self, state: TaskState) -> bool:
+        """Whether a record is this tree's doing: its entry has our stamp, whatever was changed since, or our nonce."""
+        return (self.stamp != "" and state.entry.startswith(self.stamp)) or self.nonce in state.settled
+
+    def record(self, place: str, index: str | None = None, due: int | None = None) -> TaskState:
+        """The record of a new task."""
+        return TaskState(
+            State.INSERTED,
+            place,
+            self.nonce,
+            priority=self.lane.priority,
+            filters=self.filters,
+            due=due,
+            index=index,
+            policy=self.policy,
+            lock=self.lock,
+            batch=self.batch,
+            metadata=self.has_metadata,
+        )
+
+    def ops(self, context: Context, place: str, index: str | None, due: int | None) -> list[WriteOp]:
+        """The transaction that writes the tree and its entry."""
+        at, paths = self.task_id, context.paths
+        return [
+            *self._parts(context)[1],
+            Create(paths.task(at, "state"), self.record(place, index, due).encode()),
+            Create(paths.at(index) if index else paths.entry(place)),
+            *([Create(paths.batch(self.batch, "open", at))] if self.batch else []),
+        ]
+
+    def size(self, context: Context) -> int:
+        """An upper estimate of the bytes that its transaction takes."""
+        return self._parts(context)[2]
+
+    def _parts(self, context: Context) -> tuple[str, list[WriteOp], int]:
+        if self._fixed is None or self._fixed[0] != self.task_id:
+            parts = self._fixed_parts(context)
+            named = len(self.task_id) + len(self.lane.name) + len(self.batch or "")
+            if self.filters or self.policy:
+                named += len(dump([self.filters, self.policy]))
+            self._fixed = self.task_id, parts, request_size(parts) + 3 * named + RECORD_ROOM
+        return self._fixed
+
+    def _fixed_parts(self, context: Context) -> list[WriteOp]:
+        at, task = self.task_id, context.paths.task
+        return [
+            Create(task(at)),
+            Create(task(at, "data"), self.data),
+            *([Create(task(at, "metadata"), self.metadata)] if self.has_metadata else []),
+            *([Create(task(at, "filters"))] if self.filters else []),
+            *(Create(task(at, "filters", name), value.encode()) for name, value in self.filters.items()),
+        ]
+
+
+def prepare(context: Context, conf: Conf, message: Message, batch: str | None = None) -> Tree:
+    """Validate a message against the queue. Raises `ConfigError` or `TaskTooLarge`; nothing is written."""
+    if not isinstance(message, Message):
+        msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
+        raise ConfigError(msg)
+    filters = parse_filters(conf.types, message.filters)
+    delay, not_before = message.times()
+    generated = message.task_id is None
+    tree = Tree(
+        task_id=context.marks.task_id() if generated else check_name("task id", message.task_id),
+        generated=generated,
+        data=encode_data("data", message.data),
+        metadata=encode_metadata(message.metadata),
+        filters=filters,
+        lane=Lane(check_priority(message.priority), filters),
+        delay=delay,
+        policy=None if message.policy is None else message.policy.record(),
+        lock=lock_seconds(message.lock),
+        update=bool(message.update),
+        requeue=bool(message.requeue),
+        nonce=context.marks.nonce(),
+        batch=batch,
+        not_before=not_before,
+    )
+    _check_size(context, tree)
+    return tree
+
+
+def with_filters(context: Context, conf: Conf, tree: Tree, filters: Mapping[str, object]) -> Tree:
+    """A tree that was prepared without filters, with these. Raises `ConfigError` or `TaskTooLarge`."""
+    parsed = parse_filters(conf.types, filters)
+    whole = replace(tree, filters=parsed, lane=Lane(tree.lane.priority, parsed), _fixed=None)
+    _check_size(context, whole)
+    return whole
+
+
+def _check_size(context: Context, tree: Tree) -> None:
+    """Refuse what ZooKeeper would answer by dropping the connection."""
+    size = tree.size(context)
+    if size > MAX_REQUEST:
+        msg = (
+            f"task {tree.task_id!r} needs {size:,} bytes, ZooKeeper takes {MAX_REQUEST:,} in one request "
+            f"(data: {len(tree.data):,} bytes); store large data elsewhere and enqueue its address"
+        )
+        raise TaskTooLarge(msg)
+
+
+def stamped(context: Context, tree: Tree) -> Procedure[None]:
+    """Give it its place in the default order, by the server's clock, unless an earlier try has done so."""
+    if not tree.stamp:
+        tree.stamp = context.marks.stamp((yield from ordering_time(context)))
+
+
+def due_of(context: Context, tree: Tree) -> Procedure[int | None]:
+    """When it may be handled first, by the server's clock in milliseconds; None: at once.
+
+    A moment is compared with the server's clock only, whatever the caller's says.
+    """
+    if tree.not_before is None and not tree.delay:
+        return None
+    now = yield from server_time(context)
+    if tree.not_before is None:
+        return now + int((tree.delay or 0.0) * 1000)
+    return tree.not_before if tree.not_before > context.clock.certainly_past(now) else None
+
+
+def scheduled_index(context: Context, task_id: str, due: int) -> Procedure[str]:
+    """The index entry of a task that is due at a time; its bucket is there afterwards."""
+    index = index_path("scheduled", due, task_id)
+    yield from known_bucket(context, index)
+    return index
+
+
+def pack(tree: Tree) -> bytes:
+    """A message that waits to be written, and is `stamped`: a line of JSON, then the data as they are."""
+    head: dict[str, Any] = {"task_id": tree.task_id, "metadata": tree.metadata.decode(), "filters": tree.filters}
+    head |= {"priority": tree.lane.priority, "delay": tree.delay, "policy": tree.policy, "lock": tree.lock}
+    moment = {} if tree.not_before is None else {"not_before": tree.not_before}
+    return dump(head | moment | {"stamp": tree.stamp}) + b"\n" + tree.data
+
+
+_FILTERS: Final = codec.mapping(lambda name: check_name("filter", name), codec.text)
+
+
+def _moment(value: object) -> int | None:
+    """Milliseconds since 1970, or None. Raises `ValueError`, also for what no bucket's name could hold."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value <= LATEST):
+        return value
+    msg = f"{value!r} is no moment"
+    raise ValueError(msg)
+
+
+def unpack(context: Context, path: str, raw: bytes) -> Tree:
+    """Read what `pack` wrote. Raises `CorruptRecord`."""
+    head, _, data = raw.partition(b"\n")
+    record = load(path, head)
+    with corrupt_unless_read(path, "a message of ours"):
+        filters = _FILTERS(record["filters"])
+        metadata: bytes = record["metadata"].encode()
+        load(path, metadata)
+        return Tree(
+            task_id=check_name("task id", record["task_id"]),
+            generated=False,
+            data=data,
+            metadata=metadata,
+            filters=filters,
+            lane=Lane(check_priority(record["priority"]), filters),
+            delay=optional_seconds("delay", record["delay"]),
+            policy=None if record["policy"] is None else RetryPolicy(**record["policy"]).record(),
+            lock=lock_seconds(record["lock"]),
+            update=False,
+            requeue=False,
+            nonce=context.marks.nonce(),
+            stamp=check_name("stamp", record["stamp"]),
+            not_before=_moment(record.get("not_before")),
+        )
+
+
+# --- The content of a message put into a task that is there; its record tells what stands there.
+
+
+def content_ops(context: Context, tree: Tree, before: TaskState, *, fresh: bool = True) -> list[WriteOp]:
+    """Put what a message holds into a task's tree; `fresh`: the data's znode is made anew: it tells when it came."""
+    paths, at = context.paths, tree.task_id
+    data, filters = paths.task(at, "data"), paths.task(at, "filters")
+    ops: list[WriteOp] = [Delete(data), Create(data, tree.data)] if fresh else [SetData(data, tree.data)]
+    ops += _metadata_ops(paths.task(at, "metadata"), tree, there=before.metadata, fresh=fresh)
+    if tree.filters and not before.filters:
+        ops.append(Create(filters))
+    for name in sorted({*before.filters, *tree.filters}):
+        path, value = f"{filters}/{name}", tree.filters.get(name)
+        if value is None:
+            ops.append(Delete(path))
+        elif name not in before.filters:
+            ops.append(Create(path, value.encode()))
+        elif before.filters[name] != value:
+            ops.append(SetData(path, value.encode()))
+    if before.filters and not tree.filters:
+        ops.append(Delete(filters))
+    return ops
+
+
+def _metadata_ops(path: str, tree: Tree, *, there: bool, fresh: bool) -> list[WriteOp]:
+    """Write a task's metadata. Those that were written once came with the data, as scans take it to be.
+
+    Without metadata, the data are taken to have come with the record: they are written with data that are made anew,
+    even where there are none. Metadata that come to older data are written twice: nobody is to take them to have come
+    together.
+    """
+    if there:
+        return [SetData(path, tree.metadata)]
+    if fresh:
+        return [Create(path, tree.metadata)]
+    return [Create(path), SetData(path, tree.metadata)] if tree.has_metadata else []
+
+
+# --- New tasks: the constructor of inserts, and what lists something in an index.
+
+
+def insert(context: Context, tree: Tree) -> Procedure[Change]:
+    """Write a new task: its tree, and its entry in its lane, or among the scheduled."""
+    yield from stamped(context, tree)
+    due = yield from due_of(context, tree)
+    if due is not None:
+        index = yield from scheduled_index(context, tree.task_id, due)
+        change = listed_at(context, tree.task_id, index)
+        change.listing = tree.ops(context, f"{tree.lane.name}//{tree.entry}", index, due)
+        return change
+    slot = yield from open_segment(context, tree.lane, ordered=(yield from known_conf(context)).ordered)
+    place = f"{slot.lane.name}/{slot.segment}/{tree.entry}"
+    return Change(context, tree.task_id, slot=slot, listing=tree.ops(context, place, None, None))
+
+
+def listed_at(context: Context, name: str, index: str) -> Change:
+    """List something in an index whose bucket may have been cleared away meanwhile."""
+    path = context.paths.at(index)
+    bucket = partial(make_bucket, context, path.rpartition("/")[0])
+    return Change(context, name, listing=[Create(path)], homes={path: bucket})
