@@ -167,7 +167,7 @@ def test_an_interrupt_leaves_nobody_in_line_for_ever(*, alone: bool) -> None:
         def lead(leader: Stepper = leader) -> None:
             (leading(leader) if isinstance(leader.op, Wait) else leader).step()
 
-        of_combining = lambda code: code.co_filename.endswith("writing/combining.py")
+        of_combining = lambda code: code.co_filename.endswith("write/group_commit.py")
         if not interrupted(lead, number, of_combining, events=frozenset({"call"})):
             break
         leader.cut()
