@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
 from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.protocol.ops import Wait
-from airflow_provider_zkmq.engine.fronts import client
+from airflow_provider_zkmq.engine.fronts import client as clients
 from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually
@@ -110,9 +110,9 @@ def test_a_clean_up_that_does_not_end_holds_up_no_close(
         entered.append(context.run.new_signal())
         yield Wait(entered[0], 0, 600)
 
-    for task_id, instead in (("b", stuck), ("c", client.collect_if_due)):
+    for task_id, instead in (("b", stuck), ("c", clients.collect_if_due)):
         with monkeypatch.context() as patch:
-            patch.setattr(client, "collect_if_due", instead)
+            patch.setattr(clients, "collect_if_due", instead)
             with Zkmq.connect(zookeeper, root=root) as producer:
                 producer.queue("q").enqueue(b"y", task_id=task_id)
         assert (len(entered), producer.closed) == (1, True)

@@ -22,6 +22,7 @@ from airflow_provider_zkmq.engine.core.read.inspect import ids
 from airflow_provider_zkmq.engine.core.read.nodes import AT_ONCE
 from airflow_provider_zkmq.engine.core.tasks import admin, configure
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, Unavailable, ZkmqError
+from airflow_provider_zkmq.engine.fronts import client as clients
 from tests.unit.claiming import another, many, queue_of, step
 from tests.unit.looping import filled
 from tests.unit.test_departing import put_down
@@ -311,9 +312,9 @@ def paying(
         client.zk.ms += max(1, round(seconds * 1000))
 
     changed, connected = SimpleNamespace(count=0, wait=wait), SimpleNamespace(is_set=lambda: True)
-    monkeypatch.setattr(client, "run", lambda _session, procedure: client.do(procedure, fault))
+    monkeypatch.setattr(clients, "run", lambda _session, procedure: client.do(procedure, fault))
     session = SimpleNamespace(memory=contextlib.nullcontext(), changed=changed, closed=closed, connected=connected)
-    client._pay(session, client.context)
+    clients._pay(session, client.context)
     assert not client.context.debts.paying
     return pauses
 
@@ -352,5 +353,5 @@ def test_other_debts_that_cannot_be_paid_hold_nothing_back(error: Exception, mon
         yield
 
     monkeypatch.setattr("airflow_provider_zkmq.engine.core.maintenance.rescue.close_pending", refused)
-    assert all(pause >= client.RETRY_SECONDS for pause in paying(client, monkeypatch))
+    assert all(pause >= clients.RETRY_SECONDS for pause in paying(client, monkeypatch))
     assert told == {"a": [None], "b": [None]}

@@ -237,7 +237,7 @@ def test_an_interrupt_while_a_request_is_written_costs_the_connection(session: S
 
 
 def of_the_outbox(code: CodeType) -> bool:
-    return code.co_filename == connection.__file__
+    return code.co_filename == connection.__file__ and code.co_qualname.startswith("Outbox.")
 
 
 def at_line(number: int, act: Callable[[], object], job: Callable[[], object]) -> bool:

@@ -154,7 +154,7 @@ def test_both_workers_settle_by_the_same_rules(
     run: Callable[..., Any], refusals: list[Exception], finished: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over a queue that is neither ZooKeeper's nor a file's: what can be settled is, once."""
-    for module in ("settler", "asettler", "worker", "verdicts"):
+    for module in ("worker", "async_worker", "handling"):
         for name in ("RETRY_SECONDS", "LEFT_SECONDS"):
             monkeypatch.setattr(f"airflow_provider_zkmq.engine.working.{module}.{name}", 0.01, raising=False)
     claim = ListClaim(refusals=list(refusals))
