@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from logging import getLogger
 from types import SimpleNamespace
 
@@ -280,7 +281,7 @@ def troubled(monkeypatch, verb, *errors, task_id=None):
         return real(self, *given, **named)
 
     monkeypatch.setattr(Queue, verb, called)
-    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic))
     return pauses
 
 
@@ -374,8 +375,7 @@ def test_what_it_has_claimed_itself_is_its_own_after_an_outage(queue, proxy, mon
 def test_patience_counts_for_how_long_nobody_has_answered(monkeypatch, subtests):
     """However long each try takes until it gives up, and for however long it has waited when the outage comes."""
     now, asked = [0.0], []
-    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
     for error in (Unavailable("nobody answers"), OutcomeUnknown("its reply was lost")):
         for answered in ([], [3, 4]):
             with subtests.test(error=error, answered=answered):

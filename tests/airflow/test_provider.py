@@ -88,7 +88,7 @@ import sys
 from airflow_provider_zkmq.provider_info import get_provider_info
 get_provider_info()
 assert not {"airflow", "kazoo"} & set(sys.modules)
-from airflow_provider_zkmq.operators import lineage
+from airflow_provider_zkmq.hooks import lineage
 assert not [name for name in sys.modules if "openlineage" in name or name == "airflow"]
 """
 

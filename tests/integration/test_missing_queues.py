@@ -23,7 +23,11 @@ def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     """What was warned of by workers; a logger of the test's own, as another test's command may have silenced it."""
     monkeypatch.setattr(handling, "log", logging.getLogger("absence"))
     return lambda: [
-        each.getMessage() for each in caplog.records if each.levelno == logging.WARNING and each.name == "absence"
+        each.getMessage()
+        for each in caplog.records
+        if each.levelno == logging.WARNING
+        and each.name == "absence"
+        and each.getMessage().startswith("worker on queue")
     ]
 
 
