@@ -215,7 +215,7 @@ def pauses(monkeypatch):
     def pause(_seconds):
         (coming.pop(0) if len(coming) > 1 else coming[0])()
 
-    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic, time=time.time))
     return coming
 
 
