@@ -1,7 +1,7 @@
 """The drawing of the house in `docs/architecture.md`, made from the folders: ``python -m tests.house.drawing --write``.
 
-Its first part has the folders, each on the lowest floor that is above all it imports, so that every import leads to
-a floor further down. Its second part has the modules of the engine, by the first sentences of their docstrings.
+It has the folders, each on the lowest floor that is above all it imports, so that every import leads to a floor further
+down.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 
-from tests.house.package import PACKAGE, TOP, Module, imports, modules, rooms
+from tests.house.package import PACKAGE, TOP, Module, imports, modules
 
 PAGE = TOP / "docs" / "architecture.md"
 MARKERS = ("<!-- house: begin -->", "<!-- house: end -->")
 #: Folders that are no floor themselves: what stands in them is.
 CONTAINERS = ("engine/core", "engine", "")
-WIDTH, MARGIN, INDENT = 118, 25, 20
+WIDTH, MARGIN = 118, 25
 
 
 def _unit(name: str) -> str:
@@ -99,21 +99,9 @@ def _house() -> Iterator[str]:
     yield f"└{rule}┘"
 
 
-def _rooms() -> Iterator[str]:
-    """The modules of the engine's folders, in the order of the floors."""
-    for unit in (unit for unit in _in_order() if unit.startswith("engine/")):
-        inside = [room for room in rooms() if room.path.startswith(f"{PACKAGE}/{unit}/")]
-        if inside:
-            yield f"{unit.removeprefix('engine/')}/"
-        for module in inside:
-            name = "  " + module.path.rpartition("/")[2].removesuffix(".py")
-            yield from _beside(name, module.sentence, INDENT, WIDTH)
-
-
 def drawing() -> str:
     """What stands between the markers."""
-    blocks = ["```text\n" + "\n".join(lines) + "\n```" for lines in (_house(), _rooms())]
-    return f"{blocks[0]}\n\nThe modules of the engine's folders, and what each says of itself:\n\n{blocks[1]}"
+    return "```text\n" + "\n".join(_house()) + "\n```"
 
 
 def drawn() -> str:

@@ -37,11 +37,6 @@ def modules() -> list[Module]:
     return [Module(str(path.relative_to(TOP))) for path in sorted((TOP / PACKAGE).rglob("*.py"))]
 
 
-def rooms() -> list[Module]:
-    """The modules without `__init__`s."""
-    return [module for module in modules() if not module.path.endswith("/__init__.py")]
-
-
 @cache
 def imports() -> dict[str, frozenset[str]]:
     """Each module, and the package's modules that it imports, also inside functions and for type checkers."""

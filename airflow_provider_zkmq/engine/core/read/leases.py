@@ -20,7 +20,7 @@ from airflow_provider_zkmq.engine.core.model.names import (
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load_claim, load_span
 from airflow_provider_zkmq.engine.core.model.states import State, Status, derive_status
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, Node, Outcome, Procedure, Sync
+from airflow_provider_zkmq.engine.core.protocol.ops import Node, Outcome, Procedure, Sync
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
 from airflow_provider_zkmq.engine.core.read.nodes import (
     Record,
@@ -37,14 +37,6 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptR
 # --- Which claim of a task is the current one.
 
 T = TypeVar("T")
-
-
-def claim_stands(context: Context, claimed: Claimed) -> Procedure[Outcome | None]:
-    """Whether a claim stands, as its first try left it."""
-    node: Node | None = yield Get(context.paths.task(claimed.task_id, "claim"))
-    if node is None or not _is_of(context, claimed, node):
-        return None
-    return Outcome(committed=True, zxid=node.stat.czxid)
 
 
 def one_stands(context: Context, claims: Sequence[Claimed]) -> Procedure[Outcome | None]:
