@@ -39,7 +39,7 @@ MOST_LEASES: Final = 1
 BOUNDED_LEASE: Final = 5.5
 REMOVING: Final = frozenset({"drop", "clear"})
 #: What is not taken back with the servers.
-FOR_GOOD: Final = frozenset({"world", "paths_of", "picky", "in_loops", "excused", "seen_over"})
+FOR_GOOD: Final = frozenset({"world", "paths_of", "picky", "in_loops", "excused", "seen_over", "doubted"})
 Key = tuple[str, str]
 
 
@@ -94,6 +94,8 @@ class History:
         self.in_loops: list[Claimed] = []
         self.excused: set[Any] = set()
         """Calls, and claims that were put down, of which nothing is promised: the servers went back meanwhile."""
+        self.doubted: set[str] = set()
+        """Batches that were being written when the servers went back: whether one is whole, nobody can tell."""
         self.created: dict[Key, int] = {}
         self.payloads: dict[bytes, set[str]] = {}
         self.removed: set[Key] = set()
@@ -129,6 +131,8 @@ class History:
         self.seen_over |= self.ended.keys() - kept["ended"].keys()
         vars(self).update(deepcopy(kept, {id(call): call for call in kept["ended_by"].values()}))
         self.excused.update(fiber.call for fiber in self.world.fibers if fiber.call is not None)
+        calls = [fiber.call for fiber in self.world.fibers if fiber.call is not None]
+        self.doubted.update(call.about["batch"] for call in calls if call.about.get("batch"))
         for client in self.world.clients:
             self.excused.update(leaving.claimed for leaving in client.context().claims.leaving.values())
             marked = {one for one in client.begun if ("q", one[0]) not in self.marks.ahead}

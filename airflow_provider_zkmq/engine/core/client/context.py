@@ -199,6 +199,8 @@ class Mark:
     written: bool = False
     restored: int = 0
     """How often the servers had gone back by then."""
+    generated: bool = False
+    """The id was made for this enqueue: nobody else has written a task of this id for the first time."""
 
 
 @dataclass(slots=True, eq=False)

@@ -128,7 +128,7 @@ def check_written(context: Context, call: Call) -> None:
 def _keep(context: Context, call: Call) -> None:
     now = context.run.monotonic()
     marks = {
-        name: Mark(now, _said(tree), tree.nonce, tree.stamp, name in call.written, call.restored)
+        name: Mark(now, _said(tree), tree.nonce, tree.stamp, name in call.written, call.restored, tree.generated)
         for name, tree in call.sent.items()
     }
     if call.batch is not None and call.opened:
@@ -142,7 +142,7 @@ def _take_over(context: Context, call: Call) -> None:
     for tree in call.trees:
         mark = context.unresolved.take(tree.task_id, _said(tree), now)
         if mark is not None:
-            tree.stamp, tree.nonce, tree.uncertain = mark.stamp, mark.nonce, True
+            tree.stamp, tree.nonce, tree.uncertain, tree.generated = mark.stamp, mark.nonce, True, mark.generated
             call.sending([tree])
             if mark.written and mark.restored == call.restored:
                 call.done([tree])

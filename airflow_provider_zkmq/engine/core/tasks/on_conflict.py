@@ -53,7 +53,7 @@ def meet(context: Context, tree: Tree, *, uncertain: bool, sending: Callable[[],
             yield from refuse_a_torso(context, tree.task_id)
             return Met.GONE
         state = TaskState.decode(path, node.data)
-        if (uncertain and tree.wrote(state)) or (yield from _same_member(context, tree, state)):
+        if (uncertain and _is_ours(tree, state)) or (yield from _same_member(context, tree, state)):
             return Met.WRITTEN
         action = _action(tree, state, status := (yield from status_of(context, state)))
         if action is None:
@@ -84,6 +84,11 @@ def refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
     if base is not None and record is None:
         msg = f"{context.paths.task(task_id)} has no state: it is no task of ours; delete it, or choose another id"
         raise CorruptRecord(msg)
+
+
+def _is_ours(tree: Tree, state: TaskState) -> bool:
+    """Whether an earlier try wrote the task. One whose id was made for it is ours, whatever became of it since."""
+    return (tree.generated and tree.batch is None) or tree.wrote(state)
 
 
 def _same_member(context: Context, tree: Tree, state: TaskState) -> Procedure[bool]:
