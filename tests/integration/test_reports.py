@@ -166,7 +166,7 @@ def test_the_capacity_read_from_a_history_is_that_of_the_simulated_queue(spark) 
     """Arrival rates, who serves what, how many, and run times are read off the rows: the waits are within 20 %."""
     staff = [Staff("c", 2, 10.0), Staff("ab", 3, 12.0)]
     queue = Simulation({"a": 0.12, "b": 0.08, "c": 0.14}, staff, seed=2)
-    simulation = replace(queue, served=[]).run(3_000)
+    simulation = replace(queue, served=[]).run(12_000)
     load = Load(History().simulated(simulation.served).frames(spark).with_seconds(), 1e9)
     alone, both = frozenset({"class=c"}), frozenset({"class=a", "class=b"})
     assert {crew.classes: crew.servers for crew in load.crews()["q"]} == {alone: 2, both: 3}
