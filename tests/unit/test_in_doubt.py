@@ -287,6 +287,20 @@ def test_whatever_the_message_holds_it_is_written_once(subtests: pytest.Subtests
             assert list(client.check()) == list(told)
 
 
+def test_an_unknown_enqueue_is_known_again_though_its_task_was_redriven() -> None:
+    """Its id was made for it: handled, dead and at a new place, with other nonces, the task is still its own."""
+    client = queue_of("", policy=RetryPolicy(attempts=1, factor=0))
+    (name,) = told = unknown_put(client)
+    other = another(client)
+    for number in range(4):
+        other.do(settle.fail(other.context, other.claimed(), f"no {number}", retry=False))
+        other.zk.advance(1)
+        other.do(admin.redrive(other.context, name))
+    assert client.do(put(client, *again(told))) == [name] == list(client.check())
+    refused(client, DuplicateTask, put(client, *again(told)))
+    assert client.work() == [name]
+
+
 def test_an_unknown_call_of_many_made_again_writes_each_once() -> None:
     """Some transactions were carried out, one is unknown, the rest never sent; all ids are told, in their order.
 
