@@ -492,13 +492,21 @@ class Tasks:
         self.end = end
         return True
 
+    def move(self, old: Item, new: Item, end: int) -> None:
+        """The lines of a task were moved to the end of the file."""
+        new.id = old.id
+        for tasks in (self.by_id, self._open):
+            tasks.pop(old.id, None)
+            tasks[new.id] = new
+        self.end = end
+
     def unended(self) -> Iterator[Item]:
         """The tasks that are not marked as ended, in order; what has ended is passed by once, and forgotten."""
-        for name, item in list(self._open.items()):
+        for item in list(self._open.values()):
             if item.message.status is Status.QUEUED:
                 yield item
-            else:
-                self._open.pop(name, None)
+            elif self._open.get(item.id) is item:
+                del self._open[item.id]
 
 
 class Kept:
@@ -625,8 +633,22 @@ class Book:
         if item.whole:
             return item
         self._copy(item)
-        self.read()
+        if not self._read_move(item):
+            self.read()
         return self.tasks[item.id]
+
+    def _read_move(self, item: Item) -> bool:
+        """End the move that was just begun, reading nothing else; False where more than it was appended."""
+        start, end = self.kept.end, self.file.size()
+        if self.file.grown != (start, end):
+            return False
+        appended = self._items(start)
+        if len(appended) != 1 or appended[0].own_id != item.id:
+            return False
+        self._end_move(appended[0], {item.message.offset: item})
+        self.kept.move(item, appended[0], end)
+        self.file.grown = None
+        return True
 
     def _copy(self, item: Item) -> None:
         names = KEPT if item.is_copy else (*ROOMS, *KEPT)

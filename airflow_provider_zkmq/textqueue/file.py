@@ -82,6 +82,8 @@ class TextQueue(SharedFile):
         self.reports: dict[int, str] = {}
         #: From where to where it has grown by what was appended through this object, if nobody else appended meanwhile.
         self.grown: tuple[int, int] | None = None
+        #: How many lines end before an offset, as far as they were counted for appending.
+        self._counted = (0, 0)
 
     @classmethod
     def open(
@@ -163,7 +165,9 @@ class TextQueue(SharedFile):
             msg = f"{name} would have a line that is longer than {limits.line:,} bytes"
             raise HostileFile(msg)
         if size + len(data) > limits.lines:
-            check_lines(name, self, limits, more=data.count(NEWLINE) + 1)
+            start, before = self._counted if self._counted[0] <= size else (0, 0)
+            lines = check_lines(name, self, limits, start, before + data.count(NEWLINE) + 1)
+            self._counted = (size, lines - data.count(NEWLINE) - 1)
 
     def _write_at_the_end(self, data: bytes) -> int:
         """One write where the file ends by then, since a shell may append meanwhile; returns its end afterwards.

@@ -176,10 +176,11 @@ def scan(name: str, source: Source, limits: Limits, start: int = 0) -> Iterator[
         yield Line(offset, offset + len(buffer) - at, buffer[at:])
 
 
-def check_lines(name: str, source: Source, limits: Limits, start: int = 0, more: int = 0) -> None:
-    """Raise `HostileFile` where there are too many lines from `start` on, `more` counted in, before any is looked at.
+def check_lines(name: str, source: Source, limits: Limits, start: int = 0, more: int = 0) -> int:
+    """Return how many lines there are from `start` on, `more` counted in.
 
-    What is appended later may make them more; each reading counts anew.
+    Raises `HostileFile` where they are too many, before any is looked at. What is appended later may make them more;
+    each reading counts anew.
     """
     size, offset = _COUNTED, start
     while more <= limits.lines and size == _COUNTED:
@@ -189,6 +190,7 @@ def check_lines(name: str, source: Source, limits: Limits, start: int = 0, more:
     if more > limits.lines:
         msg = f"{name} has more than {limits.lines:,} lines"
         raise HostileFile(msg)
+    return more
 
 
 def newline_of(source: Source, limits: Limits) -> bytes:

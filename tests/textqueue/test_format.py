@@ -233,6 +233,23 @@ def test_what_is_too_large_is_neither_read_nor_appended(tmp_path: Path) -> None:
         assert len(list(queue.messages())) == 6
 
 
+def test_appending_costs_by_what_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long file the lines are counted once; the last one that its limit allows is appended, the next refused."""
+    reads, read = list[int](), TextQueue.read
+    monkeypatch.setattr(TextQueue, "read", lambda *at: reads.append(len(found := read(*at))) or found)
+    with TextQueue.open(written(tmp_path / "a.tq", b"-a\n" * 10_000), limits=Limits(lines=10_101)) as queue:
+        queue.append("first")
+        reads.clear()
+        for _ in range(99):
+            queue.append("b")
+        assert max(reads) <= 512
+        with pytest.raises(HostileFile, match="more than 10,101 lines"):
+            queue.append("c")
+        os.ftruncate(queue._descriptor, 3)
+        queue.append("d")
+        assert len(list(queue.messages())) == 2
+
+
 def test_reading_is_bounded_and_linear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many lines are refused before any is looked at; blank ones are passed together; a long one is read once."""
     reads, looked_at = list[int](), list[object]()
