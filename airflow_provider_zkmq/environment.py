@@ -21,12 +21,12 @@ KEY_PASSWORD: Final = "ZKMQ_TLS_KEY_PASSWORD"  # noqa: S105  a variable's name
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 
 
-def _not_told(_name: str) -> None:
+def _not_given(_name: str) -> None:
     return None
 
 
 def environment_options(
-    pick: Callable[[str], Any] = _not_told, read: Callable[[Path], bytes] = Path.read_bytes
+    pick: Callable[[str], Any] = _not_given, read: Callable[[Path], bytes] = Path.read_bytes
 ) -> dict[str, Any]:
     """The arguments of `Zkmq.connect` that the environment has, but for what `pick` says by the argument's name.
 

@@ -121,12 +121,12 @@ def archive(name: str) -> dict[str, Any]:
     """Archive, collect, and bring the tables up to date; an event of the history."""
     if param("dry_run") or not param("archive"):
         raise AirflowSkipException("nothing is archived by this run")
-    from airflow_provider_zkmq.hooks.lineage import tell_archived
+    from airflow_provider_zkmq.hooks.lineage import record_lineage
 
     context = get_current_context()
     directory = archive_directory(param("directory"))
     numbers = archived(name, directory, context["params"], context["run_id"])
-    tell_archived(param("connection"), name, directory)
+    record_lineage(param("connection"), name, directory)
     extra = {"queue": name, "directory": directory, "rows": numbers["archived"]}
     context["outlet_events"][HISTORY].extra.update(extra)
     return numbers
@@ -148,7 +148,7 @@ def letters(name: str) -> dict[str, Any]:
     """Tell of the dead letters."""
     notifier = ZkmqDeadLetterNotifier(zkmq_queue=name, zkmq_conn_id=param("connection"), most=param("letters_shown"))
     with one_try_if_it_is_missing():
-        return notifier.tell(get_current_context())
+        return notifier.report(get_current_context())
 
 
 @task_group

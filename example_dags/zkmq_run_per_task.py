@@ -52,7 +52,7 @@ def run_of(claim: dict[str, Any]) -> dict[str, Any]:
 )
 def zkmq_dispatch() -> None:
     """Take what is there, and start a run for each."""
-    claim = ZkmqClaimOperator(task_id="claim", zkmq_queue=QUEUE, max_tasks=10, lease=LEASE, ahead=True)
+    claim = ZkmqClaimOperator(task_id="claim", zkmq_queue=QUEUE, max_tasks=10, lease=LEASE, prefetch=True)
     TriggerDagRunOperator.partial(
         task_id="start", trigger_dag_id="zkmq_handle", logical_date=None, skip_when_already_exists=True, retries=2
     ).expand_kwargs(claim.output.map(run_of))

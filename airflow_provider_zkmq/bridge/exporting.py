@@ -58,7 +58,7 @@ def export_queue(
         raise FileExistsError(_exists(target))
     here, types = origin_of_queue(queue), queue.conf().filters
     chosen = AllOf(*([] if selector is None else [selector])).bind(types)
-    with _draft(target, force=force) as draft, TextQueue.open(draft, create=False, limits=LIMITS) as file:
+    with _temporary(target, force=force) as temporary, TextQueue.open(temporary, create=False, limits=LIMITS) as file:
         write_header(file, here, wanted, selector)
         count = _append(file, islice(_tasks(queue, wanted, chosen, types), limit))
         note_count(file, count)
@@ -97,31 +97,31 @@ def _check_size(file: TextQueue, count: int) -> None:
 
 
 @contextlib.contextmanager
-def _draft(target: Path, *, force: bool) -> Iterator[Path]:
+def _temporary(target: Path, *, force: bool) -> Iterator[Path]:
     """A file beside the target, which takes the target's place when the block has ended well."""
     descriptor, name = tempfile.mkstemp(prefix=".zkmq-export-", dir=target.parent)  # mode 0600: payloads may be secret
-    draft = Path(name)
+    temporary = Path(name)
     try:
-        yield draft
+        yield temporary
         os.fsync(descriptor)
-        _publish(draft, target, force=force)
+        _publish(temporary, target, force=force)
     finally:
         os.close(descriptor)
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def _publish(draft: Path, target: Path, *, force: bool) -> None:
+def _publish(temporary: Path, target: Path, *, force: bool) -> None:
     if force:
-        draft.replace(target)
+        temporary.replace(target)
         return
     try:
-        os.link(draft, target)  # unlike a rename it never takes another's place
+        os.link(temporary, target)  # unlike a rename it never takes another's place
     except FileExistsError:
         raise FileExistsError(_exists(target)) from None
     except OSError:  # a file system without links
         if target.exists():
             raise FileExistsError(_exists(target)) from None
-        draft.replace(target)
+        temporary.replace(target)
 
 
 def _exists(target: Path) -> str:

@@ -297,7 +297,7 @@ class Refused:
 
 
 @dataclass(slots=True)
-class Draft:
+class ParsedFile:
     """What a file asks for: where its tasks are from, its messages in order, and those that are not understood."""
 
     origin: Origin | None = None
@@ -364,30 +364,30 @@ def _bounded(file: TextQueue) -> Iterator[Message]:
         yield message
 
 
-def read(file: TextQueue) -> Draft:
+def read(file: TextQueue) -> ParsedFile:
     """What a file asks for. Raises `BadFile` for headers that contradict each other, and for what is too large.
 
     A message after one without an id is refused, too: it may be a line of that one which lacks its space, and the
     variables after it the other's.
     """
-    draft, lines, seen, astray = Draft(), _Lines(file), set[str](), 0
+    parsed, lines, seen, astray = ParsedFile(), _Lines(file), set[str](), 0
     for message in _bounded(file):
         line = lines.at(message.offset)
         if message.status is Status.COMMENT:
-            _note_origin(file, draft, message)
+            _note_origin(file, parsed, message)
             continue
         try:
             entry = entry_of(message, line)
             _check_neighbours(entry, seen, astray)
         except Refusal as refusal:
-            draft.refused.append(Refused(_said_id(message), message.offset, line, str(refusal)))
+            parsed.refused.append(Refused(_said_id(message), message.offset, line, str(refusal)))
         else:
-            draft.entries.append(entry)
+            parsed.entries.append(entry)
         said = _said_id(message)
         astray = line if said is None else 0
         seen.add(said or "")
-    draft.refused += _not_understood(file)
-    return draft
+    parsed.refused += _not_understood(file)
+    return parsed
 
 
 def _check_neighbours(entry: Entry, seen: set[str], astray: int) -> None:
@@ -406,13 +406,13 @@ def _said_id(message: Message) -> str | None:
     return None if said is None else clipped(said)
 
 
-def _note_origin(file: TextQueue, draft: Draft, comment: Message) -> None:
+def _note_origin(file: TextQueue, parsed: ParsedFile, comment: Message) -> None:
     origin = origin_of(comment)
     if origin is None:
         return
-    if draft.origin not in {None, origin}:
-        raise BadFile(f"{file.path} names two origins, {draft.origin} and {origin}: import one export at a time")
-    draft.origin = origin
+    if parsed.origin not in {None, origin}:
+        raise BadFile(f"{file.path} names two origins, {parsed.origin} and {origin}: import one export at a time")
+    parsed.origin = origin
 
 
 def _not_understood(file: TextQueue) -> list[Refused]:

@@ -154,11 +154,11 @@ def import_file(
 
     """
     with opened(path) as file:
-        draft = read(file)
-        _check_origin(file, draft.origin, origin_of_queue(queue), elsewhere=elsewhere)
-        done = Imported(queue.name, dry_run, refused=draft.refused)
+        parsed = read(file)
+        _check_origin(file, parsed.origin, origin_of_queue(queue), elsewhere=elsewhere)
+        done = Imported(queue.name, dry_run, refused=parsed.refused)
         try:
-            for entry, task in _paired(queue, draft.entries):
+            for entry, task in _paired(queue, parsed.entries):
                 _one(queue, file, entry, task, done, again=again)
         except TransportError as error:
             msg = f"{error}; {len(done.applied)} message(s) were applied before: import again, those will be refused"
@@ -167,11 +167,11 @@ def import_file(
     return done
 
 
-def _check_origin(file: TextQueue, written: Origin | None, ours: Origin, *, elsewhere: bool) -> None:
-    if elsewhere or written == ours:
+def _check_origin(file: TextQueue, written: Origin | None, own: Origin, *, elsewhere: bool) -> None:
+    if elsewhere or written == own:
         return
     said = "does not say where its tasks are from" if written is None else f"is from {written.root}/{written.queue}"
-    raise BadFile(f"{file.path} {said}: to import it into {ours.root}/{ours.queue}, say so explicitly")
+    raise BadFile(f"{file.path} {said}: to import it into {own.root}/{own.queue}, say so explicitly")
 
 
 def _paired(queue: AnyQueue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | None]]:

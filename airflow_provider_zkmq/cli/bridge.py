@@ -60,7 +60,11 @@ def import_(args: argparse.Namespace, options: Common) -> int:
         done = import_file(zk.queue(name), args.file, args.dry_run, elsewhere=args.queue is not None)
     for refused in done.refused:
         print(f"zkmq: {_why(refused)}", file=sys.stderr)
-    say(done.as_dict(), "\n".join([*(_told(line) for line in done.applied), _sum(done)]), as_json=options.as_json)
+    say(
+        done.as_dict(),
+        "\n".join([*(_applied_line(line) for line in done.applied), _sum(done)]),
+        as_json=options.as_json,
+    )
     return REFUSED if done.refused else 0
 
 
@@ -78,7 +82,7 @@ def _why(refused: Refused) -> str:
     return f"line {refused.line} (byte {refused.offset}){task}: {refused.reason}"
 
 
-def _told(applied: Applied) -> str:
+def _applied_line(applied: Applied) -> str:
     new = ", with new text" if applied.new_data else ""
     return f"{_DONE[applied.action]} {applied.id}{new}"
 

@@ -44,9 +44,9 @@ def wanted(args: argparse.Namespace) -> dict[str, Any]:
 
 def claim(args: argparse.Namespace, options: Common) -> int:
     """Take a task, under a lease; its token settles it from another process."""
-    asked = wanted(args)
+    requested = wanted(args)
     with options.connect() as zk:
-        claimed = zk.queue(args.queue).claim(**asked, timeout=args.timeout, lease=args.lease)
+        claimed = zk.queue(args.queue).claim(**requested, timeout=args.timeout, lease=args.lease)
         if claimed is None:
             say({"queue": args.queue, "id": None}, "", as_json=options.as_json)
             print(f"zkmq: nothing to claim in {args.queue}", file=sys.stderr)

@@ -48,14 +48,14 @@ class Guard:
 
     def add(self, leader: int) -> None:
         """A command was started; once this returns it is ended with this process."""
-        self._tell(b"+%d\n" % leader)
+        self._send_line(b"+%d\n" % leader)
         self._leaders.add(leader)
 
     def discard(self, leader: int) -> None:
         """A command has ended."""
         if leader in self._leaders:
             self._leaders.remove(leader)
-            self._tell(b"-%d\n" % leader)
+            self._send_line(b"-%d\n" % leader)
 
     def close(self) -> None:
         """Let it go. Idempotent."""
@@ -63,7 +63,7 @@ class Guard:
             self._process.communicate()
             self._process = None
 
-    def _tell(self, line: bytes) -> None:
+    def _send_line(self, line: bytes) -> None:
         try:
             self._write(line)
         except BrokenPipeError:

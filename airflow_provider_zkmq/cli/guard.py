@@ -41,11 +41,11 @@ class Process:
     session: int = field(compare=False)
 
 
-def end_commands(leaders: Collection[int], within: float = TERMINATE_SECONDS) -> None:
+def end_commands(leaders: Collection[int], seconds: float = TERMINATE_SECONDS) -> None:
     """End all that the leaders of process groups have started: SIGTERM, after so many seconds SIGKILL for the rest."""
     known = _stopped(leaders)
     left = set(known)
-    for number, span in ((signal.SIGTERM, within), (signal.SIGKILL, _KILL_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+    for number, span in ((signal.SIGTERM, seconds), (signal.SIGKILL, _KILL_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
         _send(number, leaders, left)
         _send(signal.SIGCONT, leaders, left)
         deadline = time.monotonic() + span
@@ -126,10 +126,10 @@ def _lives(leader: int) -> bool:
     return True
 
 
-def watch(told: Iterable[bytes]) -> None:
+def watch(lines: Iterable[bytes]) -> None:
     """Read ``+<leader>`` and ``-<leader>`` until the worker's end of the pipe is closed; end what is left then."""
     leaders: set[int] = set()
-    for line in told:
+    for line in lines:
         change = leaders.add if line.startswith(b"+") else leaders.discard
         change(int(line[1:]))
     if leaders:

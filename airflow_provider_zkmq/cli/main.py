@@ -188,11 +188,11 @@ def _dispatch(args: argparse.Namespace) -> int:
     if args.verb == "server":
         args.json = options.as_json
         return int(run(args))
-    _quiet_kazoo()
+    _limit_kazoo_logging()
     return int(run(args, options))
 
 
-def _quiet_kazoo() -> None:
+def _limit_kazoo_logging() -> None:
     """What kazoo has to say about connections, the engine's errors say in one line."""
     logger = logging.getLogger("airflow_provider_zkmq.kazoo")
     logger.propagate = False

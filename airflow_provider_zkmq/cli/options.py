@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 # --- Whether anybody listens where ZooKeeper should be.
 
 
-def anybody_listens(hosts: str, within: float) -> bool:
+def anybody_listens(hosts: str, seconds: float) -> bool:
     """Whether one of ``host:port,host:port`` takes connections, as far as that is known within so many seconds."""
-    answers, deadline = SimpleQueue[bool](), time.monotonic() + within
+    answers, deadline = SimpleQueue[bool](), time.monotonic() + seconds
     servers = hosts.split(",")
     for server in servers:  # each in a thread: nothing bounds how long the system looks a name up
-        threading.Thread(target=_look, args=(server, within, answers), daemon=True).start()
+        threading.Thread(target=_look, args=(server, seconds, answers), daemon=True).start()
     try:
         return any(answers.get(timeout=max(0.0, deadline - time.monotonic())) for _ in servers)
     except Empty:
         return False
 
 
-def _look(server: str, within: float, answers: SimpleQueue[bool]) -> None:
+def _look(server: str, seconds: float, answers: SimpleQueue[bool]) -> None:
     host, _, port = server.strip().rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), within).close()
+        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
     except (OSError, ValueError):
         answers.put(False)
     else:
@@ -136,10 +136,10 @@ class Common:
     secret: frozenset[str] = frozenset()
     """The variables of the environment that the command line names as holding a password."""
 
-    def connect(self, *, gc: bool = False, within: float = QUICK) -> AnyClient:
+    def connect(self, *, gc: bool = False, seconds: float = QUICK) -> AnyClient:
         """Open a connection; by default one that takes no part in clean-up.
 
-        `within`: for how many seconds a server is waited for where the command line does not say it; one that listens,
+        `seconds`: for how many seconds a server is waited for where the command line does not say it; one that listens,
         and may just be slow, for longer. Raises what `Zkmq.connect` does.
         """
         from airflow_provider_zkmq.engine import ConnectionConfig, Unavailable
@@ -147,11 +147,11 @@ class Common:
         if self.hosts.startswith(FILES):
             return self._connect(gc, self.connect_timeout)
         try:
-            return self._connect(gc, within if self.connect_timeout is None else self.connect_timeout)
+            return self._connect(gc, seconds if self.connect_timeout is None else self.connect_timeout)
         except Unavailable as error:
             if self.connect_timeout is not None or type(error) is not Unavailable:  # others do not mend by waiting
                 raise
-            if within < PATIENT and anybody_listens(ConnectionConfig.of(self.hosts).hosts, _LOOK):
+            if seconds < PATIENT and anybody_listens(ConnectionConfig.of(self.hosts).hosts, _LOOK):
                 return self._connect(gc, PATIENT)
             raise Unavailable(f"{error}; --timeout waits longer") from None
 

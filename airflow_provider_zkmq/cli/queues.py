@@ -188,7 +188,7 @@ def cancel(args: argparse.Namespace, options: Common) -> int:
     """Withdraw tasks that have not ended."""
     with options.connect() as zk:
         done = _each(args.tasks, zk.queue(args.queue).cancel)
-    return done.tell(args.queue, "cancelled", options)
+    return done.print_done(args.queue, "cancelled", options)
 
 
 def add_redrive(parser: argparse.ArgumentParser) -> None:
@@ -211,7 +211,7 @@ def redrive(args: argparse.Namespace, options: Common) -> int:
         done = _Done([task for task in ids if task not in refused], refused)
     if args.all:  # where somebody else was faster, that is no refusal of what was asked for
         done.refused = {task: why for task, why in refused.items() if isinstance(why, CorruptRecord)}
-    return done.tell(args.queue, "redriven", options)
+    return done.print_done(args.queue, "redriven", options)
 
 
 def add_clear(parser: argparse.ArgumentParser) -> None:
@@ -239,7 +239,7 @@ class _Done:
     tasks: list[str] = field(default_factory=list)
     refused: dict[str, ZkmqError] = field(default_factory=dict)
 
-    def tell(self, queue: str, word: str, options: Common) -> int:
+    def print_done(self, queue: str, word: str, options: Common) -> int:
         """Print it; 1 if a task refused."""
         value: dict[str, object] = {"queue": queue, word: self.tasks}
         for why in self.refused.values():
@@ -294,10 +294,10 @@ def doctor(_args: argparse.Namespace, options: Common) -> int:
     """Say how many queues there are under the root, and which znodes above it are open to anyone."""
     with options.connect() as zk:
         names, opened = zk.queues(), list(zk.open_above)
-    told = {"hosts": options.hosts, "root": options.root, "queues": len(names)}
+    found = {"hosts": options.hosts, "root": options.root, "queues": len(names)}
     remedy = f"{', '.join(opened)}: give it an ACL (docs/security.md)" if opened else "nothing"
-    text = facts({**told, "open to anyone above the root": remedy})
-    say({**told, "open_above": opened}, text, as_json=options.as_json)
+    text = facts({**found, "open to anyone above the root": remedy})
+    say({**found, "open_above": opened}, text, as_json=options.as_json)
     return 0
 
 
@@ -433,13 +433,13 @@ def delete(args: argparse.Namespace, options: Common) -> int:
     with options.connect() as zk:
         queue = zk.queue(args.queue)
         if not args.yes:
-            _ask_once_more(queue)
+            _confirm_name(queue)
         count = queue.delete(confirm=True, force=args.force)
     say({"queue": args.queue, "deleted": count}, f"{args.queue} deleted, {count} task(s)", as_json=options.as_json)
     return 0
 
 
-def _ask_once_more(queue: AnyQueue) -> None:
+def _confirm_name(queue: AnyQueue) -> None:
     """Raise `UsageError` unless whoever sits at the terminal types the queue's name."""
     from airflow_provider_zkmq.engine import QueueNotFound
 

@@ -103,13 +103,13 @@ def _watch(queue: AnyQueue, task_id: str, options: Common) -> int:
     """Print a line for each change until the task ends; 5 if it ends dead or cancelled."""
     shown: list[tuple[object, ...]] = []
 
-    def tell(task: Task) -> None:
+    def show_change(task: Task) -> None:
         seen = (task.status, task.attempt, task.progress, task.note)
         if shown[-1:] != [seen]:
             shown.append(seen)
             say(_line_record(queue.name, task), _line(task), as_json=options.as_json)
 
-    task = queue.follow(task_id, tell)
+    task = queue.follow(task_id, show_change)
     return FAILED if task.state in {"dead", "cancelled"} else 0
 
 

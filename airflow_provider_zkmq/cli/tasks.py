@@ -60,10 +60,10 @@ def add_enqueue(parser: argparse.ArgumentParser) -> None:
         help="how long a claim of it without a lease holds if not extended",
     )
     parser.add_argument("--create", action="store_true", help="create the queue, as by default, if it does not exist")
-    _add_reuse(parser)
+    _add_on_conflict(parser)
 
 
-def _add_reuse(parser: argparse.ArgumentParser) -> None:
+def _add_on_conflict(parser: argparse.ArgumentParser) -> None:
     known = parser.add_argument_group("a --task-id that is in use (refused otherwise)")
     known.add_argument("--update", action="store_true", help="replace the task while it is queued")
     known.add_argument(
@@ -87,8 +87,8 @@ def enqueue(args: argparse.Namespace, options: Common) -> int:
             _check_exists(queue)
         if args.only_new:
             written = bool(queue.enqueue_new(messages).written)
-            told = {"queue": args.queue, "id": args.task_id, "written": written, "ids": [args.task_id]}
-            say(told, f"{args.task_id}{'' if written else ' (was there already)'}", as_json=options.as_json)
+            written_ids = {"queue": args.queue, "id": args.task_id, "written": written, "ids": [args.task_id]}
+            say(written_ids, f"{args.task_id}{'' if written else ' (was there already)'}", as_json=options.as_json)
             return 0
         ids = queue.enqueue_many(messages, batch=args.batch, then=then, idempotency_key=args.idempotency_key)
     one = {} if args.lines else {"id": ids[0]}

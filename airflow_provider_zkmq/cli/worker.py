@@ -92,7 +92,7 @@ def run(args: argparse.Namespace, common: Common) -> int:
     logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
     handler, end, extra = _handler(args, common)
     options = _options(args) | wanted(args)
-    with common.connect(gc=not args.no_gc, within=PATIENT) as zk:
+    with common.connect(gc=not args.no_gc, seconds=PATIENT) as zk:
         queue = zk.queue(args.queue)
         worker = queue.worker(handler, grace=args.grace + extra, **options)
         with _stopped_by_signals(worker, args.grace, end):

@@ -73,12 +73,12 @@ def _check(options: Mapping[str, Any]) -> None:
     from airflow_provider_zkmq.engine import ConnectionConfig, Unavailable, Zkmq
     from airflow_provider_zkmq.environment import FILES
 
-    given = {name: value for name, value in options.items() if name != "queue"}
-    if not given["hosts"].startswith(FILES):
-        ConnectionConfig.of(**given)
+    named = {name: value for name, value in options.items() if name != "queue"}
+    if not named["hosts"].startswith(FILES):
+        ConnectionConfig.of(**named)
         return
     with contextlib.suppress(Unavailable):  # the command tells of it, by its own exit code
-        Zkmq.connect(**given).close()
+        Zkmq.connect(**named).close()
 
 
 def _say_in_environment(options: Mapping[str, Any]) -> None:

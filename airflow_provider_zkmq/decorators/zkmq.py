@@ -29,12 +29,12 @@ from airflow_provider_zkmq.engine import (
     TransportError,
     ZkmqError,
 )
-from airflow_provider_zkmq.hooks.arguments import Claim, read_claims, shown, span
+from airflow_provider_zkmq.hooks.arguments import ClaimReference, read_claims, shown, span
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import AWAY, naming, seconds_left, typed
 from airflow_provider_zkmq.hooks.lineage import ReadsQueue
 from airflow_provider_zkmq.hooks.outcomes import clipped, storable
-from airflow_provider_zkmq.hooks.retry import LONGEST_OF_A_WAIT, NO_OUTAGE, PATIENCE, Backoff, outlast
+from airflow_provider_zkmq.hooks.retry import LONGEST_OF_A_WAIT, NO_OUTAGE, RETRY_SECONDS, Backoff, outlast
 from airflow_provider_zkmq.hooks.telemetry import count_claimed, count_dead, count_settled
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import (
@@ -42,8 +42,8 @@ from airflow_provider_zkmq.operators.claiming import (
     block_until_ready,
     defer_until_ready,
     give_back,
-    tell_missing,
-    telling_of_the_end,
+    logging_lost_claim,
+    skip_missing_queue,
 )
 from airflow_provider_zkmq.operators.settling import as_result
 from airflow_provider_zkmq.triggers.zkmq import nothing_came
@@ -95,11 +95,11 @@ def take_fields(operator: Any, absent: Mapping[str, object]) -> None:
     is taken where the field is None.
     """
     bound = inspect.signature(operator.python_callable).bind_partial(*operator.op_args, **operator.op_kwargs)
-    given = {**operator.op_kwargs, **bound.arguments}
+    named = {**operator.op_kwargs, **bound.arguments}
     bound.apply_defaults()
     for name, nothing in absent.items():
-        if name in given:
-            setattr(operator, name, nothing if given[name] is None else given[name])
+        if name in named:
+            setattr(operator, name, nothing if named[name] is None else named[name])
         elif getattr(operator, name) is None and name in bound.arguments:
             setattr(operator, name, bound.arguments[name])
 
@@ -109,11 +109,11 @@ def keywords_of(
     args: Collection[Any],
     kwargs: Mapping[str, Any],
     context: Mapping[str, Any],
-    ours: Collection[str],
+    own: Collection[str],
 ) -> Mapping[str, Any]:
-    """Return a function's other arguments: TaskFlow's, and those of Airflow's context that it names; none of `ours`."""
-    given = {name: value for name, value in {**context, **kwargs}.items() if name not in ours}
-    keywords: Mapping[str, Any] = KeywordParameters.determine(function, tuple(args), given).unpacking()
+    """Return a function's other arguments: TaskFlow's, and those of Airflow's context that it names; none of `own`."""
+    named = {name: value for name, value in {**context, **kwargs}.items() if name not in own}
+    keywords: Mapping[str, Any] = KeywordParameters.determine(function, tuple(args), named).unpacking()
     return keywords
 
 
@@ -125,18 +125,18 @@ def handler_of(
     What the function returns and a worker knows no meaning of is kept as JSON. What is none fails the task for good, as
     does `AirflowFailException`: another try would end alike. `AirflowSkipException` gives it back, which is no attempt.
     """
-    around, told = contextvars.copy_context(), list[str]()
+    around, logged = contextvars.copy_context(), list[str]()
 
-    def handle(*given: Any) -> Any:
+    def handle(*named: Any) -> Any:
         try:
-            done = around.copy().run(function, *given, *args, **kwargs)
+            done = around.copy().run(function, *named, *args, **kwargs)
         except AirflowSkipException as error:
-            log.info("Task %s is given back, as the function skipped it: %s", given[0].id, error)
+            log.info("Task %s is given back, as the function skipped it: %s", named[0].id, error)
             return Snooze(_SKIPPED)
         except Exception as error:
-            if len(told) < _TRACEBACKS:
-                told.append(given[0].id)
-                log.warning("The function failed: task %s", given[0].id, exc_info=True)
+            if len(logged) < _TRACEBACKS:
+                logged.append(named[0].id)
+                log.warning("The function failed: task %s", named[0].id, exc_info=True)
             if isinstance(error, AirflowFailException):
                 return Error(error)
             raise
@@ -204,7 +204,7 @@ class Consumed:
         counts = {name: getattr(self, name) for name in ("finished", "failed", "released", "lost")}
         return {**counts, "errors": errors}
 
-    def tell(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
+    def log_results(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
         """Log how many tasks were handled, and what became of the first that failed: an error for each dead one.
 
         `conn_id`: the Airflow connection, for the commands that show more.
@@ -217,11 +217,11 @@ class Consumed:
         if not self._failures:
             return
         try:
-            self._tell_failed(queue, log, conn_id)
+            self._log_failed(queue, log, conn_id)
         except ZkmqError as error:  # what was handled is settled, whatever can be read of it
             log.warning("What became of the %d task(s) that failed is not known now: %s", self.failed, error)
 
-    def _tell_failed(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
+    def _log_failed(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
         """Tell of the first that failed, and count all that are dead. Raises `ZkmqError`."""
         errors = dict(self._failures)
         tasks = queue.read_many(list(errors), parts=())
@@ -292,14 +292,14 @@ _ANEW: Final = 60.0
 
 @dataclass(slots=True)
 class _Waiting:
-    """A claim that waits for a thread; `hand`: taken over, and to be extended from `due` on, by the monotonic clock."""
+    """A claim that waits for a thread; `taken_over`: it, to be extended from `due` on, by the monotonic clock."""
 
-    told: Claim
-    hand: AnyClaim | None = None
+    reference: ClaimReference
+    taken_over: AnyClaim | None = None
     due: float = 0.0
 
 
-class Given:
+class ClaimsOfOthers:
     """Hands out claims that another process made, each taken over when a thread is free for it.
 
     Those that wait for a thread are extended meanwhile, whenever the worker looks after its queue. What does not hold
@@ -308,11 +308,11 @@ class Given:
     """
 
     def __init__(
-        self, queue: AnyQueue, claims: Iterable[Claim], lease: float | None, log: Any, *, again: bool = False
+        self, queue: AnyQueue, claims: Iterable[ClaimReference], lease: float | None, log: Any, *, again: bool = False
     ) -> None:
         self._queue = queue
         self._waiting = deque(
-            _Waiting(told) for told in {(each["id"], each["token"]): each for each in claims}.values()
+            _Waiting(reference) for reference in {(each["id"], each["token"]): each for each in claims}.values()
         )
         self._lease = lease
         self._log = log
@@ -344,18 +344,18 @@ class Given:
                 first = self._waiting.popleft()
                 if held:
                     self._handed += 1
-                    return first.hand
+                    return first.taken_over
         if timeout:  # another thread has something in hand, and what it gives back is nobody's here
             self._queue.wait_for_change(self._queue.changes, timeout)
         return None
 
-    def look_after(self) -> None:
+    def run_maintenance(self) -> None:
         """Extend what waits for a thread, each a third of its span after the last time."""
         with self._turn:
             for each in [each for each in self._waiting if each.due <= time.monotonic()]:
                 if not self._hold(each):
                     self._waiting.remove(each)
-        self._queue.look_after()
+        self._queue.run_maintenance()
 
     def check_handled(self) -> None:
         """Raise where nothing was handled for another reason than that no claim holds any more."""
@@ -381,7 +381,7 @@ class Given:
     def _give_back(self) -> None:
         if self._turn.acquire(timeout=1.0):  # else a thread waits for ZooKeeper: so would we
             try:
-                left = [Taken(each.told, 0) for each in self._waiting]
+                left = [Taken(each.reference, 0) for each in self._waiting]
                 self._waiting.clear()
             finally:
                 self._turn.release()
@@ -389,33 +389,33 @@ class Given:
 
     def _hold(self, waiting: _Waiting, *, begins: bool = False) -> bool:
         """Take a claim over, or extend it; False where it does not hold any more, or is refused."""
-        told = waiting.told
+        reference = waiting.reference
         try:
-            with telling_of_the_end(told, self._log):
-                hand = waiting.hand = waiting.hand or self._taken_over(told)
-                if hand is None:
+            with logging_lost_claim(reference, self._log):
+                taken_over = waiting.taken_over = waiting.taken_over or self._taken_over(reference)
+                if taken_over is None:
                     return False
-                hand.extend(hand.span or 0.0)
-                if begins and hand.ahead:
-                    hand.begin()
-                waiting.due = time.monotonic() + (hand.span or 0.0) / 3
+                taken_over.extend(taken_over.span or 0.0)
+                if begins and taken_over.prefetched:
+                    taken_over.begin()
+                waiting.due = time.monotonic() + (taken_over.span or 0.0) / 3
                 return True
         except (AccessDenied, TransportError):
             raise
         except ZkmqError as error:  # its task is damaged, say: the others are to be handled
             self._refused = error
-            self._log.warning("Claim %d of %s is passed over: %s", told["token"], shown(told), error)
+            self._log.warning("Claim %d of %s is passed over: %s", reference["token"], shown(reference), error)
         return False
 
-    def _taken_over(self, told: Claim) -> AnyClaim | None:
-        claim: AnyClaim | None = self._queue.take_over(told["id"], told["token"], lease=self._lease)
+    def _taken_over(self, reference: ClaimReference) -> AnyClaim | None:
+        claim: AnyClaim | None = self._queue.take_over(reference["id"], reference["token"], lease=self._lease)
         if claim is None and self._again:
-            claim = self._queue.claim_task(told["id"], lease=self._lease or _ANEW, attempt=told["attempt"])
-            told["token"] = told["token"] if claim is None else claim.token
+            claim = self._queue.claim_task(reference["id"], lease=self._lease or _ANEW, attempt=reference["attempt"])
+            reference["token"] = reference["token"] if claim is None else claim.token
         if claim is None:
-            task = self._queue.task(told["id"])
+            task = self._queue.task(reference["id"])
             now = f"it is {task.status}, attempt {task.attempt}"
-            self._log.info("Claim %d of %s does not hold any more: %s", told["token"], shown(told), now)
+            self._log.info("Claim %d of %s does not hold any more: %s", reference["token"], shown(reference), now)
         return claim
 
     def __getattr__(self, name: str) -> Any:
@@ -423,7 +423,7 @@ class Given:
         return getattr(self._queue, name)
 
 
-def queue_of(claims: Iterable[Claim], queue: str | None) -> str | None:
+def queue_of(claims: Iterable[ClaimReference], queue: str | None) -> str | None:
     """Return the one queue of the claims. Raises `ConfigError` where they are of several, or of another."""
     names = {claim["queue"] for claim in claims} | ({queue} if queue else set())
     if len(names) > 1:
@@ -515,7 +515,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         check_kind(transactional, seconds)
         rest = without_first(python_callable, 1 + transactional)
         super().__init__(python_callable=rest, **kwargs)
-        self._ours = set(inspect.signature(python_callable).parameters) - set(inspect.signature(rest).parameters)
+        self._own = set(inspect.signature(python_callable).parameters) - set(inspect.signature(rest).parameters)
         self.zkmq_queue = zkmq_queue
         self.selector = selector
         self.claims = claims
@@ -530,7 +530,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         self.zkmq_conn_id = zkmq_conn_id
         self._queue: AnyQueue | None = None
         self._worker: Worker | None = None
-        self._killed = False
+        self._cancelled_on_kill = False
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Handle what is there, or wait for it; return what became of it.
@@ -559,7 +559,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
 
     def on_kill(self) -> None:
         """Claim nothing more, and give back what is in hand; called from a signal handler."""
-        self._killed = True
+        self._cancelled_on_kill = True
         if self._worker is not None:
             self._worker.stop(forgive=True)
         if self._queue is not None:  # from another thread: the signal may have interrupted the holder of a lock
@@ -568,7 +568,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
     def _consume(self, context: Context, deadline: float | None) -> dict[str, Any]:
         take_fields(self, _OF_FUNCTION)
         if self.claims is not None:
-            return self._consume_given(context)
+            return self._consume_claims_of_others(context)
         backoff = Backoff(self.log, what="Waiting", longest=LONGEST_OF_A_WAIT)
         while True:
             try:
@@ -585,51 +585,51 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             finally:
                 self._queue = None
 
-    def _consume_given(self, context: Context) -> dict[str, Any]:
+    def _consume_claims_of_others(self, context: Context) -> dict[str, Any]:
         """Handle claims that others made. What failed has lost its claim, so no other try could handle it again."""
         claims = read_claims("claims", self.claims)
         self.zkmq_queue = queue_of(claims, self.zkmq_queue)
         if claims:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-                self._queue = outlast(self.log, "Taking over", PATIENCE, lambda _: hook.queue())
-                given = Given(self._queue, claims, self.lease, self.log, again=context["ti"].try_number > 1)
-                with given.failing_for_good():
-                    done = self._handle(given, context, len(claims))
-                if done.handled or self._killed:
+                self._queue = outlast(self.log, "Taking over", RETRY_SECONDS, lambda _: hook.queue())
+                named = ClaimsOfOthers(self._queue, claims, self.lease, self.log, again=context["ti"].try_number > 1)
+                with named.failing_for_good():
+                    done = self._handle(named, context, len(claims))
+                if done.handled or self._cancelled_on_kill:
                     return self._ended(done, self._queue, AirflowFailException)
-                given.check_handled()
+                named.check_handled()
         return none_holds(len(claims), self.on_empty)
 
     def _handle_or_wait(self, queue: AnyQueue, context: Context, deadline: float | None) -> dict[str, Any]:
         """Handle what is there; while there is nothing, wait. Raises `TransportError` where that ended by one."""
         while not (done := self._handle(queue, context, self.max_tasks)).handled:
-            if self._killed:
+            if self._cancelled_on_kill:
                 raise AirflowException("told to end before there was a task")
             self._check_empty(queue, deadline)
             if self.on_empty == "succeed":
                 break
             self._defer_unless_blocking(deadline)
-            block_until_ready(queue, self.selector or None, seconds_left(deadline), lambda: self._killed)
+            block_until_ready(queue, self.selector or None, seconds_left(deadline), lambda: self._cancelled_on_kill)
         return self._ended(done, queue)
 
-    def _handle(self, queue: AnyQueue | Given, context: Context, most: int) -> Consumed:
+    def _handle(self, queue: AnyQueue | ClaimsOfOthers, context: Context, most: int) -> Consumed:
         """Let a worker handle what is there, at most so many."""
-        done = Consumed(queue.name, claims=isinstance(queue, Given))
-        given = keywords_of(self.python_callable, self.op_args, self.op_kwargs, context, self._ours)
-        handler = handler_of(self.python_callable, self.op_args, given, self.log)
+        done = Consumed(queue.name, claims=isinstance(queue, ClaimsOfOthers))
+        named = keywords_of(self.python_callable, self.op_args, self.op_kwargs, context, self._own)
+        handler = handler_of(self.python_callable, self.op_args, named, self.log)
         worker = self._worker = queue.worker(
             handler, selector=self.selector or None, limit=most, lease=self.lease, threads=self.threads,
             grace=_GRACE, on_settled=done.settled, **({"transactional": True} if self.transactional else {}),
         )  # fmt: skip
         try:
-            if not self._killed:
+            if not self._cancelled_on_kill:
                 worker.run(until_empty=True)
         except BaseException as error:
             worker.stop()
             worker.join()
             if done.handled or not isinstance(error, QueueNotFound):
                 raise
-            tell_missing(error, self.on_empty, self.log)
+            skip_missing_queue(error, self.on_empty, self.log)
         finally:
             self._worker = None
         return done
@@ -638,8 +638,8 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         self, done: Consumed, queue: AnyQueue, failure: type[AirflowException] = AirflowException
     ) -> dict[str, Any]:
         """Tell what became of the tasks, raise `failure` where they are to fail this one, else return the XCom."""
-        done.tell(queue, self.log, self.zkmq_conn_id)
-        if self._killed:
+        done.log_results(queue, self.log, self.zkmq_conn_id)
+        if self._cancelled_on_kill:
             raise AirflowException(f"told to end after {done.handled} task(s); what was in hand is given back")
         done.check(queue.name, self.fail_on, failure)
         return done.summary()

@@ -6,7 +6,7 @@ brings its own ensemble: this server lets in anyone who reaches it, on loopback 
 
 from airflow_provider_zkmq.embedded.configuration import ServerError, ServerTls
 from airflow_provider_zkmq.embedded.java import Java, find_java, spark_jars, spark_java_home
-from airflow_provider_zkmq.embedded.node import ask_metrics
+from airflow_provider_zkmq.embedded.node import read_metrics
 from airflow_provider_zkmq.embedded.server import EmbeddedServer, is_loopback
 
 __all__ = [
@@ -14,9 +14,9 @@ __all__ = [
     "Java",
     "ServerError",
     "ServerTls",
-    "ask_metrics",
     "find_java",
     "is_loopback",
+    "read_metrics",
     "spark_jars",
     "spark_java_home",
 ]

@@ -241,12 +241,12 @@ def _write_shim(directory: Path, executable: Path) -> Path:
     home = directory.resolve()
     shim = home / "bin" / "java"
     # Written aside and renamed, so that a process about to run the shim never meets half of it.
-    draft = shim.with_name(f"java.{os.getpid()}")
+    temporary = shim.with_name(f"java.{os.getpid()}")
     try:
         shim.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(_SHIM.format(module=_VECTOR_MODULE, java=shlex.quote(str(executable))))
-        draft.chmod(0o755)
-        draft.replace(shim)
+        temporary.write_text(_SHIM.format(module=_VECTOR_MODULE, java=shlex.quote(str(executable))))
+        temporary.chmod(0o755)
+        temporary.replace(shim)
     except OSError as error:
         message = f"cannot write Spark's JAVA_HOME to {home} ({error.strerror}): choose a folder you can write to"
         raise ServerError(message) from error

@@ -29,7 +29,7 @@ def srvr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
     Raises:
         ServerError: it cannot be reached in time, is not serving yet, or does not allow the word.
     """
-    answer = _ask(host, port, "srvr", timeout)
+    answer = _send_command(host, port, "srvr", timeout)
     pairs = dict(_pair(line, ":") for line in answer.splitlines() if ":" in line)
     if "Mode" not in pairs:
         raise _refused(host, port, "srvr", answer)
@@ -44,14 +44,14 @@ def mntr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
     Raises:
         ServerError: it cannot be reached in time, is not serving yet, or does not allow the word.
     """
-    answer = _ask(host, port, "mntr", timeout)
+    answer = _send_command(host, port, "mntr", timeout)
     pairs = dict(_pair(line, "\t") for line in answer.splitlines() if "\t" in line)
     if not pairs:
         raise _refused(host, port, "mntr", answer)
     return pairs
 
 
-def ask_metrics(host: str, port: int) -> dict[str, str]:
+def read_metrics(host: str, port: int) -> dict[str, str]:
     """Return what `mntr` says, and the ``Zxid`` of `srvr`. Raises `ServerError` as these do."""
     return mntr(host, port) | {"Zxid": srvr(host, port)["Zxid"]}
 
@@ -61,7 +61,7 @@ def _pair(line: str, separator: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _ask(host: str, port: int, word: str, timeout: float) -> str:
+def _send_command(host: str, port: int, word: str, timeout: float) -> str:
     deadline = time.monotonic() + timeout
     try:
         with socket.create_connection((host, port), timeout) as connection:
@@ -111,7 +111,7 @@ exec "$@"
 """
 
 
-class Node:
+class ServerNode:
     """A node in ``folder``, which holds its files, serving clients on ``port``."""
 
     def __init__(self, folder: Path, command: list[str], host: str, port: int) -> None:
@@ -208,20 +208,20 @@ class PortLostError(ServerError):
     """Another process took a port between our look at it and Java's use of it."""
 
 
-def check_alive(nodes: list[Node]) -> None:
+def check_alive(nodes: list[ServerNode]) -> None:
     """Raise `ServerError`, with its last log lines, where the Java process of a node has ended."""
     for node in nodes:
         if not node.is_alive():
             raise _death(node)
 
 
-def _death(node: Node) -> ServerError:
+def _death(node: ServerNode) -> ServerError:
     tail = last_words(node)
     kind = PortLostError if "Address already in use" in tail else ServerError
     return kind(f"the ZooKeeper process {node.pid} on port {node.port} ended by itself{tail}")
 
 
-def last_words(node: Node) -> str:
+def last_words(node: ServerNode) -> str:
     """What a node has logged last, as the end of an error's message."""
     tail = node.log_tail()
     return f"; its last log lines:\n{tail}" if tail else "; it logged nothing"

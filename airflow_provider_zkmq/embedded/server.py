@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_zkmq.embedded import configuration, java
 from airflow_provider_zkmq.embedded import java as jars
 from airflow_provider_zkmq.embedded.configuration import ServerError, ServerTls
-from airflow_provider_zkmq.embedded.node import Node, PortLostError, check_alive, last_words
+from airflow_provider_zkmq.embedded.node import PortLostError, ServerNode, check_alive, last_words
 from airflow_provider_zkmq.engine import ConfigError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 # --- The data folder: made, locked against a second server, and kept to one size of ensemble.
 
 # Java processes of a server that was killed hold the lock until they are gone too, a moment later.
-_LOCK_PATIENCE_S = 1.0
+_LOCK_TIMEOUT_S = 1.0
 _LOCK_POLL_S = 0.02
 _FIRST_SAFE_DESCRIPTOR = 10
 
@@ -150,7 +150,7 @@ class Folder:
             raise ServerError(message) from error
 
     def _take_lock(self) -> None:
-        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while not self._try_lock():
             if time.monotonic() > deadline:
                 owner = os.pread(self.lock, 32, 0).decode(errors="replace").strip()
@@ -259,7 +259,7 @@ class EmbeddedServer:
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
         self._folder: Folder | None = None
-        self._nodes: list[Node] = []
+        self._nodes: list[ServerNode] = []
 
     @property
     def hosts(self) -> str:
@@ -375,7 +375,7 @@ class EmbeddedServer:
                 configuration.write_node(home, number, self._settings.zoo_cfg(port, peers, secure))
                 if self._settings.tls is not None:
                     self._settings.tls.write(home)
-                node = Node(home, command, reachable(self._settings.plain_host), port)
+                node = ServerNode(home, command, reachable(self._settings.plain_host), port)
                 self._nodes.append(node)
                 node.start(folder.lock)
         self._await_ready(self._nodes)
@@ -393,7 +393,7 @@ class EmbeddedServer:
         self._plain_ports = self.ports if self._settings.tls is None else plain
         return list(zip(quorum, election, strict=True))
 
-    def _await_ready(self, nodes: list[Node]) -> None:
+    def _await_ready(self, nodes: list[ServerNode]) -> None:
         deadline = time.monotonic() + self._start_timeout
         for node in nodes:
             while node.mode() is None:

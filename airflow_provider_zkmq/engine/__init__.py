@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from airflow_provider_zkmq.engine.api.aqueue import AsyncClaim, AsyncQueue
+    from airflow_provider_zkmq.engine.api.client import AsyncZkmq
+    from airflow_provider_zkmq.engine.api.loops import AsyncClaims, Claims
+    from airflow_provider_zkmq.engine.api.queue import Claim, Queue
+    from airflow_provider_zkmq.engine.api.unit_of_work import AsyncUnitOfWork, UnitOfWork
     from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
     from airflow_provider_zkmq.engine.connect import AnyClaim, AnyClient, AnyQueue, Zkmq
     from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, idempotency_series
@@ -42,8 +47,8 @@ if TYPE_CHECKING:
         spell_duration,
         wait_event,
     )
-    from airflow_provider_zkmq.engine.core.read.configuration import Consumer, QueueConf, Trimmed
-    from airflow_provider_zkmq.engine.core.read.explain import ConsumerVerdict, Explanation
+    from airflow_provider_zkmq.engine.core.read.configuration import Consumer, QueueConf, Truncation
+    from airflow_provider_zkmq.engine.core.read.explain import ConsumerMatch, Explanation
     from airflow_provider_zkmq.engine.core.read.inspect import Task
     from airflow_provider_zkmq.engine.core.read.nodes import Part, Znode
     from airflow_provider_zkmq.engine.core.read.scan import Scanned
@@ -72,11 +77,6 @@ if TYPE_CHECKING:
         WaitTimeout,
         ZkmqError,
     )
-    from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue
-    from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
-    from airflow_provider_zkmq.engine.fronts.loops import AsyncClaims, Claims
-    from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
-    from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
     from airflow_provider_zkmq.engine.model import MAX_PAYLOAD
     from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker
     from airflow_provider_zkmq.engine.working.handling import Monitor, Poll, Running, RunningAsync, monitor
@@ -142,14 +142,14 @@ _HOME = {
     ),
     "core.read.server_clock": ("Archive",),
     "core.read.explain": (
-        "ConsumerVerdict",
+        "ConsumerMatch",
         "Explanation",
     ),
     "core.read.inspect": ("Task",),
     "core.read.configuration": (
         "Consumer",
         "QueueConf",
-        "Trimmed",
+        "Truncation",
     ),
     "core.read.scan": ("Scanned",),
     "core.read.nodes": (
@@ -180,20 +180,20 @@ _HOME = {
         "WaitTimeout",
         "ZkmqError",
     ),
-    "fronts.aqueue": (
+    "api.aqueue": (
         "AsyncClaim",
         "AsyncQueue",
     ),
-    "fronts.loops": (
+    "api.loops": (
         "AsyncClaims",
         "Claims",
     ),
-    "fronts.client": ("AsyncZkmq",),
-    "fronts.queue": (
+    "api.client": ("AsyncZkmq",),
+    "api.queue": (
         "Claim",
         "Queue",
     ),
-    "fronts.transaction": (
+    "api.unit_of_work": (
         "AsyncUnitOfWork",
         "UnitOfWork",
     ),
@@ -236,7 +236,7 @@ __all__ = [
     "ConsumeOnce",
     "ConsumeTimes",
     "Consumer",
-    "ConsumerVerdict",
+    "ConsumerMatch",
     "CorruptRecord",
     "DuplicateTask",
     "Duration",
@@ -279,7 +279,7 @@ __all__ = [
     "Tls",
     "TlsRefused",
     "TransportError",
-    "Trimmed",
+    "Truncation",
     "Unavailable",
     "UnitOfWork",
     "Unreadable",

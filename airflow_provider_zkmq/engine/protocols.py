@@ -15,7 +15,7 @@ Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class InHand(Protocol):
+class BaseClaim(Protocol):
     """A claim, as far as both kinds of worker only look at it."""
 
     @property
@@ -47,8 +47,8 @@ class InHand(Protocol):
         """Whether what the claim is bound to has ended, so that nothing is left to settle."""
 
     @property
-    def ahead(self) -> bool:
-        """Whether it was taken ahead, and nobody has said yet that its handling begins."""
+    def prefetched(self) -> bool:
+        """Whether it was prefetched, and nobody has said yet that its handling begins."""
 
     def mark_begun(self) -> int | None:
         """Its handler begins now; when that is (milliseconds since 1970), if it is known. Nothing is sent."""
@@ -57,16 +57,16 @@ class InHand(Protocol):
         """Its handler has ended now. Nothing is sent."""
 
     def settle_later(
-        self, outcome: Handled, progress: Settlement, told: Callable[[bool, Exception | None], None]
+        self, outcome: Handled, progress: Settlement, on_settled: Callable[[bool, Exception | None], None]
     ) -> None:
-        """End the delivery as `Ending.settle` does, soon, and together with others; `told` hears how that went.
+        """End the delivery as `Ending.settle` does, soon, and together with others; `on_settled` hears how that went.
 
         It is told whether that was a success, or what kept it from being ended by whatever means. It may be called from
         another thread, with what it must not wait for locked.
         """
 
 
-class Holding(InHand, Protocol[T_co]):
+class Held(BaseClaim, Protocol[T_co]):
     """A claim, as far as its handler extends it and tells how far it has come; `T_co`: what its calls return."""
 
     def extend(self, lease: Duration) -> T_co:
@@ -76,7 +76,7 @@ class Holding(InHand, Protocol[T_co]):
         """Tell how far the task has come, from 0 to 1. Raises `ClaimLost`."""
 
     def begin(self) -> T_co:
-        """Say that the handling of a claim taken ahead begins: from here on it counts. Raises `ClaimLost`.
+        """Say that the handling of a claim prefetched begins: from here on it counts. Raises `ClaimLost`.
 
         Of a claim of less than a second ago that is sent and not waited for: if it is lost, its settlement tells.
         """
@@ -100,25 +100,25 @@ class Closing(Protocol):
         """Let the handler take and put no more."""
 
 
-class Transaction(Closing, Ending[bool], Protocol):
+class WorkerTransaction(Closing, Ending[bool], Protocol):
     """A transaction whose calls block."""
 
 
-class Claim(Holding[None], Ending[bool], Protocol):
+class WorkerClaim(Held[None], Ending[bool], Protocol):
     """A claim whose calls block."""
 
-    def transaction(self) -> Transaction:
+    def transaction(self) -> WorkerTransaction:
         """A transaction with this claim in it, as a handler gets it."""
 
 
-class AsyncTransaction(Closing, Ending[Coroutine[Any, Any, bool]], Protocol):
+class AsyncWorkerTransaction(Closing, Ending[Coroutine[Any, Any, bool]], Protocol):
     """A transaction whose calls are awaited."""
 
 
-class AsyncClaim(Holding[Coroutine[Any, Any, None]], Ending[Coroutine[Any, Any, bool]], Protocol):
+class AsyncWorkerClaim(Held[Coroutine[Any, Any, None]], Ending[Coroutine[Any, Any, bool]], Protocol):
     """A claim whose calls are awaited."""
 
-    def transaction(self) -> AsyncTransaction:
+    def transaction(self) -> AsyncWorkerTransaction:
         """A transaction with this claim in it, as a handler gets it."""
 
 
@@ -138,7 +138,7 @@ class Named(Protocol):
         """How this process is called as a consumer of it."""
 
 
-class Queue(Named, Protocol):
+class WorkerQueue(Named, Protocol):
     """A queue whose calls block."""
 
     def check_wanted(
@@ -161,7 +161,7 @@ class Queue(Named, Protocol):
         timeout: Duration = 0,
         lease: Duration | None = None,
         stopping: Callable[[], bool] = ...,
-    ) -> Claim | None:
+    ) -> WorkerClaim | None:
         """Take the first task that fits, waiting at most `timeout` seconds, and until `stopping`."""
 
     def claim_many(
@@ -174,17 +174,17 @@ class Queue(Named, Protocol):
         timeout: Duration = 0,
         lease: Duration | None = None,
         stopping: Callable[[], bool] = ...,
-        ahead: bool = False,
-    ) -> Sequence[Claim]:
+        prefetch: bool = False,
+    ) -> Sequence[WorkerClaim]:
         """Take the first `n` tasks that fit, or as many as there are, waiting at most `timeout` seconds for the first.
 
-        `ahead`: the handling of all but the first begins later; see `Claim.begin`.
+        `prefetch`: the handling of all but the first begins later; see `WorkerClaim.begin`.
         """
 
     def pending(self) -> int:
         """How many tasks are pending."""
 
-    def look_after(self) -> None:
+    def run_maintenance(self) -> None:
         """Rescue and promote what is due, as a claim would."""
 
     @property
@@ -198,7 +198,7 @@ class Queue(Named, Protocol):
         """Wake every call that waits for the queue to change."""
 
 
-class AsyncQueue(Named, Protocol):
+class AsyncWorkerQueue(Named, Protocol):
     """A queue whose calls are awaited."""
 
     def check_wanted(
@@ -223,7 +223,7 @@ class AsyncQueue(Named, Protocol):
         selector: Selector | str | None = None,
         timeout: Duration = 0,
         lease: Duration | None = None,
-    ) -> Coroutine[Any, Any, AsyncClaim | None]:
+    ) -> Coroutine[Any, Any, AsyncWorkerClaim | None]:
         """Take the first task that fits, waiting at most `timeout` seconds; cancelled, give back what was taken."""
 
     def claim_many(
@@ -235,12 +235,12 @@ class AsyncQueue(Named, Protocol):
         selector: Selector | str | None = None,
         timeout: Duration = 0,
         lease: Duration | None = None,
-        ahead: bool = False,
-    ) -> Coroutine[Any, Any, Sequence[AsyncClaim]]:
+        prefetch: bool = False,
+    ) -> Coroutine[Any, Any, Sequence[AsyncWorkerClaim]]:
         """Take the first `n` tasks that fit, or as many as there are; cancelled, give back what was taken.
 
-        `ahead`: the handling of all but the first begins later; see `Claim.begin`.
+        `prefetch`: the handling of all but the first begins later; see `WorkerClaim.begin`.
         """
 
-    def look_after(self) -> Coroutine[Any, Any, None]:
+    def run_maintenance(self) -> Coroutine[Any, Any, None]:
         """Rescue and promote what is due, as a claim would."""

@@ -66,7 +66,7 @@ class FileClaim:
     #: Nothing cancels a task in a file.
     cancelled = False
     #: Whoever claims a task in a file begins it.
-    ahead = False
+    prefetched = False
     #: With what a loop completes it (`FileQueue.claims`), unless its body settles it.
     result: bytes | str | None = None
     progress = refused(PROGRESS)
@@ -127,15 +127,15 @@ class FileClaim:
         return _driven(settle_by(_Ends(self), outcome, progress))
 
     def settle_later(
-        self, outcome: Handled, progress: Settlement, told: Callable[[bool, Exception | None], None]
+        self, outcome: Handled, progress: Settlement, on_settled: Callable[[bool, Exception | None], None]
     ) -> None:
         """A file has nothing to gain from waiting: it is settled at once."""
         try:
             success = self.settle(outcome, progress)
         except Exception as error:  # noqa: BLE001  whatever it is: it is told
-            told(False, error)
+            on_settled(False, error)
         else:
-            told(success, None)
+            on_settled(success, None)
 
     def _carry_out(self, call: Callable[[str, int], T], *, ends: bool) -> T:
         if self.settled:

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.model import Moment
 from airflow_provider_zkmq.environment import DEFAULT_ROOT
 from airflow_provider_zkmq.filequeue import settling
-from airflow_provider_zkmq.filequeue.directory import Folder
+from airflow_provider_zkmq.filequeue.directory import Directory
 from airflow_provider_zkmq.filequeue.queue import FileQueue
 from airflow_provider_zkmq.filequeue.refusals import SERVERS, TRANSACTIONS, refusal, refuse, refused
 
@@ -28,7 +28,7 @@ class FileClient:
 
     def __init__(self, url: str) -> None:
         self.config = ConnectionConfig(hosts=url)
-        self._folder = Folder(url)
+        self._directory = Directory(url)
 
     @classmethod
     def connect(cls, url: str, root: str = DEFAULT_ROOT, *, gc: bool = True, **options: object) -> Self:
@@ -49,7 +49,7 @@ class FileClient:
     @property
     def closed(self) -> bool:
         """Whether the connection has been closed: nothing can be done with it any more."""
-        return self._folder.closed
+        return self._directory.closed
 
     @property
     def session_id(self) -> int:
@@ -68,7 +68,7 @@ class FileClient:
 
     def queue(self, name: str) -> FileQueue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""
-        return FileQueue(self._folder, name)
+        return FileQueue(self._directory, name)
 
     def now(self) -> Moment:
         """The time by this machine's clock, which is that of queue files."""
@@ -78,7 +78,7 @@ class FileClient:
 
     def queues(self) -> list[str]:
         """The names of the files in the folder that are queues."""
-        return self._folder.queues()
+        return self._directory.queues()
 
     def delete_queue(self, name: str, *, confirm: bool = False, force: bool = False) -> int:
         """Delete a queue's file with everything in it; returns how many tasks that were. See `FileQueue.delete`."""
@@ -87,14 +87,14 @@ class FileClient:
     def close(self) -> None:
         """Give back what was claimed without a lease; its next claim is another attempt. Idempotent."""
         end = time.monotonic() + _CLOSING_SECONDS
-        for queue, task_id, token in list(self._folder.in_hand):
+        for queue, task_id, token in list(self._directory.held):
             try:
-                self._folder.carry_out(queue, partial(settling.expire, task_id=task_id, token=token), end=end)
+                self._directory.carry_out(queue, partial(settling.expire, task_id=task_id, token=token), end=end)
             except ZkmqError as error:
                 log.info("giving back %r: %s", task_id, error)
-        self._folder.in_hand.clear()
-        self._folder.closed = True
-        self._folder.alarms.fire()
+        self._directory.held.clear()
+        self._directory.closed = True
+        self._directory.alarms.fire()
 
     def __enter__(self) -> Self:
         return self

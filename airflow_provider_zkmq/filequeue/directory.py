@@ -20,8 +20,15 @@ from airflow_provider_zkmq.engine.errors import (
     ZkmqError,
 )
 from airflow_provider_zkmq.engine.model import State, check_name
-from airflow_provider_zkmq.filequeue import queue_file
-from airflow_provider_zkmq.filequeue.queue_file import Book, Conf, Kept, Notices, read_conf, write_conf
+from airflow_provider_zkmq.filequeue.queue_file import (
+    CachedFiles,
+    FileConf,
+    QueueFile,
+    WarnOnce,
+    delete_results,
+    read_conf,
+    write_conf,
+)
 from airflow_provider_zkmq.textqueue import HostileFile, LockHeld, StaleMessage, TextQueue, TextQueueError
 from airflow_provider_zkmq.textqueue.file import changes
 from airflow_provider_zkmq.textqueue.mutex import new_owner
@@ -112,7 +119,7 @@ TRIES: Final = 20
 LOCK_SECONDS: Final = 30.0
 
 
-class Folder:
+class Directory:
     """Opens the files; names the owner of what is claimed; remembers what that is.
 
     Raises `ConfigError` for what is no absolute path, `Unavailable` where there can be no such folder.
@@ -126,11 +133,11 @@ class Folder:
         self.path = Path(path)
         self.owner = new_owner()
         self.alarms = Alarms()
-        self.notices = Notices()
-        self.kept = Kept()
+        self.warnings = WarnOnce()
+        self.kept = CachedFiles()
         self.closed = False
         #: What was claimed without a lease: (queue, task id, token).
-        self.in_hand: set[tuple[str, str, int]] = set()
+        self.held: set[tuple[str, str, int]] = set()
         self._lock = threading.Lock()
         try:
             self.path.mkdir(0o700, parents=True, exist_ok=True)
@@ -150,15 +157,17 @@ class Folder:
     def hold(self, queue: str, task_id: str, token: int, *, held: bool) -> None:
         """Remember, or forget, what is to be given back at the end."""
         with self._lock:
-            (self.in_hand.add if held else self.in_hand.discard)((queue, task_id, token))
+            (self.held.add if held else self.held.discard)((queue, task_id, token))
 
     def forget(self, queue: str) -> None:
         """Forget what was claimed from a queue that was deleted, and wake whoever waits for something in it."""
         with self._lock:
-            self.in_hand = {held for held in self.in_hand if held[0] != queue}
+            self.held = {held for held in self.held if held[0] != queue}
         self.alarms.fire()
 
-    def carry_out(self, queue: str, work: Callable[[Book], T], *, create: bool = False, end: float | None = None) -> T:
+    def carry_out(
+        self, queue: str, work: Callable[[QueueFile], T], *, create: bool = False, end: float | None = None
+    ) -> T:
         """Do something with a queue's file while it is locked; from the start again if it is replaced meanwhile.
 
         A lock of others is waited for until `end`, by the monotonic clock, and at most `LOCK_SECONDS`.
@@ -183,40 +192,40 @@ class Folder:
         except (OSError, TextQueueError) as error:
             raise Unavailable(str(error)) from error
 
-    def _try(self, path: Path, work: Callable[[Book], T], *, create: bool, end: float | None) -> T:
+    def _try(self, path: Path, work: Callable[[QueueFile], T], *, create: bool, end: float | None) -> T:
         latest = time.monotonic() + LOCK_SECONDS
         end = latest if end is None else min(end, latest)
         for _ in range(TRIES):
             try:
                 with TextQueue.open(path, create=create) as file, file.locked(end - time.monotonic()):
-                    self.notices.look_at(file)
+                    self.warnings.look_at(file)
                     return self._use(file, work)
             except StaleMessage:
                 continue
         msg = f"{path} is being written by something that does not respect its lock, such as an editor"
         raise Unavailable(msg)
 
-    def _use(self, file: TextQueue, work: Callable[[Book], T]) -> T:
+    def _use(self, file: TextQueue, work: Callable[[QueueFile], T]) -> T:
         """Do the work; what was read of the file is kept, also after a refusal. After any other error it is not."""
         conf, known = read_conf(conf_path(file.path)), self.kept.take(file)
-        book = Book(file, conf, self.notices.tell, known)
+        queue_file = QueueFile(file, conf, self.warnings.warn_once, known)
         refusal: ZkmqError | None = None
         try:
-            done = work(book)
+            done = work(queue_file)
         except ZkmqError as error:
             refusal = error
-        if book.read_on():
-            self.kept.put(file, book.kept, known=known is not None)
+        if queue_file.read_on():
+            self.kept.put(file, queue_file.kept, known=known is not None)
         if refusal is not None:
             raise refusal
         return done
 
-    def configure(self, queue: str, change: Callable[[Conf], Conf]) -> None:
+    def configure(self, queue: str, change: Callable[[FileConf], FileConf]) -> None:
         """Make the queue if it is not there, and change its configuration."""
 
-        def work(book: Book) -> None:
-            if (conf := change(book.conf)) != Conf() or conf_path(book.file.path).exists():
-                write_conf(conf_path(book.file.path), conf, book.file.mode)
+        def work(queue_file: QueueFile) -> None:
+            if (conf := change(queue_file.conf)) != FileConf() or conf_path(queue_file.file.path).exists():
+                write_conf(conf_path(queue_file.file.path), conf, queue_file.file.mode)
 
         self.carry_out(queue, work, create=True)
 
@@ -229,23 +238,23 @@ def conf_path(queue: Path) -> Path:
 # --- Deleting a queue's file, with what stands beside it.
 
 
-def delete(folder: Folder, queue: str, *, confirm: bool, force: bool) -> int:
+def delete_queue(directory: Directory, queue: str, *, confirm: bool, force: bool) -> int:
     """Delete the file of a queue; returns how many tasks were in it. See `FileQueue.delete`."""
-    count = folder.carry_out(queue, partial(_delete, confirm=confirm, force=force))
-    folder.forget(queue)
+    count = directory.carry_out(queue, partial(_delete, confirm=confirm, force=force))
+    directory.forget(queue)
     return count
 
 
-def _delete(book: Book, *, confirm: bool, force: bool) -> int:
+def _delete(queue_file: QueueFile, *, confirm: bool, force: bool) -> int:
     """The file itself goes last: one whose deletion was cut off is still there, to be deleted once more."""
-    path, count = book.file.path, len(book.tasks)
-    claimed = sum(book.state(item) is State.CLAIMED for item in book.tasks.values())
+    path, count = queue_file.file.path, len(queue_file.tasks)
+    claimed = sum(queue_file.state(lines) is State.CLAIMED for lines in queue_file.tasks.values())
     if claimed and not force:
         raise QueueError(f"{path} is in use: {claimed} claimed task(s); stop the workers first, or delete it by force")
     if not confirm:
         msg = f"deleting {path} loses its {count} task(s) for good; nothing was deleted: say confirm=True"
         raise ConfigError(msg)
-    queue_file.delete(path)
+    delete_results(path)
     conf_path(path).unlink(missing_ok=True)
     path.unlink()
     return count

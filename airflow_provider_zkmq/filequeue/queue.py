@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.errors import BadMessage, ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
 from airflow_provider_zkmq.engine.model import (
     MAX_PAYLOAD,
+    PARTS,
     Duration,
     FilterMethod,
     FilterType,
     Message,
     Moment,
     NewTasks,
+    OnChange,
+    OnProgress,
+    Part,
+    QueueConf,
     RetryPolicy,
+    Scanned,
     Selector,
     State,
     Task,
+    WaitFor,
+    as_selector,
+    as_state,
     check_name,
+    checked_columns,
+    checked_ids,
+    checked_parts,
     choose,
     encode_data,
     keyed,
@@ -29,112 +41,192 @@ from airflow_provider_zkmq.engine.model import (
     optional_seconds,
     optional_whole_number,
     seconds,
+    whole_number,
 )
-from airflow_provider_zkmq.engine.protocols import Queue
 from airflow_provider_zkmq.engine.working.options import Handler
 from airflow_provider_zkmq.engine.working.worker import Worker
-from airflow_provider_zkmq.filequeue import directory, refusals, settling
+from airflow_provider_zkmq.filequeue import refusals, settling
 from airflow_provider_zkmq.filequeue.claims import FileClaim, FileClaims
-from airflow_provider_zkmq.filequeue.directory import Folder, end_of, look_until
-from airflow_provider_zkmq.filequeue.queue_file import Book, lock_span
+from airflow_provider_zkmq.filequeue.directory import Directory, delete_queue, end_of, look_until
+from airflow_provider_zkmq.filequeue.queue_file import QueueFile, TaskLines, lock_span
 from airflow_provider_zkmq.filequeue.refusals import BOUNDS, TRANSACTIONS, refuse, refused
 from airflow_provider_zkmq.filequeue.settling import Putting
-from airflow_provider_zkmq.filequeue.view import FileView
-
-# --- Several tasks of a file, one after the other: each claim locks the file for itself.
+from airflow_provider_zkmq.filequeue.waiting import follow, wait
 
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 #: Who waits without a bound asks again after so many seconds.
 LONG: Final = 600.0
+T = TypeVar("T")
 
 
-class Several(FileView):
-    """What a queue in a file does with several tasks at once."""
+class FileQueue:
+    """A queue in a file, each call blocking until the file is changed. Usable from several threads and processes.
 
-    @abstractmethod
-    def claim(
-        self,
-        node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
-        *,
-        selector: Selector | str | None = None,
-        timeout: Duration = 0,
-        lease: Duration | None = None,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> FileClaim | None:
-        """Take the first task that fits."""
+    The methods are those of `Queue` and raise what those raise; what a file cannot promise raises `Unsupported`.
+    """
 
-    def claim_many(
-        self,
-        n: int,
-        node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
-        *,
-        selector: Selector | str | None = None,
-        timeout: Duration = 0,
-        lease: Duration | None = None,
-        stopping: Callable[[], bool] = lambda: False,
-        ahead: Literal["all"] | bool = False,  # noqa: ARG002  in a file, each claim counts at once
-        max_leases: int | None = None,
-    ) -> list[FileClaim]:
-        """Take the first `n` tasks that fit (1 to 64), or as many as there are; the first is waited for, see `claim`.
+    tree = refused(refusals.TREES)
+    explain = refused(refusals.EXPLAINING)
+    find = refused(refusals.FINDING)
+    batch = wait_batch = refused(refusals.BATCHES)
+    consumers = refused(refusals.CONSUMERS)
+    zxid = ended_between = read_ended = latest_end = truncated_at = refused(refusals.ARCHIVES)
+    archive = refused(refusals.ARCHIVES)
 
-        A call that fails or is interrupted gives back what it took.
-        """
-        refuse({BOUNDS: max_leases is not None})
-        most = number_of_claims(n)
-        claims: list[FileClaim] = []
-        try:
-            while len(claims) < most:
-                wait = 0 if claims else timeout
-                claim = self.claim(node, filter_method, selector=selector, timeout=wait, lease=lease, stopping=stopping)
-                if claim is None:
-                    break
-                claims.append(claim)
-        except BaseException:
-            for claim in claims:
-                claim.release()
-            raise
-        return claims
-
-    def claims(
-        self,
-        node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
-        *,
-        selector: Selector | str | None = None,
-        timeout: Duration | None = None,
-        lease: Duration | None = None,
-        prefetch: int = 1,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> FileClaims:
-        """Loop over the tasks that fit; what the body has not settled when the loop comes back is completed.
-
-        See `Queue.claims`. `prefetch` is checked, and no more: each claim locks the file for itself.
-        """
-        number_of_claims(prefetch, "prefetch")
-        span = optional_seconds("timeout", timeout)
-
-        def take() -> FileClaim | None:
-            wait = LONG if span is None else span
-            choice: dict[str, Any] = {"selector": selector, "timeout": wait, "lease": lease, "stopping": stopping}
-            while True:
-                claim = self.claim(node, filter_method, **choice)
-                if claim is not None or span is not None or stopping():
-                    return claim
-
-        return FileClaims(take)
-
-
-# --- Knowing of work in a file: whether there is any, and being woken.
-
-
-class Awake(Several):
-    """What a queue in a file tells those who wait for work."""
-
-    def __init__(self, folder: Folder, name: str) -> None:
-        super().__init__(folder, name)
+    def __init__(self, directory: Directory, name: str) -> None:
+        self.directory = directory
+        self.name = name
+        self.path = directory.file(name)
         self._wakes = 0
+
+    def now(self) -> Moment:
+        """The time by this machine's clock, which is a file's. Raises `QueueNotFound`."""
+        import pendulum  # now, not before: the command line starts faster without
+
+        self._do(lambda _: None)
+        return pendulum.now("UTC")
+
+    @property
+    def root(self) -> str:
+        """The folder of the file."""
+        return str(self.directory.path)
+
+    @property
+    def consumer(self) -> str:
+        """By which name this connection's claims stand in the file."""
+        return self.directory.owner
+
+    @property
+    def closed(self) -> bool:
+        """Whether its connection has been closed."""
+        return self.directory.closed
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}>"
+
+    def conf(self) -> QueueConf:
+        """How the queue is configured. Its order is that of the lines; files are never cleaned up, paused, archived."""
+        conf = self._do(lambda queue_file: queue_file.conf)
+        return QueueConf(
+            filters=dict(conf.types),
+            policy=conf.policy,
+            task_gc_lifetime=None,
+            task_gc_interval=None,
+            lock=conf.lock,
+            order="fifo",
+            paused=False,
+            archived=None,
+        )
+
+    def task(self, task_id: str) -> Task:
+        """One task. Raises `TaskNotFound`."""
+        return self._do(lambda queue_file: queue_file.task(queue_file.find(task_id)))
+
+    def tasks(
+        self,
+        *,
+        state: State | str | None = None,
+        selector: Selector | str | None = None,
+        batch: str | None = None,
+        limit: int | None = None,
+    ) -> list[Task]:
+        """Tasks in `state` (default: any) that `selector` accepts, at most `limit`, in the order of the lines.
+
+        Raises `Unsupported` for a `batch`.
+        """
+        refuse({refusals.BATCHES: batch is not None})
+        wanted, most = as_state(state), optional_whole_number("limit", limit)
+        return self._do(
+            lambda queue_file: [queue_file.task(lines) for lines in _matching(queue_file, wanted, selector)[:most]]
+        )
+
+    def ids(self, state: State | str | None = None, selector: Selector | str | None = None) -> list[str]:
+        """The ids of the tasks in `state` (default: any) that `selector` accepts, in the order of the lines."""
+        wanted = as_state(state)
+        return self._do(lambda queue_file: [lines.id for lines in _matching(queue_file, wanted, selector)])
+
+    def read_many(self, task_ids: Sequence[str], *, parts: Collection[Part] = PARTS) -> list[Task]:
+        """The tasks among `task_ids` that are there, each once, in the order of the ids; all of one moment.
+
+        `parts`: which of ``data``, ``metadata`` and ``result`` are told; the others are empty in the tasks.
+        """
+        ids, chosen = checked_ids(task_ids), checked_parts(parts)
+
+        def look(queue_file: QueueFile) -> list[Task]:
+            all_lines = [queue_file.tasks[each] for each in ids if each in queue_file.tasks]
+            return [_only(queue_file.task(lines), chosen) for lines in all_lines]
+
+        return self._do(look)
+
+    def scan(
+        self,
+        task_ids: Sequence[str],
+        columns: Sequence[str],
+        *,
+        states: Sequence[State | str] | None = None,
+        selector: Selector | str | None = None,
+        since: Moment | None = None,
+        in_flight: int = 8,
+    ) -> Scanned:
+        """Columns of the tasks among `task_ids` that are there, as `Queue.scan` reads them; all of one moment."""
+        ids, names, begin = checked_ids(task_ids), checked_columns(columns), optional_milliseconds("since", since)
+        chosen = None if states is None else set(map(as_state, states))
+        whole_number("in_flight", in_flight, 1)
+
+        def look(queue_file: QueueFile) -> Scanned:
+            matching = {lines.id: queue_file.task(lines) for lines in _matching(queue_file, None, selector)}
+            tasks = [task for each in ids if (task := matching.get(each)) is not None]
+            rows = [task for task in tasks if _in(chosen, task) and (begin is None or task.enqueued_ms >= begin)]
+            gone = tuple(each for each in ids if each not in queue_file.tasks)
+            return Scanned({name: [getattr(task, name) for task in rows] for name in names}, gone, ())
+
+        return self._do(look)
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks are in each state, ``scheduled`` being the part of ``inserted`` that waits for its time."""
+
+        def look(queue_file: QueueFile) -> dict[str, int]:
+            states = [(queue_file.state(lines), lines.due > queue_file.now) for lines in queue_file.tasks.values()]
+            counted = {str(state): sum(seen is state for seen, _ in states) for state in State}
+            return counted | {"scheduled": states.count((State.INSERTED, True))}
+
+        return self._do(look)
+
+    def pending(self) -> int:
+        """How many tasks are pending, those that wait for their time among them."""
+        return self.counts()["inserted"]
+
+    def wait(
+        self,
+        task_ids: Sequence[str],
+        event: WaitFor | str = WaitFor.COMPLETION,
+        timeout: Duration | None = None,
+        on_progress: OnProgress | None = None,
+        *,
+        stop_at_failure: bool = False,
+    ) -> list[Task]:
+        """Wait until every task was claimed, or has ended; returns the tasks in order. See `Queue.wait`."""
+        refuse({refusals.PROGRESS: on_progress})
+        return wait(self.directory, self.name, task_ids, event, timeout, stop_at_failure=stop_at_failure)
+
+    def follow(self, task_id: str, on_change: OnChange, timeout: Duration | None = None) -> Task:
+        """Call `on_change` with the task now and whenever it has changed; returns it once it has ended.
+
+        Raises `WaitTimeout`, `TaskNotFound`. See `Queue.follow`.
+        """
+        return follow(self.directory, self.name, task_id, on_change, timeout)
+
+    def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = lambda: False) -> bool:
+        """Whether the queue's file is there; waits for it at most `timeout` seconds (None: without bound)."""
+        span = optional_seconds("timeout", timeout)
+        look = lambda: (self.path.is_file() or None, None)  # noqa: E731
+        return bool(look_until(self.path, look, span, self.directory.alarms, lambda: stopping() or self.closed))
+
+    def _do(self, work: Callable[[QueueFile], T], *, create: bool = False) -> T:
+        """Do something with the file while it is locked; see `Directory.carry_out`."""
+        return self.directory.carry_out(self.name, work, create=create)
+
+    # --- whether there is work, and waiting for it
 
     def ready(
         self,
@@ -149,14 +241,14 @@ class Awake(Several):
 
         Waits for one at most `timeout` seconds; None: to the end.
         """
-        folder, most = self.folder, optional_seconds("timeout", timeout)
+        directory, most = self.directory, optional_seconds("timeout", timeout)
 
-        def work(book: Book) -> settling.Seen:
-            chosen = choose(book.conf.types, node=node, filter_method=filter_method, selector=selector)
-            return settling.find_ready(book, chosen)
+        def work(queue_file: QueueFile) -> settling.Seen:
+            chosen = choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector)
+            return settling.find_ready(queue_file, chosen)
 
-        look = partial(folder.carry_out, self.name, work, end=end_of(most))
-        return look_until(self.path, look, most, folder.alarms, stopping) is not None
+        look = partial(directory.carry_out, self.name, work, end=end_of(most))
+        return look_until(self.path, look, most, directory.alarms, stopping) is not None
 
     @property
     def changes(self) -> int:
@@ -166,124 +258,18 @@ class Awake(Several):
     def wait_for_change(self, seen: int, timeout: Duration) -> bool:
         """Wait until the queue is woken more than `seen` times, at most for `timeout`."""
         span = seconds("timeout", timeout)
-        with self.folder.alarms.one() as alarm:
+        with self.directory.alarms.one() as alarm:
             return self._wakes > seen or alarm.event.wait(span)
 
     def wake(self) -> None:
         """Wake whoever waits for something in the folder; they look again."""
         self._wakes += 1
-        self.folder.alarms.fire()
+        self.directory.alarms.fire()
 
-    def look_after(self) -> None:
+    def run_maintenance(self) -> None:
         """Nothing is promoted or rescued in a file: whoever claims finds what is due."""
 
-
-# --- Holding and ending a claim out of a file by its task's id and its token, from whichever process.
-
-T = TypeVar("T")
-
-
-class ByToken(Awake):
-    """What whoever knows a claim's token does with it."""
-
-    def take_over(self, task_id: str, token: int, *, lease: Duration | None = None) -> FileClaim | None:
-        """Return a claim that another process made as one's own; None where it is not the current one. See `Queue`.
-
-        Without `lease`, its ``span`` is what is left of it, and the task's or the queue's lock at least. It is always
-        an object of its own, also where the claim was made through this client.
-        """
-        name, span = check_name("task id", task_id), None if lease is None else lock_span("lease", lease)
-
-        def work(book: Book) -> tuple[Task, float]:
-            item, _ = settling.current(book, name, token)
-            if span is not None:
-                settling.extend(book, name, token, span)
-            left = 0.0 if item.holder is None else item.holder[1] - book.now
-            return book.task(item), span or max(left, item.span(book.conf))
-
-        try:
-            return FileClaim(self, *self._do(work))
-        except (ClaimLost, TaskNotFound):
-            return None
-
-    def complete(
-        self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: Duration | None = None
-    ) -> None:
-        """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskNotFound`, `TaskTooLarge`."""
-        refuse({refusals.DEDUPE: dedupe})
-        data = b"" if result is None else encode_data("result", result)
-        if len(data) > MAX_PAYLOAD:
-            msg = f"the result of task {task_id!r} has {len(data):,} bytes; as in ZooKeeper, {MAX_PAYLOAD:,} are taken"
-            raise TaskTooLarge(msg)
-        self._settle(task_id, token, lambda book: settling.complete(book, task_id, token, data))
-
-    def fail(
-        self,
-        task_id: str,
-        token: int,
-        error: str | BaseException,
-        *,
-        retry: bool = True,
-        backoff: Duration | None = None,
-    ) -> State:
-        """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`.
-
-        Of `error` the first 200 bytes are kept.
-        """
-        wait = optional_seconds("backoff", backoff)
-        return self._settle(
-            task_id, token, lambda book: settling.fail(book, task_id, token, error, retry=retry, wait=wait)
-        )
-
-    def release(self, task_id: str, token: int, delay: Duration | None = None) -> None:
-        """Give the task back, for `delay` seconds; the delivery counts as no attempt. Raises `ClaimLost`."""
-        span = optional_seconds("delay", delay) or 0.0
-        self._settle(task_id, token, lambda book: settling.release(book, task_id, token, span))
-
-    def snooze(self, task_id: str, token: int, delay: Duration) -> None:
-        """Give the task back, not to be handled for `delay`; counts as no attempt. Raises `ClaimLost`."""
-        self.release(task_id, token, seconds("delay", delay))
-
-    def begin(self, task_id: str, token: int) -> None:
-        """Check that the claim is the current one: it began when it was claimed. Raises `ClaimLost`."""
-        self._do(lambda book: settling.current(book, task_id, token))
-
-    def extend(self, task_id: str, token: int, lease: Duration) -> None:
-        """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
-        span = lock_span("lease", lease)
-        self._do(lambda book: settling.extend(book, task_id, token, span))
-
-    def _settle(self, task_id: str, token: int, work: Callable[[Book], T]) -> T:
-        try:
-            done = self._do(work)
-        except (ClaimLost, QueueNotFound, TaskNotFound):
-            self.folder.hold(self.name, task_id, token, held=False)
-            raise
-        self.folder.hold(self.name, task_id, token, held=False)
-        return done
-
-
-# --- The worker over a file, which is `Worker` itself: a file's queue and claims have what it needs.
-
-
-def worker(queue: Queue, handler: Handler, *, transactional: bool = False, **options: Any) -> Worker:
-    """A worker on a file's queue; the options are `Worker`'s. Raises `ConfigError` for ``transactional``.
-
-    Every claim has an end here: while its handler runs, it is extended each time a third of its span has passed,
-    unless ``heartbeat`` is False. Nothing is claimed ahead: in a file, each claim counts as a delivery.
-    """
-    refuse({TRANSACTIONS: transactional})
-    return Worker(queue, handler, **options | {"prefetch": 0})
-
-
-# --- `FileQueue`: the interface of `Queue` over one file.
-
-
-class FileQueue(ByToken):
-    """A queue in a file, each call blocking until the file is changed. Usable from several threads and processes.
-
-    The methods are those of `Queue` and raise what those raise; what a file cannot promise raises `Unsupported`.
-    """
+    # --- configure, enqueue, claim
 
     pause = resume = refused(refusals.PAUSES)
     collect_garbage = clear = drop = refused(refusals.COLLECTION)
@@ -313,7 +299,7 @@ class FileQueue(ByToken):
         """
         collected = task_gc_lifetime is not None or task_gc_interval is not None
         refuse({refusals.COLLECTION: collected, refusals.ARCHIVES: archive or follow})
-        self.folder.configure(self.name, lambda conf: conf.changed(filters, policy, lock, order))
+        self.directory.configure(self.name, lambda conf: conf.changed(filters, policy, lock, order))
 
     def delete(self, *, confirm: bool = False, force: bool = False) -> int:
         """Delete the file with everything in it, its configuration and its results; returns how many tasks that were.
@@ -321,7 +307,7 @@ class FileQueue(ByToken):
         `confirm`: has to be True, as nothing of it comes back. `force`: also while tasks are claimed. Raises
         `ConfigError` without `confirm`, `QueueNotFound`, and `QueueError` for what takes `force`.
         """
-        return directory.delete(self.folder, self.name, confirm=confirm, force=force)
+        return delete_queue(self.directory, self.name, confirm=confirm, force=force)
 
     # --- enqueue
 
@@ -397,15 +383,15 @@ class FileQueue(ByToken):
         It holds for `lease` seconds, else for the task's or the queue's lock, unless it is extended. Without `lease`
         it is given back when the connection is closed.
         """
-        folder, span = self.folder, None if lease is None else lock_span("lease", lease)
+        directory, span = self.directory, None if lease is None else lock_span("lease", lease)
 
-        def work(book: Book) -> settling.Taken:
-            chosen = choose(book.conf.types, node=node, filter_method=filter_method, selector=selector)
-            return settling.take(book, folder.owner, chosen, span)
+        def work(queue_file: QueueFile) -> settling.Taken:
+            chosen = choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector)
+            return settling.take(queue_file, directory.owner, chosen, span)
 
         most = seconds("timeout", timeout)
-        look, end = partial(folder.carry_out, self.name, work), end_of(most)
-        taken = look_until(self.path, partial(look, end=end), most, folder.alarms, stopping)
+        look, end = partial(directory.carry_out, self.name, work), end_of(most)
+        taken = look_until(self.path, partial(look, end=end), most, directory.alarms, stopping)
         return self._handed_out(taken, held=lease is None)
 
     def claim_task(
@@ -414,19 +400,19 @@ class FileQueue(ByToken):
         *,
         lease: Duration | None = None,
         attempt: int | None = None,
-        ahead: bool = False,  # noqa: ARG002  in a file, each claim counts at once
+        prefetch: bool = False,  # noqa: ARG002  in a file, each claim counts at once
     ) -> FileClaim | None:
         """Take this task and no other, if it is pending and due; None where it is not. `attempt`: see `Queue`."""
         name, number = check_name("task id", task_id), optional_whole_number("attempt", attempt, 1)
-        owner, span = self.folder.owner, None if lease is None else lock_span("lease", lease)
-        taken, _ = self._do(lambda book: settling.take_one(book, owner, name, span, number))
+        owner, span = self.directory.owner, None if lease is None else lock_span("lease", lease)
+        taken, _ = self._do(lambda queue_file: settling.take_one(queue_file, owner, name, span, number))
         return self._handed_out(taken, held=lease is None)
 
     def _handed_out(self, taken: tuple[Task, float] | None, *, held: bool) -> FileClaim | None:
         """The claim that a caller gets; `held`: it is given back when the connection is closed."""
         claim = None if taken is None else FileClaim(self, *taken)
         if claim is not None and held:
-            self.folder.hold(self.name, claim.task.id, claim.token, held=True)
+            self.directory.hold(self.name, claim.task.id, claim.token, held=True)
         return claim
 
     def check_wanted(
@@ -439,8 +425,177 @@ class FileQueue(ByToken):
         """Raise `ConfigError` for a node, selector or lease that the queue refuses."""
         if lease is not None:
             lock_span("lease", lease)
-        self._do(lambda book: choose(book.conf.types, node=node, filter_method=filter_method, selector=selector))
+        self._do(
+            lambda queue_file: choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector)
+        )
 
     def worker(self, handler: Handler, **options: Any) -> Worker:
-        """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``."""
-        return worker(self, handler, **options)
+        """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``.
+
+        Every claim has an end here: while its handler runs, it is extended each time a third of its span has passed,
+        unless ``heartbeat`` is False. Nothing is prefetched: in a file, each claim counts as a delivery.
+        """
+        refuse({TRANSACTIONS: options.pop("transactional", False)})
+        return Worker(self, handler, **options | {"prefetch": 0})
+
+    # --- several tasks: each claim locks the file for itself
+
+    def claim_many(
+        self,
+        n: int,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration = 0,
+        lease: Duration | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+        prefetch: Literal["all"] | bool = False,  # noqa: ARG002  in a file, each claim counts at once
+        max_leases: int | None = None,
+    ) -> list[FileClaim]:
+        """Take the first `n` tasks that fit (1 to 64), or as many as there are; the first is waited for, see `claim`.
+
+        A call that fails or is interrupted gives back what it took.
+        """
+        refuse({BOUNDS: max_leases is not None})
+        most = number_of_claims(n)
+        claims: list[FileClaim] = []
+        try:
+            while len(claims) < most:
+                wait = 0 if claims else timeout
+                claim = self.claim(node, filter_method, selector=selector, timeout=wait, lease=lease, stopping=stopping)
+                if claim is None:
+                    break
+                claims.append(claim)
+        except BaseException:
+            for claim in claims:
+                claim.release()
+            raise
+        return claims
+
+    def claims(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: Method = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+        prefetch: int = 1,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> FileClaims:
+        """Loop over the tasks that fit; what the body has not settled when the loop comes back is completed.
+
+        See `Queue.claims`. `prefetch` is checked, and no more: each claim locks the file for itself.
+        """
+        number_of_claims(prefetch, "prefetch")
+        span = optional_seconds("timeout", timeout)
+
+        def take() -> FileClaim | None:
+            wait = LONG if span is None else span
+            choice: dict[str, Any] = {"selector": selector, "timeout": wait, "lease": lease, "stopping": stopping}
+            while True:
+                claim = self.claim(node, filter_method, **choice)
+                if claim is not None or span is not None or stopping():
+                    return claim
+
+        return FileClaims(take)
+
+    # --- a claim by its task's id and its token, from whichever process
+
+    def take_over(self, task_id: str, token: int, *, lease: Duration | None = None) -> FileClaim | None:
+        """Return a claim that another process made as one's own; None where it is not the current one. See `Queue`.
+
+        Without `lease`, its ``span`` is what is left of it, and the task's or the queue's lock at least. It is always
+        an object of its own, also where the claim was made through this client.
+        """
+        name, span = check_name("task id", task_id), None if lease is None else lock_span("lease", lease)
+
+        def work(queue_file: QueueFile) -> tuple[Task, float]:
+            lines, _ = settling.current(queue_file, name, token)
+            if span is not None:
+                settling.extend(queue_file, name, token, span)
+            left = 0.0 if lines.holder is None else lines.holder[1] - queue_file.now
+            return queue_file.task(lines), span or max(left, lines.span(queue_file.conf))
+
+        try:
+            return FileClaim(self, *self._do(work))
+        except (ClaimLost, TaskNotFound):
+            return None
+
+    def complete(
+        self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: Duration | None = None
+    ) -> None:
+        """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskNotFound`, `TaskTooLarge`."""
+        refuse({refusals.DEDUPE: dedupe})
+        data = b"" if result is None else encode_data("result", result)
+        if len(data) > MAX_PAYLOAD:
+            msg = f"the result of task {task_id!r} has {len(data):,} bytes; as in ZooKeeper, {MAX_PAYLOAD:,} are taken"
+            raise TaskTooLarge(msg)
+        self._settle(task_id, token, lambda queue_file: settling.complete(queue_file, task_id, token, data))
+
+    def fail(
+        self,
+        task_id: str,
+        token: int,
+        error: str | BaseException,
+        *,
+        retry: bool = True,
+        backoff: Duration | None = None,
+    ) -> State:
+        """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`.
+
+        Of `error` the first 200 bytes are kept.
+        """
+        wait = optional_seconds("backoff", backoff)
+        return self._settle(
+            task_id, token, lambda queue_file: settling.fail(queue_file, task_id, token, error, retry=retry, wait=wait)
+        )
+
+    def release(self, task_id: str, token: int, delay: Duration | None = None) -> None:
+        """Give the task back, for `delay` seconds; the delivery counts as no attempt. Raises `ClaimLost`."""
+        span = optional_seconds("delay", delay) or 0.0
+        self._settle(task_id, token, lambda queue_file: settling.release(queue_file, task_id, token, span))
+
+    def snooze(self, task_id: str, token: int, delay: Duration) -> None:
+        """Give the task back, not to be handled for `delay`; counts as no attempt. Raises `ClaimLost`."""
+        self.release(task_id, token, seconds("delay", delay))
+
+    def begin(self, task_id: str, token: int) -> None:
+        """Check that the claim is the current one: it began when it was claimed. Raises `ClaimLost`."""
+        self._do(lambda queue_file: settling.current(queue_file, task_id, token))
+
+    def extend(self, task_id: str, token: int, lease: Duration) -> None:
+        """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
+        span = lock_span("lease", lease)
+        self._do(lambda queue_file: settling.extend(queue_file, task_id, token, span))
+
+    def _settle(self, task_id: str, token: int, work: Callable[[QueueFile], T]) -> T:
+        try:
+            done = self._do(work)
+        except (ClaimLost, QueueNotFound, TaskNotFound):
+            self.directory.hold(self.name, task_id, token, held=False)
+            raise
+        self.directory.hold(self.name, task_id, token, held=False)
+        return done
+
+
+def _matching(queue_file: QueueFile, wanted: State | None, selector: Selector | str | None) -> list[TaskLines]:
+    types = queue_file.conf.types
+    chosen = None if selector is None else as_selector(selector).bind(types)
+    all_lines = (lines for lines in queue_file.tasks.values() if wanted is None or queue_file.state(lines) is wanted)
+    return [lines for lines in all_lines if chosen is None or chosen.matches(lines.filters, types)]
+
+
+def _in(states: Collection[State | None] | None, task: Task) -> bool:
+    return states is None or task.state in states
+
+
+def _only(task: Task, parts: Collection[str]) -> Task:
+    """The task with the parts that were not asked for empty."""
+    return replace(
+        task,
+        data=task.data if "data" in parts else b"",
+        metadata=task.metadata if "metadata" in parts else {},
+        result=task.result if "result" in parts else None,
+    )

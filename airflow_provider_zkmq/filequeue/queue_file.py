@@ -47,50 +47,52 @@ from airflow_provider_zkmq.textqueue.mutex import RESERVED
 
 # --- What is wrong with the files, told once in the log: what is stepped over, and who may read them.
 
-MOST_NOTICES: Final = 1_000
+MOST_WARNINGS: Final = 1_000
 _OTHERS: Final = 0o007
 
 
-class Notices:
+class WarnOnce:
     """Each notice is logged once, as long as the connection lasts; in bounded memory."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._lock = threading.Lock()
 
-    def tell(self, notice: str) -> None:
+    def warn_once(self, notice: str) -> None:
         """Log a notice that was not logged before."""
         with self._lock:
-            if notice in self._told or len(self._told) >= MOST_NOTICES:
+            if notice in self._warned or len(self._warned) >= MOST_WARNINGS:
                 return
-            self._told.add(notice)
+            self._warned.add(notice)
         log.warning("%s", notice)
 
     def look_at(self, file: TextQueue) -> None:
         """Tell of a file that others may read or write: payloads may be secret."""
         if file.mode & _OTHERS:
-            self.tell(f"{file.path} is open to every user of this machine (mode {file.mode:o}): chmod o= to close it")
+            self.warn_once(
+                f"{file.path} is open to every user of this machine (mode {file.mode:o}): chmod o= to close it"
+            )
 
 
 # --- Results that do not fit into a queue's file: ``<queue>.results/<task id>``, with the mode of the queue's file.
 
-_NO_FOLDER: Final = {errno.ELOOP, errno.EMLINK, errno.ENOTDIR}
+_NOT_A_DIRECTORY: Final = {errno.ELOOP, errno.EMLINK, errno.ENOTDIR}
 
 
-def keep(queue: Path, task_id: str, data: bytes, mode: int) -> None:
+def keep_result(queue: Path, task_id: str, data: bytes, mode: int) -> None:
     """Write a task's result. Raises `HostileFile` where the folder of the results leads elsewhere, and `OSError`."""
-    folder = _path(queue)
+    directory = _path(queue)
     made = False
     with contextlib.suppress(FileExistsError):
-        folder.mkdir(0o700)
+        directory.mkdir(0o700)
         made = True
-    with _opened(folder) as descriptor:
+    with _opened(directory) as descriptor:
         if made:  # by its descriptor: meanwhile a symbolic link may have taken its place
             os.fchmod(descriptor, mode | (mode & 0o444) >> 2)  # who may read a file of it may look it up
         replace_plain(Path(task_id), data, mode, folder=descriptor)
 
 
-def read(queue: Path, task_id: str) -> bytes | None:
+def read_result(queue: Path, task_id: str) -> bytes | None:
     """A task's result; None without one. Raises `HostileFile` for what is no plain file in its folder, `OSError`."""
     try:
         with _opened(_path(queue)) as descriptor:
@@ -99,13 +101,13 @@ def read(queue: Path, task_id: str) -> bytes | None:
         return None
 
 
-def delete(queue: Path) -> None:
+def delete_results(queue: Path) -> None:
     """Delete the results of a queue; a symbolic link in their place is taken away, and not followed."""
-    folder = _path(queue)
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.is_dir():
-        shutil.rmtree(folder)
+    directory = _path(queue)
+    if directory.is_symlink():
+        directory.unlink()
+    elif directory.is_dir():
+        shutil.rmtree(directory)
 
 
 def _path(queue: Path) -> Path:
@@ -113,14 +115,14 @@ def _path(queue: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def _opened(directory: Path) -> Iterator[int]:
     """A folder by its descriptor, so that what is opened in it cannot be led elsewhere meanwhile."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno not in _NO_FOLDER:
+        if error.errno not in _NOT_A_DIRECTORY:
             raise
-        msg = f"{folder} is no folder, or a symbolic link, which is not followed"
+        msg = f"{directory} is no folder, or a symbolic link, which is not followed"
         raise HostileFile(msg) from None
     try:
         yield descriptor
@@ -247,7 +249,7 @@ MOST_KEPT: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Conf:
+class FileConf:
     """The declared filters, when failed tasks run again, and how long a claim holds (seconds)."""
 
     types: Mapping[str, FilterType] = field(default_factory=dict)
@@ -260,7 +262,7 @@ class Conf:
         policy: RetryPolicy | None,
         lock: Duration | None,
         order: str | None,
-    ) -> Conf:
+    ) -> FileConf:
         """This with what is given. Raises `ConfigError`; both of ZooKeeper's orders are that of the lines."""
         if order is not None and order not in ORDERS:
             msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
@@ -284,13 +286,13 @@ def lock_span(what: str, value: object) -> float:
     return span
 
 
-def read_conf(path: Path) -> Conf:
+def read_conf(path: Path) -> FileConf:
     """The configuration; the defaults without the file. Raises `CorruptRecord`, `HostileFile` for no plain file."""
     try:
         record = load(str(path), read_plain(path, MOST_KEPT))
     except FileNotFoundError:
-        return Conf()
-    return Conf(
+        return FileConf()
+    return FileConf(
         types=decode_types(str(path), dump(record.get("filters", {}))),
         policy=RetryPolicy.decode(str(path), dump(record.get("policy", {}))),
         lock=_lock(path, record.get("lock", DEFAULT_LOCK)),
@@ -305,7 +307,7 @@ def _lock(path: Path, value: object) -> float:
         raise CorruptRecord(msg) from error
 
 
-def write_conf(path: Path, conf: Conf, mode: int) -> None:
+def write_conf(path: Path, conf: FileConf, mode: int) -> None:
     """Put it in place of what was there, with the mode of the queue's file; who reads sees one or the other."""
     record = {"filters": json.loads(encode_types(conf.types)), "policy": conf.policy.record(), "lock": conf.lock}
     replace_plain(path, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode(), mode)
@@ -314,12 +316,12 @@ def write_conf(path: Path, conf: Conf, mode: int) -> None:
 # --- A message of the file as a task.
 
 
-class Item:
+class TaskLines:
     """A message that is no comment; what its variables say, and nothing where they are not understood."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
-        #: Its id in the queue; given by the `Book`.
+        #: Its id in the queue; given by the `QueueFile`.
         self.id = ""
 
     @cached_property
@@ -344,9 +346,9 @@ class Item:
     @cached_property
     def foreign(self) -> list[str]:
         """The variables that are not ours, as they stand."""
-        ours = {"id", MOVED, *ROOMS, *KEPT}
+        own = {"id", MOVED, *ROOMS, *KEPT}
         kept = (variable.partition("=") for variable in self.message.variables if not mutex.is_mutex(variable))
-        return ["".join(parts) for parts in kept if not (parts[1] and parts[0] in ours)]
+        return ["".join(parts) for parts in kept if not (parts[1] and parts[0] in own)]
 
     @property
     def own_id(self) -> str | None:
@@ -401,21 +403,21 @@ class Item:
         """The filters' values by name."""
         return {name: value for name, value in self.record("filters").items() if isinstance(value, str)}
 
-    def policy(self, conf: Conf) -> RetryPolicy:
+    def policy(self, conf: FileConf) -> RetryPolicy:
         """The task's own policy, else the queue's."""
         try:
             return RetryPolicy.decode(self.id, bytes_of(self.value("policy"))) if self.value("policy") else conf.policy
         except CorruptRecord:
             return conf.policy
 
-    def span(self, conf: Conf) -> float:
+    def span(self, conf: FileConf) -> float:
         """How long a claim of it holds: the task's own lock, else the queue's."""
         try:
             return lock_span("lock", parse_duration(self.value("lock"), "lock")) if self.value("lock") else conf.lock
         except ValueError:
             return conf.lock
 
-    def state(self, conf: Conf, now: float) -> State:
+    def state(self, conf: FileConf, now: float) -> State:
         """The task's state. Dead is also one whose owner let the last claim that its policy allows expire."""
         match self.message.status:
             case Status.PROCESSED:
@@ -428,7 +430,7 @@ class Item:
             return State.CLAIMED
         return State.DEAD if self.policy(conf).exhausted(self.number("attempts")) else State.INSERTED
 
-    def task(self, conf: Conf, now: float, result: bytes | None) -> Task:
+    def task(self, conf: FileConf, now: float, result: bytes | None) -> Task:
         """The task as others see it. A file keeps neither its history nor when it was claimed and ended."""
         state = self.state(conf, now)
         scheduled = state is State.INSERTED and self.due > now
@@ -471,28 +473,28 @@ class Tasks:
     """The tasks of a file by their ids, in the order of the lines; ``end``: how far it was read."""
 
     place: Place
-    by_id: dict[str, Item] = field(default_factory=dict)
+    by_id: dict[str, TaskLines] = field(default_factory=dict)
     end: int = 0
-    _open: dict[str, Item] = field(default_factory=dict)
+    _open: dict[str, TaskLines] = field(default_factory=dict)
 
-    def replace(self, by_id: dict[str, Item], end: int) -> None:
+    def replace(self, by_id: dict[str, TaskLines], end: int) -> None:
         """All of it was read anew."""
         self.by_id, self._open, self.end = by_id, dict(by_id), end
 
-    def add(self, items: list[Item], end: int) -> bool:
+    def add(self, all_lines: list[TaskLines], end: int) -> bool:
         """These were appended; False where they are not simply more tasks, or other runs: all is to be read anew."""
-        for item in items:
-            name, before = item.own_id, self.by_id.get(item.own_id or "")
-            if name is None or item.moved or (before is not None and before.message.status is Status.QUEUED):
+        for lines in all_lines:
+            name, before = lines.own_id, self.by_id.get(lines.own_id or "")
+            if name is None or lines.moved or (before is not None and before.message.status is Status.QUEUED):
                 return False
             for tasks in (self.by_id, self._open):
                 tasks.pop(name, None)
-                tasks[name] = item
-            item.id = name
+                tasks[name] = lines
+            lines.id = name
         self.end = end
         return True
 
-    def move(self, old: Item, new: Item, end: int) -> None:
+    def move(self, old: TaskLines, new: TaskLines, end: int) -> None:
         """The lines of a task were moved to the end of the file."""
         new.id = old.id
         for tasks in (self.by_id, self._open):
@@ -500,16 +502,16 @@ class Tasks:
             tasks[new.id] = new
         self.end = end
 
-    def unended(self) -> Iterator[Item]:
+    def unended(self) -> Iterator[TaskLines]:
         """The tasks that are not marked as ended, in order; what has ended is passed by once, and forgotten."""
-        for item in list(self._open.values()):
-            if item.message.status is Status.QUEUED:
-                yield item
-            elif self._open.get(item.id) is item:
-                del self._open[item.id]
+        for lines in list(self._open.values()):
+            if lines.message.status is Status.QUEUED:
+                yield lines
+            elif self._open.get(lines.id) is lines:
+                del self._open[lines.id]
 
 
-class Kept:
+class CachedFiles:
     """What is kept of a connection's files. Each is taken, used and put back while the file is locked."""
 
     def __init__(self) -> None:
@@ -545,35 +547,35 @@ class Kept:
 # --- A queue file, read whole and changed while its lock is held.
 
 
-class Book:
+class QueueFile:
     """The tasks of a file, for as long as its lock is held. `kept`: as they were read before, and still are."""
 
     def __init__(
-        self, file: TextQueue, conf: Conf, tell: Callable[[str], None] = log.warning, kept: Tasks | None = None
+        self, file: TextQueue, conf: FileConf, warn_once: Callable[[str], None] = log.warning, kept: Tasks | None = None
     ) -> None:
         self.file = file
         self.conf = conf
-        self.tell = tell
+        self.warn_once = warn_once
         self.now = time.time()
         self.kept = kept or Tasks(file.place)
         if kept is None:
             self._begin()
 
     @property
-    def tasks(self) -> dict[str, Item]:
+    def tasks(self) -> dict[str, TaskLines]:
         """The tasks by their ids, in the order of the lines."""
         return self.kept.by_id
 
     def _begin(self) -> None:
         self.read()
-        copies = [item for item in self.tasks.values() if item.is_copy]
-        for item in copies:  # at once: their ids must not depend on what becomes of the tasks they were copied from
+        copies = [lines for lines in self.tasks.values() if lines.is_copy]
+        for lines in copies:  # at once: their ids must not depend on what becomes of the tasks they were copied from
             with self.stepping_over():
-                self._copy(item)
+                self._copy(lines)
         if copies:
             self.read()
         for offset, why in self.file.reports.items():
-            self.tell(f"{self.file.path}, byte {offset}: {why}")
+            self.warn_once(f"{self.file.path}, byte {offset}: {why}")
 
     @contextlib.contextmanager
     def stepping_over(self) -> Iterator[None]:
@@ -581,27 +583,27 @@ class Book:
         try:
             yield
         except CorruptRecord as error:
-            self.tell(f"{error}; stepped over")
+            self.warn_once(f"{error}; stepped over")
 
     def read(self) -> None:
         """Read the file, after a move that a crash cut off was brought to its end."""
         end, self.file.grown = self.file.size(), None
-        items = self._items()
-        cut_off = [item for item in items if item.moved]
-        for item in cut_off:
-            self._end_move(item, {other.message.offset: other for other in items})
-        self.kept.replace(name_all(self._items() if cut_off else items), end)
+        all_lines = self._read_lines()
+        cut_off = [lines for lines in all_lines if lines.moved]
+        for lines in cut_off:
+            self._end_move(lines, {other.message.offset: other for other in all_lines})
+        self.kept.replace(name_all(self._read_lines() if cut_off else all_lines), end)
 
     def read_on(self) -> bool:
         """Read what was appended since; False where that is not ours alone, and all has to be read anew."""
         start, end = self.kept.end, self.file.size()
-        return end == start or (self.file.grown == (start, end) and self.kept.add(self._items(start), end))
+        return end == start or (self.file.grown == (start, end) and self.kept.add(self._read_lines(start), end))
 
-    def _items(self, start: int = 0) -> list[Item]:
+    def _read_lines(self, start: int = 0) -> list[TaskLines]:
         messages = self.file.messages(ALL, start=start)
-        return [Item(message) for message in messages if message.status is not Status.COMMENT]
+        return [TaskLines(message) for message in messages if message.status is not Status.COMMENT]
 
-    def find(self, task_id: str) -> Item:
+    def find(self, task_id: str) -> TaskLines:
         """Raises `TaskNotFound`."""
         try:
             return self.tasks[task_id]
@@ -609,13 +611,13 @@ class Book:
             msg = f"task {task_id!r} is not in {self.file.path}: never enqueued, or its line was deleted"
             raise TaskNotFound(msg) from None
 
-    def state(self, item: Item) -> State:
+    def state(self, lines: TaskLines) -> State:
         """The state of a task now."""
-        return item.state(self.conf, self.now)
+        return lines.state(self.conf, self.now)
 
-    def task(self, item: Item) -> Task:
+    def task(self, lines: TaskLines) -> Task:
         """What is known of a task."""
-        return item.task(self.conf, self.now, self._result(item))
+        return lines.task(self.conf, self.now, self._result(lines))
 
     def append(self, text: str | bytes, values: Mapping[str, str], more: list[str] | None = None) -> None:
         """Add a message with its variables at the end."""
@@ -623,51 +625,51 @@ class Book:
 
     # --- moving
 
-    def whole(self, item: Item) -> Item:
+    def whole(self, lines: TaskLines) -> TaskLines:
         r"""The item with all its variables, each with its room.
 
         A plain line, or one whose rooms an editor trimmed, is moved to the end, what stood there becoming a comment.
         A copy of another task begins anew. The new message is written first; its ``\moved-from=<offset>`` says that
         the old one does not count any more. Raises `CorruptRecord` where a copy of it would not read back as it is.
         """
-        if item.whole:
-            return item
-        self._copy(item)
-        if not self._read_move(item):
+        if lines.whole:
+            return lines
+        self._copy(lines)
+        if not self._read_move(lines):
             self.read()
-        return self.tasks[item.id]
+        return self.tasks[lines.id]
 
-    def _read_move(self, item: Item) -> bool:
+    def _read_move(self, lines: TaskLines) -> bool:
         """End the move that was just begun, reading nothing else; False where more than it was appended."""
         start, end = self.kept.end, self.file.size()
         if self.file.grown != (start, end):
             return False
-        appended = self._items(start)
-        if len(appended) != 1 or appended[0].own_id != item.id:
+        appended = self._read_lines(start)
+        if len(appended) != 1 or appended[0].own_id != lines.id:
             return False
-        self._end_move(appended[0], {item.message.offset: item})
-        self.kept.move(item, appended[0], end)
+        self._end_move(appended[0], {lines.message.offset: lines})
+        self.kept.move(lines, appended[0], end)
         self.file.grown = None
         return True
 
-    def _copy(self, item: Item) -> None:
-        names = KEPT if item.is_copy else (*ROOMS, *KEPT)
-        values = {"id": item.id} | {name: item.value(name) for name in names}
-        came = pad(f"{MOVED}={item.message.offset}", len(MOVED) + 16)
+    def _copy(self, lines: TaskLines) -> None:
+        names = KEPT if lines.is_copy else (*ROOMS, *KEPT)
+        values = {"id": lines.id} | {name: lines.value(name) for name in names}
+        came = pad(f"{MOVED}={lines.message.offset}", len(MOVED) + 16)
         try:
-            self.append(item.message.data, values, [*item.foreign, came])
+            self.append(lines.message.data, values, [*lines.foreign, came])
         except (ValueError, HostileFile) as error:
-            msg = f"task {item.id!r} cannot be moved to where there is room for its variables: {error}"
+            msg = f"task {lines.id!r} cannot be moved to where there is room for its variables: {error}"
             raise CorruptRecord(msg) from error
 
-    def _end_move(self, item: Item, others: Mapping[int, Item]) -> None:
-        old = others.get(item.number(MOVED))
-        if old is not None and old is not item and old.message.data == item.message.data:
+    def _end_move(self, lines: TaskLines, others: Mapping[int, TaskLines]) -> None:
+        old = others.get(lines.number(MOVED))
+        if old is not None and old is not lines and old.message.data == lines.message.data:
             self._comment_out(old)
-        item.set(MOVED, "")
+        lines.set(MOVED, "")
 
-    def _comment_out(self, item: Item) -> None:
-        message = item.message
+    def _comment_out(self, lines: TaskLines) -> None:
+        message = lines.message
         if message.status is Status.QUEUED:
             head = BYTE[message.status] + message.data.split(b"\n")[0]
             record = Record(message.status, message.offset, message.end, head, [])
@@ -675,47 +677,47 @@ class Book:
 
     # --- results
 
-    def _result(self, item: Item) -> bytes | None:
-        if item.message.status is not Status.PROCESSED:
+    def _result(self, lines: TaskLines) -> bytes | None:
+        if lines.message.status is not Status.PROCESSED:
             return None
-        value = item.value("result")
+        value = lines.value("result")
         if value != ELSEWHERE:
             return bytes_of(unquote(value))
         try:
-            return read(self.file.path, item.id)
+            return read_result(self.file.path, lines.id)
         except (HostileFile, OSError) as error:
-            self.tell(f"the result of task {item.id!r} cannot be read: {error}")
+            self.warn_once(f"the result of task {lines.id!r} cannot be read: {error}")
             return None
 
-    def keep_result(self, item: Item, data: bytes) -> None:
+    def keep_result(self, lines: TaskLines, data: bytes) -> None:
         """Keep a result in its variable, or in a file of its own where it is too large or no text."""
         value = quoted_result(data)
         if value == ELSEWHERE:
-            keep(self.file.path, item.id, data, self.file.mode)
-        item.set("result", value)
+            keep_result(self.file.path, lines.id, data, self.file.mode)
+        lines.set("result", value)
 
 
-def name_all(items: list[Item]) -> dict[str, Item]:
+def name_all(all_lines: list[TaskLines]) -> dict[str, TaskLines]:
     """The tasks by id. The later of two with one id is another run of it if the first has ended, else a copy.
 
     Copies and lines without an id are named by their place: ``line-<offset>``.
     """
-    tasks: dict[str, Item] = {}
+    tasks: dict[str, TaskLines] = {}
     nameless = []
-    for item in items:
-        name = item.own_id
+    for lines in all_lines:
+        name = lines.own_id
         if name is None or (name in tasks and tasks[name].message.status is Status.QUEUED):
-            nameless.append(item)
+            nameless.append(lines)
             continue
-        item.id = name
+        lines.id = name
         tasks.pop(name, None)
-        tasks[name] = item
-    for item in nameless:
-        item.id = _free(f"line-{item.message.offset}", tasks)
-        tasks[item.id] = item
+        tasks[name] = lines
+    for lines in nameless:
+        lines.id = _free(f"line-{lines.message.offset}", tasks)
+        tasks[lines.id] = lines
     return dict(sorted(tasks.items(), key=lambda pair: pair[1].message.offset))
 
 
-def _free(name: str, used: Mapping[str, Item]) -> str:
+def _free(name: str, used: Mapping[str, TaskLines]) -> str:
     names = (name if number == 1 else f"{name}-{number}" for number in range(1, len(used) + 2))
     return next(candidate for candidate in names if candidate not in used)

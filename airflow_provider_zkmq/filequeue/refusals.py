@@ -27,7 +27,7 @@ TREES: Final = "znodes (tree)"
 CONSUMERS: Final = "register of consumers (consumers): the mutex of a task names who has it"
 ARCHIVES: Final = (
     "the log of what ended, archive or stream (configure(archive=True), configure(follow=True), zxid, ended_between, "
-    "read_ended, latest_end, trimmed, archive, publish_archive)"
+    "read_ended, latest_end, truncated_at, archive, publish_archive)"
 )
 BOUNDS: Final = "bound on its leases (max_leases=)"
 FINDING: Final = "waiting for tasks that match (find)"

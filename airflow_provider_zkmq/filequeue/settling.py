@@ -26,7 +26,16 @@ from airflow_provider_zkmq.engine.model import (
     lock_seconds,
     parse_filters,
 )
-from airflow_provider_zkmq.filequeue.queue_file import ROOMS, Book, Conf, Item, body_of, clipped, lock_span, spell_time
+from airflow_provider_zkmq.filequeue.queue_file import (
+    ROOMS,
+    FileConf,
+    QueueFile,
+    TaskLines,
+    body_of,
+    clipped,
+    lock_span,
+    spell_time,
+)
 from airflow_provider_zkmq.filequeue.refusals import check_message
 from airflow_provider_zkmq.textqueue import StaleMessage, Status, mutex
 
@@ -69,32 +78,32 @@ class Putting:
                 raise
             raise BadMessage(str(error), position=position, part=part) from error
 
-    def write(self, book: Book) -> list[str]:
+    def write(self, queue_file: QueueFile) -> list[str]:
         """Validate every message, then append those whose ids are free; returns the ids in order.
 
         Raises `ConfigError`, `TaskTooLarge`, and `DuplicateTask`, which tells what was refused and what was written.
         """
         pairs = enumerate(zip(self.messages, self.ids, strict=True))
-        spelled = [self._at(position, None, partial(spell_message, book.conf, *pair)) for position, pair in pairs]
+        spelled = [self._at(position, None, partial(spell_message, queue_file.conf, *pair)) for position, pair in pairs]
         if self.only_new:
-            return self._write_new(book, spelled)
-        used = {name: book.task(book.tasks[name]) for name in self.ids if name in book.tasks}
+            return self._write_new(queue_file, spelled)
+        used = {name: queue_file.task(queue_file.tasks[name]) for name in self.ids if name in queue_file.tasks}
         taken = {name: task for name, task in used.items() if name not in self.written}
         refused = [name for name, task in taken.items() if task.state is not State.FINISHED]
         for name, (text, values) in zip(self.ids, spelled, strict=True):
             if name in taken and name not in refused:  # another run: its tokens go on, so that a late owner has none
                 values["claims"] = str(taken[name].version)
             if name not in refused and (name in taken or name not in used):
-                book.append(text, values)
+                queue_file.append(text, values)
                 self.written.add(name)
         if refused:
             raise _duplicates(refused, str(used[refused[0]].status), [name for name in self.ids if name not in refused])
         return self.ids
 
-    def _write_new(self, book: Book, spelled: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
+    def _write_new(self, queue_file: QueueFile, spelled: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
         for name, (text, values) in zip(self.ids, spelled, strict=True):
-            if name not in book.tasks:
-                book.append(text, values)
+            if name not in queue_file.tasks:
+                queue_file.append(text, values)
                 self.written.add(name)
         return self.ids
 
@@ -122,7 +131,7 @@ def _due(message: Message, now: float) -> str:
     return spell_time(when) if when > now else ""
 
 
-def spell_message(conf: Conf, message: Message, task_id: str) -> tuple[str, dict[str, str]]:
+def spell_message(conf: FileConf, message: Message, task_id: str) -> tuple[str, dict[str, str]]:
     """A message's text and variables. Raises `ConfigError`, `TaskTooLarge`."""
     data, metadata = encode_data("data", message.data), encode_metadata(message.metadata)
     if (size := len(data) + len(metadata)) > MAX_PAYLOAD:
@@ -158,124 +167,126 @@ Seen: TypeAlias = tuple[bool | None, float | None]
 EXPIRED: Final = "the claim was not extended in time, and it was the last that the policy allows"
 
 
-def take(book: Book, owner: str, selector: Selector, lease: float | None) -> Taken:
+def take(queue_file: QueueFile, owner: str, selector: Selector, lease: float | None) -> Taken:
     """Claim the first task that fits; for `lease` seconds, else as long as its own lock or the queue's says."""
     times: list[float] = []
-    for item in book.kept.unended():
-        with book.stepping_over():
-            match book.state(item):
+    for lines in queue_file.kept.unended():
+        with queue_file.stepping_over():
+            match queue_file.state(lines):
                 case State.DEAD:
-                    _bury(book, item)
-                case State.CLAIMED if item.holder is not None:
-                    times.append(item.holder[1])
-                case State.INSERTED if selector.matches(item.filters, book.conf.types):
-                    if item.due <= book.now:
-                        return _claim(book, book.whole(item), owner, lease), None
-                    times.append(item.due)
+                    _mark_dead(queue_file, lines)
+                case State.CLAIMED if lines.holder is not None:
+                    times.append(lines.holder[1])
+                case State.INSERTED if selector.matches(lines.filters, queue_file.conf.types):
+                    if lines.due <= queue_file.now:
+                        return _claim(queue_file, queue_file.whole(lines), owner, lease), None
+                    times.append(lines.due)
     return None, min(times, default=None)
 
 
-def take_one(book: Book, owner: str, task_id: str, lease: float | None, attempt: int | None) -> Taken:
+def take_one(queue_file: QueueFile, owner: str, task_id: str, lease: float | None, attempt: int | None) -> Taken:
     """Claim this task if it is pending and due; `attempt`: only as its delivery of that number."""
-    item = book.tasks.get(task_id)
-    if item is None or book.state(item) is not State.INSERTED or item.due > book.now:
+    lines = queue_file.tasks.get(task_id)
+    if lines is None or queue_file.state(lines) is not State.INSERTED or lines.due > queue_file.now:
         return None, None
-    if attempt not in {None, item.number("attempts") + 1}:
+    if attempt not in {None, lines.number("attempts") + 1}:
         return None, None
-    return _claim(book, book.whole(item), owner, lease), None
+    return _claim(queue_file, queue_file.whole(lines), owner, lease), None
 
 
-def find_ready(book: Book, selector: Selector) -> Seen:
+def find_ready(queue_file: QueueFile, selector: Selector) -> Seen:
     """Whether a task that fits could be claimed now."""
     times: list[float] = []
-    for item in book.kept.unended():
-        with book.stepping_over():
-            match book.state(item):
-                case State.CLAIMED if item.holder is not None:
-                    times.append(item.holder[1])
-                case State.INSERTED if selector.matches(item.filters, book.conf.types):
-                    if item.due <= book.now:
+    for lines in queue_file.kept.unended():
+        with queue_file.stepping_over():
+            match queue_file.state(lines):
+                case State.CLAIMED if lines.holder is not None:
+                    times.append(lines.holder[1])
+                case State.INSERTED if selector.matches(lines.filters, queue_file.conf.types):
+                    if lines.due <= queue_file.now:
                         return True, None
-                    times.append(item.due)
+                    times.append(lines.due)
     return None, min(times, default=None)
 
 
-def _bury(book: Book, item: Item) -> None:
+def _mark_dead(queue_file: QueueFile, lines: TaskLines) -> None:
     """Mark a task whose last claim expired."""
-    if item.message.status is Status.QUEUED:
-        item = book.whole(item)
-        item.set("error", clipped(EXPIRED))
-        item.message.mark_error()
+    if lines.message.status is Status.QUEUED:
+        lines = queue_file.whole(lines)
+        lines.set("error", clipped(EXPIRED))
+        lines.message.mark_error()
 
 
-def _claim(book: Book, item: Item, owner: str, lease: float | None) -> tuple[Task, float]:
-    span = lease or item.span(book.conf)
-    item.set("claims", _count(item, "claims", 1))
-    if not item.message.try_lock(owner, span):
-        msg = f"{item.message!r} was edited while it was claimed"
+def _claim(queue_file: QueueFile, lines: TaskLines, owner: str, lease: float | None) -> tuple[Task, float]:
+    span = lease or lines.span(queue_file.conf)
+    lines.set("claims", _count(lines, "claims", 1))
+    if not lines.message.try_lock(owner, span):
+        msg = f"{lines.message!r} was edited while it was claimed"
         raise StaleMessage(msg)
-    item.set("attempts", _count(item, "attempts", 1))
-    return book.task(item), span
+    lines.set("attempts", _count(lines, "attempts", 1))
+    return queue_file.task(lines), span
 
 
-def _count(item: Item, name: str, more: int) -> str:
-    return str(min(max(0, item.number(name) + more), 10 ** ROOMS[name] - 1))
+def _count(lines: TaskLines, name: str, more: int) -> str:
+    return str(min(max(0, lines.number(name) + more), 10 ** ROOMS[name] - 1))
 
 
-def current(book: Book, task_id: str, token: int) -> tuple[Item, str]:
+def current(queue_file: QueueFile, task_id: str, token: int) -> tuple[TaskLines, str]:
     """The task that a token's claim holds now, and its owner. Raises `TaskNotFound`, `ClaimLost`, `ConfigError`."""
     if isinstance(token, bool) or not isinstance(token, int):
         msg = f"token {token!r} is not allowed: the whole number that the claim got"
         raise ConfigError(msg)
-    item = book.find(task_id)
-    state, holder = book.state(item), item.holder
-    if state is not State.CLAIMED or holder is None or item.number("claims") != token:
-        now = f"the task is {state}, attempt {item.number('attempts')}"
+    lines = queue_file.find(task_id)
+    state, holder = queue_file.state(lines), lines.holder
+    if state is not State.CLAIMED or holder is None or lines.number("claims") != token:
+        now = f"the task is {state}, attempt {lines.number('attempts')}"
         msg = f"claim {token} of task {task_id!r} is not the current one; {now}; nothing was changed"
         raise ClaimLost(msg)
-    return book.whole(item), holder[0]
+    return queue_file.whole(lines), holder[0]
 
 
-def complete(book: Book, task_id: str, token: int, result: bytes) -> None:
+def complete(queue_file: QueueFile, task_id: str, token: int, result: bytes) -> None:
     """Finish the task and keep its result. Raises `ClaimLost`."""
-    item, owner = current(book, task_id, token)
-    book.keep_result(item, result)
-    item.set("error", "")
-    item.message.settle(owner, Status.PROCESSED)
+    lines, owner = current(queue_file, task_id, token)
+    queue_file.keep_result(lines, result)
+    lines.set("error", "")
+    lines.message.settle(owner, Status.PROCESSED)
 
 
-def fail(book: Book, task_id: str, token: int, error: str | BaseException, *, retry: bool, wait: float | None) -> State:
+def fail(
+    queue_file: QueueFile, task_id: str, token: int, error: str | BaseException, *, retry: bool, wait: float | None
+) -> State:
     """Give the task back until its policy's backoff, or `wait`, is over; or end it as dead. Raises `ClaimLost`."""
-    item, owner = current(book, task_id, token)
-    policy, attempt = item.policy(book.conf), item.number("attempts")
+    lines, owner = current(queue_file, task_id, token)
+    policy, attempt = lines.policy(queue_file.conf), lines.number("attempts")
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
-    item.set("error", clipped(text))
+    lines.set("error", clipped(text))
     if not retry or policy.exhausted(attempt) or policy.is_final(error):
-        item.message.settle(owner, Status.ERROR)
+        lines.message.settle(owner, Status.ERROR)
         return State.DEAD
-    _give_back(book, item, owner, policy.backoff(attempt, random.random()) if wait is None else wait)  # noqa: S311
+    _give_back(queue_file, lines, owner, policy.backoff(attempt, random.random()) if wait is None else wait)  # noqa: S311
     return State.INSERTED
 
 
-def release(book: Book, task_id: str, token: int, delay: float) -> None:
+def release(queue_file: QueueFile, task_id: str, token: int, delay: float) -> None:
     """Give the task back for so long; the claim counts as no attempt. Raises `ClaimLost`."""
-    item, owner = current(book, task_id, token)
-    item.set("attempts", _count(item, "attempts", -1))
-    _give_back(book, item, owner, delay)
+    lines, owner = current(queue_file, task_id, token)
+    lines.set("attempts", _count(lines, "attempts", -1))
+    _give_back(queue_file, lines, owner, delay)
 
 
-def _give_back(book: Book, item: Item, owner: str, delay: float) -> None:
-    item.set("due", spell_time(book.now + delay) if delay >= 0.001 else "")
-    item.message.settle(owner, None)
+def _give_back(queue_file: QueueFile, lines: TaskLines, owner: str, delay: float) -> None:
+    lines.set("due", spell_time(queue_file.now + delay) if delay >= 0.001 else "")
+    lines.message.settle(owner, None)
 
 
-def extend(book: Book, task_id: str, token: int, span: float) -> None:
+def extend(queue_file: QueueFile, task_id: str, token: int, span: float) -> None:
     """Hold the claim so many seconds from now. Raises `ClaimLost`."""
-    item, owner = current(book, task_id, token)
-    item.message.try_lock(owner, span)
+    lines, owner = current(queue_file, task_id, token)
+    lines.message.try_lock(owner, span)
 
 
-def expire(book: Book, task_id: str, token: int) -> None:
+def expire(queue_file: QueueFile, task_id: str, token: int) -> None:
     """End the claim as if its time were over; the next one is another attempt. Raises `ClaimLost`."""
-    item, owner = current(book, task_id, token)
-    item.set("mutex", mutex.held(owner, book.now - 1))
+    lines, owner = current(queue_file, task_id, token)
+    lines.set("mutex", mutex.held(owner, queue_file.now - 1))

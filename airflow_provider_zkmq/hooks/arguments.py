@@ -100,7 +100,7 @@ def flat_ids(value: object) -> list[str]:
 MOST: Final = 100
 
 
-class Claim(TypedDict):
+class ClaimReference(TypedDict):
     """A claim: whoever knows the task's id and the token may extend and settle it, from wherever."""
 
     queue: str
@@ -110,13 +110,13 @@ class Claim(TypedDict):
     filters: dict[str, str]
 
 
-def told(queue: str, claim: AnyClaim | AsyncClaim) -> Claim:
+def claim_reference(queue: str, claim: AnyClaim | AsyncClaim) -> ClaimReference:
     """Return what is told of a claim."""
     task = claim.task
     return {"queue": queue, "id": task.id, "token": claim.token, "attempt": task.attempt, "filters": dict(task.filters)}
 
 
-def read_claims(what: str, value: object) -> list[Claim]:
+def read_claims(what: str, value: object) -> list[ClaimReference]:
     """Return the claims of a list, of one claim, or of the text that a template makes of them.
 
     Raises `ConfigError` for what is none, and for more than `MOST`.
@@ -129,7 +129,7 @@ def read_claims(what: str, value: object) -> list[Claim]:
     return [_claim(f"{what}[{position}]", item) for position, item in enumerate(items)]
 
 
-def _claim(where: str, item: object) -> Claim:
+def _claim(where: str, item: object) -> ClaimReference:
     try:
         fields: Mapping[str, Any] = item  # type: ignore[assignment]
         return {
@@ -143,6 +143,6 @@ def _claim(where: str, item: object) -> Claim:
         raise ConfigError(f"{where} is no claim: {type(error).__name__}: {error}") from None
 
 
-def shown(claim: Claim) -> str:
+def shown(claim: ClaimReference) -> str:
     """Return how a log names the task of a claim."""
     return f"task {claim['id']!r} of queue {claim['queue']!r}"

@@ -48,13 +48,13 @@ def ended_by_user(instance: Mapping[str, Any]) -> bool:
     """Whether Airflow knows the task instance to have ended. Blocks. `instance`: dag, run, task and map index."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    told = RuntimeTaskInstance.get_task_states(
+    states_by_run = RuntimeTaskInstance.get_task_states(
         dag_id=instance["dag_id"],
         run_ids=[instance["run_id"]],
         task_ids=[instance["task_id"]],
         map_index=instance["map_index"],
     )
-    states = [str(getattr(state, "value", state)) for run in told.values() for state in run.values()]
+    states = [str(getattr(state, "value", state)) for run in states_by_run.values() for state in run.values()]
     return bool(states) and _ENDED.issuperset(states)
 
 

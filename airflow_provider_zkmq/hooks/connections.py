@@ -44,7 +44,7 @@ class OneAMinute(logging.Filter):
         return True
 
 
-def keep_kazoo_quiet() -> None:
+def limit_kazoo_logging() -> None:
     """Thin out what kazoo logs in this process; once is enough."""
     logger = logging.getLogger(_KAZOO)
     if not any(isinstance(each, OneAMinute) for each in logger.filters):

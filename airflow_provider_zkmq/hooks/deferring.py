@@ -41,7 +41,7 @@ def series_ids(key: str, count: int) -> list[str]:
     return [series_id(key, position) for position in range(count)]
 
 
-def first_fitting(task_ids: Sequence[str], room: int) -> list[str]:
+def first_within(task_ids: Sequence[str], room: int) -> list[str]:
     """Return the first ids that take at most `room` bytes, one at least."""
     for number, task_id in enumerate(task_ids):
         room -= len(task_id) + _QUOTED
@@ -102,4 +102,4 @@ def awaited_ids(ids: Sequence[str], key: str | None, left: Sequence[str] = ()) -
         return {"task_ids": list(ids)}
     if key is not None and list(ids) == series_ids(key, len(ids)):
         return {"series": [key, len(ids)]}
-    return {"task_ids": first_fitting(left or ids, ARGUMENT_BYTES), "partial": True}
+    return {"task_ids": first_within(left or ids, ARGUMENT_BYTES), "partial": True}

@@ -63,7 +63,7 @@ def queue_asset(conn_id: str, queue: str | None) -> Asset | None:
     return create_asset(hosts=options["hosts"], root=root, queue=queue or options["queue"])
 
 
-def tell_archived(conn_id: str, queue: str, directory: str) -> None:
+def record_lineage(conn_id: str, queue: str, directory: str) -> None:
     """Say that the task under way reads a queue and writes its archive; by Airflow's own collector of lineage."""
     from airflow.sdk.lineage import get_hook_lineage_collector
 

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import ZkmqError
 from airflow_provider_zkmq.hooks import telemetry
-from airflow_provider_zkmq.hooks.deferring import first_fitting, typed
+from airflow_provider_zkmq.hooks.deferring import first_within, typed
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -100,7 +100,7 @@ def few(lines: Sequence[str]) -> str:
     return "; ".join([*lines[:_SHOWN], *more])
 
 
-def tell_open(log: Any, queue: AnyQueue, left: Sequence[str], conn_id: str) -> None:
+def log_open(log: Any, queue: AnyQueue, left: Sequence[str], conn_id: str) -> None:
     """Log that a wait begins, and how many tasks it is for; and, as a warning, if no live consumer accepts the first.
 
     A queue in files, which knows no consumers, has no such warning; nor has what can just not be read.
@@ -118,7 +118,7 @@ def tell_open(log: Any, queue: AnyQueue, left: Sequence[str], conn_id: str) -> N
             log.warning("No live consumer of queue %r accepts task %s: %s", queue.name, left[0], reason)
 
 
-def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch, conn_id: str) -> None:
+def log_ended(log: Any, queue: str, ended: Sequence[Task] | Batch, conn_id: str) -> None:
     """Log and count what has ended; the first that are dead each in a line, with what shows more; how many more are.
 
     `conn_id`: the Airflow connection, for the commands that show more.
@@ -130,11 +130,11 @@ def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch, conn_id: str
         for task_id in ended.failed[:_LINES]:
             see = typed(conn_id, "show", queue, task_id)
             log.error("Dead or cancelled: task %s of queue %r; see: %s", task_id, queue, see)
-        _tell_more(log, len(ended.failed), f"of batch {ended.name!r} of queue {queue!r} ended dead or cancelled")
+        _log_more(log, len(ended.failed), f"of batch {ended.name!r} of queue {queue!r} ended dead or cancelled")
         return
     if not ended:
         return
-    telemetry.tell_ended(queue, ended)
+    telemetry.log_ended(queue, ended)
     states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
     first = few([f"{task.id} (attempt {task.attempt})" for task in ended])
     see = typed(conn_id, "show", queue, ended[0].id)
@@ -146,10 +146,10 @@ def tell_ended(log: Any, queue: str, ended: Sequence[Task] | Batch, conn_id: str
             "Dead after %d attempt(s): task %s of queue %r: %s; see: %s", task.attempt, task.id, queue, task.error, see
         )
     see = typed(conn_id, "list", queue, "--state", "dead")
-    _tell_more(log, len(dead), f"of queue {queue!r} are dead; see: {see}")
+    _log_more(log, len(dead), f"of queue {queue!r} are dead; see: {see}")
 
 
-def _tell_more(log: Any, number: int, what: str) -> None:
+def _log_more(log: Any, number: int, what: str) -> None:
     if number > _LINES:
         log.error("%d more task(s) %s", number - _LINES, what)
 
@@ -174,7 +174,7 @@ _CORE_XCOM: Final = "airflow.sdk.execution_time.xcom.BaseXCom"
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class XComResults:
     """What is told of tasks and batches that have ended.
 
     results: with the tasks' results, attempts and errors; else their ids and states alone. max_xcom_bytes: where it is
@@ -197,32 +197,32 @@ class Telling:
         """Return the arguments, as a trigger keeps them."""
         return asdict(self)
 
-    def check(self, queue: str, told_of: Sequence[Task] | Batch) -> None:
+    def check(self, queue: str, ended_tasks: Sequence[Task] | Batch) -> None:
         """Raise `AirflowException` for tasks, or members, that failed."""
         if self.fail_on == "none":
             return
-        if isinstance(told_of, Sequence):
-            check_outcomes(queue, told_of)
+        if isinstance(ended_tasks, Sequence):
+            check_outcomes(queue, ended_tasks)
         else:
-            check_batch(queue, told_of)
+            check_batch(queue, ended_tasks)
 
-    def tell(self, queue: str, told_of: Sequence[Task] | Batch) -> Any:
+    def to_xcom(self, queue: str, ended_tasks: Sequence[Task] | Batch) -> Any:
         """Return the XCom."""
-        return self._tasks(queue, told_of) if isinstance(told_of, Sequence) else self._batch(told_of)
+        return self._tasks(queue, ended_tasks) if isinstance(ended_tasks, Sequence) else self._batch(ended_tasks)
 
     def _batch(self, batch: Batch) -> dict[str, Any]:
-        failed = first_fitting(batch.failed, self.max_xcom_bytes - _LEAST // 2) if batch.failed else []
-        told: dict[str, Any] = {"batch": batch.name, "total": batch.total, "failed": failed}
+        failed = first_within(batch.failed, self.max_xcom_bytes - _LEAST // 2) if batch.failed else []
+        xcom: dict[str, Any] = {"batch": batch.name, "total": batch.total, "failed": failed}
         more = len(batch.failed) - len(failed)
-        return told | {"more_failed": more} if more else told
+        return xcom | {"more_failed": more} if more else xcom
 
     def _tasks(self, queue: str, tasks: Sequence[Task]) -> Any:
-        told = [outcome(task) if self.results else {"id": task.id, "state": str(task.state)} for task in tasks]
-        return told if size(told) <= self.max_xcom_bytes else self._references(queue, tasks)
+        xcom = [outcome(task) if self.results else {"id": task.id, "state": str(task.state)} for task in tasks]
+        return xcom if size(xcom) <= self.max_xcom_bytes else self._references(queue, tasks)
 
     def _references(self, queue: str, tasks: Sequence[Task]) -> dict[str, Any]:
         """Return which tasks they are, as far as there is room, and how to read them."""
-        ids = first_fitting([task.id for task in tasks], self.max_xcom_bytes - _LEAST)
+        ids = first_within([task.id for task in tasks], self.max_xcom_bytes - _LEAST)
         return {
             "queue": queue,
             "count": len(tasks),

@@ -42,7 +42,7 @@ class Backoff:
         self._longest = longest
         self._failures = 0
         self._resumed = clock()
-        self._told: float | None = None
+        self._last_logged: float | None = None
 
     async def after(self, error: Exception) -> None:
         """Tell what happened, unless something was told less than a minute ago, and sleep."""
@@ -60,8 +60,8 @@ class Backoff:
         if now - self._resumed > longest:
             self._failures = 0
         self._failures += 1
-        if self._told is None or now - self._told >= _SECONDS_BETWEEN_LINES:
-            self._told = now
+        if self._last_logged is None or now - self._last_logged >= _SECONDS_BETWEEN_LINES:
+            self._last_logged = now
             self._log.warning("%s goes on after a pause: %s: %s", self._what, type(error).__name__, error)
         pause: float = min(longest, 2.0 ** min(self._failures, 10))
         return pause * random.uniform(0.5, 1.0)  # noqa: S311  no secret
@@ -70,7 +70,7 @@ class Backoff:
 # --- What an Airflow task does on its worker goes on when ZooKeeper was away.
 
 #: So many seconds of an outage, at most, what changes a queue is tried again.
-PATIENCE: Final = 540.0
+RETRY_SECONDS: Final = 540.0
 #: What no wait mends: certificates that are refused, and the end of the client.
 NO_OUTAGE: Final = (TlsRefused, SessionLost)
 T = TypeVar("T")
@@ -105,7 +105,7 @@ def outlast(log: Any, what: str, seconds: float, work: Callable[[Callable[[], No
 
 
 class Outlasting:
-    """Calls of one client, each tried again while ZooKeeper is away: for `PATIENCE`, no longer than the task may take.
+    """Calls of one client, each tried again while ZooKeeper is away: for `RETRY_SECONDS`, within the task's limit.
 
     A call of unknown outcome is made again as it was: so the client knows it, and takes over what it had written. A
     call is one piece of work, however many tasks it writes: one that ZooKeeper drops each time does end.
@@ -118,7 +118,7 @@ class Outlasting:
     def call(self, work: Callable[[], T]) -> T:
         """Return what `work` does. Raises what it does; see `outlast`."""
         left = self._until - time.monotonic()
-        return outlast(self._log, self._what, min(PATIENCE, left), lambda _: work())
+        return outlast(self._log, self._what, min(RETRY_SECONDS, left), lambda _: work())
 
 
 def persist(log: Any, deadline: float, wait: Callable[[float], T]) -> T:

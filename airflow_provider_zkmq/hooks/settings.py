@@ -21,14 +21,14 @@ def setting(name: str) -> str:
     return str(conf.get(_SECTION, name, fallback=DEFAULTS[name]))
 
 
-def how_many(name: str, given: object = None) -> int:
+def how_many(name: str, named: object = None) -> int:
     """Return what was given, or an option that says how many. Raises `ConfigError` for what is no number of things."""
-    value = setting(name) if given is None else given
+    value = setting(name) if named is None else named
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    where = f"[{_SECTION}] {name}" if given is None else name
+    where = f"[{_SECTION}] {name}" if named is None else name
     raise ConfigError(f"{where} = {value!r} is not allowed: a whole number, 0 or more")
 
 

@@ -52,7 +52,7 @@ def count_dead(queue: str, number: int = 1) -> None:
     _count(_DEAD, number, queue=queue)
 
 
-def tell_ended(queue: str, tasks: Iterable[Task]) -> None:
+def log_ended(queue: str, tasks: Iterable[Task]) -> None:
     """Tell of tasks that others have handled and that ended: how long they waited and ran, and how many are dead."""
     ended = list(tasks)
     _waited(queue, ended)

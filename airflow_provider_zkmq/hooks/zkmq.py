@@ -13,7 +13,7 @@ from airflow_provider_zkmq.hooks.connections import (
     DEFAULT_QUEUE,
     async_connection_options,
     connection_options,
-    keep_kazoo_quiet,
+    limit_kazoo_logging,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ZkmqHook(BaseHook):
         if self._client is None:
             from airflow_provider_zkmq.engine import Zkmq
 
-            keep_kazoo_quiet()
+            limit_kazoo_logging()
             conn = self.get_connection(self.zkmq_conn_id)
             options = connection_options(conn)
             self._default_queue = options.pop("queue")
@@ -93,9 +93,9 @@ class ZkmqHook(BaseHook):
         try:
             client = self.get_conn()
             names = client.queues()
-            told = f"Connected to {client.config.hosts}: {len(names)} queue(s) under {client.config.root}"
+            message = f"Connected to {client.config.hosts}: {len(names)} queue(s) under {client.config.root}"
             opened = f"; open to anyone, above the root: {', '.join(client.open_above)}" if client.open_above else ""
-            return True, told + opened
+            return True, message + opened
         except Exception as error:  # noqa: BLE001  whatever goes wrong is the answer
             return False, str(error)
         finally:

@@ -93,13 +93,13 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
 
     async def async_notify(self, context: Context) -> None:
         """Do what `notify` does, in a thread: neither ZooKeeper nor `send` stops the triggerer's loop."""
-        await asyncio.to_thread(self.tell, context)
+        await asyncio.to_thread(self.report, context)
 
     def notify(self, context: Context) -> None:
         """Read the queue and tell of it. Raises `ZkmqError`, and what `send` does."""
-        self.tell(context)
+        self.report(context)
 
-    def tell(self, context: Context) -> dict[str, Any]:
+    def report(self, context: Context) -> dict[str, Any]:
         """Do what `notify` does, and return what was read; see `dead_letters`."""
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             found = dead_letters(hook.queue(), how_many("dead_letters_shown", self.most))

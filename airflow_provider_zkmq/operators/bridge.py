@@ -125,7 +125,7 @@ class ZkmqImportOperator(BaseOperator):
         with ZkmqHook(self.zkmq_conn_id, name) as hook:
             again = context["ti"].try_number > 1
             done = import_file(hook.queue(), self.path, dry_run, elsewhere=bool(self.zkmq_queue), again=again)
-        self._tell(done)
+        self._log_result(done)
         if done.refused and self.fail_on_refused:
             raise AirflowFailException(_refusals(self.path, done))
         return done.as_dict()
@@ -138,7 +138,7 @@ class ZkmqImportOperator(BaseOperator):
             raise ConfigError(f"{self.path} does not say which queue its tasks are from: give zkmq_queue")
         return origin.queue
 
-    def _tell(self, done: Imported) -> None:
+    def _log_result(self, done: Imported) -> None:
         verb = "Would apply" if done.dry_run else "Applied"
         numbers = (len(done.applied), len(done.refused), done.unchanged)
         self.log.info("%s %d message(s) of %s; %d refused, %d unchanged", verb, numbers[0], self.path, *numbers[1:])

@@ -21,13 +21,13 @@ from airflow_provider_zkmq.engine import (
     TransportError,
     ZkmqError,
 )
-from airflow_provider_zkmq.hooks.arguments import MOST, Claim, read_claims, shown, told
+from airflow_provider_zkmq.hooks.arguments import MOST, ClaimReference, claim_reference, read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import deferral_limit, naming
-from airflow_provider_zkmq.hooks.retry import PATIENCE, outlast
+from airflow_provider_zkmq.hooks.retry import RETRY_SECONDS, outlast
 from airflow_provider_zkmq.hooks.telemetry import count_claimed
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.work_tasks import Memory, Unmapped, class_of
+from airflow_provider_zkmq.operators.work_tasks import NotMappable, TaskStateStore, class_of
 from airflow_provider_zkmq.triggers.leases import checked_lease
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
 
@@ -52,7 +52,7 @@ class Waiting(Protocol):
         ...
 
 
-def tell_missing(error: QueueNotFound, on_empty: str, log: Any) -> list[Any]:
+def skip_missing_queue(error: QueueNotFound, on_empty: str, log: Any) -> list[Any]:
     """Return nothing where a queue is not there: it has no work, and whoever enqueues first makes it.
 
     Raises `error` where nobody is to wait for it or to go on without it (``on_empty="fail"``).
@@ -102,12 +102,14 @@ _TOGETHER: Final = 64
 class Taken(NamedTuple):
     """A claim, and when its task was enqueued, in milliseconds since 1970: an id may be enqueued again."""
 
-    claim: Claim
+    claim: ClaimReference
     enqueued: int
 
 
-def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, log: Any, *, ahead: bool) -> list[Taken]:
-    """Claim what fits and is there, at most `most`; `ahead`: for others, who say when they begin.
+def take_new(
+    queue: AnyQueue, selector: str | None, most: int, lease: float, log: Any, *, prefetch: bool
+) -> list[Taken]:
+    """Claim what fits and is there, at most `most`; `prefetch`: for others, who say when they begin.
 
     Raises what `Queue.claim_many` does, where nothing was claimed. An interrupt gives back what was.
     """
@@ -115,8 +117,8 @@ def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, log
     try:
         while len(taken) < most:
             wanted = min(_TOGETHER, most - len(taken))
-            claims = queue.claim_many(wanted, selector=selector, lease=lease, ahead="all" if ahead else False)
-            taken += [Taken(told(queue.name, claim), claim.task.enqueued_ms) for claim in claims]
+            claims = queue.claim_many(wanted, selector=selector, lease=lease, prefetch="all" if prefetch else False)
+            taken += [Taken(claim_reference(queue.name, claim), claim.task.enqueued_ms) for claim in claims]
             count_claimed(queue.name, [claim.task for claim in claims])
             if len(claims) < wanted:
                 break
@@ -129,7 +131,7 @@ def take_new(queue: AnyQueue, selector: str | None, most: int, lease: float, log
     return taken
 
 
-def accept(hook: ZkmqHook, claims: Iterable[Claim], lease: float, log: Any) -> list[Taken]:
+def accept(hook: ZkmqHook, claims: Iterable[ClaimReference], lease: float, log: Any) -> list[Taken]:
     """Take over claims that another process took: those that still hold begin, and are extended.
 
     An interrupt gives back what has begun. An error does not: whoever asks again begins it once more.
@@ -137,7 +139,7 @@ def accept(hook: ZkmqHook, claims: Iterable[Claim], lease: float, log: Any) -> l
     taken: list[Taken] = []
     try:
         for claim in claims:
-            with telling_of_the_end(claim, log):
+            with logging_lost_claim(claim, log):
                 queue = hook.queue(claim["queue"])
                 queue.begin(claim["id"], claim["token"])
                 queue.extend(claim["id"], claim["token"], lease)
@@ -156,7 +158,7 @@ def take_back(
     lease: float,
     log: Any,
     *,
-    ahead: bool = False,
+    prefetch: bool = False,
     in_place: bool = False,
 ) -> list[Taken]:
     """Take what an earlier try had, by its id, and nothing else: as it is, or claimed anew where it is pending.
@@ -169,7 +171,9 @@ def take_back(
     for at, note in enumerate(noted):
         [claim] = read_claims("what an earlier try noted", note["claim"])
         place = Taken(claim, note["enqueued"])
-        mine = place if still_held(hook, claim, lease, log) else _claim_again(hook, place, lease, log, ahead=ahead)
+        mine = (
+            place if still_held(hook, claim, lease, log) else _claim_again(hook, place, lease, log, prefetch=prefetch)
+        )
         if mine is not None:
             noted[at] = mine._asdict()
             held += 1
@@ -192,16 +196,16 @@ def give_back(queue_of: Callable[[str], AnyQueue], taken: Iterable[Taken], log: 
             log.warning("Not given back: %s: %s", shown(claim), error)
 
 
-def still_held(hook: ZkmqHook, claim: Claim, lease: float, log: Any) -> bool:
+def still_held(hook: ZkmqHook, claim: ClaimReference, lease: float, log: Any) -> bool:
     """Whether a claim is the current one, which then holds for `lease` seconds from now."""
-    with telling_of_the_end(claim, log):
+    with logging_lost_claim(claim, log):
         hook.queue(claim["queue"]).extend(claim["id"], claim["token"], lease)
         return True
     return False
 
 
 @contextmanager
-def telling_of_the_end(claim: Claim, log: Any) -> Iterator[None]:
+def logging_lost_claim(claim: ClaimReference, log: Any) -> Iterator[None]:
     """Go on after a block that finds a claim over, with a line in the log."""
     try:
         yield
@@ -209,13 +213,13 @@ def telling_of_the_end(claim: Claim, log: Any) -> Iterator[None]:
         log.info("Claim %d of %s does not hold any more: %s", claim["token"], shown(claim), error)
 
 
-def _claim_again(hook: ZkmqHook, place: Taken, lease: float, log: Any, *, ahead: bool) -> Taken | None:
+def _claim_again(hook: ZkmqHook, place: Taken, lease: float, log: Any, *, prefetch: bool) -> Taken | None:
     claim, enqueued = place
     try:
         queue = hook.queue(claim["queue"])
         task = queue.task(claim["id"])
         anew = task.enqueued_ms != enqueued
-        again = None if anew else queue.claim_task(claim["id"], lease=lease, ahead=ahead)
+        again = None if anew else queue.claim_task(claim["id"], lease=lease, prefetch=prefetch)
     except (TaskNotFound, QueueNotFound) as error:
         log.info("Left out: %s: %s", shown(claim), error)
         return None
@@ -224,10 +228,10 @@ def _claim_again(hook: ZkmqHook, place: Taken, lease: float, log: Any, *, ahead:
         log.info("Left out: %s: %s", shown(claim), why)
         return None
     count_claimed(queue.name, [again.task])
-    return Taken(told(queue.name, again), enqueued)
+    return Taken(claim_reference(queue.name, again), enqueued)
 
 
-def claims_of_events(context: Context, queue: str | None, log: Any) -> list[Claim] | None:
+def claims_of_events(context: Context, queue: str | None, log: Any) -> list[ClaimReference] | None:
     """Return the claims of the events that started a run; None where it is to claim, as with those of ``"wake"``.
 
     `queue`: only those of this one; others' are left to whoever else the events started. Of very many the latest: a
@@ -235,8 +239,8 @@ def claims_of_events(context: Context, queue: str | None, log: Any) -> list[Clai
     """
     events = context.get("triggering_asset_events") or {}
     payloads = [_payload(event) for asset in events for event in events[asset]]
-    given = [_claims_in(payload, log) for payload in payloads if "claims" in payload]
-    lists = [claims for claims in given if claims is not None]
+    passed = [_claims_in(payload, log) for payload in payloads if "claims" in payload]
+    lists = [claims for claims in passed if claims is not None]
     claims = [claim for each in lists for claim in each]
     unique = {(claim["queue"], claim["id"], claim["token"]): claim for claim in claims}
     mine = [claim for claim in unique.values() if queue in {None, claim["queue"]}]
@@ -246,7 +250,7 @@ def claims_of_events(context: Context, queue: str | None, log: Any) -> list[Clai
     return mine[-MOST:] if mine or (lists and not woken) else None
 
 
-def _claims_in(payload: Mapping[str, Any], log: Any) -> list[Claim] | None:
+def _claims_in(payload: Mapping[str, Any], log: Any) -> list[ClaimReference] | None:
     """Return the claims of an event; None for one that is another's: it is no reason to leave ours to their leases."""
     try:
         return read_claims("the claims of an asset event", payload["claims"])
@@ -280,7 +284,7 @@ AGAIN: Final[dict[str, Any]] = {
 _STEP: Final = 30.0
 
 
-class ZkmqClaimOperator(Unmapped, BaseOperator):
+class ZkmqClaimOperator(NotMappable, BaseOperator):
     """Claims tasks for its DAG run; its XCom is ``[{"queue", "id", "token", "attempt", "filters"}, …]``, no payload.
 
     It is a setup task: `ZkmqKeepOperator` keeps what it took from being delivered again while the run works, and
@@ -298,9 +302,9 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         selector: claim only tasks whose filters it accepts.
         max_tasks: claim so many at the most, 1 to 100; it takes what is there and waits for no more.
         lease: seconds, a duration or their text, 3 s or more: for so long the claims hold if nobody extends them. For
-            a minute at least at first where they are taken `ahead`, or `ZkmqKeepOperator` or ``@task.zkmq`` follow,
+            a minute at least at first where they are taken `prefetch`, or `ZkmqKeepOperator` or ``@task.zkmq`` follow,
             which are to hold them and must have begun.
-        ahead: the claims are for runs that take them over, by their `claims`: until one does, the delivery counts no
+        prefetch: the claims are for runs that take them over, by their `claims`: until one does, the delivery counts no
             attempt, and the claims that nobody took over in time are delivered again. (What is taken over begins.)
         claims: take over these, which another run or process took, such as ``"{{ dag_run.conf['claims'] }}"``, instead
             of claiming: each that still holds is extended, the others are left out.
@@ -327,7 +331,7 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         selector: str | None = None,
         max_tasks: int = 1,
         lease: Duration | str = LEASE,
-        ahead: bool = False,
+        prefetch: bool = False,
         claims: object = None,
         from_events: bool = False,
         on_empty: str = "skip",
@@ -342,7 +346,7 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         self.selector = selector
         self.max_tasks = max_tasks
         self.lease = checked_lease(lease)
-        self.ahead = ahead
+        self.prefetch = prefetch
         self.claims = claims
         self.from_events = from_events
         self.on_empty = on_empty
@@ -352,7 +356,7 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         self.is_setup = True
         self.do_xcom_push = True  # `default_args` of another mind would have the run settle nothing, and be green
 
-    def execute(self, context: Context) -> list[Claim]:
+    def execute(self, context: Context) -> list[ClaimReference]:
         """Take tasks, waiting if asked to.
 
         Raises:
@@ -364,7 +368,9 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
         limit = self.execution_timeout
         return self._take(context, None if limit is None else time.time() + limit.total_seconds())
 
-    def execute_complete(self, context: Context, event: dict[str, Any], deadline: float | None = None) -> list[Claim]:
+    def execute_complete(
+        self, context: Context, event: dict[str, Any], deadline: float | None = None
+    ) -> list[ClaimReference]:
         """Go on after the trigger: there was work; wait again where others were faster.
 
         Raises what `execute` does, and `AirflowException` where nothing came before the end of `execution_timeout`.
@@ -377,27 +383,29 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
     @property
     def _first_lease(self) -> float:
         followers = self.downstream_list if self.has_dag() else []
-        kept = self.ahead or any(getattr(class_of(each), "holds_claims", False) for each in followers)
+        kept = self.prefetch or any(getattr(class_of(each), "holds_claims", False) for each in followers)
         return max(_UNTIL_KEPT, self.lease) if kept else self.lease
 
-    def _take(self, context: Context, deadline: float | None) -> list[Claim]:
-        memory = Memory(context)
-        noted = memory.read(_NOTE)
+    def _take(self, context: Context, deadline: float | None) -> list[ClaimReference]:
+        state_store = TaskStateStore(context)
+        noted = state_store.read(_NOTE)
         if not noted:
-            self._refuse_another(context, memory)
+            self._refuse_another(context, state_store)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-            outlasting = partial(outlast, self.log, "Claiming", _patience(deadline))
+            outlasting = partial(outlast, self.log, "Claiming", _retry_seconds(deadline))
             if noted:
                 taken = self._back(hook, noted, outlasting)
             else:
                 taken = outlasting(partial(self._fresh, context, hook, deadline))
-            self._note(hook, memory, taken)
+            self._note(hook, state_store, taken)
         return [each.claim for each in taken]
 
     def _back(self, hook: ZkmqHook, noted: list[dict[str, Any]], outlasting: Callable[..., list[Taken]]) -> list[Taken]:
         """Take what an earlier try noted. What was claimed anew, and then cannot be told of, is given back."""
         now = list(noted)
-        take = partial(take_back, hook, now, self._first_lease, self.log, ahead=self.ahead, in_place=self.in_place)
+        take = partial(
+            take_back, hook, now, self._first_lease, self.log, prefetch=self.prefetch, in_place=self.in_place
+        )
         try:
             taken = outlasting(lambda _: take())
         except BaseException:
@@ -408,24 +416,24 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
             raise AirflowSkipException("nothing is left of what an earlier try took; see the log above")
         return taken
 
-    def _refuse_another(self, context: Context, memory: Memory) -> None:
+    def _refuse_another(self, context: Context, state_store: TaskStateStore) -> None:
         """Where Airflow wipes the notes of what succeeded, one is there all the same if no try of this run did."""
-        if memory.fades:
-            if memory.read(_NOTE) is None and context["ti"].try_number > 1:
+        if state_store.fades:
+            if state_store.read(_NOTE) is None and context["ti"].try_number > 1:
                 raise AirflowSkipException(
                     "what an earlier try took is not known any more, as [state_store] clear_on_success is set: nothing "
                     "is claimed, since it would be another task"
                 )
-            memory.note(_NOTE, [])
+            state_store.note(_NOTE, [])
 
     def _fresh(
         self, context: Context, hook: ZkmqHook, deadline: float | None, reached: Callable[[], None]
     ) -> list[Taken]:
-        given = claims_of_events(context, self.zkmq_queue or None, self.log) if self.from_events else None
+        passed = claims_of_events(context, self.zkmq_queue or None, self.log) if self.from_events else None
         if self.claims is not None:
-            given = read_claims("claims", self.claims)
-        if given is not None:
-            taken = accept(hook, given, self._first_lease, self.log)
+            passed = read_claims("claims", self.claims)
+        if passed is not None:
+            taken = accept(hook, passed, self._first_lease, self.log)
             if taken or self.on_empty != "wait":
                 return taken or self._nothing("none of the claims holds any more")
         queue = hook.queue()
@@ -441,19 +449,19 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
     def _take_new(self, queue: AnyQueue) -> list[Taken]:
         try:
             lease, most = self._first_lease, self.max_tasks
-            return take_new(queue, self.selector or None, most, lease, self.log, ahead=self.ahead)
+            return take_new(queue, self.selector or None, most, lease, self.log, prefetch=self.prefetch)
         except QueueNotFound as error:
-            return tell_missing(error, self.on_empty, self.log)
+            return skip_missing_queue(error, self.on_empty, self.log)
 
     def _nothing(self, why: str) -> NoReturn:
         if self.on_empty == "fail":
             raise AirflowException(why)
         raise AirflowSkipException(why)
 
-    def _note(self, hook: ZkmqHook, memory: Memory, taken: list[Taken]) -> None:
+    def _note(self, hook: ZkmqHook, state_store: TaskStateStore, taken: list[Taken]) -> None:
         """Note what was taken; what cannot be noted is given back: a later try could not take it back."""
         try:
-            memory.note(_NOTE, [each._asdict() for each in taken])
+            state_store.note(_NOTE, [each._asdict() for each in taken])
         except BaseException:
             give_back(hook.queue, taken, self.log)
             raise
@@ -461,9 +469,9 @@ class ZkmqClaimOperator(Unmapped, BaseOperator):
             self.log.info("Took %s, attempt %d, token %d", shown(claim), claim["attempt"], claim["token"])
 
 
-def _patience(deadline: float | None) -> float:
+def _retry_seconds(deadline: float | None) -> float:
     """Return for how many seconds of an outage it goes on: as long as what settles the claims does."""
-    return PATIENCE if deadline is None else min(PATIENCE, deadline - time.time())
+    return RETRY_SECONDS if deadline is None else min(RETRY_SECONDS, deadline - time.time())
 
 
 def _check(max_tasks: object, on_empty: object, claims: object, *, from_events: bool) -> None:

@@ -66,7 +66,7 @@ class ZkmqTaskGroup(TaskGroup):
     ) -> None:
         super().__init__(group_id, **kwargs)
         check_each(f"ZkmqTaskGroup {self.group_id!r}", each, self)
-        self._taking: dict[str, Any] = {
+        self._claim_task: dict[str, Any] = {
             "zkmq_queue": zkmq_queue,
             "selector": selector,
             "max_tasks": max_tasks,
@@ -78,7 +78,7 @@ class ZkmqTaskGroup(TaskGroup):
             "in_place": each,
             **({} if deferrable is None else {"deferrable": deferrable}),
         }
-        self._keeping: dict[str, Any] = {
+        self._lease_tasks: dict[str, Any] = {
             "lease": lease,
             "zkmq_conn_id": zkmq_conn_id,
             "pool": keep_pool or "default_pool",
@@ -104,7 +104,7 @@ class ZkmqTaskGroup(TaskGroup):
     def __enter__(self) -> Self:
         super().__enter__()
         try:
-            self._claim = ZkmqClaimOperator(task_id="claim", **self._taking)
+            self._claim = ZkmqClaimOperator(task_id="claim", **self._claim_task)
         except BaseException:
             # Without a body there is no end: the next DAGs of this process would be made in this group.
             super().__exit__(*sys.exc_info())
@@ -143,6 +143,6 @@ class ZkmqTaskGroup(TaskGroup):
             **self._settling,
         )
         settle.noting = sorted(task.task_id for task in tasks if notes_its_end(task))
-        keep = ZkmqKeepOperator(task_id="keep", claims=claim.output, settle=settle.task_id, **self._keeping)
+        keep = ZkmqKeepOperator(task_id="keep", claims=claim.output, settle=settle.task_id, **self._lease_tasks)
         claim >> [keep, settle, *(task for task in roots if claim.task_id not in task.upstream_task_ids)]
         settle.set_upstream(waited_for(tasks))

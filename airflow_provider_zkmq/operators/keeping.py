@@ -15,13 +15,13 @@ from airflow_provider_zkmq.hooks.arguments import read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID, connection_options
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import AGAIN, LEASE, still_held
-from airflow_provider_zkmq.operators.work_tasks import Unmapped
+from airflow_provider_zkmq.operators.work_tasks import NotMappable
 from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger, checked_lease, end_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.hooks.arguments import Claim
+    from airflow_provider_zkmq.hooks.arguments import ClaimReference
 
 #: Where worker slots are few, what holds the claims comes before the work.
 _PRIORITY: Final = 1_000
@@ -29,7 +29,7 @@ _PRIORITY: Final = 1_000
 _LOOK: Final = 30.0
 
 
-class ZkmqKeepOperator(Unmapped, BaseOperator):
+class ZkmqKeepOperator(NotMappable, BaseOperator):
     """Extends claims every third of their lease, deferred, beside the work; it ends when they are settled or lost.
 
     It takes a worker for a moment and none while it waits, and it ends in the triggerer. It is a teardown task of
@@ -118,7 +118,7 @@ class ZkmqKeepOperator(Unmapped, BaseOperator):
             return False
         return hosts.startswith(FILES)
 
-    def _extend(self, claims: list[Claim], settle: list[Any] | None) -> None:
+    def _extend(self, claims: list[ClaimReference], settle: list[Any] | None) -> None:
         """Extend the claims, and be called again, until none holds or who is to settle them has ended."""
         with ZkmqHook(self.zkmq_conn_id) as hook:
             held = [claim for claim in claims if self._held(hook, claim)]
@@ -129,7 +129,7 @@ class ZkmqKeepOperator(Unmapped, BaseOperator):
             return
         raise AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=min(self.lease / 3, _LOOK)))
 
-    def _held(self, hook: ZkmqHook, claim: Claim) -> bool:
+    def _held(self, hook: ZkmqHook, claim: ClaimReference) -> bool:
         try:
             return still_held(hook, claim, self.lease, self.log)
         except ZkmqError as error:  # another process holds the file's lock, say: the claim is tried again soon

@@ -16,16 +16,16 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
 from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, TaskTooLarge, ZkmqError
-from airflow_provider_zkmq.hooks.arguments import Claim, read_claims, shown
+from airflow_provider_zkmq.hooks.arguments import ClaimReference, read_claims, shown
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.outcomes import few, storable
-from airflow_provider_zkmq.hooks.retry import PATIENCE, outlast
+from airflow_provider_zkmq.hooks.retry import RETRY_SECONDS, outlast
 from airflow_provider_zkmq.hooks.telemetry import count_dead, count_settled
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import AGAIN, LEASE, still_held
 from airflow_provider_zkmq.operators.work_tasks import (
-    Memory,
-    Unmapped,
+    NotMappable,
+    TaskStateStore,
     check_each,
     class_of,
     ends_of,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_zkmq.engine import AnyQueue, Task
-    from airflow_provider_zkmq.hooks.arguments import Claim
+    from airflow_provider_zkmq.hooks.arguments import ClaimReference
 
 # --- What the tasks that a run has finished keep as their result: each its own, or one for all.
 
@@ -162,7 +162,7 @@ ERROR_KEY: Final = "zkmq_error"
 #: The XCom of a task that has run to its end; its value is its map index.
 END_KEY: Final = "zkmq_ended"
 _MOST_TEXT: Final = 2_000
-_MOST_ASKED: Final = 5
+_MOST_CHECKED: Final = 5
 #: In the place of the state of work that is a success without having run to its end.
 MARKED: Final = "marked"
 #: Of a mapped task that has fewer instances than in an earlier try.
@@ -211,8 +211,8 @@ def notes_its_end(task: Any) -> bool:
 
 def _may_end_elsewhere(task: Any) -> bool:
     """Whether a scheduler or a triggerer may end a task: empty ones, and those whose deferral ends them."""
-    given = task.partial_kwargs if task.is_mapped else vars(task)
-    return bool(task.inherits_from_empty_operator or given.get("end_from_trigger") or given.get("start_from_trigger"))
+    named = task.partial_kwargs if task.is_mapped else vars(task)
+    return bool(task.inherits_from_empty_operator or named.get("end_from_trigger") or named.get("start_from_trigger"))
 
 
 def _listed(callbacks: Any) -> list[Any]:
@@ -234,7 +234,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SettleResult:
     """`kind`: ``"complete"``, ``"fail"`` or ``"release"``; `reason`: why, of what failed."""
 
     kind: str
@@ -287,7 +287,7 @@ def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list
 
 def judge(
     work: Sequence[Work], on_skipped: str, reasons: Mapping[tuple[str, int], str], on_marked: str = "release"
-) -> Verdict:
+) -> SettleResult:
     """Return what its states mean for a claim: a failure before all, then what a user marked, then what was skipped.
 
     `reasons`: the exceptions of failed tasks, as far as they are known.
@@ -295,33 +295,33 @@ def judge(
     bad = [each for each in work if each.state not in {"success", "skipped", MARKED}]
     if bad:
         first = sorted(bad, key=lambda each: (each.task_id, each.map_index) not in reasons)
-        return Verdict("fail", few([_told(each, reasons) for each in first]))
+        return SettleResult("fail", few([_reason_of(each, reasons) for each in first]))
     if marked := [_named(each) for each in work if each.state == MARKED]:
-        return Verdict(on_marked, f"marked as success, and not done: {few(marked)}")
+        return SettleResult(on_marked, f"marked as success, and not done: {few(marked)}")
     if any(each.state == "skipped" for each in work):
         skipped = [_named(each) for each in work if each.state == "skipped"]
-        return Verdict(on_skipped, f"skipped: {few(skipped)}")
-    return Verdict("complete")
+        return SettleResult(on_skipped, f"skipped: {few(skipped)}")
+    return SettleResult("complete")
 
 
-def told_from_marked(context: Context, work: Sequence[Work], noting: Iterable[str]) -> list[Work]:
+def wait_for_marks(context: Context, work: Sequence[Work], noting: Iterable[str]) -> list[Work]:
     """Return the work, with `MARKED` for what is a success and has not noted its end, as those tasks do otherwise."""
-    asked = {each.task_id for each in work if each.state == "success"}.intersection(noting)
+    requested = {each.task_id for each in work if each.state == "success"}.intersection(noting)
     instance: Any = context["ti"]
     ended: set[tuple[str, int]] = set()
-    for task_id in sorted(asked):
-        told = instance.xcom_pull(task_ids=task_id, key=END_KEY)
-        ended |= {(task_id, index) for index in (told if isinstance(told, list) else [told])}
+    for task_id in sorted(requested):
+        noted = instance.xcom_pull(task_ids=task_id, key=END_KEY)
+        ended |= {(task_id, index) for index in (noted if isinstance(noted, list) else [noted])}
 
     def marked(each: Work) -> bool:
-        return each.state == "success" and each.task_id in asked and (each.task_id, each.map_index) not in ended
+        return each.state == "success" and each.task_id in requested and (each.task_id, each.map_index) not in ended
 
     return [each._replace(state=MARKED) if marked(each) else each for each in work]
 
 
 def reasons_of(context: Context, work: Iterable[Work]) -> dict[tuple[str, int], str]:
     """Return the exceptions that `note_error` kept of the first tasks that failed."""
-    failed = [(each.task_id, each.map_index) for each in work if each.state == "failed"][:_MOST_ASKED]
+    failed = [(each.task_id, each.map_index) for each in work if each.state == "failed"][:_MOST_CHECKED]
     instance: Any = context["ti"]
     texts = [instance.xcom_pull(task_ids=name, key=ERROR_KEY, map_indexes=index) for name, index in failed]
     return {key: str(text) for key, text in zip(failed, texts, strict=True) if text is not None}
@@ -331,7 +331,7 @@ def _named(work: Work) -> str:
     return work.task_id if work.map_index < 0 else f"{work.task_id}[{work.map_index}]"
 
 
-def _told(work: Work, reasons: Mapping[tuple[str, int], str]) -> str:
+def _reason_of(work: Work, reasons: Mapping[tuple[str, int], str]) -> str:
     reason = reasons.get((work.task_id, work.map_index))
     state = work.state or "not done"
     return f"{_named(work)} {state}" if reason is None else f"{_named(work)}: {reason}"
@@ -355,12 +355,12 @@ class Settlements:
     Of those that failed, `retried` are tried again by their queue, `failed` are not.
     """
 
-    def __init__(self, hook: ZkmqHook, memory: Memory, log: Any, *, again: bool) -> None:
+    def __init__(self, hook: ZkmqHook, state_store: TaskStateStore, log: Any, *, again: bool) -> None:
         self._hook = hook
-        self._memory = memory
+        self._state_store = state_store
         self._log = log
         self._again = again
-        self._noted: dict[str, str] = memory.read(_NOTE) or {}
+        self._noted: dict[str, str] = state_store.read(_NOTE) or {}
         self._done: dict[str, int] = {"completed": 0, "failed": 0, "released": 0}
         self.failed: list[str] = []
         self.retried: list[str] = []
@@ -368,18 +368,18 @@ class Settlements:
         self.lost: list[str] = []
         self.trouble: list[str] = []
 
-    def settle(self, claim: Claim, verdict: Verdict, result: bytes | str | None) -> None:
+    def settle(self, claim: ClaimReference, settle_result: SettleResult, result: bytes | str | None) -> None:
         """Settle one claim, or find that an earlier try did; what keeps it from that is in `lost` or `trouble`."""
         name = f"{claim['queue']}/{claim['id']}/{claim['token']}"
         queue = self._hook.queue(claim["queue"])
         try:
             if name in self._noted:
-                verdict = _as_noted(self._noted[name], verdict)
+                settle_result = _as_noted(self._noted[name], settle_result)
             else:
-                verdict = self._settle_now(queue, claim, verdict, result)
-                self._noted[name] = verdict.kind
-                count_settled(queue.name, _OUTCOMES[verdict.kind])
-            self._tell(queue, claim, verdict)
+                settle_result = self._settle_now(queue, claim, settle_result, result)
+                self._noted[name] = settle_result.kind
+                count_settled(queue.name, _OUTCOMES[settle_result.kind])
+            self._log_settled(queue, claim, settle_result)
         except (ClaimLost, TaskNotFound, QueueNotFound) as error:
             count_settled(claim["queue"], "lost")
             self.lost.append(f"{type(error).__name__}: {error}")
@@ -389,65 +389,73 @@ class Settlements:
     def remember(self) -> None:
         """Note what is settled, and how, for later tries."""
         if self._noted:
-            self._memory.note(_NOTE, self._noted)
+            self._state_store.note(_NOTE, self._noted)
 
     def counts(self) -> dict[str, int]:
         """Return how many were settled in which way, and how many were lost."""
         return {**self._done, "lost": len(self.lost)}
 
-    def _settle_now(self, queue: AnyQueue, claim: Claim, verdict: Verdict, result: bytes | str | None) -> Verdict:
+    def _settle_now(
+        self, queue: AnyQueue, claim: ClaimReference, settle_result: SettleResult, result: bytes | str | None
+    ) -> SettleResult:
         """Settle; return how, which may be another way. Raises `ClaimLost` where no earlier try did so."""
         try:
-            return _settle(queue, claim, verdict, result)
+            return _settle(queue, claim, settle_result, result)
         except ClaimLost:
-            if not (self._again and _settled_so(queue.task(claim["id"]), claim, verdict)):
+            if not (self._again and _settled_so(queue.task(claim["id"]), claim, settle_result)):
                 raise
         self._log.info("Settled by an earlier try: %s", shown(claim))
-        return verdict
+        return settle_result
 
-    def _tell(self, queue: AnyQueue, claim: Claim, verdict: Verdict) -> None:
-        if verdict.kind == "fail":
+    def _log_settled(self, queue: AnyQueue, claim: ClaimReference, settle_result: SettleResult) -> None:
+        if settle_result.kind == "fail":
             self._done["failed"] += 1
             task = queue.task(claim["id"])
             count_dead(queue.name, int(task.state == "dead"))
             outlook = _outlook(task)
-            told = self.retried if task.state == "inserted" else self.failed
-            told.append(f"{shown(claim)} {outlook}: {verdict.reason}")
-            self._log.error("Failed: %s, which %s: %s", shown(claim), outlook, verdict.reason)
+            noted = self.retried if task.state == "inserted" else self.failed
+            noted.append(f"{shown(claim)} {outlook}: {settle_result.reason}")
+            self._log.error("Failed: %s, which %s: %s", shown(claim), outlook, settle_result.reason)
             return
-        if verdict.kind == "release":
+        if settle_result.kind == "release":
             self._done["released"] += 1
-            self.released.append(f"{shown(claim)}: {verdict.reason}")
-            self._log.warning("Given back: %s: %s", shown(claim), verdict.reason)
+            self.released.append(f"{shown(claim)}: {settle_result.reason}")
+            self._log.warning("Given back: %s: %s", shown(claim), settle_result.reason)
             return
         self._done["completed"] += 1
         self._log.info("Completed: %s", shown(claim))
 
 
-def _as_noted(kind: str, verdict: Verdict) -> Verdict:
+def _as_noted(kind: str, settle_result: SettleResult) -> SettleResult:
     """Return how a claim was settled, whatever its work looks like now: nobody is told that it went otherwise."""
-    return verdict if verdict.kind == kind else Verdict(kind, "so an earlier try settled it, which stands")
+    return (
+        settle_result
+        if settle_result.kind == kind
+        else SettleResult(kind, "so an earlier try settled it, which stands")
+    )
 
 
-def _settle(queue: AnyQueue, claim: Claim, verdict: Verdict, result: bytes | str | None) -> Verdict:
+def _settle(
+    queue: AnyQueue, claim: ClaimReference, settle_result: SettleResult, result: bytes | str | None
+) -> SettleResult:
     task_id, token = claim["id"], claim["token"]
-    if verdict.kind == "release":
+    if settle_result.kind == "release":
         queue.release(task_id, token)
-        return verdict
-    if verdict.kind == "complete":
+        return settle_result
+    if settle_result.kind == "complete":
         try:
             queue.complete(task_id, token, result)
         except TaskTooLarge as error:  # no later try could keep it either
-            verdict = Verdict("fail", str(error))
+            settle_result = SettleResult("fail", str(error))
         else:
-            return verdict
-    queue.fail(task_id, token, verdict.reason)
-    return verdict
+            return settle_result
+    queue.fail(task_id, token, settle_result.reason)
+    return settle_result
 
 
-def _settled_so(task: Task, claim: Claim, verdict: Verdict) -> bool:
+def _settled_so(task: Task, claim: ClaimReference, settle_result: SettleResult) -> bool:
     """Whether a task is where an earlier try of the same settlement leaves it."""
-    states, attempts = _ENDS[verdict.kind]
+    states, attempts = _ENDS[settle_result.kind]
     return task.state in states and task.attempt == claim["attempt"] + attempts
 
 
@@ -474,8 +482,8 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
         return
     [claimer] = sources
     in_group = claimer.get_closest_mapped_task_group() is not None
-    given = task.partial_kwargs if task.is_mapped else vars(task)
-    also = given.get("pre_execute")  # of a task that two claims are settled by, or of its author's
+    named = task.partial_kwargs if task.is_mapped else vars(task)
+    also = named.get("pre_execute")  # of a task that two claims are settled by, or of its author's
 
     def check(context: Context) -> None:
         instance: Any = context["ti"]
@@ -496,7 +504,7 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
         task.pre_execute = check
 
 
-def check_held(claims: list[Claim], lease: float, conn_id: str, claimer: str, log: Any) -> None:
+def check_held(claims: list[ClaimReference], lease: float, conn_id: str, claimer: str, log: Any) -> None:
     """Extend the claims. Raises `AirflowSkipException` where none of them holds any more.
 
     What holds beside others that do not goes on with a warning; it is tried again while ZooKeeper is away, as settling
@@ -506,7 +514,10 @@ def check_held(claims: list[Claim], lease: float, conn_id: str, claimer: str, lo
         return
     with ZkmqHook(conn_id) as hook:
         held = outlast(
-            log, "Looking at the claims", PATIENCE, lambda _: [still_held(hook, claim, lease, log) for claim in claims]
+            log,
+            "Looking at the claims",
+            RETRY_SECONDS,
+            lambda _: [still_held(hook, claim, lease, log) for claim in claims],
         )
     lost = [f"{shown(claim)} (claim {claim['token']})" for claim, holds in zip(claims, held, strict=True) if not holds]
     if len(lost) == len(claims):
@@ -540,7 +551,7 @@ _PATIENT: Final[dict[str, Any]] = AGAIN | {
 }
 
 
-class ZkmqSettleOperator(Unmapped, BaseOperator):
+class ZkmqSettleOperator(NotMappable, BaseOperator):
     """Settles claims by the states of the tasks that did their work, and fails where the run is to be seen as failed.
 
     All succeeded: the queue's tasks are completed. Any failed, was not run for that, or is missing: they are failed,
@@ -649,21 +660,21 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
 
         """
         claims = self._claims()
-        work = self._told_from_marked(context, self._work(context))
+        work = self._wait_for_marks(context, self._work(context))
         reasons = reasons_of(context, work)
-        kept = self._kept(context, self._verdicts(work, reasons, len(claims)))
+        kept = self._kept(context, self._settle_results(work, reasons, len(claims)))
         with ZkmqHook(self.zkmq_conn_id) as hook:
             again = context["ti"].try_number > 1
-            settlements = Settlements(hook, Memory(context), self.log, again=again)
+            settlements = Settlements(hook, TaskStateStore(context), self.log, again=again)
             try:
-                for claim, (verdict, result) in zip(claims, kept, strict=True):
-                    settlements.settle(claim, verdict, result)
+                for claim, (settle_result, result) in zip(claims, kept, strict=True):
+                    settlements.settle(claim, settle_result, result)
             finally:
                 settlements.remember()
-        self._tell(claims, settlements, self._judge(work, reasons))
+        self._log_settled(claims, settlements, self._judge(work, reasons))
         return settlements.counts()
 
-    def _claims(self) -> list[Claim]:
+    def _claims(self) -> list[ClaimReference]:
         """Return the claims. No other try would understand them."""
         try:
             return read_claims("claims", self.claims)
@@ -685,38 +696,42 @@ class ZkmqSettleOperator(Unmapped, BaseOperator):
             work += instances(states.get(instance.run_id, {}), task_ids)
         return work if instance.map_index < 0 else share(work, instance.map_index)
 
-    def _told_from_marked(self, context: Context, work: list[Work]) -> list[Work]:
+    def _wait_for_marks(self, context: Context, work: list[Work]) -> list[Work]:
         until = time.monotonic() + _NOTED
         while True:
-            told = told_from_marked(context, work, self.noting)
-            if time.monotonic() >= until or all(each.state != MARKED for each in told):
-                return told
+            noted = wait_for_marks(context, work, self.noting)
+            if time.monotonic() >= until or all(each.state != MARKED for each in noted):
+                return noted
             time.sleep(_PAUSE)
 
-    def _judge(self, work: list[Work], reasons: Mapping[tuple[str, int], str]) -> Verdict:
+    def _judge(self, work: list[Work], reasons: Mapping[tuple[str, int], str]) -> SettleResult:
         return judge(work, self.on_skipped, reasons, self.on_marked)
 
-    def _verdicts(self, work: list[Work], reasons: Mapping[tuple[str, int], str], count: int) -> list[Verdict]:
+    def _settle_results(
+        self, work: list[Work], reasons: Mapping[tuple[str, int], str], count: int
+    ) -> list[SettleResult]:
         if not self.each:
             return [self._judge(work, reasons)] * count
-        verdicts = [self._judge(share(work, position), reasons) for position in range(count)]
+        settle_results = [self._judge(share(work, position), reasons) for position in range(count)]
         odd = uneven(work, count)
-        return [Verdict("fail", odd) if odd and each.kind == "complete" else each for each in verdicts]
+        return [SettleResult("fail", odd) if odd and each.kind == "complete" else each for each in settle_results]
 
-    def _kept(self, context: Context, verdicts: list[Verdict]) -> list[tuple[Verdict, bytes | str | None]]:
+    def _kept(
+        self, context: Context, settle_results: list[SettleResult]
+    ) -> list[tuple[SettleResult, bytes | str | None]]:
         """Return the verdicts, with what the tasks keep; where that is none, the verdict is a failure, and says why."""
         render = partial(self.render_template, self.result, context)
-        results = Results(render, self.result_of, context, len(verdicts), each=self.each)
-        kept: list[tuple[Verdict, bytes | str | None]] = []
-        for position, verdict in enumerate(verdicts):
+        results = Results(render, self.result_of, context, len(settle_results), each=self.each)
+        kept: list[tuple[SettleResult, bytes | str | None]] = []
+        for position, settle_result in enumerate(settle_results):
             try:
-                kept.append((verdict, results.of(position) if verdict.kind == "complete" else None))
+                kept.append((settle_result, results.of(position) if settle_result.kind == "complete" else None))
             except ConfigError as error:  # no later try could keep it either
                 # Of work that was skipped, and is complete all the same, there may be none.
-                kept.append((verdict if verdict.reason else Verdict("fail", str(error)), None))
+                kept.append((settle_result if settle_result.reason else SettleResult("fail", str(error)), None))
         return kept
 
-    def _tell(self, claims: list[Claim], settlements: Settlements, overall: Verdict) -> None:
+    def _log_settled(self, claims: list[ClaimReference], settlements: Settlements, overall: SettleResult) -> None:
         """Raise what the run is to be seen by. What is tried again comes first: it may go well.
 
         Work that is no claim's that was settled counts as well: Airflow judges the run by this task alone.

@@ -58,7 +58,7 @@ def waited_for(tasks: Iterable[Any]) -> list[Any]:
 # --- What cannot be mapped: it is refused where the DAG is parsed, rather than run as something else.
 
 
-class Unmapped:
+class NotMappable:
     """A mixin for operators that are setup or teardown tasks by themselves: they cannot be mapped.
 
     Airflow makes a mapped operator only as it runs: until then it is no setup or teardown task, has another trigger
@@ -92,7 +92,7 @@ def check_each(what: str, each: object, node: Any) -> None:
 # --- What a task instance notes for its later tries, where Airflow keeps it: by DAG, run, task and map index.
 
 
-class Memory:
+class TaskStateStore:
     """Notes that outlive a try, and a clear, in Airflow's task state store; nothing is noted where there is none.
 
     A store that cannot be read fails the try: without its notes it would do what an earlier one has done.

@@ -44,16 +44,16 @@ from airflow_provider_zkmq.hooks.deferring import (
 )
 from airflow_provider_zkmq.hooks.lineage import WritesQueue
 from airflow_provider_zkmq.hooks.outcomes import (
-    Telling,
+    XComResults,
     check_batch,
     check_outcomes,
+    log_ended,
+    log_open,
     may_end_in_triggerer,
     pushed_for,
     size,
-    tell_ended,
-    tell_open,
 )
-from airflow_provider_zkmq.hooks.retry import NO_OUTAGE, PATIENCE, Outlasting, persist
+from airflow_provider_zkmq.hooks.retry import NO_OUTAGE, RETRY_SECONDS, Outlasting, persist
 from airflow_provider_zkmq.hooks.telemetry import count_enqueued
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
@@ -176,7 +176,7 @@ _IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": INSTANCE, "try": TRY, "
 _ON_DUPLICATE: Final = ("adopt", "fail")
 
 
-def check_once(idempotency: str, on_duplicate: str) -> None:
+def check_origin(idempotency: str, on_duplicate: str) -> None:
     """Raise `ValueError` for values that are not known."""
     if idempotency not in tuple(_IDENTITIES):  # a list has no hash
         raise ValueError(f"ZkmqEnqueueOperator: idempotency {idempotency!r} is not known: give run, try or none")
@@ -207,10 +207,10 @@ def named(messages: Sequence[Message], key: str) -> list[Message]:
 
 
 @dataclass(frozen=True, slots=True)
-class Once:
+class IdempotentEnqueue:
     """One try's enqueue. `origin`: the task instance; `key`: that of the series its tasks without ids belong to.
 
-    `patience`: each call of the queue's is tried again by itself. So one of unknown outcome is the very same again,
+    `outlasting`: each call of the queue's is tried again by itself. So one of unknown outcome is the very same again,
     which takes over what it had written; all of it done anew would take that for an earlier try's.
     """
 
@@ -219,14 +219,14 @@ class Once:
     idempotency: str
     on_duplicate: str
     key: str
-    patience: Outlasting
+    outlasting: Outlasting
 
     def enqueue(self, messages: Sequence[Message]) -> int:
         """Write what is missing; return how many tasks were adopted. Raises what `Queue.enqueue_many` does."""
         own: list[Message] = []
         series: list[Message] = []
-        for given, message in zip(messages, named(messages, self.key), strict=True):
-            (own if given.task_id is not None or given.update or given.requeue else series).append(message)
+        for passed, message in zip(messages, named(messages, self.key), strict=True):
+            (own if passed.task_id is not None or passed.update or passed.requeue else series).append(message)
         return self._enqueue_series(series) + self._enqueue_own(own)
 
     def enqueue_batch(self, messages: Sequence[Message], batch: str, then: Message | None) -> int:
@@ -235,13 +235,13 @@ class Once:
         Raises what `Queue.enqueue_many` does; `DuplicateTask` for a batch that is not known to be this operator's.
         """
         try:
-            self.patience.call(lambda: self.queue.enqueue_many(messages, batch=batch, then=then))
+            self.outlasting.call(lambda: self.queue.enqueue_many(messages, batch=batch, then=then))
         except DuplicateTask as error:
             if error.duplicates:
                 raise
-            if self._adopts and self._wrote_one([message.task_id or "" for message in named(messages, batch)]):
+            if self._adopts and self._one_written([message.task_id or "" for message in named(messages, batch)]):
                 return len(messages)
-            raise DuplicateTask(self.patience.call(lambda: _written_before(self.queue, batch))) from error
+            raise DuplicateTask(self.outlasting.call(lambda: _written_before(self.queue, batch))) from error
         return 0
 
     @property
@@ -253,7 +253,7 @@ class Once:
         if not messages:
             return 0
         try:
-            tasks = self.patience.call(lambda: self.queue.enqueue_new(messages))
+            tasks = self.outlasting.call(lambda: self.queue.enqueue_new(messages))
         except BadMessage as error:
             raise error.__cause__ or error from None
         self._refuse_unless_adopted(tasks.existing, tasks.written)
@@ -271,7 +271,7 @@ class Once:
         met: list[Message] = []
         try:
             if left:
-                self.patience.call(lambda: self.queue.enqueue_many(left))
+                self.outlasting.call(lambda: self.queue.enqueue_many(left))
         except DuplicateTask as error:
             used = set(error.duplicates)
             met = [message for message in left if message.task_id in used]
@@ -291,17 +291,17 @@ class Once:
 
     def _adoptable(self, message: Message) -> bool:
         """Whether the task is there already by an earlier try; update and requeue are about others' tasks."""
-        return not (message.update or message.requeue) and self._wrote(message.task_id or "")
+        return not (message.update or message.requeue) and self._written(message.task_id or "")
 
-    def _wrote(self, task_id: str) -> bool:
+    def _written(self, task_id: str) -> bool:
         """Whether a task notes this operator in this run (with ``"try"``: in this try) as its origin."""
-        return self._wrote_one([task_id])
+        return self._one_written([task_id])
 
-    def _wrote_one(self, task_ids: Iterable[str]) -> bool:
+    def _one_written(self, task_ids: Iterable[str]) -> bool:
         """Whether the first of these tasks that is there is this operator's: some may be dropped, or collected."""
         for task_id in task_ids:
             with suppress(TaskNotFound):
-                task = self.patience.call(partial(self.queue.task, task_id))
+                task = self.outlasting.call(partial(self.queue.task, task_id))
                 return is_of(task.metadata, self.origin, _IDENTITIES[self.idempotency])
         return False
 
@@ -321,7 +321,7 @@ def _written_before(queue: AnyQueue, name: str) -> str:
 #: Airflow kills a process five seconds after it told it to end: what is cancelled is waited for so many seconds.
 _CANCELLING: Final = 4.0
 #: One task that is dead or cancelled fails the operator, and nothing is told of results.
-_TELLING: Final = Telling(results=False, max_xcom_bytes=48_000, fail_on="any")
+_RESULTS: Final = XComResults(results=False, max_xcom_bytes=48_000, fail_on="any")
 
 
 class WaitingOperator(BaseOperator):
@@ -348,8 +348,8 @@ class WaitingOperator(BaseOperator):
             self._canceller.start()
 
     def _cancel(self, queue: AnyQueue, ids: list[str], instance: Mapping[str, Any]) -> None:
-        told = "Told to end: where a user did that, what is open of %d task(s) of queue %r is cancelled"
-        self.log.warning(told, len(ids), queue.name)
+        problem = "Told to end: where a user did that, what is open of %d task(s) of queue %r is cancelled"
+        self.log.warning(problem, len(ids), queue.name)
         try:
             if ended_by_user(instance):
                 count = cancel_open(queue, ids)
@@ -374,7 +374,7 @@ class WaitingOperator(BaseOperator):
             if not self.deferrable or isinstance(error, NO_OUTAGE):
                 raise AirflowException(naming(str(error), span)) from None
             if isinstance(error, WaitTimeout):
-                tell_open(self.log, queue, error.left, self.zkmq_conn_id)
+                log_open(self.log, queue, error.left, self.zkmq_conn_id)
             self._defer(context, ids, key, deadline, getattr(error, "left", ()))
         finally:
             self._held = None
@@ -386,11 +386,11 @@ class WaitingOperator(BaseOperator):
         span = None if left == math.inf else left
         if self.batch is None:
             tasks = queue.wait(ids, timeout=span, stop_at_failure=True)
-            tell_ended(self.log, queue.name, tasks, self.zkmq_conn_id)
+            log_ended(self.log, queue.name, tasks, self.zkmq_conn_id)
             check_outcomes(queue.name, tasks)
         else:
             batch = queue.wait_batch(self.batch, span)
-            tell_ended(self.log, queue.name, batch, self.zkmq_conn_id)
+            log_ended(self.log, queue.name, batch, self.zkmq_conn_id)
             check_batch(queue.name, batch)
 
     def _defer(
@@ -415,15 +415,15 @@ class WaitingOperator(BaseOperator):
         )
 
     @abstractmethod
-    def _told(self, ids: list[str]) -> str | list[str]:
+    def _to_xcom(self, ids: list[str]) -> str | list[str]:
         """Return the XCom for tasks of these ids."""
 
     def _success(self, context: Context, ids: list[str]) -> dict[str, Any] | None:
         """Return how the triggerer ends this task by itself: what is told is known already."""
-        value = self._told(ids)
+        value = self._to_xcom(ids)
         if size(value) > EVENT_BYTES or not may_end_in_triggerer(self, context):
             return None
-        return {"telling": _TELLING.as_dict(), "push": pushed_for(self, context), "value": value}
+        return {"telling": _RESULTS.as_dict(), "push": pushed_for(self, context), "value": value}
 
     def _cancels(self, context: Context, ids: list[str], key: str | None) -> dict[str, Any] | None:
         """Return what a user's end of the deferred task cancels.
@@ -559,15 +559,15 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
         if (data is None) == (messages is None):
             raise ValueError("ZkmqEnqueueOperator: give either data (one task) or messages (many)")
         if isinstance(data, Mapping | list | tuple | set | int | float):
-            told = f"ZkmqEnqueueOperator: data is a {type(data).__name__}: give bytes or text, such as json.dumps(…)"
-            raise ValueError(told)  # noqa: TRY004  as for whatever else is refused here
+            problem = f"ZkmqEnqueueOperator: data is a {type(data).__name__}: give bytes or text, such as json.dumps(…)"
+            raise ValueError(problem)  # noqa: TRY004  as for whatever else is refused here
         if messages is not None and zkmq_task_id is not None:
             raise ValueError("ZkmqEnqueueOperator: with messages, give each its own task_id rather than zkmq_task_id")
         if then is not None and batch is None:
             raise ValueError("ZkmqEnqueueOperator: then follows the end of a batch; give batch, too")
         if delay is not None and not_before is not None:
             raise ValueError("ZkmqEnqueueOperator: give either delay (how long) or not_before (until when)")
-        check_once(idempotency, on_duplicate)
+        check_origin(idempotency, on_duplicate)
         self.data = data
         self.messages = messages
         self.batch = batch
@@ -603,14 +603,16 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
         origin = origin_of(context)
         messages, then = self._messages(origin), self._follow_up(origin)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-            patience = Outlasting(self.log, "Enqueueing", self.execution_timeout)
-            queue = patience.call(hook.queue)
+            outlasting = Outlasting(self.log, "Enqueueing", self.execution_timeout)
+            queue = outlasting.call(hook.queue)
             key = series_key(self.idempotency, origin, queue.name)
             ids = [message.task_id or "" for message in named(messages, key)]
-            self._enqueue(Once(queue, origin, self.idempotency, self.on_duplicate, key, patience), messages, then)
+            self._enqueue(
+                IdempotentEnqueue(queue, origin, self.idempotency, self.on_duplicate, key, outlasting), messages, then
+            )
             if self.wait_for_completion and ids:
                 self._await(context, queue, ids, key, self._span())
-        return self._told(ids)
+        return self._to_xcom(ids)
 
     def execute_complete(
         self, context: Context, event: dict[str, Any], key: str | None = None, deadline: float | None = None
@@ -635,20 +637,20 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
         except NO_OUTAGE as error:
             raise AirflowException(str(error)) from None
         except AWAY:  # they have ended in time: an outage beyond the deadline fails nothing
-            self._defer(context, ids, key, None if deadline is None else max(deadline, time.time() + PATIENCE))
-        return self._told(ids)
+            self._defer(context, ids, key, None if deadline is None else max(deadline, time.time() + RETRY_SECONDS))
+        return self._to_xcom(ids)
 
-    def _enqueue(self, once: Once, messages: list[Message], then: Message | None) -> None:
-        adopted = once.enqueue(messages) if self.batch is None else once.enqueue_batch(messages, self.batch, then)
-        name = once.queue.name
-        first = named(messages, self.batch or once.key)[:1]
+    def _enqueue(self, series: IdempotentEnqueue, messages: list[Message], then: Message | None) -> None:
+        adopted = series.enqueue(messages) if self.batch is None else series.enqueue_batch(messages, self.batch, then)
+        name = series.queue.name
+        first = named(messages, self.batch or series.key)[:1]
         hint = f"; see: {typed(self.zkmq_conn_id, 'show', name, first[0].task_id or '')}" if first else ""
         count_enqueued(name, len(messages) - adopted)
         self.log.info("Enqueued %d task(s) into queue %r%s", len(messages) - adopted, name, hint)
         if adopted:
             self.log.info("Adopted %d task(s) of queue %r that an earlier try had enqueued%s", adopted, name, hint)
 
-    def _told(self, ids: list[str]) -> str | list[str]:
+    def _to_xcom(self, ids: list[str]) -> str | list[str]:
         if self.batch is not None:
             return self.batch
         return ids if self.messages is not None else ids[0]

@@ -34,12 +34,12 @@ from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit, naming
 from airflow_provider_zkmq.hooks.lineage import ReadsQueue
 from airflow_provider_zkmq.hooks.outcomes import (
-    Telling,
+    XComResults,
+    log_ended,
+    log_open,
     may_end_in_triggerer,
     progress_log,
     pushed_for,
-    tell_ended,
-    tell_open,
 )
 from airflow_provider_zkmq.hooks.retry import NO_OUTAGE, persist
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
@@ -87,7 +87,7 @@ def timing_out() -> Iterator[None]:
 
 
 @contextmanager
-def failing_softly(sensor: BaseSensorOperator) -> Iterator[None]:
+def soft_failing(sensor: BaseSensorOperator) -> Iterator[None]:
     """Turn failures into skips that tell why, where `soft_fail` or `never_fail` ask for it.
 
     Airflow's own sensor would skip without a reason: meanwhile it is told that it may fail.
@@ -166,13 +166,13 @@ class Wanted:
     stop_at_failure: bool
     """Whether one task that is dead or cancelled ends the wait for the others."""
 
-    def wait(self, queue: AnyQueue, span: float, tell: Callable[[str, float, str], None] | None) -> Ended:
+    def wait(self, queue: AnyQueue, span: float, on_progress: Callable[[str, float, str], None] | None) -> Ended:
         """Wait at most `span` seconds. Raises `WaitTimeout`."""
         end = time.monotonic() + span
         if self.batch is not None:
             return queue.wait_batch(self.batch, span)
         ids = self._ids(queue, self.min_tasks, max(0.0, end - time.monotonic()))
-        return self._wait_for(queue, ids, max(0.0, end - time.monotonic()), tell)
+        return self._wait_for(queue, ids, max(0.0, end - time.monotonic()), on_progress)
 
     def read(self, queue: AnyQueue, event: dict[str, Any]) -> Ended:
         """Read what had ended when the trigger looked. Raises `WaitTimeout` for what has not, or not any more."""
@@ -198,9 +198,9 @@ class Wanted:
         return None
 
     def _wait_for(
-        self, queue: AnyQueue, ids: list[str], span: float, tell: Callable[[str, float, str], None] | None = None
+        self, queue: AnyQueue, ids: list[str], span: float, on_progress: Callable[[str, float, str], None] | None = None
     ) -> list[Task]:
-        return queue.wait(ids, self.event, span, tell, stop_at_failure=self.stop_at_failure)
+        return queue.wait(ids, self.event, span, on_progress, stop_at_failure=self.stop_at_failure)
 
     def _read_again(self, queue: AnyQueue, ids: list[str]) -> list[Task]:
         """Read tasks that got there; one by one where something was claimed and has been given back since.
@@ -319,7 +319,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         self.results = results
         self.max_xcom_bytes = max_xcom_bytes
         self.fail_on = fail_on
-        self._telling()  # refuses what is not known where the DAG is parsed
+        self._results()  # refuses what is not known where the DAG is parsed
 
     def execute(self, context: Context) -> Any:
         """Wait, on the worker or deferred; return the outcomes, or the batch's.
@@ -330,7 +330,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
 
         """
         deadline = time.time() + self._span()
-        with failing_softly(self), self._telling_why(), airflow_errors():
+        with soft_failing(self), self._explaining_timeout(), airflow_errors():
             if self.selector is not None:
                 self.log.info("%s", counted(self.selector, self.min_tasks, self.since))
             if self.deferrable:
@@ -348,7 +348,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
 
     def poke(self, context: Context) -> PokeReturnValue:  # noqa: ARG002
         """Look once (``mode="reschedule"``). Raises `AirflowException` for tasks that are dead or cancelled."""
-        with failing_softly(self), airflow_errors():
+        with soft_failing(self), airflow_errors():
             try:
                 return PokeReturnValue(is_done=True, xcom_value=self._waited(0))
             except WaitTimeout:
@@ -359,13 +359,13 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on after a deferral; a time-out, the trigger's or Airflow's own, tells why."""
-        with failing_softly(self), self._telling_why():
+        with soft_failing(self), self._explaining_timeout():
             return super().resume_execution(next_method, next_kwargs, context)
 
     def execute_complete(self, context: Context, event: dict[str, Any], deadline: float | None = None) -> Any:
         """Go on after the trigger: read the outcomes on the worker. Raises what `execute` does."""
         until = time.time() + self._span() if deadline is None else deadline
-        with failing_softly(self), airflow_errors():
+        with soft_failing(self), airflow_errors():
             if event["status"] == "timeout":
                 raise AirflowSensorTimeout(event["message"])
             if event["status"] != "done":
@@ -373,7 +373,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
             try:
                 with refusing_tls(), ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                     queue = hook.queue()
-                    return self._told(queue.name, self._wanted().read(queue, event))
+                    return self._to_xcom(queue.name, self._wanted().read(queue, event))
             except (WaitTimeout, AWAY) as error:  # there are more, one was redriven since, or ZooKeeper is away
                 if time.time() >= until:
                     raise AirflowSensorTimeout(str(error)) from None
@@ -383,19 +383,19 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         """Wait at most `span` seconds on this worker. Raises `WaitTimeout`."""
         with refusing_tls(), ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
-            tell = progress_log(self.log) if self.log_progress else None
+            on_progress = progress_log(self.log) if self.log_progress else None
             try:
-                return self._told(queue.name, self._wanted().wait(queue, span, tell))
+                return self._to_xcom(queue.name, self._wanted().wait(queue, span, on_progress))
             except WaitTimeout as error:
                 if self.deferrable:
-                    tell_open(self.log, queue, error.left, self.zkmq_conn_id)
+                    log_open(self.log, queue, error.left, self.zkmq_conn_id)
                 raise
 
-    def _told(self, queue: str, ended: Ended) -> Any:
+    def _to_xcom(self, queue: str, ended: Ended) -> Any:
         """Log what has ended; return the XCom. Raises `AirflowException` for what has failed."""
-        tell_ended(self.log, queue, ended, self.zkmq_conn_id)
-        self._telling().check(queue, ended)
-        return self._telling().tell(queue, ended)
+        log_ended(self.log, queue, ended, self.zkmq_conn_id)
+        self._results().check(queue, ended)
+        return self._results().to_xcom(queue, ended)
 
     def _wanted(self) -> Wanted:
         return Wanted(self.task_ids, self.selector, self.min_tasks, self.since, self.batch, self.event, self._stops)
@@ -404,8 +404,8 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     def _stops(self) -> bool:
         return self.fail_on == "any"
 
-    def _telling(self) -> Telling:
-        return Telling(self.results, self.max_xcom_bytes, self.fail_on)
+    def _results(self) -> XComResults:
+        return XComResults(self.results, self.max_xcom_bytes, self.fail_on)
 
     def _deferral(self, context: Context, deadline: float, why: WaitTimeout | TransportError) -> TaskDeferred:
         if isinstance(why, TransportError):
@@ -441,7 +441,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         brief = self.batch is not None or not self.results
         if not (brief and may_end_in_triggerer(self, context)):
             return None
-        return {"telling": self._telling().as_dict(), "push": pushed_for(self, context)}
+        return {"telling": self._results().as_dict(), "push": pushed_for(self, context)}
 
     def _span(self) -> float:
         """Return how long to wait in seconds: Airflow does not hold a deferred task to its `execution_timeout`."""
@@ -449,7 +449,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         return float(self.timeout if limit is None else min(self.timeout, limit.total_seconds()))
 
     @contextmanager
-    def _telling_why(self) -> Iterator[None]:
+    def _explaining_timeout(self) -> Iterator[None]:
         try:
             yield
         except AirflowSensorTimeout as error:

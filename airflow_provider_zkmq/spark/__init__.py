@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.spark.answers.report import Report, report
     from airflow_provider_zkmq.spark.history.bronze import ArchiveReport, archive_queue
     from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, PipelineReport, run_pipeline
     from airflow_provider_zkmq.spark.history.reading import (
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
         read_runs,
     )
     from airflow_provider_zkmq.spark.history.tables import Retention
+    from airflow_provider_zkmq.spark.reporting.report import Report, report
     from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source import register
     from airflow_provider_zkmq.spark.source.enqueueing import enqueue
@@ -32,7 +32,7 @@ _HOME = {
     "PipelineFailed": "history.pipeline",
     "PipelineReport": "history.pipeline",
     "ReadReport": "source.reading",
-    "Report": "answers.report",
+    "Report": "reporting.report",
     "Retention": "history.tables",
     "WriteReport": "source.writing",
     "archive_queue": "history.bronze",
@@ -46,7 +46,7 @@ _HOME = {
     "read_report": "source.reading",
     "read_runs": "history.reading",
     "register": "source",
-    "report": "answers.report",
+    "report": "reporting.report",
     "run_pipeline": "history.pipeline",
     "spark_session": "session",
 }

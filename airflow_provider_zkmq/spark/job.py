@@ -60,10 +60,10 @@ def _session(chosen: argparse.Namespace) -> Any:
 
 def _way(chosen: argparse.Namespace) -> Any:
     """How to connect, for the driver and for executors: no password is in it."""
-    from airflow_provider_zkmq.spark.source.options import Options
+    from airflow_provider_zkmq.spark.source.options import SourceOptions
 
     named = {name: getattr(chosen, name) for name in ("conn_id", "hosts", "root")}
-    return Options.of({name: text for name, text in named.items() if text is not None})
+    return SourceOptions.of({name: text for name, text in named.items() if text is not None})
 
 
 def _pipeline(chosen: argparse.Namespace) -> None:

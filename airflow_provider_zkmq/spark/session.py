@@ -19,7 +19,7 @@ from airflow_provider_zkmq.embedded import spark_java_home
 #: The environment variable that names the Spark master; without it Spark runs in this process.
 MASTER_VARIABLE: Final = "ZKMQ_SPARK_MASTER"
 
-_QUIET: Final = {
+_LOG_OPTIONS: Final = {
     "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -48,7 +48,7 @@ def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: obj
         return _configured(SparkSession.builder.appName(app_name), _ZONE | _texts(conf)).getOrCreate()
     chosen = master or os.environ.get(MASTER_VARIABLE) or "local[*]"
     local = chosen.startswith("local")
-    settings = _QUIET | _ZONE | (_LOCAL if local else {}) | _texts(conf)
+    settings = _LOG_OPTIONS | _ZONE | (_LOCAL if local else {}) | _texts(conf)
     builder = _configured(SparkSession.builder.appName(app_name).master(chosen), settings)
     folder = Path(tempfile.mkdtemp(prefix="zkmq-java-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # a cluster of this machine starts executors with it

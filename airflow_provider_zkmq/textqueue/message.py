@@ -224,7 +224,7 @@ class SharedFile:
         return os.fstat(self._descriptor).st_mtime_ns == now
 
     @contextlib.contextmanager
-    def locked(self, within: float | None = None) -> Iterator[None]:
+    def locked(self, timeout: float | None = None) -> Iterator[None]:
         """Hold the file's mutex: no other process of this library writes meanwhile. May be nested.
 
         It is waited for at most so many seconds; None: for ever, for a process that was stopped holds it on. Raises
@@ -232,7 +232,7 @@ class SharedFile:
         """
         with self._threads:
             if self._depth == 0:
-                self._lock(within)
+                self._lock(timeout)
             self._depth += 1
             try:
                 self._same_file()
@@ -242,12 +242,12 @@ class SharedFile:
                 if self._depth == 0:
                     fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def _lock(self, within: float | None) -> None:
+    def _lock(self, timeout: float | None) -> None:
         """The system waits for a lock for ever or not at all, so that a bounded wait is a look now and then."""
-        if within is None:
+        if timeout is None:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             return
-        end, pause = time.monotonic() + within, _FIRST_PAUSE
+        end, pause = time.monotonic() + timeout, _FIRST_PAUSE
         while True:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

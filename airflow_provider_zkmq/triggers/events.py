@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_zkmq.engine import ConfigError, Duration, QueueNotFound, check_name, parse_selector
-from airflow_provider_zkmq.hooks.arguments import span, told
+from airflow_provider_zkmq.hooks.arguments import claim_reference, span
 from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
 from airflow_provider_zkmq.hooks.retry import Backoff
 from airflow_provider_zkmq.hooks.telemetry import count_claimed
@@ -36,7 +36,7 @@ class Watch:
         self._refire = refire
         self._backoff = Backoff(log)
         self._held = HeldSession(conn_id, self._backoff)
-        self._quiet_until: float | None = None
+        self._next_log_at: float | None = None
 
     async def next_event(self) -> dict[str, Any]:
         """Wait until there is work to tell of, whatever fails meanwhile; return the event. Raises nothing."""
@@ -65,17 +65,17 @@ class Watch:
         await self._hold_back(queue)
         await queue.ready(selector=self._selector, timeout=None)
         counts = await queue.counts()
-        self._quiet_until = asyncio.get_running_loop().time() + self._refire
+        self._next_log_at = asyncio.get_running_loop().time() + self._refire
         return {"queue": queue.name, "selector": self._selector, "counts": counts}
 
     async def _hold_back(self, queue: AsyncQueue) -> None:
         """After an event, wait until its work is gone, at most for `refire` seconds from it on."""
         clock = asyncio.get_running_loop().time
-        while self._quiet_until is not None:
-            left = self._quiet_until - clock()
+        while self._next_log_at is not None:
+            left = self._next_log_at - clock()
             await asyncio.sleep(max(0.0, min(left, _LOOK)))
             if left <= 0 or not await queue.ready(selector=self._selector, timeout=0):
-                self._quiet_until = None
+                self._next_log_at = None
 
 
 # --- A watch that claims for runs to come: what `ZkmqEventTrigger` waits by with ``mode="claim"``.
@@ -117,7 +117,7 @@ class ClaimingWatch(Watch):
                 terms.max_in_flight,
                 selector=self._selector,
                 lease=terms.lease,
-                ahead="all",
+                prefetch="all",
                 max_leases=terms.max_in_flight,
             )
             if claims:
@@ -133,7 +133,7 @@ def _entries(queue: str, claims: Sequence[AsyncClaim], room: int) -> list[dict[s
     entries: list[dict[str, Any]] = []
     for claim in claims:
         data, size = claim.task.data, (len(claim.task.data) + 2) // 3 * 4
-        entry: dict[str, Any] = {**told(queue, claim)}
+        entry: dict[str, Any] = {**claim_reference(queue, claim)}
         if room and size <= room:
             entry["data"] = base64.b64encode(data).decode()
             room -= size
@@ -239,16 +239,16 @@ class ZkmqEventTrigger(BaseEventTrigger):
             await self._watch.leave()
 
 
-def _check_mode(mode: object, given: dict[str, object]) -> None:
+def _check_mode(mode: object, named: dict[str, object]) -> None:
     if mode not in tuple(_OF_OTHER):  # a list has no hash
         raise ConfigError(f"mode {mode!r} is not allowed: 'wake' or 'claim'")
-    if not isinstance(given["include_data"], bool):
-        raise ConfigError(f"include_data {given['include_data']!r} is not allowed: True or False")
-    if mode == "wake" and given["include_data"]:
+    if not isinstance(named["include_data"], bool):
+        raise ConfigError(f"include_data {named['include_data']!r} is not allowed: True or False")
+    if mode == "wake" and named["include_data"]:
         raise ConfigError(
             "include_data would go with mode='claim': a wake event names no task whose data it could have"
         )
-    without_use = [name for name, value in _OF_OTHER[str(mode)].items() if given[name] != value]
+    without_use = [name for name, value in _OF_OTHER[str(mode)].items() if named[name] != value]
     if without_use:
         _LOG.warning("ZkmqEventTrigger: %s: of no use with mode=%r", ", ".join(without_use), mode)
 

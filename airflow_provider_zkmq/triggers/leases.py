@@ -34,7 +34,7 @@ class _Left(Exception):
     """A task is in nobody's hand any more, or in another's."""
 
 
-class Keeping:
+class LeaseKeeper:
     """Claims that are extended until they are over. One coroutine's."""
 
     def __init__(
@@ -211,7 +211,7 @@ class ZkmqLeaseTrigger(BaseTrigger):
         self.lease = lease
         self.settle = None if settle is None else list(settle)
         self.zkmq_conn_id = zkmq_conn_id
-        self._keeping: Keeping | None = None
+        self._lease_keeper: LeaseKeeper | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments, plain JSON."""
@@ -220,15 +220,17 @@ class ZkmqLeaseTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield the one event that ends the task without a worker; by then nothing is extended any more."""
-        keeping = self._keeping = Keeping(self.zkmq_conn_id, self.claims, self.lease, self.settle, self.log)
+        lease_keeper = self._lease_keeper = LeaseKeeper(
+            self.zkmq_conn_id, self.claims, self.lease, self.settle, self.log
+        )
         end: TriggerEvent = TaskSuccessEvent()
         try:
-            await keeping.until_over()
+            await lease_keeper.until_over()
         except Unsupported as error:
             self.log.warning("Nothing is extended, and the claims are left to their leases: %s", error)
             end = TaskFailedEvent()
         finally:
-            await keeping.leave()
+            await lease_keeper.leave()
         yield end
 
     async def on_kill(self) -> None:
@@ -237,13 +239,13 @@ class ZkmqLeaseTrigger(BaseTrigger):
         Airflow calls this on other occasions, too, in which that task is still to come. It cancels this call when it
         takes long: what it began goes on.
         """
-        if self._keeping is not None:
-            giving_back = asyncio.create_task(self._keeping.give_back())
+        if self._lease_keeper is not None:
+            giving_back = asyncio.create_task(self._lease_keeper.give_back())
             _GIVING_BACK.add(giving_back)
             giving_back.add_done_callback(_GIVING_BACK.discard)
             await asyncio.shield(giving_back)
 
     async def cleanup(self) -> None:
         """Give the shared session back."""
-        if self._keeping is not None:
-            await self._keeping.leave()
+        if self._lease_keeper is not None:
+            await self._lease_keeper.leave()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow_provider_zkmq.engine import TransportError, Unavailable
-from airflow_provider_zkmq.hooks.connections import async_connection_options, keep_kazoo_quiet
+from airflow_provider_zkmq.hooks.connections import async_connection_options, limit_kazoo_logging
 from airflow_provider_zkmq.hooks.retry import Backoff
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Entry:
     """A session, being opened or open, and how many use it."""
 
     key: _Key
-    opening: asyncio.Task[AsyncZkmq] = field(repr=False)
+    connecting: asyncio.Task[AsyncZkmq] = field(repr=False)
     users: int = 0
 
 
@@ -120,7 +120,7 @@ class SharedSessions:
         table = self._tables.setdefault(loop, {})
         entry = self._join(table, _key(conn_id, options), options)
         try:
-            client = await asyncio.shield(entry.opening)
+            client = await asyncio.shield(entry.connecting)
             yield Lease(client, queue, entry, table, lookups, partial(self._key_now, lookups, conn_id))
         finally:
             await self._leave(table, entry)
@@ -144,7 +144,9 @@ class SharedSessions:
     def _join(self, table: dict[_Key, _Entry], key: _Key, options: dict[str, Any]) -> _Entry:
         """Find or make the entry without a pause in between, so that two first users open one session."""
         entry = table.get(key)
-        if entry is None or (entry.opening.done() and (entry.opening.cancelled() or entry.opening.exception())):
+        if entry is None or (
+            entry.connecting.done() and (entry.connecting.cancelled() or entry.connecting.exception())
+        ):
             entry = table[key] = _Entry(key, asyncio.create_task(self._open(options)))
         entry.users += 1
         return entry
@@ -164,7 +166,7 @@ class SharedSessions:
         closing = asyncio.create_task(_close(entry))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-        if entry.opening.done():
+        if entry.connecting.done():
             await asyncio.shield(closing)
 
     def users(self) -> list[int]:
@@ -177,9 +179,9 @@ class SharedSessions:
 
 async def _close(entry: _Entry) -> None:
     """Close a session, after its opening; one that could not be opened has nothing to close."""
-    await asyncio.wait([entry.opening])
-    if not entry.opening.cancelled() and entry.opening.exception() is None:
-        await entry.opening.result().close()
+    await asyncio.wait([entry.connecting])
+    if not entry.connecting.cancelled() and entry.connecting.exception() is None:
+        await entry.connecting.result().close()
 
 
 #: The sessions of this process.
@@ -192,7 +194,7 @@ class HeldSession:
     """One trigger's use of the session of an Airflow connection. `backoff`: what tells of trouble, and pauses."""
 
     def __init__(self, conn_id: str, backoff: Backoff) -> None:
-        keep_kazoo_quiet()
+        limit_kazoo_logging()
         self._conn_id = conn_id
         self._backoff = backoff
         self._session = contextlib.AsyncExitStack()

@@ -17,9 +17,9 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from airflow_provider_zkmq.engine import ConfigError, TransportError, Unavailable, WaitTimeout, ZkmqError
 from airflow_provider_zkmq.hooks.arguments import moment
 from airflow_provider_zkmq.hooks.cancel_on_kill import acancel_noted, acancel_open, ended_by_user
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID, keep_kazoo_quiet
+from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID, limit_kazoo_logging
 from airflow_provider_zkmq.hooks.deferring import EVENT_BYTES, fits, hold_back, seconds_left, series_ids
-from airflow_provider_zkmq.hooks.outcomes import Telling, progress_log, size, tell_ended
+from airflow_provider_zkmq.hooks.outcomes import XComResults, log_ended, progress_log, size
 from airflow_provider_zkmq.hooks.retry import LONGEST_OF_A_WAIT, Backoff
 from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
 
@@ -59,7 +59,7 @@ class WaitingTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield exactly one event; by then the shared session is given back."""
-        keep_kazoo_quiet()
+        limit_kazoo_logging()
         event = self._event(await self._outcome())
         if type(event) is TriggerEvent:  # what ends the task by itself meets no race
             await asyncio.sleep(hold_back(self.deferred_at, time.time()))
@@ -160,8 +160,8 @@ class ZkmqTaskTrigger(WaitingTrigger):
         log_progress: log the progress that the tasks' handlers report.
         stop_at_failure: the event comes as soon as one of the tasks is dead or cancelled.
         success: end the Airflow task here where nothing has failed and what is told is small: ``"telling"``, the
-            arguments of `Telling`; ``"push"``, the task instance whose XCom it is, None for no XCom; ``"value"``, the
-            XCom, if it is known before. None: the task is to go on on a worker.
+            arguments of `XComResults`; ``"push"``, the task instance whose XCom it is, None for no XCom; ``"value"``,
+            the XCom, if it is known before. None: the task is to go on on a worker.
         cancels: what a user's end of the Airflow task cancels: ``"instance"``, the task's, and ``"task_ids"`` or
             ``"series"``, or neither: those that are waited for; with ``"noted"``, also what notes this instance as its
             origin, as far as that names it. None: nothing.
@@ -217,8 +217,8 @@ class ZkmqTaskTrigger(WaitingTrigger):
             batch = await queue.wait_batch(self.batch, self._left())
             return await self._succeeded(queue.name, batch) or {"batch": self.batch}
         ids = await self._ids(queue)
-        tell = progress_log(self.log) if self.log_progress else None
-        tasks = await queue.wait(ids, self.event, self._left(), tell, stop_at_failure=self.stop_at_failure)
+        on_progress = progress_log(self.log) if self.log_progress else None
+        tasks = await queue.wait(ids, self.event, self._left(), on_progress, stop_at_failure=self.stop_at_failure)
         if success := await self._succeeded(queue.name, tasks):
             return success
         return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
@@ -265,15 +265,15 @@ class ZkmqTaskTrigger(WaitingTrigger):
         """Tell what has ended; return that the Airflow task ends here. None: it goes on on a worker."""
         if self.success is None or self.partial:
             return None
-        telling = Telling(**self.success["telling"])
+        results = XComResults(**self.success["telling"])
         try:
-            telling.check(queue, ended)
+            results.check(queue, ended)
         except AirflowException:
             return None
-        value = self.success["value"] if "value" in self.success else telling.tell(queue, ended)
+        value = self.success["value"] if "value" in self.success else results.to_xcom(queue, ended)
         if size(value) > EVENT_BYTES or not await self._push(value):
             return None
-        tell_ended(self.log, queue, ended, self.zkmq_conn_id)
+        log_ended(self.log, queue, ended, self.zkmq_conn_id)
         return {"ends": True}
 
     async def _push(self, value: Any) -> bool:

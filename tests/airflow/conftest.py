@@ -34,7 +34,7 @@ from airflow.utils.db import synchronize_log_template
 
 from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, node
 from airflow_provider_zkmq.engine import Integer, Message, Zkmq
-from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.engine.api.queue import Queue
 from airflow_provider_zkmq.hooks import deferring, retry
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor

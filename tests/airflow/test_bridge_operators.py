@@ -50,8 +50,8 @@ def test_export_and_import(queue, context, tmp_path):
     report["applied"] = [{"id": "bb", "action": "redrive", "new_data": False}]
     assert load.execute(context) == report | {"dry_run": True}
     assert queue.counts()["dead"] == 3
-    told = ZkmqImportOperator(task_id="t", path=path).execute(context)
-    assert json.loads(json.dumps(told)) == told == report | {"dry_run": False}
+    said = ZkmqImportOperator(task_id="t", path=path).execute(context)
+    assert json.loads(json.dumps(said)) == said == report | {"dry_run": False}
     assert {task.id: task.state for task in queue.tasks()} == {"a": "dead", "bb": "inserted", "ccc": "dead"}
 
 

@@ -23,9 +23,9 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.engine.api.queue import Queue
 from airflow_provider_zkmq.hooks import retry
-from airflow_provider_zkmq.hooks.arguments import MOST, read_claims, told
+from airflow_provider_zkmq.hooks.arguments import MOST, claim_reference, read_claims
 from airflow_provider_zkmq.operators import claiming
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
@@ -81,11 +81,11 @@ def test_what_is_taken_is_told_without_its_payload(queue):
 def test_as_many_as_asked_for_are_taken(queue, monkeypatch):
     """More than the engine claims together, or none where it is told to end in between: nobody would know of some."""
     queue.enqueue_many([Message(b"x")] * (MOST + 5))
-    claim_many, asked = Queue.claim_many, []
+    claim_many, requested = Queue.claim_many, []
 
     def interrupted(self, *given, **named):
-        asked.append(given)
-        if len(asked) == 2:
+        requested.append(given)
+        if len(requested) == 2:
             raise AirflowTaskTimeout("too long")
         return claim_many(self, *given, **named)
 
@@ -199,7 +199,7 @@ def test_it_waits_on_the_worker(queue, monkeypatch):
 def test_claims_of_another_are_taken_over(queue):
     """Those that hold, with the lease of this run; the others are left out, and where none is left, it skips."""
     put(queue, *"ab")
-    first, second = (told("jobs", each) for each in queue.claim_many(2, lease=600))
+    first, second = (claim_reference("jobs", each) for each in queue.claim_many(2, lease=600))
     queue.release(second["id"], second["token"])
     assert claim(claims=json.dumps([first, second])) == [first]
     for on_empty, raised in (("skip", AirflowSkipException), ("fail", AirflowException)):
@@ -217,7 +217,7 @@ def test_a_dispatcher_that_is_cleared_claims_ahead_again(queue):
     put(queue, *"abc")
     store = Store()
     for taken_over, pending in (("", "abc"), ("", "abc"), ("ab", "c")):
-        taken = sorted(claim(tries(store, 2 if store else 1), ahead=True, max_tasks=3), key=lambda each: each["id"])
+        taken = sorted(claim(tries(store, 2 if store else 1), prefetch=True, max_tasks=3), key=lambda each: each["id"])
         assert [(each["id"], each["attempt"]) for each in taken] == [("a", 1), ("b", 1), ("c", 1)]
         if taken_over:
             assert claim(claims=taken[:1]) == taken[:1]
@@ -240,7 +240,7 @@ def test_claims_come_from_the_events_that_started_the_run(queue, zookeeper, root
         held = {}
         for each in (queue, zk.queue("others")):
             put(each, "held")
-            held[each.name] = told(each.name, each.claim_many(1, lease=600, ahead="all")[0])
+            held[each.name] = claim_reference(each.name, each.claim_many(1, lease=600, prefetch="all")[0])
         put(queue, "new")
         mine, theirs, gone = held["jobs"], held["others"], held["jobs"] | {"id": "gone"}
         wake = {"queue": "jobs", "selector": None, "counts": {"inserted": 1}}
@@ -310,7 +310,7 @@ def test_what_was_claimed_anew_is_given_back_where_the_rest_cannot_be(queue, mon
     for each in claim(tries(store), max_tasks=2):
         queue.release(each["id"], each["token"])
     troubled(monkeypatch, "extend", Unavailable("nobody answers"), task_id="b")
-    monkeypatch.setattr(claiming, "PATIENCE", 0.0)
+    monkeypatch.setattr(claiming, "RETRY_SECONDS", 0.0)
     with pytest.raises(Unavailable):
         claim(tries(store, 2), max_tasks=2)
     assert (queue.task("a").state, queue.task("a").attempt) == ("inserted", 0)
@@ -340,7 +340,7 @@ def proxy(queue, zookeeper, root, monkeypatch):
 def test_claims_are_taken_over_through_an_outage(queue, proxy, number):
     """That their handling begins, and for how long they hold, may be said twice; each has one attempt."""
     put(queue, *"ab")
-    claims = [told("jobs", each) for each in queue.claim_many(2, lease=600, ahead="all")]
+    claims = [claim_reference("jobs", each) for each in queue.claim_many(2, lease=600, prefetch="all")]
     proxy.plan = Once(is_write, CutAfter(AWAY_S), number)
     assert claim(started_by({"claims": claims}), from_events=True) == claims
     assert proxy.faults == {"CutAfter": 1}
@@ -374,23 +374,23 @@ def test_what_it_has_claimed_itself_is_its_own_after_an_outage(queue, proxy, mon
 
 def test_patience_counts_for_how_long_nobody_has_answered(monkeypatch, subtests):
     """However long each try takes until it gives up, and for however long it has waited when the outage comes."""
-    now, asked = [0.0], []
+    now, requested = [0.0], []
     monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
     for error in (Unavailable("nobody answers"), OutcomeUnknown("its reply was lost")):
         for answered in ([], [3, 4]):
             with subtests.test(error=error, answered=answered):
-                asked.clear()
+                requested.clear()
 
                 def work(reached, error=error, answered=answered):
-                    asked.append(now[0])
+                    requested.append(now[0])
                     now[0] += 70.0
-                    if len(asked) in answered:
+                    if len(requested) in answered:
                         reached()
                     raise error
 
                 with pytest.raises(type(error)):
                     retry.outlast(getLogger("t"), "Claiming", 200.0, work)
-                assert len(asked) == (7 if answered else 4)
+                assert len(requested) == (7 if answered else 4)
 
 
 def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(subtests):

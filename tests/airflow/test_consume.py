@@ -102,14 +102,14 @@ def test_each_task_is_settled_by_its_own_outcome(queue, context):
             raise outcome
         return outcome
 
-    told = operator(handle).execute(context)
+    said = operator(handle).execute(context)
     counts = {"finished": 5, "failed": 5, "released": 2, "lost": 1}
-    assert {name: told[name] for name in counts} == counts
-    errors = {each["id"]: each["error"] for each in told["errors"]}
+    assert {name: said[name] for name in counts} == counts
+    errors = {each["id"]: each["error"] for each in said["errors"]}
     assert errors.keys() == {"error", "retry", "nonsense", "final", "raises"}
     assert errors["raises"] == "ValueError: no such file"
     assert "result is neither bytes, text nor JSON: TypeError: a set has no order" in errors["nonsense"]
-    assert json.loads(json.dumps(told)) == told
+    assert json.loads(json.dumps(said)) == said
     assert {each.id: str(each.state) for each in queue.tasks()} == {n: state for n, (_, state) in outcomes.items()}
     assert [queue.task(name).result for name in ("text", "json")] == [b"done", b'{"a": [1, null]}']
     assert [queue.task(name).attempt for name in ("raises", "snooze", "skips")] == [1, 0, 0]
@@ -120,8 +120,8 @@ def test_at_most_so_many_tasks_and_those_that_fit(queue, context):
     for size in range(10):
         queue.enqueue(b"x", {"size": size})
     for finished, left in ((3, 7), (2, 5)):
-        told = operator(lambda _: None, selector="size>=5", max_tasks=3).execute(context)
-        assert (told["finished"], queue.counts()["inserted"]) == (finished, left)
+        said = operator(lambda _: None, selector="size>=5", max_tasks=3).execute(context)
+        assert (said["finished"], queue.counts()["inserted"]) == (finished, left)
     with pytest.raises(ConfigError, match="colour"):
         operator(lambda _: None, selector="colour==red").execute(context)
     assert queue.counts()["inserted"] == 5
@@ -137,9 +137,9 @@ def test_the_errors_are_bounded(queue, context):
 
     made = operator(handle)
     log = log_of(made)
-    told = made.execute(context)
-    assert (told["failed"], len(told["errors"])) == (50, 5)
-    assert len(json.dumps(told)) < 4_000
+    said = made.execute(context)
+    assert (said["failed"], len(said["errors"])) == (50, 5)
+    assert len(json.dumps(said)) < 4_000
     errors = [line for line in log.lines if line.startswith("ERROR")]
     assert len(errors) == 20
     assert all("ERROR Failed, and dead on attempt 1: " in line and " show jobs " in line for line in errors)
@@ -193,14 +193,14 @@ def test_nothing_to_claim(queue, context):
 
 def test_it_waits_on_the_worker(queue, context, waits):
     """Not deferrable, it waits for the first task, and handles it; told to end, it waits no longer."""
-    told: list[dict[str, Any]] = []
+    said: list[dict[str, Any]] = []
     made = operator(lambda _: "r", deferrable=False)
-    running = threading.Thread(target=lambda: told.append(made.execute(context)), daemon=True)
+    running = threading.Thread(target=lambda: said.append(made.execute(context)), daemon=True)
     running.start()
     assert waits.wait(60)
     task_id = queue.enqueue(b"x")
     running.join(60)
-    assert (told[0]["finished"], queue.task(task_id).result) == (1, b"r")
+    assert (said[0]["finished"], queue.task(task_id).result) == (1, b"r")
     waits.clear()
     made = operator(lambda _: None)
     killer = threading.Thread(target=lambda: (waits.wait(60), made.on_kill()), daemon=True)
@@ -230,12 +230,12 @@ async def test_deferred_while_there_is_nothing(queue, context):
 async def test_a_deferral_ends_in_time(queue, context):
     """A wait that was in vain fails the task with what it waited for; ZooKeeper's refusal does so at once."""
     made = operator(lambda _: None, deferrable=True)
-    for kwargs, told in (
+    for kwargs, said in (
         ({"deadline": time.time() + 0.2, "selector": "size>3"}, "no task that fits size>3 came into queue 'jobs'"),
         ({"selector": "unknown==1"}, "unknown"),
     ):
         (event,) = [each.payload async for each in ZkmqReadyTrigger(**kwargs).run()]
-        with pytest.raises(AirflowException, match=told):
+        with pytest.raises(AirflowException, match=said):
             made.execute_complete(context, event)
 
 
@@ -267,8 +267,8 @@ def test_a_transaction_moves_tasks_from_queue_to_queue(queue, context):
             raise ValueError("bad")
         return "moved"
 
-    told = operator(move, transactional=True, op_kwargs={"suffix": "!"}).execute(context)
-    assert (told["finished"], told["failed"]) == (1, 1)
+    said = operator(move, transactional=True, op_kwargs={"suffix": "!"}).execute(context)
+    assert (said["finished"], said["failed"]) == (1, 1)
     assert (queue.task("good").result, queue.task("bad").state) == (b"moved", "dead")
 
 
@@ -278,7 +278,7 @@ async def coroutine(job):
 
 def test_what_cannot_be_is_found_when_the_dag_is_parsed(subtests):
     """A function that takes no task, and arguments that are not known; what it returns is one summary."""
-    for function, options, told in (
+    for function, options, said in (
         (lambda: None, {}, "must take 1 argument"),
         (lambda *, _: None, {}, "must take 1 argument"),
         (lambda _: None, {"transactional": True}, "must take 2 argument"),
@@ -293,7 +293,10 @@ def test_what_cannot_be_is_found_when_the_dag_is_parsed(subtests):
         (lambda _: None, {"multiple_outputs": True}, "multiple_outputs"),
         (coroutine, {}, "coroutine is a coroutine function"),
     ):
-        with subtests.test(options=options, told=told), pytest.raises(ValueError, match=told):
+        with (
+            subtests.test(options=options, said=said),
+            pytest.raises(ValueError, match=said),
+        ):
             operator(function, **options)
 
 
@@ -387,7 +390,7 @@ def claim(context: Any, **options: Any) -> Any:
 @pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner
 def test_who_consumes_from_a_queue_that_is_not_there_has_nothing(queue, context, zookeeper, root, subtests):
     """A function or a claim is skipped, failed, or waits, here or deferred, for whoever enqueues first and makes it."""
-    for verb, options, error, told in (
+    for verb, options, error, said in (
         (consume, {"on_empty": "skip"}, AirflowSkipException, ""),
         (consume, {"on_empty": "fail"}, QueueNotFound, "consumed"),
         (consume, {"timeout": 0.1}, AirflowException, "no task came into queue 'consumed' within"),
@@ -397,9 +400,9 @@ def test_who_consumes_from_a_queue_that_is_not_there_has_nothing(queue, context,
         (claim, {"on_empty": "wait", "deferrable": True}, TaskDeferred, None),
     ):
         with subtests.test(verb=verb, options=options):
-            with pytest.raises(error, match=told) as raised:
+            with pytest.raises(error, match=said) as raised:
                 verb(context, **options)
-            assert told is not None or isinstance(raised.value.trigger, ZkmqReadyTrigger)
+            assert said is not None or isinstance(raised.value.trigger, ZkmqReadyTrigger)
     assert consume(context, on_empty="succeed")["finished"] == 0
     with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as zk, ThreadPoolExecutor(2) as pool:
         assert zk.queues() == ["jobs"]
@@ -418,8 +421,8 @@ async def test_a_deferred_wait_is_also_for_the_queue(queue, zookeeper, root, wai
     waiting = asyncio.create_task(anext(kind(**wait).run()))
     with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as zk:
         await asyncio.to_thread(zk.queue("later").configure)
-        told, _ = await asyncio.wait([waiting], timeout=0.2)
-        assert not told
+        said, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not said
         await asyncio.to_thread(zk.queue("later").enqueue, b"x", task_id="a")
         if done:
             await asyncio.to_thread(zk.queue("later").claim, timeout=20)

@@ -11,7 +11,7 @@ from airflow.sdk.execution_time.timeout import timeout as airflow_timeout
 
 from airflow_provider_zkmq.decorators.zkmq import ZkmqDecoratedOperator
 from airflow_provider_zkmq.engine import AccessDenied, Claim, ConfigError, Message, Queue, RetryPolicy, Unavailable
-from airflow_provider_zkmq.hooks.arguments import told
+from airflow_provider_zkmq.hooks.arguments import claim_reference
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from tests.airflow.conftest import instance
 from tests.airflow.test_consume import extended, log_of, operator, time_out  # noqa: F401  `extended` is a fixture
@@ -46,7 +46,10 @@ def test_mapped_over_claims_each_is_settled_by_its_own_outcome(queue, context, c
         function = handle.expand(claims=claims).operator.python_callable
     each = [ZkmqDecoratedOperator(task_id="h", python_callable=function, op_kwargs={"claims": one}) for one in claims]
     summaries = [made.execute(context) for made in each]
-    assert [(told["finished"], told["failed"], told["lost"]) for told in summaries] == [(1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    assert [
+        (claim_reference["finished"], claim_reference["failed"], claim_reference["lost"])
+        for claim_reference in summaries
+    ] == [(1, 0, 0), (0, 1, 0), (0, 0, 1)]
     assert summaries[1]["errors"] == [{"id": "b", "error": "ValueError: no such file"}]
     assert {each.id: (str(each.state), each.attempt) for each in queue.tasks()} == {
         "a": ("finished", 1),
@@ -91,13 +94,13 @@ def test_one_that_is_refused_costs_no_other_an_attempt(queue, context, claims):
     queue.enqueue("x", task_id="bound")
     bound = queue.claim_task("bound")
     queue._session.client.set(queue._context.paths.task("a", "state"), b"{")
-    made = operator(nothing, claims=[told(queue.name, bound), *claims], threads=2)
+    made = operator(nothing, claims=[claim_reference(queue.name, bound), *claims], threads=2)
     log = log_of(made)
     assert made.execute(context)["finished"] == 2
     passed = f"Claim {claims[0]['token']} of task 'a' of queue 'jobs' is passed over"
     assert any(passed in line for line in log.warnings)
     with pytest.raises(ConfigError, match="ends with the session"):
-        operator(nothing, claims=told(queue.name, bound)).execute(context)
+        operator(nothing, claims=claim_reference(queue.name, bound)).execute(context)
     bound.complete()
 
 
@@ -137,7 +140,7 @@ def test_a_failure_is_not_tried_again_by_airflow(queue, context, claims):
 def test_it_is_extended_from_its_beginning_on(queue, context, extended):  # noqa: F811
     """A claim outlives a function that takes longer than its lease; so do those that wait for a thread meanwhile."""
     queue.enqueue_many([Message(b"x", task_id=name) for name in "ab"])
-    claims = [told(queue.name, claim) for claim in queue.claim_many(2, lease=6)]
+    claims = [claim_reference(queue.name, claim) for claim in queue.claim_many(2, lease=6)]
 
     def handle(job):
         if job.id == "a":
@@ -153,7 +156,7 @@ def test_its_own_lease_is_what_it_is_extended_by(queue, context, extended, subte
     for first, then, often in ((60, 2.0, 3), (6, 600.0, 1)):
         with subtests.test(first=first, then=then):
             ids = queue.enqueue_many([Message(b"x")] * 2)
-            claims = {claim.task.id: told(queue.name, claim) for claim in queue.claim_many(2, lease=first)}
+            claims = {claim.task.id: claim_reference(queue.name, claim) for claim in queue.claim_many(2, lease=first)}
             mine, other = ids
 
             def handle(job, other=other, often=often):
@@ -204,9 +207,9 @@ def test_after_a_time_out_airflow_does_not_try_again(queue, context, claims, mon
 
 
 def test_an_outage_is_outlived_where_claims_begin(queue, context, monkeypatch):
-    """Those that were taken ahead: what cannot be said yet is said again, and nothing is given away."""
+    """Those that were prefetched: what cannot be said yet is said again, and nothing is given away."""
     queue.enqueue("x", task_id="a")
-    claims = ZkmqClaimOperator(task_id="claim", zkmq_queue="jobs", ahead=True, lease=60).execute(context)
+    claims = ZkmqClaimOperator(task_id="claim", zkmq_queue="jobs", prefetch=True, lease=60).execute(context)
     begin, away = Claim.begin, [Unavailable("nobody answers")] * 2
 
     def beginning(claim):

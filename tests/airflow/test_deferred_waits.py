@@ -24,7 +24,7 @@ from airflow_provider_zkmq.hooks.deferring import (
     ARGUMENT_BYTES,
     awaited_ids,
     deferral_limit,
-    first_fitting,
+    first_within,
     fits,
     hold_back,
     series_ids,
@@ -80,8 +80,8 @@ def test_a_deferred_wait_tells_what_it_waits_for(queue, context, monkeypatch):
 def test_of_many_ids_as_many_as_fit_are_waited_for_first():
     """At most the room that there is, one at least, and those that have not ended; few take it all."""
     ids = series_ids("k", 5)
-    assert [first_fitting(ids, room) for room in (0, 12, 24, 1000)] == [ids[:1], ids[:1], ids[:2], ids]
-    assert len(json.dumps(first_fitting(series_ids("k" * 32, MANY), ARGUMENT_BYTES))) <= ARGUMENT_BYTES
+    assert [first_within(ids, room) for room in (0, 12, 24, 1000)] == [ids[:1], ids[:1], ids[:2], ids]
+    assert len(json.dumps(first_within(series_ids("k" * 32, MANY), ARGUMENT_BYTES))) <= ARGUMENT_BYTES
     assert (fits(ids, 60), fits(ids, 59)) == (True, False)
     many = [f"{number:0100d}" for number in range(MANY)]
     awaited = awaited_ids(many, None, many[500:])
@@ -92,8 +92,8 @@ def test_of_many_ids_as_many_as_fit_are_waited_for_first():
 def test_an_event_is_held_back_for_seconds_and_airflow_waits_longer(monkeypatch):
     """Until some seconds after the deferral, whatever the worker's clock says; Airflow's time-out would forget it."""
     monkeypatch.setattr(deferring, "HELD_BACK", 6.0)
-    told = [hold_back(deferred_at, 100.0) for deferred_at in (None, 99.0, 94.0, 10.0, 100.0, 5000.0)]
-    assert told == [0.0, 5.0, 0.0, 0.0, 6.0, 6.0]
+    said = [hold_back(deferred_at, 100.0) for deferred_at in (None, 99.0, 94.0, 10.0, 100.0, 5000.0)]
+    assert said == [0.0, 5.0, 0.0, 0.0, 6.0, 6.0]
     assert deferral_limit(None) is None
     now = time.time()
     assert deferral_limit(now + 1).total_seconds() == 10
@@ -191,11 +191,11 @@ def test_the_whole_way(queue, context, subtests):
                     with pytest.raises(AirflowSensorTimeout, match=task_id):
                         waiting.execute_complete(context, event, deadline=deadline - 200)
                 finish(queue, "boom")
-            told = waiting.resume_execution(*resumed)
+            said = waiting.resume_execution(*resumed)
             if kind is enqueuing:
-                assert told == (name or [task_id])
+                assert said == (name or [task_id])
             else:
-                assert told == {"batch": name, "total": 1, "failed": []} if name else told[0]["result"] == "boom"
+                assert said == {"batch": name, "total": 1, "failed": []} if name else said[0]["result"] == "boom"
 
 
 def test_many_ids_are_waited_for_in_rounds(queue, context, monkeypatch):
@@ -220,8 +220,8 @@ def test_many_ids_are_waited_for_in_rounds(queue, context, monkeypatch):
             by_sensor = deferral(sensor(task_ids=ids, deferrable=True).execute_complete, context, event, **kwargs)
     assert by_operator.kwargs["deadline"] == deadline == by_operator.trigger.deadline
     assert operator.execute_complete(context, event, **by_operator.kwargs) == ids[1:]
-    told = sensor(task_ids=ids, deferrable=True).execute_complete(context, event, **by_sensor.kwargs)
-    assert [each["id"] for each in told] == ids
+    said = sensor(task_ids=ids, deferrable=True).execute_complete(context, event, **by_sensor.kwargs)
+    assert [each["id"] for each in said] == ids
 
 
 def test_a_series_is_deferred_in_little_room(queue, context, monkeypatch):
@@ -247,8 +247,8 @@ def test_many_that_match_are_found_again(queue, context):
     assert {finish(queue) for _ in done} == {*done}
     queue.enqueue("late", {"size": 9})
     event = {"status": "done", "count": 3}
-    told = sensor(selector="size>5", deferrable=True).execute_complete(context, event)
-    assert {each["id"] for each in told} == {*done}
+    said = sensor(selector="size>5", deferrable=True).execute_complete(context, event)
+    assert {each["id"] for each in said} == {*done}
     deferral(sensor(selector="size>5", min_tasks=4, deferrable=True).execute_complete, context, event)
 
 
@@ -256,7 +256,7 @@ STATES = [{"id": f"b.00000{at}", "state": "finished"} for at in range(2)]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "said"),
     [
         ({"batch": "b"}, [{"batch": "b", "total": 2, "failed": []}]),
         ({"task_ids": [each["id"] for each in STATES], "results": False}, [STATES]),
@@ -265,9 +265,9 @@ STATES = [{"id": f"b.00000{at}", "state": "finished"} for at in range(2)]
         *((each, None) for each in ({"messages": ["a", "b"]}, {"messages": ["a", "b"], "batch": "b"}, {"data": "x"})),
     ],
 )
-def test_the_triggerer_ends_what_needs_no_worker(queue, context, pushed, arguments, told):
+def test_the_triggerer_ends_what_needs_no_worker(queue, context, pushed, arguments, said):
     """A batch, tasks without results, an enqueue: the event is Airflow's own for a success, with the XCom pushed."""
-    if told is None:
+    if said is None:
         waiting = enqueuing(**arguments, wait_for_completion=True, deferrable=True)
     else:
         batch_of(queue, "b", 2)
@@ -280,7 +280,7 @@ def test_the_triggerer_ends_what_needs_no_worker(queue, context, pushed, argumen
     values = [each.pop("value") for each in pushed]
     if "selector" in arguments:
         values[0].sort(key=lambda each: each["id"])
-    assert values == ([waiting.execute(context)] if told is None else told)
+    assert values == ([waiting.execute(context)] if said is None else said)
     of = {"key": "return_value", "dag_id": "d", "run_id": "r", "task_id": "t", "map_index": 3}
     assert pushed == [of] * len(values)
 

@@ -21,8 +21,8 @@ from airflow_provider_zkmq.engine import (
     TlsRefused,
     Unavailable,
 )
+from airflow_provider_zkmq.engine.api.queue import Queue
 from airflow_provider_zkmq.engine.core.tasks import enqueue
-from airflow_provider_zkmq.engine.fronts.queue import Queue
 from airflow_provider_zkmq.hooks import retry
 from airflow_provider_zkmq.hooks.cancel_on_kill import origin_of
 from airflow_provider_zkmq.operators import zkmq
@@ -64,8 +64,8 @@ def test_an_own_id_of_an_earlier_try_is_refused_whatever_became_of_it(queue, sub
             end(queue)
             before = queue.task(name)
             if fails:
-                told = f"enqueued by an earlier try, the first is {name}"
-                with pytest.raises(DuplicateTask, match=told) as refused:
+                said = f"enqueued by an earlier try, the first is {name}"
+                with pytest.raises(DuplicateTask, match=said) as refused:
                     operator.execute(instance(try_number=2))
                 assert refused.value.duplicates == (name,)
             else:
@@ -85,8 +85,8 @@ def test_what_a_try_wrote_is_adopted_by_the_next(queue):
     assert queue.counts()["inserted"] == 2
     others = [{"run_id": "s"}, {"dag_id": "e"}, {"map_index": 4}, {"task_id": "u"}]
     plain = enqueuing(messages=["a", "c"])
-    told = [tuple(plain.execute(instance(**fields))) for fields in ({}, *others)]
-    assert len({task_id for each in told for task_id in each}) == 2 * len(told)
+    said = [tuple(plain.execute(instance(**fields))) for fields in ({}, *others)]
+    assert len({task_id for each in said for task_id in each}) == 2 * len(said)
 
 
 def test_what_is_missing_is_written_by_the_next_try(queue, context):
@@ -103,10 +103,10 @@ def test_what_is_missing_is_written_by_the_next_try(queue, context):
 
 def test_each_try_or_each_call_enqueues_again_where_asked(queue):
     """``try``: once by each try; ``none``: by each call. Both let what an earlier try wrote alone."""
-    for idempotency, told in (("try", 2), ("none", 3)):
+    for idempotency, said in (("try", 2), ("none", 3)):
         operator = enqueuing(data="x", idempotency=idempotency)
         tries = [instance(task_id=idempotency, try_number=number) for number in (1, 1, 2)]
-        assert len({operator.execute(each) for each in tries}) == told
+        assert len({operator.execute(each) for each in tries}) == said
     far = instance(dag_id="d" * 250, run_id="r" * 250, task_id="t" * 250)
     assert len(enqueuing(data="x").execute(far)) < 121, "a queue takes the longest names that Airflow takes"
 
@@ -129,7 +129,7 @@ def test_a_second_try_goes_on_with_a_half_written_batch(queue, context, monkeypa
     operator = enqueuing(messages=["a", "b", "c"], batch="b", then={"data": "d"})
     with monkeypatch.context() as patch:
         patch.setattr(enqueue, step, dying(getattr(enqueue, step)))
-        patch.setattr(retry, "PATIENCE", 0.0)
+        patch.setattr(retry, "RETRY_SECONDS", 0.0)
         with pytest.raises(OutcomeUnknown, match="the worker died"):
             operator.execute(context)
     assert operator.execute(context) == "b"
@@ -169,13 +169,13 @@ def test_a_complete_batch_is_told_as_it_stands(queue, context):
     plain = enqueuing(messages=["a"], batch="plain", add_origin=False)
     plain.execute(context)
     stands = rf"2 task\(s\), 1 open, 1 failed \(first: {bad}\)"
-    for operator, where, told in (
+    for operator, where, said in (
         (enqueuing(**arguments), instance(run_id="s"), stands),
         (enqueuing(**arguments, on_duplicate="fail"), context, stands),
         (enqueuing(**arguments, idempotency="none"), context, stands),
         (plain, context, "enqueued before, completely"),
     ):
-        with pytest.raises(DuplicateTask, match=told):
+        with pytest.raises(DuplicateTask, match=said):
             operator.execute(where)
     assert len(queue.tasks()) == 3
 
@@ -200,11 +200,11 @@ def told_of(monkeypatch):
     """How many were enqueued and adopted, by the log of the operators; it is asked once."""
     monkeypatch.setattr(ZkmqEnqueueOperator, "log", heard := Heard())
 
-    def told():
+    def said():
         lines, heard.lines = heard.lines, []
         return [line.partition(" task(s)")[0] for line in lines if line.startswith(("Enqueued", "Adopted"))]
 
-    return told
+    return said
 
 
 @pytest.fixture
@@ -280,20 +280,20 @@ def test_a_write_whose_reply_is_lost_with_zookeeper_is_made_once(
     loses(proxy)
     ran = []
     pauses += [lambda: ran.append(finish(queue)) if handled else None, proxy.up]
-    told = enqueuing(**arguments).execute(instance(try_number=2))
+    said = enqueuing(**arguments).execute(instance(try_number=2))
     assert told_of() == [f"Enqueued {len(messages) - earlier}", *([f"Adopted {earlier}"] if earlier else [])]
     assert OutcomeUnknown in itertools.chain(*ends)
     assert ({each[-1] for each in ends if each}, len(queue.tasks())) == ({None}, len(messages))
     if earlier:
-        assert (told[:earlier], told[3]) == (ids, "own-4")
-        assert enqueuing(**arguments).execute(instance(try_number=3)) == told
+        assert (said[:earlier], said[3]) == (ids, "own-4")
+        assert enqueuing(**arguments).execute(instance(try_number=3)) == said
     ran += [finish(queue) for _ in messages[len(ran) :]]
     if "batch" in arguments:
-        assert (told, ran) == ("b", MEMBERS[: len(messages)])
+        assert (said, ran) == ("b", MEMBERS[: len(messages)])
     else:
-        assert sorted(ran) == sorted(told if "messages" in arguments else [told])
+        assert sorted(ran) == sorted(said if "messages" in arguments else [said])
     if "then" in arguments:
-        assert (queue.claim().task.data, queue.batch(told).done) == (b"then", True)
+        assert (queue.claim().task.data, queue.batch(said).done) == (b"then", True)
     assert queue.claim() is None
 
 
@@ -375,8 +375,8 @@ def test_a_wait_on_the_worker_goes_on_through_an_outage(queue, proxy, pauses, mo
         proxy.up()
 
     pauses[:] = [lambda: None, back, lambda: None]
-    told = enqueuing(wait_for_completion=True, **arguments).execute(instance())
-    assert told == arguments.get("batch", queue.tasks()[0].id)
+    said = enqueuing(wait_for_completion=True, **arguments).execute(instance())
+    assert said == arguments.get("batch", queue.tasks()[0].id)
     assert (ends[0], ends[-1], len(queue.tasks())) == (Unavailable, None, 1)
 
 

@@ -137,7 +137,7 @@ async def test_it_tells_again_while_any_is_pending(queue, shared):
     async with watching_with(refire=3600) as events:
         await events.get()
         await of(finish, queue)
-        await until(lambda: events.trigger._watch._quiet_until is None)
+        await until(lambda: events.trigger._watch._next_log_at is None)
         await of(queue.enqueue, "b")
         event = await events.get()
         assert (event["counts"]["inserted"], event["counts"]["finished"]) == (1, 1)
@@ -205,7 +205,7 @@ async def test_zookeeper_may_go_and_come_back(mortal, root, shared, monkeypatch,
         async with AsyncZkmq.connect(mortal.hosts, root, connect_timeout=30) as zk:
             claim = await zk.queue("queue").claim(timeout=60)
             await claim.complete()
-            await until(lambda: events.trigger._watch._quiet_until is None)  # it has seen that "a" is gone
+            await until(lambda: events.trigger._watch._next_log_at is None)  # it has seen that "a" is gone
             await of(mortal.restart, 0)
             await zk.queue("queue").enqueue("b")
             assert (await events.get())["counts"]["finished"] == 1
@@ -240,15 +240,15 @@ async def test_what_no_run_accepts_comes_back_uncounted_and_is_told_of_again(que
     """With one attempt only, nothing is buried; the older token begins nothing any more."""
     queue.configure(policy=RetryPolicy(attempts=1))
     put(queue, 1)
-    told = []
+    said = []
     for lease, count in ((1, 2), (600, 1)):
         async with watching_with(mode="claim", lease=lease) as events:
-            told += [(await events.get())["claims"][0] for _ in range(count)]
-    assert [claim["attempt"] for claim in told] == [1, 1, 1]
+            said += [(await events.get())["claims"][0] for _ in range(count)]
+    assert [claim["attempt"] for claim in said] == [1, 1, 1]
     with pytest.raises(ClaimLost):
-        queue.begin("t0", told[0]["token"])
-    queue.begin("t0", told[2]["token"])
-    queue.fail("t0", told[2]["token"], "broken")
+        queue.begin("t0", said[0]["token"])
+    queue.begin("t0", said[2]["token"])
+    queue.fail("t0", said[2]["token"], "broken")
     task = queue.task("t0")
     assert (task.state, task.attempt, task.error) == ("dead", 1, "broken")
 
@@ -256,20 +256,20 @@ async def test_what_no_run_accepts_comes_back_uncounted_and_is_told_of_again(que
 async def test_several_triggers_share_the_bound(queue, shared):
     """Three of them, as in triggerers that overlap: together they claim what one may, each task once."""
     put(queue, 12)
-    told = []
+    said = []
     async with contextlib.AsyncExitStack() as stack:
         several = [
             await stack.enter_async_context(watching_with(mode="claim", max_in_flight=4, lease=600)) for _ in range(3)
         ]
-        while len(told) < 12:
+        while len(said) < 12:
             await until(lambda: not all(events.empty() for events in several))
             for events in several:
                 for claim in [] if events.empty() else events.get_nowait()["claims"]:
                     assert await of(leases, queue) <= 4
-                    told.append(claim["id"])
+                    said.append(claim["id"])
                     await of(queue.begin, claim["id"], claim["token"])
                     await of(queue.complete, claim["id"], claim["token"])
-    assert sorted(told) == sorted(f"t{number}" for number in range(12))
+    assert sorted(said) == sorted(f"t{number}" for number in range(12))
     assert {task.attempt for task in queue.tasks()} == {1}
 
 
@@ -359,7 +359,7 @@ async def test_it_gives_its_session_back_however_it_ends(queue, shared):
 
 def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(subtests):
     """Each with the argument's name."""
-    for arguments, told in (
+    for arguments, said in (
         ({"mode": "claim", "max_in_flight": 65}, "max_in_flight 65 is not allowed: a whole number from 1 to 64"),
         ({"mode": "claim", "max_in_flight": True}, "max_in_flight True is not allowed"),
         ({"mode": "claim", "lease": 0.5}, "lease 0.5 is not allowed: 1 second or more"),
@@ -375,7 +375,7 @@ def test_what_is_not_understood_is_refused_where_the_dag_is_parsed(subtests):
         ({"selector": 5}, "must be text"),
         ({"zkmq_queue": "a/b"}, "queue 'a/b' is not allowed"),
     ):
-        with subtests.test(arguments=arguments), pytest.raises(ConfigError, match=told):
+        with subtests.test(arguments=arguments), pytest.raises(ConfigError, match=said):
             ZkmqEventTrigger(**arguments)
 
 

@@ -12,7 +12,7 @@ from airflow.sdk import DAG, TaskGroup, task, task_group
 from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_provider_zkmq.hooks.arguments import told as claimed
+from airflow_provider_zkmq.hooks.arguments import claim_reference as claimed
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
@@ -42,7 +42,7 @@ def handled(parcel, claims):
     """Handle claims itself."""
 
 
-def told(context):
+def claim_reference(context):
     """Be a user's own callback."""
 
 
@@ -65,7 +65,7 @@ def tasks_of_the_next_dag():
 @pytest.fixture
 def dag():
     """A group with mapped tasks, a group in it, and tasks before and after it."""
-    with DAG("d", schedule=None, default_args={"on_failure_callback": told}) as made:
+    with DAG("d", schedule=None, default_args={"on_failure_callback": claim_reference}) as made:
         with ZkmqTaskGroup("orders", zkmq_queue="jobs", max_tasks=3) as orders:
             named("total", work.expand(claim=orders.claims))
             with TaskGroup("inner"):
@@ -157,7 +157,7 @@ def test_work_that_is_named_by_a_node_notes_its_exception_once(dag):
 
     An id tells of no task, and what is around the work is left alone.
     """
-    with DAG("d", schedule=None, default_args={"on_failure_callback": told}) as by_hand:
+    with DAG("d", schedule=None, default_args={"on_failure_callback": claim_reference}) as by_hand:
         taking = ZkmqClaimOperator(task_id="claim")
         one, several = named("one", taking.output), work.expand(claim=taking.output)
         with TaskGroup("inner") as inner:
@@ -170,8 +170,8 @@ def test_work_that_is_named_by_a_node_notes_its_exception_once(dag):
         (by_hand, ("one", "work", "inner.in"), ("named", "claim", "first")),
     ):
         called = {each.task_id: list(each.on_failure_callback) for each in made.tasks}
-        assert [called[name] for name in noting] == [[told, note_error]] * 3
-        assert [called[name] for name in others] == [[told]] * len(others)
+        assert [called[name] for name in noting] == [[claim_reference, note_error]] * 3
+        assert [called[name] for name in others] == [[claim_reference]] * len(others)
         assert [name for name in noting if note_end in made.get_task(name).on_success_callback] == list(noting)
 
 
@@ -185,8 +185,8 @@ def test_work_that_is_run_again_begins_only_while_its_run_holds_what_it_took(que
 
     def begin(check, index=-1, tries=2, run=None):
         task = SimpleNamespace(log=log)
-        told = instance(map_index=index, try_number=tries, task=task, xcom_pull=lambda **_: claims)
-        check({**told, "dag_run": SimpleNamespace(clear_number=run)})
+        claim_reference = instance(map_index=index, try_number=tries, task=task, xcom_pull=lambda **_: claims)
+        check({**claim_reference, "dag_run": SimpleNamespace(clear_number=run)})
 
     mapped, total = orders["work"].partial_kwargs["pre_execute"], orders["total"].pre_execute
     queue.fail(claims[0]["id"], claims[0]["token"], "no")
@@ -223,7 +223,7 @@ def test_a_lease_is_as_short_as_asked_for_where_nobody_is_to_hold_it(subtests):
             if follower is not None:
                 follower(taking.output)
             assert taking._first_lease == least
-    assert ZkmqClaimOperator(task_id="claim", lease=3, ahead=True)._first_lease == 60.0
+    assert ZkmqClaimOperator(task_id="claim", lease=3, prefetch=True)._first_lease == 60.0
 
 
 def test_the_claims_are_pushed_whatever_the_dag_s_defaults_are():
@@ -272,8 +272,8 @@ def test_what_is_made_of_mapped_results_is_no_result_of_each(subtests):
         "a list": lambda one, other: [one, other],
     }.items():
         with subtests.test(how=how):
-            told = "mapped task 'orders.work'.*in the task itself"
-            with DAG("d", schedule=None), pytest.raises(ValueError, match=told):
+            claim_reference = "mapped task 'orders.work'.*in the task itself"
+            with DAG("d", schedule=None), pytest.raises(ValueError, match=claim_reference):
                 with ZkmqTaskGroup("orders", each=True) as orders:
                     orders.result = make(work.expand(claim=orders.claims), named("other"))
             assert tasks_of_the_next_dag() == ["work"]

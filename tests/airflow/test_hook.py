@@ -49,8 +49,12 @@ async def test_the_connection_s_queue(queue, monkeypatch):
         awaited = await hook.async_queue(zk).enqueue("y")
     assert [queue.task(task).data for task in (blocking, awaited)] == [b"x", b"y"]
     monkeypatch.setattr(Zkmq, "open_above", ("/",))
-    worked, told = hook.test_connection()
-    assert (worked, "1 queue" in told, told.endswith("; open to anyone, above the root: /")) == (True, True, True)
+    worked, said = hook.test_connection()
+    assert (worked, "1 queue" in said, said.endswith("; open to anyone, above the root: /")) == (
+        True,
+        True,
+        True,
+    )
     assert hook._client is None, "the test's session is closed again"
 
 
@@ -84,12 +88,12 @@ def test_extra_becomes_options():
 
 def test_what_is_not_understood_is_one_error(monkeypatch, capsys, tmp_path, subtests):
     """It names the connection, and no secret or name that may be part of one; ``airflow zkmq`` tells it in a line."""
-    for fields, told in (
+    for fields, said in (
         *(({} if host is None else {"host": host}, "connection 'c'.*no host") for host in (None, "")),
         ({"host": "zk", "password": "hidden"}, "connection 'c'.*login"),
         *(
-            ({"host": "zk", "extra": extra}, f"connection 'c'.*{told}")
-            for extra, told in (
+            ({"host": "zk", "extra": extra}, f"connection 'c'.*{said}")
+            for extra, said in (
                 *(({name: "hidden"}, name) for name in ("tls", "allow_open", "connect_timeout")),
                 ({"tls": {"key": "hidden"}}, "tls"),
                 ({"session_timeout": ["hidden"]}, "session_timeout"),
@@ -109,11 +113,11 @@ def test_what_is_not_understood_is_one_error(monkeypatch, capsys, tmp_path, subt
     ):
         with subtests.test(fields=fields):
             define(monkeypatch, "c", **fields)
-            with pytest.raises(ConfigError, match=told) as caught:
+            with pytest.raises(ConfigError, match=said) as caught:
                 ZkmqHook("c").get_conn()
             assert run_words("c", ["queues"]) == 2
             err = capsys.readouterr().err
-            assert re.match(f"airflow zkmq: .*{told}", err.strip().splitlines()[-1])
+            assert re.match(f"airflow zkmq: .*{said}", err.strip().splitlines()[-1])
             assert not re.search("hidden|12345", err + "".join(traceback.format_exception(caught.value)))
     written = Connection(conn_id="c", uri="zkmq://zk:2181/?tls_key_password=ab&Hid.den=1&time_out=5")
     with pytest.raises(ConfigError, match="unknown extra time_out, whose name is not shown .* %26"):
@@ -164,11 +168,11 @@ def test_a_connection_that_is_missing_does_not_answer_or_refuses(zookeeper, root
     with Zkmq.connect(zookeeper, root, auth="ann:right", connect_timeout=20) as zk:
         zk.queue("jobs").enqueue("x")
     host, _, port = zookeeper.rpartition(":")
-    for password, told in (("right", "1 queue"), ("wr0ng", "ann")):
+    for password, said in (("right", "1 queue"), ("wr0ng", "ann")):
         fields = {"login": "ann", "password": password, "extra": {"root": root, "connect_timeout": 20}}
         define(monkeypatch, host=f"{host},{zookeeper}", port=int(port), **fields)
         worked, text = ZkmqHook().test_connection()
-        assert (worked, told in text, password in text) == (password == "right", True, False)
+        assert (worked, said in text, password in text) == (password == "right", True, False)
     with pytest.raises(AccessDenied, match="ann") as caught:
         ZkmqHook().queue("jobs").counts()
     assert "wr0ng" not in str(caught.value)
@@ -188,7 +192,7 @@ def test_lists_from_templates():
 
 def test_help_and_what_connects_to_nothing_need_no_connection(tmp_path, monkeypatch, capsys):
     """The verbs are listed, and each explained, where there is no connection; after ``--`` a ``-h`` is a payload."""
-    for words, told in (
+    for words, said in (
         ([], "zkmq"),
         (["help"], "zkmq"),
         (["enqueue", "--help"], "usage: zkmq enqueue"),
@@ -196,7 +200,7 @@ def test_help_and_what_connects_to_nothing_need_no_connection(tmp_path, monkeypa
         (["--version"], ""),
     ):
         assert run_words("no_such_conn", words) == 0
-        assert told in capsys.readouterr().out
+        assert said in capsys.readouterr().out
     assert [command.name for command in get_zkmq_cli_commands()] == ["zkmq"]
     define(monkeypatch, host=f"textqueue://{tmp_path}")
     assert run_words("zkmq_default", ["enqueue", "--create", "jobs", "--", "-h"]) == 0
@@ -227,6 +231,6 @@ def test_the_connection_comes_in_the_place_of_the_environment(zookeeper, root, m
     extra = {"root": root, "connect_timeout": 20, "session_timeout": 9}
     define(monkeypatch, host=zookeeper, login="ann", password="marker-password", extra=extra)
     assert run_words("zkmq_default", ["status", "secret"]) == 0
-    told = capsys.readouterr()
-    assert "inserted" in told.out
-    assert "marker-password" not in told.out + told.err
+    said = capsys.readouterr()
+    assert "inserted" in said.out
+    assert "marker-password" not in said.out + said.err

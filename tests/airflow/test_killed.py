@@ -15,7 +15,7 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.serialization.serialized_objects import BaseSerialization
 from cryptography.fernet import Fernet
 
-from airflow_provider_zkmq.engine.fronts.queue import Queue
+from airflow_provider_zkmq.engine.api.queue import Queue
 from airflow_provider_zkmq.hooks import deferring
 from airflow_provider_zkmq.hooks.deferring import series_ids
 from airflow_provider_zkmq.operators import zkmq
@@ -27,16 +27,16 @@ from tests.support import eventually
 @pytest.fixture
 def airflow_says(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What Airflow answers to the question for the task instance's state, what it was asked, and when it answers."""
-    told: dict[str, Any] = {"state": "failed", "asked": [], "answers": threading.Event()}
-    told["answers"].set()
+    said: dict[str, Any] = {"state": "failed", "requested": [], "answers": threading.Event()}
+    said["answers"].set()
 
-    def states(**asked: Any) -> dict[str, dict[str, Any]]:
-        told["asked"].append(asked)
-        told["answers"].wait(60)
-        return {"r": {"t_3": told["state"]}} if told["state"] != "unknown" else {}
+    def states(**requested: Any) -> dict[str, dict[str, Any]]:
+        said["requested"].append(requested)
+        said["answers"].wait(60)
+        return {"r": {"t_3": said["state"]}} if said["state"] != "unknown" else {}
 
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
-    return told
+    return said
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def killers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
 
 def waiting(**arguments: Any) -> ZkmqEnqueueOperator:
-    asked = {"messages": ["a", "b", "c"], "wait_for_completion": True, "cancel_on_kill": True}
-    return enqueuing(**asked | arguments)
+    requested = {"messages": ["a", "b", "c"], "wait_for_completion": True, "cancel_on_kill": True}
+    return enqueuing(**requested | arguments)
 
 
 def begun(queue: Queue, operator: ZkmqEnqueueOperator, context: dict[str, Any]) -> tuple[threading.Thread, list[str]]:
@@ -77,7 +77,7 @@ def test_a_user_s_end_on_the_worker_cancels_what_is_open(queue, context, airflow
     """What has ended stays as it is; the operator fails, naming the first, when all are; the log says it beforehand."""
     for number, arguments in enumerate(({}, {"batch": "b"}), 1):
         with subtests.test(arguments=arguments):
-            airflow_says["asked"].clear()
+            airflow_says["requested"].clear()
             operator = waiting(**arguments)
             operator._cached_logger = log = Heard()
             running, raised = begun(queue, operator, context)
@@ -88,20 +88,20 @@ def test_a_user_s_end_on_the_worker_cancels_what_is_open(queue, context, airflow
             assert queue.counts() | expected == queue.counts()
             assert "cancelled" in raised[0]
             assert [line.partition(":")[0] for line in log.warnings][-2:] == ["Told to end", "Ended by a user"]
-            assert airflow_says["asked"] == [{"dag_id": "d", "run_ids": ["r"], "task_ids": ["t"], "map_index": 3}]
+            assert airflow_says["requested"] == [{"dag_id": "d", "run_ids": ["r"], "task_ids": ["t"], "map_index": 3}]
 
 
 def test_another_end_of_a_worker_cancels_nothing(queue, airflow_says, killers, subtests):
     """A worker that is shut down, a task that is cleared, and an operator that was not asked to cancel anything."""
     for number, state in enumerate(("running", "up_for_retry", "unknown", "failed"), 1):
         with subtests.test(state=state):
-            airflow_says.update(state=state, asked=[])
+            airflow_says.update(state=state, requested=[])
             operator = waiting(cancel_on_kill=state != "failed")
             running, raised = begun(queue, operator, instance(run_id=state))
             operator.on_kill()
             for thread in killers:
                 thread.join(60)
-            assert len(airflow_says["asked"]) == (state != "failed")
+            assert len(airflow_says["requested"]) == (state != "failed")
             assert (queue.counts()["inserted"], queue.counts()["cancelled"]) == (3, 0)
             for _ in range(3):
                 finish(queue)
@@ -115,15 +115,15 @@ async def test_a_deferred_operator_is_cancelled_by_a_user_alone(queue, context, 
     Without `cancel_on_kill` the trigger does not even ask.
     """
     await deferral(waiting(deferrable=True, cancel_on_kill=False).execute, context).trigger.on_kill()
-    assert (airflow_says["asked"], queue.counts()["inserted"]) == ([], 3)
+    assert (airflow_says["requested"], queue.counts()["inserted"]) == ([], 3)
     own = {"messages": [{"data": "x", "task_id": "own"}, "y", "z"]}
     for arguments, state in itertools.product(({}, {"batch": "b"}, own), ("deferred", None, "failed")):
         with subtests.test(arguments=arguments, state=state):
-            airflow_says.update(state=state, asked=[])
+            airflow_says.update(state=state, requested=[])
             trigger = deferral(waiting(**arguments, deferrable=True).execute, context).trigger
             await rebuilt(trigger).on_kill()
             assert queue.counts()["cancelled" if state == "failed" else "inserted"] == 3
-            assert len(airflow_says["asked"]) == 1
+            assert len(airflow_says["requested"]) == 1
         if state == "failed":
             for task in queue.tasks():
                 queue.drop(task.id)
@@ -134,7 +134,7 @@ async def test_what_a_trigger_cancels_outlives_its_own_cancellation(queue, conte
     trigger = deferral(waiting(deferrable=True).execute, context).trigger
     airflow_says["answers"].clear()
     killing = asyncio.create_task(trigger.on_kill())
-    await asyncio.to_thread(eventually, lambda: bool(airflow_says["asked"]))
+    await asyncio.to_thread(eventually, lambda: bool(airflow_says["requested"]))
     killing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await killing

@@ -15,9 +15,9 @@ from airflow.triggers.base import TaskFailedEvent, TaskSuccessEvent
 from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.engine import AccessDenied, ClaimLost, ConfigError, CorruptRecord, Message, Unavailable, Zkmq
-from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
+from airflow_provider_zkmq.engine.api.aqueue import AsyncQueue
 from airflow_provider_zkmq.filequeue.queue import FileQueue
-from airflow_provider_zkmq.hooks.arguments import MOST, told
+from airflow_provider_zkmq.hooks.arguments import MOST, claim_reference
 from airflow_provider_zkmq.hooks.retry import Backoff
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
 from airflow_provider_zkmq.triggers import leases
@@ -40,16 +40,16 @@ def kept(*claims, lease=LEASE, **arguments):
 
 def settles(monkeypatch, state):
     """Airflow tells of what is to settle that it is in this state, or raises it; what it was asked."""
-    asked = []
+    requested = []
 
     def states(**wanted):
-        asked.append(wanted)
+        requested.append(wanted)
         if isinstance(state, Exception):
             raise state
         return {"r": {"settle_3": state}}
 
     monkeypatch.setattr(task_runner.RuntimeTaskInstance, "get_task_states", staticmethod(states))
-    return asked
+    return requested
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ async def test_pauses_grow_and_the_log_has_a_line_a_minute(monkeypatch):
     assert pauses[-1] <= 2
     pauses.clear()
     monkeypatch.setattr(leases, "HeldSession", lambda _conn_id, backoff: backoff)
-    pause = leases.Keeping("zkmq_default", [], 6.0, None, log)._session
+    pause = leases.LeaseKeeper("zkmq_default", [], 6.0, None, log)._session
     for _ in range(20):
         await pause.after(Unavailable("nobody answers"))
     assert max(pauses) <= 2
@@ -172,12 +172,12 @@ async def test_where_nobody_settles_any_more_the_tasks_are_delivered_again(queue
     monkeypatch.setattr(leases, "_DYING", 0.0)
     for state, over in (("failed", True), ("skipped", True), (None, False)):
         with subtests.test(state=state):
-            asked = settles(monkeypatch, state)
+            requested = settles(monkeypatch, state)
             [claim] = taken(queue)
             end = kept(claim, settle=["d", "r", "settle", 3])
-            await until(lambda: len(asked) > 1 or end.done())  # noqa: B023  they are of this round
+            await until(lambda: len(requested) > 1 or end.done())  # noqa: B023  they are of this round
             assert end.done() is over
-            assert asked[0] == {"dag_id": "d", "task_ids": ["settle"], "run_ids": ["r"], "map_index": 3}
+            assert requested[0] == {"dag_id": "d", "task_ids": ["settle"], "run_ids": ["r"], "map_index": 3}
             if over:
                 again = await asyncio.to_thread(queue.claim, timeout=60)
                 assert again.task.attempt == (1 if state == "skipped" else 2)
@@ -192,10 +192,10 @@ async def test_where_nobody_settles_any_more_the_tasks_are_delivered_again(queue
 async def test_a_run_s_time_out_gives_the_claims_back(queue, shared, monkeypatch):
     """It ends the trigger, and skips what settles; another end of a trigger gives back nothing."""
     monkeypatch.setattr(leases, "_DYING", 0.0)
-    asked = settles(monkeypatch, None)
+    requested = settles(monkeypatch, None)
     trigger = ZkmqLeaseTrigger(claims=taken(queue, lease=600), lease=600, settle=["d", "r", "settle", 3])
     running = asyncio.create_task(anext(trigger.run()))
-    await until(lambda: asked)
+    await until(lambda: requested)
     running.cancel()
     for state, left in ((None, "claimed"), ("skipped", "inserted")):
         settles(monkeypatch, state)
@@ -276,7 +276,7 @@ def jobs(tmp_path, monkeypatch):
 @pytest.fixture
 def claims(jobs):
     """Claims of both."""
-    return [told("jobs", jobs.claim_task(name, lease=60)) for name in ("a", "b")]
+    return [claim_reference("jobs", jobs.claim_task(name, lease=60)) for name in ("a", "b")]
 
 
 @pytest.fixture

@@ -91,8 +91,8 @@ def test_a_dry_run_tells_and_changes_nothing(run, queue):
     finish(queue)
     kill(queue, "no")
     queue.cancel(queue.ids("inserted")[0])
-    told = run("upkeep.tend", "jobs", dry_run=True, lifetime=0)
-    assert (told["to_archive"], told["counts"]["finished"]) == (len(queue.ended_between(0)), 1) == (3, 1)
+    said = run("upkeep.tend", "jobs", dry_run=True, lifetime=0)
+    assert (said["to_archive"], said["counts"]["finished"]) == (len(queue.ended_between(0)), 1) == (3, 1)
     eventually(lambda: foresee(queue, 0)["to_delete"] == 2)
     assert foresee(queue, 3_600)["to_delete"] == 0
     for step in ("upkeep.archive", "upkeep.collect"):
@@ -127,19 +127,19 @@ def test_dead_letters_are_told_of_without_payloads_and_control_characters(run, q
     """The first few by their ids, with attempt and reason in a line; an escape sequence reaches no terminal or XCom."""
     queue.enqueue_many([Message(f"marker-payload-{number}") for number in range(3)])
     ids = sorted(kill(queue, "\x1b]0;owned\x07 \x9b31m\x00 bad\u202e\r\nline\n  two") for _ in range(3))
-    told = run("upkeep.letters", "jobs", letters_shown=2)
-    assert (told["dead"], [each["id"] for each in told["tasks"]]) == (3, ids[:2])
+    said = run("upkeep.letters", "jobs", letters_shown=2)
+    assert (said["dead"], [each["id"] for each in said["tasks"]]) == (3, ids[:2])
     reason = "\ufffd]0;owned\ufffd \ufffd31m\ufffd bad\ufffd line two"
-    assert told["tasks"][0] == {"id": ids[0], "attempt": 1, "batch": None, "reason": reason}
-    assert "marker-payload" not in str(told)
+    assert said["tasks"][0] == {"id": ids[0], "attempt": 1, "batch": None, "reason": reason}
+    assert "marker-payload" not in str(said)
     assert len(dead_letters(queue, 0)["tasks"]) == 0
 
 
-def pulled(**told):
+def pulled(**said):
     """A task instance whose run has told this much."""
     pushed = {}
     return SimpleNamespace(
-        xcom_pull=lambda task_ids: told.get(task_ids.removeprefix("upkeep.")),
+        xcom_pull=lambda task_ids: said.get(task_ids.removeprefix("upkeep.")),
         xcom_push=lambda key, value: pushed.update({key: value}),
         pushed=pushed,
     )
@@ -170,22 +170,22 @@ def test_the_report_tells_of_all_and_fails_for_those_in_trouble(run):
 
 def test_the_pipeline_runs_with_progress_in_the_log(run, monkeypatch, queue, tmp_path, capsys):
     """Its step hands the parameters on, tells the history of its rows, and leaves a report beside the tables."""
-    asked, silver = {}, {"runs": 3, "deliveries": 4}
+    requested, silver = {}, {"runs": 3, "deliveries": 4}
 
     def pipeline(connect, names, directory, session, *, progress, **rest):
-        asked.update(rest, names=names, directory=directory, hosts=connect["hosts"])
+        requested.update(rest, names=names, directory=directory, hosts=connect["hosts"])
         progress("queue jobs: bronze: 3 rows, 0.1 s")
         steps = {"bronze": {"rows": 3, "in all": 5}, "gc": {"deleted": 3, "kept": 0}, "silver": silver}
         return PipelineReport((QueueReport("jobs", steps),))
 
-    session = SimpleNamespace(stop=lambda: asked.update(stopped=True))
+    session = SimpleNamespace(stop=lambda: requested.update(stopped=True))
     page = SimpleNamespace(write_html=lambda path: path.write_text("<html>"))
     monkeypatch.setattr(spark, "run_pipeline", pipeline, raising=False)
     monkeypatch.setattr(spark, "spark_session", lambda _: session, raising=False)
     monkeypatch.setattr(spark, "report", lambda *_a, **_k: page, raising=False)
     numbers = run("upkeep.archive", "jobs", directory=str(tmp_path), keep_bronze=7)
-    assert (asked["names"], asked["directory"], asked["stopped"]) == (["jobs"], str(tmp_path), True)
-    assert (asked["keep"], asked["lifetime"], asked["delta"]) == (Retention(bronze=7), None, False)
+    assert (requested["names"], requested["directory"], requested["stopped"]) == (["jobs"], str(tmp_path), True)
+    assert (requested["keep"], requested["lifetime"], requested["delta"]) == (Retention(bronze=7), None, False)
     assert numbers == {"queue": "jobs", "archived": 3, "archive_rows": 5, "collected": 3, "kept": 0} | silver
     assert run.events == [{"queue": "jobs", "directory": str(tmp_path), "rows": 3}]
     log = capsys.readouterr().out

@@ -30,19 +30,19 @@ def test_it_tells_counts_reasons_and_what_to_type_next(queue, monkeypatch, capsy
     assert "Queue jobs: 0 dead letter(s)" in caplog.text + capsys.readouterr().out
     first, second, _ = dead(queue, 3)
     queue.enqueue("pending")
-    told = []
-    ZkmqDeadLetterNotifier(send=told.append, most=2)({"run_id": "r"})
-    head, one, two, more, following = told[0].splitlines()
+    said = []
+    ZkmqDeadLetterNotifier(send=said.append, most=2)({"run_id": "r"})
+    head, one, two, more, following = said[0].splitlines()
     assert head == "Queue jobs: 3 dead letter(s); 1 pending, 0 claimed, 0 finished."
     assert one.startswith(f"  {first}, after 1 attempt(s): no customer number ")
     assert two.startswith(f"  {second}, ")
     assert more == "  and 1 more"
     assert "airflow zkmq --conn-id zkmq_default redrive jobs ID" in following
-    assert "marker-payload" not in told[0]
+    assert "marker-payload" not in said[0]
     monkeypatch.setenv("AIRFLOW__ZKMQ__DEAD_LETTERS_SHOWN", "1")
-    ZkmqDeadLetterNotifier(send=told.append)({})
-    assert len(told) == 2
-    assert "and 2 more" in told[1]
+    ZkmqDeadLetterNotifier(send=said.append)({})
+    assert len(said) == 2
+    assert "and 2 more" in said[1]
 
 
 class Kept(BaseNotifier):
@@ -85,8 +85,8 @@ async def test_it_tells_in_the_triggerer(queue, zookeeper, root, caplog, capsys)
     events = await fire(CallbackTrigger(made.path, {**made.kwargs, "context": context}))
     assert [str(event["state"]) for event in events] == ["running", "success"]
     assert "1 in jobs" in caplog.text + capsys.readouterr().out
-    told = []
-    awaited = ZkmqDeadLetterNotifier(zkmq_queue="{{ which }}", send=told.append, context={"which": "jobs"})
+    said = []
+    awaited = ZkmqDeadLetterNotifier(zkmq_queue="{{ which }}", send=said.append, context={"which": "jobs"})
     await awaited
     awaited.context["which"] = "jobz"
     with pytest.raises(QueueNotFound):
@@ -95,7 +95,7 @@ async def test_it_tells_in_the_triggerer(queue, zookeeper, root, caplog, capsys)
     for call in (mistyped, mistyped.notify):
         with pytest.raises(QueueNotFound):
             await asyncio.to_thread(call, {})
-    assert len(told) == 1
+    assert len(said) == 1
     with Zkmq.connect(zookeeper, root, gc=False, connect_timeout=20) as zk:
         assert zk.queues() == ["jobs"]
 

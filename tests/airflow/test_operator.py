@@ -31,8 +31,8 @@ def test_what_is_given_is_in_the_tasks(queue, context):
     assert queue.task(enqueuing(data="x", add_origin=False).execute(context)).metadata == {}
     messages = [b"\xff", "text", {"data": "m", "task_id": "own", "priority": 1}, Message("o", task_id="other")]
     ids = enqueuing(messages=messages, priority=5).execute(instance(task_id="many"))
-    told = [(task.data, task.priority) for task in map(queue.task, ids)]
-    assert told == [(b"\xff", 5), (b"text", 5), (b"m", 1), (b"o", 0)]
+    said = [(task.data, task.priority) for task in map(queue.task, ids)]
+    assert said == [(b"\xff", 5), (b"text", 5), (b"m", 1), (b"o", 0)]
     assert ids[2:] == ["own", "other"]
     assert enqueuing(messages=[], wait_for_completion=True).execute(context) == [], "and that is no error"
 
@@ -59,7 +59,7 @@ def test_templates_and_mapping(queue, context):
 
 def test_contradictions_are_found_when_the_dag_is_parsed(subtests):
     """Wrong combinations of arguments, and values that are not known, fail while the DAG is built."""
-    for arguments, told in (
+    for arguments, said in (
         ({}, "give"),
         ({"data": "x", "messages": []}, "give"),
         ({"data": {"x": 1}}, "data is a dict: give bytes or text"),
@@ -71,7 +71,7 @@ def test_contradictions_are_found_when_the_dag_is_parsed(subtests):
         ({"data": "x", "timeout": "soon"}, "timeout 'soon' is no duration"),
     ):
         wrong = ConfigError if "timeout" in arguments else ValueError
-        with subtests.test(arguments=arguments), pytest.raises(wrong, match=told):
+        with subtests.test(arguments=arguments), pytest.raises(wrong, match=said):
             enqueuing(**arguments)
 
 

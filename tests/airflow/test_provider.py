@@ -174,7 +174,7 @@ def messaging_is_here():
 
 
 @pytest.fixture(scope="session")
-def told():
+def claim_reference():
     """What each piece of code says, line by line, and the standard error of all."""
     pieces = [
         ("=metadata", "", METADATA),
@@ -195,35 +195,35 @@ def told():
     return {**said, "errors": done.stderr.splitlines()}
 
 
-def test_the_metadata_and_the_lineage_are_read_without_airflow(told):
+def test_the_metadata_and_the_lineage_are_read_without_airflow(claim_reference):
     """The provider scan imports neither Airflow nor kazoo; without OpenLineage's provider nothing of it is imported."""
-    assert told["metadata"] == []
+    assert claim_reference["metadata"] == []
 
 
-def test_airflow_knows_the_command_and_imports_little_for_it(told):
+def test_airflow_knows_the_command_and_imports_little_for_it(claim_reference):
     """At each start only where it is said; for ``airflow zkmq --help`` neither the engine nor kazoo."""
-    at_start, *usage, at_end = told["command"]
+    at_start, *usage, at_end = claim_reference["command"]
     assert at_start == str(["airflow_provider_zkmq.commands", "airflow_provider_zkmq.commands.definition"])
     assert "--conn-id" in "\n".join(usage)
     assert at_end == "[]"
 
 
-def test_triggers_bring_little_into_the_triggerer(told):
+def test_triggers_bring_little_into_the_triggerer(claim_reference):
     """No kazoo, and few modules, on the loop."""
     new, all_new = (
         [name for name in line.split() if name.partition(".")[0] not in sys.stdlib_module_names]
-        for line in told["triggerer"]
+        for line in claim_reference["triggerer"]
     )
     ours = [name for name in new if name.startswith("airflow_provider_zkmq")]
     assert {name.partition(".")[0] for name in new} <= {"airflow", "airflow_provider_zkmq"}
-    assert not [name for name in ours if ".engine.zk" in name or ".engine.fronts" in name]
+    assert not [name for name in ours if ".engine.zk" in name or ".engine.api" in name]
     assert len(ours) <= 27
     assert {name.partition(".")[0] for name in all_new} <= {"airflow", "airflow_provider_zkmq", "kazoo"}
 
 
-def test_reading_dags_loads_neither_kazoo_nor_the_engine(told):
+def test_reading_dags_loads_neither_kazoo_nor_the_engine(claim_reference):
     """All operators and example DAGs: names and records alone, no fronts, protocol, workers, queue files or Spark."""
-    names = told["parsed"][-1].split()
+    names = claim_reference["parsed"][-1].split()
     ours = [name.removeprefix("airflow_provider_zkmq.") for name in names if name.startswith("airflow_provider_zkmq.")]
     assert "operators.bridge" in ours
     assert not [name for name in names if name.partition(".")[0] in ("kazoo", "pyspark")]
@@ -231,9 +231,9 @@ def test_reading_dags_loads_neither_kazoo_nor_the_engine(told):
     assert not [name for name in ours if re.match(deep, name)]
 
 
-def test_airflow_finds_it_all_and_warns_of_nothing(told):
+def test_airflow_finds_it_all_and_warns_of_nothing(claim_reference):
     """All that Airflow's managers find of the provider is right, with the common messaging provider and without it."""
-    said = [*told["errors"], *told["found"], *told.get("found with messaging", ())]
+    said = [*claim_reference["errors"], *claim_reference["found"], *claim_reference.get("found with messaging", ())]
     assert not [line for line in said if "zkmq" in line and "warning" in line.lower()]
 
 

@@ -33,15 +33,18 @@ def test_what_is_told_can_be_stored_by_postgresql(queue, context):
         finish(queue, result)
     kill(queue, "bad byte \x00 in \ud800 input")
     for deferrable in (False, True):
-        told = sensor(task_ids=[ids], fail_on="none", deferrable=deferrable).execute(context)
-        assert [each["id"] for each in told] == ids
-        assert told[0] == {"id": ids[0], "state": "finished", "attempt": 1, "error": None, "result": "text"}
-        assert [base64.b64decode(each["result_b64"]) for each in told[1:3]] == [b"\xff\x00", b"\x00\x01 text"]
-        assert (told[2]["result"], told[3]["result"] or None) == (None, None)
-        assert told[4]["error"] == "bad byte \ufffd in \\ud800 input"
-        assert "\\u0000" not in json.dumps(told)
-    told = sensor(task_ids=ids[:4], results=False).execute(context)
-    assert told == [{"id": task_id, "state": "finished"} for task_id in ids[:4]]
+        said = sensor(task_ids=[ids], fail_on="none", deferrable=deferrable).execute(context)
+        assert [each["id"] for each in said] == ids
+        assert said[0] == {"id": ids[0], "state": "finished", "attempt": 1, "error": None, "result": "text"}
+        assert [base64.b64decode(each["result_b64"]) for each in said[1:3]] == [
+            b"\xff\x00",
+            b"\x00\x01 text",
+        ]
+        assert (said[2]["result"], said[3]["result"] or None) == (None, None)
+        assert said[4]["error"] == "bad byte \ufffd in \\ud800 input"
+        assert "\\u0000" not in json.dumps(said)
+    said = sensor(task_ids=ids[:4], results=False).execute(context)
+    assert said == [{"id": task_id, "state": "finished"} for task_id in ids[:4]]
 
 
 def test_it_waits_on_the_worker(queue, context):
@@ -84,8 +87,8 @@ def test_an_earlier_run_s_tasks_count_unless_left_out(queue, context, monkeypatc
     early = queue.enqueue("early", {"size": 9})
     assert finish(queue, "r") == early
     for since in (None, "2026-01-02T03:04:05+00:00"):
-        [told] = sensor(selector="size>5", since=since).execute(context)
-        assert (told["id"], told["result"]) == (early, "r")
+        [said] = sensor(selector="size>5", since=since).execute(context)
+        assert (said["id"], said["result"]) == (early, "r")
     without, with_moment = [line for line in log.lines if "Waiting" in line]
     assert "at least 1 task(s) that match size>5" in without
     assert "also by an earlier run" in without
@@ -123,14 +126,14 @@ def test_what_failed_fails_the_sensor(queue, context, subtests):
         queue.cancel(task_id)
     for _ in range(6):
         finish(queue)
-    for arguments, told in (
+    for arguments, said in (
         ({"task_ids": "bad"}, "bad is dead .*disk full"),
         ({"task_ids": ["open", "gone"]}, "^1 task.* gone is cancelled$"),
         ({"batch": "b"}, rf"2 of 8 task\(s\) of batch 'b' .*: {ids[0]}; {ids[7]}$"),
         ({"batch": "many"}, "and 2 more"),
     ):
         with subtests.test(arguments=arguments):
-            with pytest.raises(AirflowException, match=told):
+            with pytest.raises(AirflowException, match=said):
                 sensor(**arguments).execute(context)
             with pytest.raises(AirflowSkipException):
                 sensor(**arguments, soft_fail=True).execute(context)
@@ -145,11 +148,11 @@ def test_failures_that_do_not_fail_the_sensor(queue, context, monkeypatch, batch
     finish(queue)
     waiting = sensor(**({"batch": batch} if batch else {"task_ids": ids}), fail_on="none")
     waiting._cached_logger = log = Heard()
-    told = waiting.execute(context)
+    said = waiting.execute(context)
     if batch:
-        assert (told["total"], len(told["failed"])) == (5, 4)
+        assert (said["total"], len(said["failed"])) == (5, 4)
     else:
-        assert {(each["state"], each["error"]) for each in told} == {("dead", "boom"), ("finished", None)}
+        assert {(each["state"], each["error"]) for each in said} == {("dead", "boom"), ("finished", None)}
     *lines, last = [line for line in log.lines if line.startswith("ERROR")]
     what, why = ("Dead or cancelled", "") if batch else ("Dead after 1 attempt(s)", ": boom")
     named = [task_id for task_id in ids if task_id in failed][:2]
@@ -160,13 +163,13 @@ def test_failures_that_do_not_fail_the_sensor(queue, context, monkeypatch, batch
 
 def test_what_is_not_there_fails_at_once(queue, context, subtests):
     """Tasks and batches that were never enqueued; of a queue, what comes close is named, and none is created."""
-    for arguments, told in (
+    for arguments, said in (
         ({"task_ids": "nobody"}, "nobody"),
         ({"batch": "nothing"}, "'nothing' is not in queue"),
         ({"task_ids": "a", "zkmq_queue": "jbos"}, r"queue 'jbos' does not exist .*did you mean 'jobs'"),
         ({"batch": "b", "zkmq_queue": "jbos"}, r"queue 'jbos' does not exist .*did you mean 'jobs'"),
     ):
-        with subtests.test(arguments=arguments), pytest.raises(AirflowException, match=told):
+        with subtests.test(arguments=arguments), pytest.raises(AirflowException, match=said):
             sensor(**arguments).execute(context)
     with Zkmq.connect(queue._session.config.hosts, queue.root, gc=False) as zk:
         assert zk.queues() == ["jobs"]
@@ -176,7 +179,7 @@ def test_contradictions_and_nothing_to_wait_for_are_found_when_the_dag_is_parsed
     """Wrong arguments, and a sensor that would succeed at once, fail while the DAG is built."""
     nothing, values = "there would be nothing to wait for|a whole number, 1 or more", r"not (known|allowed)"
     moment = {"since": "2026-11-22T10:00:00Z"}
-    for arguments, told in (
+    for arguments, said in (
         ({}, None),
         ({"task_ids": "a", "selector": "b==c"}, None),
         ({"task_ids": "a", "batch": "b"}, None),
@@ -191,8 +194,8 @@ def test_contradictions_and_nothing_to_wait_for_are_found_when_the_dag_is_parsed
         ({"task_ids": "x", "fail_on": "all"}, values),
         *(({"task_ids": "x", "max_xcom_bytes": wrong}, values) for wrong in (999, "many")),
     ):
-        wrong = ValueError if told else (ValueError, ConfigError)
-        with subtests.test(arguments=arguments), pytest.raises(wrong, match=told):
+        wrong = ValueError if said else (ValueError, ConfigError)
+        with subtests.test(arguments=arguments), pytest.raises(wrong, match=said):
             sensor(**arguments)
 
 
@@ -202,7 +205,7 @@ def test_nothing_to_wait_for_is_found_after_templating(queue, context, subtests)
     context["ti"].get_first_reschedule_date = lambda _context: None
     blank = "task_ids is blank after templating: there is nothing to wait for"
     moment, naive = "since .*(has no zone|is no moment)", datetime(2026, 1, 1)  # noqa: DTZ001
-    for field, rendered, told in (
+    for field, rendered, said in (
         *(("task_ids", nothing, blank) for nothing in ("", "  ", "[]", [], [[], []])),
         ("selector", "", "selector '' is not understood"),
         ("batch", "", "batch '' is not allowed"),
@@ -215,7 +218,7 @@ def test_nothing_to_wait_for_is_found_after_templating(queue, context, subtests)
             setattr(waiting, field, rendered)
             with (
                 subtests.test(field=field, rendered=rendered, mode=mode),
-                pytest.raises(AirflowException, match=told),
+                pytest.raises(AirflowException, match=said),
             ):
                 waiting.execute(context)
 
@@ -231,7 +234,7 @@ def test_a_time_out_says_why(queue, context, subtests):
     context["ti"].get_first_reschedule_date = lambda _context: datetime.now(UTC) - timedelta(hours=1)
     late, gone = {"event": {"status": "timeout", "message": "after timeout (59.9 s)"}}, {"error": "Trigger timeout"}
     both = {"task_ids": [done, "slow"], "fail_on": "none"}
-    for arguments, resumed, told in (
+    for arguments, resumed, said in (
         ({**both, "timeout": 0.1}, None, rf"within timeout \(0.1 s\): slow; 1 dead or cancelled: {done}; {WHY}"),
         ({"selector": "all()", "min_tasks": 2, "timeout": 0.1, "fail_on": "none"}, None, WHY),
         ({"selector": "all()", "zkmq_queue": "absent", "timeout": 0.1}, None, r"'absent' did not come within .*\(0.1"),
@@ -243,7 +246,7 @@ def test_a_time_out_says_why(queue, context, subtests):
         for softly in ({}, {"soft_fail": True}, *never):
             with subtests.test(arguments=arguments, resumed=resumed, softly=softly):
                 waiting = sensor(**arguments, **softly)
-                with pytest.raises(AirflowSkipException if softly else AirflowSensorTimeout, match=told):
+                with pytest.raises(AirflowSkipException if softly else AirflowSensorTimeout, match=said):
                     waiting.resume_execution(*resumed, context) if resumed else waiting.execute(context)
                 assert waiting.soft_fail == ("soft_fail" in softly)
 
@@ -251,8 +254,8 @@ def test_a_time_out_says_why(queue, context, subtests):
 def test_a_time_out_names_who_refuses_and_what_is_unclaimed(queue, context, monkeypatch):
     """A consumer's filter with its condition, also for a member; where no reason can be had, the time-out remains."""
 
-    def late(told, **arguments):
-        with pytest.raises(AirflowSensorTimeout, match=told):
+    def late(said, **arguments):
+        with pytest.raises(AirflowSensorTimeout, match=said):
             sensor(**arguments, timeout=0.1).execute(context)
 
     queue.enqueue_many([Message("x", {"size": 1}, task_id="slow")], batch="b")
@@ -272,11 +275,11 @@ def test_a_large_xcom_is_references(queue, context):
         finish(queue, "r" * 1000)
     whole = sensor(task_ids=ids).execute(context)
     assert (whole["count"], size(whole) <= 48_000) == (50, True)
-    told = sensor(task_ids=ids, max_xcom_bytes=10_000).execute(context)
+    said = sensor(task_ids=ids, max_xcom_bytes=10_000).execute(context)
     read = "ZkmqHook().queue('jobs').read_many(ids)"
     wanted = {"queue": "jobs", "count": 50, "states": {"finished": 50}, "ids": ids, "more": 0, "read": read}
-    assert told | wanted == told
-    assert [task.result for task in queue.read_many(told["ids"])] == [b"r" * 1000] * 50
+    assert said | wanted == said
+    assert [task.result for task in queue.read_many(said["ids"])] == [b"r" * 1000] * 50
     cut = sensor(task_ids=ids, max_xcom_bytes=2_000).execute(context)
     assert (len(cut["ids"]) + cut["more"], cut["ids"]) == (50, ids[: len(cut["ids"])])
     assert 1 <= len(cut["ids"]) < 50

@@ -9,8 +9,8 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_zkmq.engine import CorruptRecord, Message, RetryPolicy, Unavailable
-from airflow_provider_zkmq.engine.fronts.queue import Queue
-from airflow_provider_zkmq.hooks.arguments import told
+from airflow_provider_zkmq.engine.api.queue import Queue
+from airflow_provider_zkmq.hooks.arguments import claim_reference
 from airflow_provider_zkmq.operators import settling
 from airflow_provider_zkmq.operators.settling import (
     END_KEY,
@@ -39,8 +39,8 @@ class Instance(SimpleNamespace):
         assert task_ids
         if isinstance(self.states, dict):
             return {"r": self.states}
-        asked = [(work, state) for work, state in self.states if work[0] in task_ids]
-        return {"r": {name if index < 0 else f"{name}_{index}": state for (name, index), state in asked}}
+        requested = [(work, state) for work, state in self.states if work[0] in task_ids]
+        return {"r": {name if index < 0 else f"{name}_{index}": state for (name, index), state in requested}}
 
     def xcom_pull(self, task_ids, key="return_value", map_indexes=None):
         if key == END_KEY:
@@ -61,7 +61,7 @@ def taken(queue, *names, attempts=1):
     """Enqueue and claim tasks of these ids, in this order; what fails with attempts left is tried again much later."""
     queue.configure(policy=RetryPolicy(attempts=attempts, factor=3600, max_backoff=7200))
     queue.enqueue_many([Message(b"x", task_id=name) for name in names])
-    return [told("jobs", queue.claim_task(name, lease=600)) for name in names]
+    return [claim_reference("jobs", queue.claim_task(name, lease=600)) for name in names]
 
 
 def settle(claims, context, work=("work",), **arguments):
@@ -274,9 +274,9 @@ def test_what_cannot_be_settled_now_keeps_no_other_from_it(queue, complete_raise
         with subtests.test(error=error):
             store, claims = Store(), taken(queue, *names)
             complete_raises[names[0]] = error
-            with pytest.raises(AirflowException, match=f"not settled: task '{names[0]}' .*{error}") as told:
+            with pytest.raises(AirflowException, match=f"not settled: task '{names[0]}' .*{error}") as claim_reference:
                 settle(claims, run({"work": "success"}, store))
-            assert not isinstance(told.value, AirflowFailException)
+            assert not isinstance(claim_reference.value, AirflowFailException)
             assert (states(queue, names), len(store["zkmq_settled"])) == (["claimed", "finished"], 1)
             complete_raises.clear()
             assert settle(claims, run({"work": "success"}, store, number=2))["completed"] == 2

@@ -19,13 +19,13 @@ from airflow_provider_zkmq.decorators import zkmq
 from airflow_provider_zkmq.decorators.zkmq import zkmq_task
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
 from airflow_provider_zkmq.hooks import lineage, settings, telemetry
-from airflow_provider_zkmq.hooks.lineage import queue_asset, tell_archived
+from airflow_provider_zkmq.hooks.lineage import queue_asset, record_lineage
 from tests.airflow.conftest import define, enqueuing, kill, sensor
 from tests.airflow.test_events import watching_with
 
 
 @pytest.fixture
-def told():
+def said():
     """What a backend of Airflow's stats is given, in order, while the test runs."""
     kept = []
 
@@ -44,7 +44,7 @@ def told():
 JOBS = {"queue": "jobs"}
 
 
-def test_counters_and_times_have_their_names_and_tags(queue, told):
+def test_counters_and_times_have_their_names_and_tags(queue, said):
     """Enqueued, claimed, settled, dead; wait and run in milliseconds; each with its queue. None is not sent."""
     telemetry.count_enqueued("jobs", 3)
     telemetry.count_enqueued("jobs", 0)
@@ -56,20 +56,20 @@ def test_counters_and_times_have_their_names_and_tags(queue, told):
     telemetry.count_dead("jobs", 2)
     waited = ("zkmq.wait_time", claim.task.claimed_ms - claim.task.enqueued_ms, JOBS)
     settled = ("zkmq.settled", 1, {"queue": "jobs", "outcome": "completed"})
-    assert told[:3] == [("zkmq.enqueued", 3, JOBS), ("zkmq.claimed", 1, JOBS), waited]
-    assert told[3:] == [settled, ("zkmq.run_time", 12, JOBS), ("zkmq.dead", 2, JOBS)]
-    told.clear()
+    assert said[:3] == [("zkmq.enqueued", 3, JOBS), ("zkmq.claimed", 1, JOBS), waited]
+    assert said[3:] == [settled, ("zkmq.run_time", 12, JOBS), ("zkmq.dead", 2, JOBS)]
+    said.clear()
     task, never, dead = queue.task(claim.task.id), queue.enqueue("never"), queue.enqueue("y", priority=1)
     kill(queue, "no")
     queue.cancel(never)
-    telemetry.tell_ended("jobs", [task, queue.task(never)])
+    telemetry.log_ended("jobs", [task, queue.task(never)])
     waited = ("zkmq.wait_time", task.claimed_ms - task.enqueued_ms, JOBS)  # as told at the end
-    assert told == [waited, ("zkmq.run_time", task.ended_ms - task.claimed_ms, JOBS)], "and nothing of one unclaimed"
-    telemetry.tell_ended("jobs", [queue.task(dead)])
-    assert told[-1] == ("zkmq.dead", 1, JOBS)
+    assert said == [waited, ("zkmq.run_time", task.ended_ms - task.claimed_ms, JOBS)], "and nothing of one unclaimed"
+    telemetry.log_ended("jobs", [queue.task(dead)])
+    assert said[-1] == ("zkmq.dead", 1, JOBS)
 
 
-def test_all_that_are_dead_are_counted_however_few_have_a_line(queue, told, context, monkeypatch):
+def test_all_that_are_dead_are_counted_however_few_have_a_line(queue, said, context, monkeypatch):
     """Of what `@task.zkmq` handled: the others are read in parts, and those that are tried again are not dead."""
     monkeypatch.setattr(zkmq, "_AT_ONCE", 8)
     once, again = RetryPolicy(attempts=1), RetryPolicy(attempts=2, factor=3600, max_backoff=7200)
@@ -80,31 +80,31 @@ def test_all_that_are_dead_are_counted_however_few_have_a_line(queue, told, cont
 
     summary = zkmq_task(handle, task_id="t")().operator.execute(context)
     assert (summary["failed"], queue.counts()["dead"]) == (50, 45)
-    assert sum(number for name, number, _ in told if name == "zkmq.dead") == 45
+    assert sum(number for name, number, _ in said if name == "zkmq.dead") == 45
 
 
-async def test_what_a_trigger_claims_is_counted(queue, told, shared):
+async def test_what_a_trigger_claims_is_counted(queue, said, shared):
     """Once for each claim, with how long the task had waited: the runs that accept them claim nothing."""
     await asyncio.to_thread(queue.enqueue_many, [Message("x") for _ in range(3)])
     async with watching_with(mode="claim", max_in_flight=3) as events:
         left = 3
         while left:
             left -= len((await events.get())["claims"])
-    assert sum(number for name, number, _ in told if name == "zkmq.claimed") == 3
-    assert sum(name == "zkmq.wait_time" for name, _, _ in told) == 3
+    assert sum(number for name, number, _ in said if name == "zkmq.claimed") == 3
+    assert sum(name == "zkmq.wait_time" for name, _, _ in said) == 3
 
 
-def test_they_can_be_switched_off_and_a_wrong_option_fails_nothing(told, monkeypatch, caplog):
+def test_they_can_be_switched_off_and_a_wrong_option_fails_nothing(said, monkeypatch, caplog):
     """By the section ``[zkmq]``; the option is asked for once the work is done: a warning names it, once."""
     monkeypatch.setenv("AIRFLOW__ZKMQ__STATS", "False")
     telemetry.count_enqueued("jobs", 1)
     telemetry.count_settled("jobs", "failed", run_ms=1)
-    assert told == []
+    assert said == []
     monkeypatch.setenv("AIRFLOW__ZKMQ__STATS", "perhaps")
     settings._warn.cache_clear()
     for number in (2, 1):
         telemetry.count_enqueued("jobs", number)
-    assert told == [("zkmq.enqueued", 2, JOBS), ("zkmq.enqueued", 1, JOBS)], "the default holds"
+    assert said == [("zkmq.enqueued", 2, JOBS), ("zkmq.enqueued", 1, JOBS)], "the default holds"
     [warning] = [each.message for each in caplog.records if "[zkmq] stats" in each.message]
     assert "perhaps" in warning
 
@@ -143,7 +143,7 @@ def test_an_archive_reads_a_queue_and_writes_a_folder(monkeypatch, tmp_path):
     """By Airflow's collector of lineage, which a task of any kind has."""
     collector = HookLineageCollector()
     monkeypatch.setattr("airflow.sdk.lineage.get_hook_lineage_collector", lambda: collector)
-    tell_archived("zkmq_default", "orders", str(tmp_path))
+    record_lineage("zkmq_default", "orders", str(tmp_path))
     found = collector.collected_assets
     assert [each.asset.uri for each in found.inputs] == [queue_asset("zkmq_default", "orders").uri]
     assert [each.asset.uri for each in found.outputs] == [(tmp_path / "orders").as_uri()]
@@ -152,7 +152,7 @@ def test_an_archive_reads_a_queue_and_writes_a_folder(monkeypatch, tmp_path):
 def test_a_queue_has_one_asset_uri(monkeypatch, subtests):
     """In order, in lower case, with ports, also the factory's; else it is refused, and shows no part of a password."""
     unknown = "hosts that are not understood"
-    for uri, told in (
+    for uri, said in (
         ("zkmq://zk1/orders", "names no queue"),
         ("zkmq:///zkmq/orders", "names no queue"),
         ("zkmq://zk1/zkmq/or,ders", "queue 'or,ders' is not allowed"),
@@ -163,7 +163,7 @@ def test_a_queue_has_one_asset_uri(monkeypatch, subtests):
         *((f"zkmq://{hosts}/zkmq/orders", unknown) for hosts in ("us:ann/x@zk1", "us:12ann", "z%6b1")),
     ):
         with subtests.test(uri=uri):
-            with pytest.raises(ConfigError, match=re.escape(told)) as caught:
+            with pytest.raises(ConfigError, match=re.escape(said)) as caught:
                 Asset(uri=uri)
             assert "ann" not in str(caught.value).lower()
     for written, kept in (

@@ -67,7 +67,7 @@ async def test_a_deadline_and_what_waiting_cannot_mend_end_the_wait(queue, share
     """With one event that names what was waited for, or what is wrong: a task, connection, filter or queue."""
     queue.enqueue_many([Message("a", task_id="slow")], batch="b")
     soon = {"deadline": time.time() + 0.3}
-    for arguments, told in (
+    for arguments, said in (
         ({"task_ids": ["slow"]} | soon, "slow"),
         ({"batch": "b"} | soon, "batch 'b'"),
         ({"task_ids": ["nobody"]}, "nobody"),
@@ -84,7 +84,7 @@ async def test_a_deadline_and_what_waiting_cannot_mend_end_the_wait(queue, share
         with subtests.test(arguments=arguments):
             [event] = await fire(ZkmqTaskTrigger(**arguments))
             assert event["status"] == ("timeout" if "deadline" in arguments else "error")
-            assert told in event["message"]
+            assert said in event["message"]
             assert shared.users() == []
 
 
@@ -169,7 +169,7 @@ async def test_nothing_that_is_shown_or_logged_has_a_password(zookeeper, root, s
         hook = ZkmqHook()
         conn = hook.get_conn()
         shown = [
-            shared, lease, lease._entry, lease._entry.opening, table, [*table], lease._lookups, config, lease.client,
+            shared, lease, lease._entry, lease._entry.connecting, table, [*table], lease._lookups, config, lease.client,
             conn, hook, vars(hook), conn.queue("jobs"), lease.client.queue("jobs"),
             ZkmqTaskTrigger(task_ids=["a"]).serialize(),
             ConnectionConfig.of(auth=("ann", secrets[0]), tls={"key_password": secrets[1]}), conn._session, Tls(),

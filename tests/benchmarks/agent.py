@@ -216,8 +216,8 @@ def main() -> None:
     with Zkmq.connect(hosts, root=root, gc=False) as zk:
         _reply({"package": airflow_provider_zkmq.__file__})
         for line in sys.stdin:
-            asked = json.loads(line)
-            _reply(known[asked["row"]](zk.queue(asked["queue"]), asked["tasks"]))
+            requested = json.loads(line)
+            _reply(known[requested["row"]](zk.queue(requested["queue"]), requested["tasks"]))
 
 
 if __name__ == "__main__":

@@ -64,15 +64,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", default="HEAD~1", metavar="REVISION")
     parser.add_argument("--tasks", type=int, default=30_000)
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     try:
-        with tree_of(asked.against) as tree:
-            old, new = (bytes_a_task(each, asked.tasks) for each in (tree, TOP))
-        named = describe(asked.against)
+        with tree_of(requested.against) as tree:
+            old, new = (bytes_a_task(each, requested.tasks) for each in (tree, TOP))
+        named = describe(requested.against)
     except BenchmarkError as error:
         sys.stderr.write(f"benchmark: {error}\n")
         return 1
-    sys.stdout.write(f"old: {named}\nbytes of the server's heap for a pending task, of {asked.tasks}:\n")
+    sys.stdout.write(f"old: {named}\nbytes of the server's heap for a pending task, of {requested.tasks}:\n")
     sys.stdout.write(f"old {old:.0f}  new {new:.0f}  new/old {new / old:.2f}\n")
     return 0
 

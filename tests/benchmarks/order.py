@@ -42,9 +42,9 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hosts")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     try:
-        measure(asked.hosts, asked.tasks, asked.rounds)
+        measure(requested.hosts, requested.tasks, requested.rounds)
     except BenchmarkError as error:
         say(f"benchmark: {error}", sys.stderr)
         return 1

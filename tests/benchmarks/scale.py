@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from airflow_provider_zkmq.embedded import EmbeddedServer, ask_metrics
+from airflow_provider_zkmq.embedded import EmbeddedServer, read_metrics
 from airflow_provider_zkmq.engine import AsyncQueue
 from tests.benchmarks.compare.jobs import PAYLOAD, Clients
 from tests.benchmarks.compare.ours import fill_queue
@@ -134,7 +134,7 @@ def rate(clients: Clients, at_once: int) -> float:
 def _metric(clients: Clients, name: str) -> float:
     """A count of the first server's."""
     host, _, port = clients.hosts.partition("/")[0].split(",")[0].rpartition(":")
-    return float(ask_metrics(host, int(port))[name])
+    return float(read_metrics(host, int(port))[name])
 
 
 def depths(clients: Clients, sizes: Sequence[int]) -> Iterator[Line]:

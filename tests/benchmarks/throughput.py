@@ -193,14 +193,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--only", nargs="+", metavar="ROW", default=[""], help="rows whose name contains one of these")
     parser.add_argument("--hosts")
-    asked = parser.parse_args()
-    wanted = [one for one in MEASUREMENTS if any(part in row for part in asked.only for row in one.rows)]
-    if not wanted or asked.tasks < 2 or asked.rounds < 1:
+    requested = parser.parse_args()
+    wanted = [one for one in MEASUREMENTS if any(part in row for part in requested.only for row in one.rows)]
+    if not wanted or requested.tasks < 2 or requested.rounds < 1:
         parser.error(f"two tasks, one round and one row are the least; the rows are: {'; '.join(ROWS)}")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:
-        compare(asked.against, asked.hosts, wanted, asked.tasks, asked.rounds)
+        compare(requested.against, requested.hosts, wanted, requested.tasks, requested.rounds)
     except BenchmarkError as error:
         say(f"benchmark: {error}", sys.stderr)
         return 1

@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Post,
     Sync,
 )
-from airflow_provider_zkmq.engine.zk.opening import open_session, run
+from airflow_provider_zkmq.engine.zk.run import open_session, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.simulation.zookeeper import Ensemble
 from tests.support import eventually

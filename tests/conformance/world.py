@@ -55,7 +55,7 @@ class _Named:
         self.count += 1
         self._events.append(self._name)
 
-    nudge = fire
+    notify = fire
 
 
 class Actor:

@@ -31,8 +31,8 @@ from airflow_provider_zkmq.engine import (
     Unsupported,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.fronts.methods import Twins
-from airflow_provider_zkmq.engine.fronts.queue import ClaimVerbs, QueueVerbs
+from airflow_provider_zkmq.engine.api.methods import SyncAndAsync
+from airflow_provider_zkmq.engine.api.queue import ClaimMethods, QueueMethods
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
 from tests.support import fresh_root
 
@@ -118,7 +118,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "find": lambda side: side.q.find("size==large"),
     "follow": lambda side: side.q.follow("finished", print),
     "ids": lambda side: side.q.ids("dead"),
-    "look_after": lambda side: side.q.look_after(),
+    "run_maintenance": lambda side: side.q.run_maintenance(),
     "name": lambda side: side.q.name,
     "now": lambda side: bool(side.q.now().utcoffset()),
     "open_batch": lambda side: side.q.open_batch("b").written,
@@ -142,7 +142,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "take_over": lambda side: side.q.take_over("claimed", side.token),
     "task": lambda side: side.q.task("queued"),
     "tasks": lambda side: side.q.tasks(state="inserted", selector="size==large", limit=5),
-    "trimmed": lambda side: side.q.trimmed(),
+    "truncated_at": lambda side: side.q.truncated_at(),
     "tree": lambda side: side.q.tree("queued"),
     "wait": lambda side: side.q.wait(["finished"], timeout=5),
     "wait_batch": lambda side: side.ended_batch() or side.q.wait_batch("b", 5),
@@ -156,7 +156,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
 NOT_IN_FILES = {
     "archive", "batch", "cancel", "clear", "collect_garbage", "consumers", "drop", "ended_between", "explain", "find",
     "open_batch", "pause", "progress", "publish_archive", "redrive", "redrive_many", "replace", "resume", "revoke",
-    "seal_batch", "tree", "wait_batch", "zxid", "latest_end", "read_ended", "trimmed",
+    "seal_batch", "tree", "wait_batch", "zxid", "latest_end", "read_ended", "truncated_at",
 }  # fmt: skip
 
 #: Arguments that a file does not take, by the words of the refusal.
@@ -180,7 +180,7 @@ ARGUMENTS: dict[str, Callable[[Side], object]] = {
 def test_no_name_of_a_queue_a_claim_or_a_client_is_forgotten(files: FileClient) -> None:
     """What both fronts describe as verbs, and whatever else there is, is tried below; that of a file has it all."""
     verbs, of_claims = (
-        {n for n, it in vars(kind).items() if isinstance(it, Twins)} for kind in (QueueVerbs, ClaimVerbs)
+        {n for n, it in vars(kind).items() if isinstance(it, SyncAndAsync)} for kind in (QueueMethods, ClaimMethods)
     )
     assert verbs <= public(Queue) <= set(CALLS) == public(Queue) | {"name"}
     assert public(Queue) - public(FileQueue) <= {"name"}  # an attribute of the object

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import Message, RetryPolicy
 from airflow_provider_zkmq.filequeue import FileClient
-from airflow_provider_zkmq.filequeue.queue_file import Book
+from airflow_provider_zkmq.filequeue.queue_file import QueueFile
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.filequeue.conftest import taken
 
@@ -88,13 +88,13 @@ def test_an_edit_while_a_call_is_at_the_file_is_seen_by_the_next_one(files: File
     q = files.queue("q")
     q.enqueue_many([Message(f"to {name}", task_id=name) for name in ("ann", "bob")])
 
-    def edit(book: Book) -> None:
+    def edit(book: QueueFile) -> None:
         with q.path.open("r+b") as editor:
             os.pwrite(editor.fileno(), b"tom", q.path.read_bytes().index(b"to bob") + 3)
         if writes:
             book.append(b"to eve", {"id": "eve"})
 
-    q.folder.carry_out("q", edit)
+    q.directory.carry_out("q", edit)
     assert [task.data for task in q.tasks()][:2] == [b"to ann", b"to tom"]
     taken(q).complete()
     assert taken(q).task.data == b"to tom"

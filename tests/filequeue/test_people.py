@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConsumeTimes, CorruptRecord, String, Unavailable, Zkmq
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
-from airflow_provider_zkmq.filequeue.queue_file import Book, Conf
+from airflow_provider_zkmq.filequeue.queue_file import FileConf, QueueFile
 from airflow_provider_zkmq.textqueue import Status, TextQueue
 from airflow_provider_zkmq.textqueue.file import ALL
 from tests.filequeue.conftest import taken
@@ -125,7 +125,7 @@ def test_a_move_that_was_cut_off_is_carried_on_with(files: FileClient) -> None:
         offset = q.path.stat().st_size
         with TextQueue.open(q.path) as file:
             with file.locked():
-                book = Book(file, Conf())
+                book = QueueFile(file, FileConf())
                 book._end_move = lambda *_: None  # type: ignore[method-assign]  # what a crash leaves
                 with pytest.raises(AssertionError):
                     assert not book.whole(book.tasks["line-0"])

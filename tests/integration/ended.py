@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from airflow_provider_zkmq.engine import Message
+from airflow_provider_zkmq.engine.api.queue import Queue
 from airflow_provider_zkmq.engine.core.model.names import bucket_of, index_path
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.fronts.queue import Queue
 
 #: So many tasks are written by one transaction, and so many transactions are in flight.
 TOGETHER, WINDOW = 12, 16

@@ -27,7 +27,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_zkmq.engine import Message, OrderedEnum, Queue, String, Zkmq
 from airflow_provider_zkmq.spark import WriteReport, enqueue, read_report, register
-from airflow_provider_zkmq.spark.source.options import Options, SourceError
+from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions
 from airflow_provider_zkmq.spark.source.writing import PIECE_ROWS, TaskWriter
 from tests.integration.spark_programs import CLUSTER, PARTITIONS, TOP, program, shown
 from tests.support import eventually
@@ -256,7 +256,7 @@ def batches(part: int, stop: int | None, gate: threading.Barrier | None) -> Iter
 def test_attempts_that_fail_or_run_side_by_side_write_each_task_once(q, where, monkeypatch) -> None:
     """Four partitions, of each an attempt that fails and two at the same time, while consumers handle what is there."""
     monkeypatch.setattr("airflow_provider_zkmq.spark.source.writing.PIECE_ROWS", 15)
-    writer = TaskWriter(TEXT, Options.of({"queue": "census", "batch": "b", **where}), overwrite=False)
+    writer = TaskWriter(TEXT, SourceOptions.of({"queue": "census", "batch": "b", **where}), overwrite=False)
 
     def partition(part: int) -> list[Any]:
         with pytest.raises(Injected):
@@ -281,7 +281,7 @@ def test_a_queue_that_is_deleted_while_it_is_written_to_stays_deleted(zk: Zkmq, 
     """An executor does not make it anew, where it would be without its filters."""
     for batch in ("", "b"):
         zk.queue("census").configure()
-        writer = TaskWriter(TEXT, Options.of({"queue": "census", "batch": batch, **where}), overwrite=False)
+        writer = TaskWriter(TEXT, SourceOptions.of({"queue": "census", "batch": batch, **where}), overwrite=False)
         zk.queue("census").delete(confirm=True)
         with pytest.raises(SourceError, match=f"queue 'census' does not exist under '{where['root']}'"):
             writer.write(batches(0, None, None))

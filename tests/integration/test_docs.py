@@ -199,7 +199,7 @@ def test_claims_of_events_are_accepted_as_their_page_says(zookeeper: str, monkey
     with Zkmq.connect(zookeeper, root, gc=False) as zk:
         q = zk.queue("orders")
         q.enqueue_many([Message(b"x", task_id=name) for name in ("a", "b")])
-        claims = q.claim_many(2, lease=60, ahead="all")
+        claims = q.claim_many(2, lease=60, prefetch="all")
         told = [{"queue": "orders", "id": claim.task.id, "token": claim.token} for claim in claims]
         lost = [{**told[0], "token": 1}, {**told[0], "id": "gone"}]
         python(

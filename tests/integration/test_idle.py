@@ -90,7 +90,8 @@ def test_an_idle_consumer_sends_nothing_whatever_others_do_with_foreign_tasks(zo
             closing(Waiting(theirs, selector="kind==other")) as strangers,
         ):
             count = len(foreign._session.client.get_children(foreign._context.paths.at("live")))
-            known = lambda queue: len(queue._context.census.live) == count and not queue._context.census.watch.fired
+            seen = lambda queue: queue._context.known_consumers
+            known = lambda queue: len(seen(queue).live) == count and not seen(queue).watch.fired
             eventually(lambda: known(mine) and known(theirs), within=60)
             crowd.settle()
             strangers.settle()

@@ -145,7 +145,7 @@ def test_results_and_own_settlements(q: Queue, front: Any) -> None:
 
 
 def test_a_loop_that_is_left(q: Queue, subtests: pytest.Subtests) -> None:
-    """What was in hand fails as a delivery, what was taken ahead is given back uncounted."""
+    """What was in hand fails as a delivery, what was prefetched is given back uncounted."""
     for how in ("break", "exception", "close"):
         with subtests.test(how):
             ids = fill(q, 6)

@@ -134,8 +134,8 @@ def test_clean_up_leaves_a_deleted_queue_alone(zk: Zkmq, zookeeper: str, root: s
         q = own.queue("q")
         q.configure(task_gc_interval=1)
         q.enqueue(b"x")
-        assert own._upkeep is not None
-        looked_after = own._upkeep._due
+        assert own._maintenance is not None
+        looked_after = own._maintenance._due
         assert "q" in looked_after
         zk.delete_queue("q", confirm=True)
         eventually(lambda: "q" not in looked_after)

@@ -27,7 +27,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Reconnect,
     Sync,
 )
-from airflow_provider_zkmq.engine.zk.opening import arun, run
+from airflow_provider_zkmq.engine.zk.run import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.faulty import Faulty, Hold, Once, is_multi
 from tests.integration.clients import together
@@ -69,7 +69,7 @@ def test_a_drop_during_a_transaction(door: Faulty, zk: Zkmq) -> None:
     assert sorted(task.data for task in zk.queue("out").tasks()) == [b"commit", b"put", b"try_take"]
     assert zk.session_id == session
     assert {(str(task.state), task.attempt) for task in zk.queue("in").tasks()} == {("finished", 1)}
-    assert zk.queue("in")._context.claims.in_hand == {}
+    assert zk.queue("in")._context.claims.held == {}
     for name in ("in", "out"):
         zk.queue(name).enqueue(b"next", priority=9)
         assert taken(zk.queue(name), timeout=5).task.data == b"next"

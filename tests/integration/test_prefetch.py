@@ -1,4 +1,4 @@
-"""Tasks taken ahead, on a real server: what had begun counts when a process is killed or cut off, the rest does not."""
+"""Tasks prefetched, on a real server: what had begun counts when a process is killed or cut off, the rest does not."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_only_what_had_begun_counts_after_a_kill(
     try:
         eventually(lambda: sum(begun().values()) == threads, within=60)
         held = {task.id for task in queue.tasks(state="claimed")}
-        assert held > stuck, "nothing was taken ahead"
+        assert held > stuck, "nothing was prefetched"
     finally:
         process.kill()
         process.wait(10)
@@ -137,7 +137,7 @@ def test_beginning_costs_a_request(zookeeper: str, root: str, zk: Zkmq) -> None:
     """One transaction, which is posted."""
     queue = filled(zk)
     with Zkmq.connect(zookeeper, root=root, gc=False) as client:
-        claims = client.queue(queue.name).claim_many(3, ahead=True, timeout=10)
+        claims = client.queue(queue.name).claim_many(3, prefetch=True, timeout=10)
         before = client.requests["Multi"]
         for claim in claims:
             claim.begin()
@@ -174,13 +174,13 @@ def test_a_connection_cut_right_after_the_beginning(
             queue = filled(zk, queue=f"q{number}")
             with connected(front, door.hosts, root=root, session_timeout=10, gc=False) as client:
                 mine = client.queue(queue.name)
-                claims = mine.claim_many(3, ahead=True, lease=lease, timeout=10)
+                claims = mine.claim_many(3, prefetch=True, lease=lease, timeout=10)
                 door.plan = plan = Once(begins, fault)
                 claims[1].begin()
-                assert not claims[1].ahead
+                assert not claims[1].prefetched
                 assert plan.met.wait(20)
                 eventually(lambda queue=queue, claim=claims[1]: is_marked(queue, claim))
-                eventually(lambda mine=mine: not mine._context.debts.unmarked)
+                eventually(lambda mine=mine: not mine._context.pending.unmarked_starts)
                 assert not is_marked(queue, claims[2])
                 for each in claims[:2]:
                     each.complete()

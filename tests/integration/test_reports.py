@@ -18,14 +18,14 @@ pytest.importorskip("pyspark")
 from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.spark import job, report
-from airflow_provider_zkmq.spark.answers import advice, sections
-from airflow_provider_zkmq.spark.answers import sections as failures
-from airflow_provider_zkmq.spark.answers.capacity import Load, Target
-from airflow_provider_zkmq.spark.answers.frames import OTHERS
-from airflow_provider_zkmq.spark.answers.report import answer
-from airflow_provider_zkmq.spark.answers.sections import HEAD, KIND, MASKS
 from airflow_provider_zkmq.spark.history.gold import summarise
 from airflow_provider_zkmq.spark.history.silver import refine
+from airflow_provider_zkmq.spark.reporting import advice, sections
+from airflow_provider_zkmq.spark.reporting import sections as failures
+from airflow_provider_zkmq.spark.reporting.capacity import Load, Target
+from airflow_provider_zkmq.spark.reporting.frames import OTHERS
+from airflow_provider_zkmq.spark.reporting.report import answer
+from airflow_provider_zkmq.spark.reporting.sections import HEAD, KIND, MASKS
 from tests.integration.answers import START, History, Try
 from tests.integration.histories import HOUR, Histories, runs_by_pandas, write_bronze
 from tests.integration.histories import START as EPOCH

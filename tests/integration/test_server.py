@@ -281,13 +281,13 @@ def test_four_letter_words_fail_in_bounded_time_with_a_reason() -> None:
             node.mntr("127.0.0.1", port, timeout=0.2)
         other.accept()[0].close()
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(node.srvr, "127.0.0.1", port)
+            requested = pool.submit(node.srvr, "127.0.0.1", port)
             connection, _ = other.accept()
             with connection:
                 connection.recv(4)
                 connection.sendall(b"srvr is not executed because it is not in the whitelist.\n")
             with pytest.raises(ServerError, match="it said: srvr is not executed"):
-                asked.result(10)
+                requested.result(10)
 
 
 def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:

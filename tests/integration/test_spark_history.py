@@ -34,7 +34,7 @@ from airflow_provider_zkmq.spark.history.tables import (
     read_manifest,
     retain,
 )
-from airflow_provider_zkmq.spark.source.options import Options
+from airflow_provider_zkmq.spark.source.options import SourceOptions
 from tests.integration import histories as made
 from tests.integration.ended import ended_tasks, finish
 from tests.integration.histories import DAY, HOUR, START, Histories, write_bronze
@@ -161,7 +161,7 @@ def test_clean_up_deletes_only_what_is_archived_and_a_run_costs_by_what_is_new(
         archive()
     assert q.conf().archive
     eventually(lambda: q.collect_garbage(lifetime=0).kept_unarchived == 300)
-    first = archive(to=Options.of(where))
+    first = archive(to=SourceOptions.of(where))
     assert (first.archived, first.total) == (300, 300)
     new = finish(q, 40)
     before = received(where["hosts"])

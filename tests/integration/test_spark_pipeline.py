@@ -20,11 +20,11 @@ import pytest
 pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
-from airflow_provider_zkmq.spark.answers.report import report
 from airflow_provider_zkmq.spark.history import reading
 from airflow_provider_zkmq.spark.history.bronze import STEPS, archive_queue
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
 from airflow_provider_zkmq.spark.history.tables import GOLD, SILVER, read_manifest
+from airflow_provider_zkmq.spark.reporting.report import report
 from tests.integration.ended import ended_runs, ended_tasks, finish, produce
 from tests.integration.spark_programs import CLUSTER, EXECUTOR, processes, program
 
@@ -85,7 +85,7 @@ def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(spark, wh
 
 
 def test_a_report_agrees_with_what_handlers_measured(spark, where, q, tmp_path) -> None:
-    """Whatever was claimed ahead: a run is the handler's time, and no more are busy at once than there are threads."""
+    """Whatever was prefetched: a run is the handler's time, and no more are busy at once than there are threads."""
     took: dict[str | None, list[float]] = {}
 
     def handler(task: Task) -> None:

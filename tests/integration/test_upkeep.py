@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
+from airflow_provider_zkmq.engine.api import client as clients
 from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.protocol.ops import Wait
-from airflow_provider_zkmq.engine.fronts import client as clients
 from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually
@@ -49,7 +49,7 @@ def test_who_produces_or_consumes_cleans_up(zk: Zkmq, zookeeper: str, root: str,
     q.enqueue(b"x", task_id="a")
     taken(q).complete()
     before = set(threading.enumerate())
-    assert zk._upkeep is None
+    assert zk._maintenance is None
     assert q.task("a").state == "finished"
     with Zkmq.connect(zookeeper, root=root) as other:
         other.queue("census").enqueue(b"y", task_id="b")

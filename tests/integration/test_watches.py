@@ -17,7 +17,7 @@ import pytest
 from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import AsyncZkmq, Message, Queue, QueueNotFound, WaitTimeout, Zkmq
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Sync, Watch
-from airflow_provider_zkmq.engine.zk.opening import run
+from airflow_provider_zkmq.engine.zk.run import run
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.faulty import Faulty

@@ -166,7 +166,7 @@ def new_session(client: Zkmq) -> None:
 
 @pytest.mark.parametrize(("threads", "prefetch"), [(1, 32), (4, 32), (3, 0)])
 def test_a_limit_ends_the_worker(q: Queue, front: Any, threads: int, prefetch: int) -> None:
-    """It handles so many tasks and no more, also where several are claimed ahead; the others stay untouched."""
+    """It handles so many tasks and no more, also where several are prefetched; the others stay untouched."""
     q.enqueue_many([Message(b"x") for _ in range(60)])
     heard: list[Any] = []
     options = {"threads": threads, "prefetch": prefetch, "on_settled": lambda _, outcome: heard.append(outcome)}

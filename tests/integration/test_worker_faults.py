@@ -26,9 +26,9 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
     ZkmqError,
 )
+from airflow_provider_zkmq.engine.api import client
 from airflow_provider_zkmq.engine.core.tasks import outcome
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
-from airflow_provider_zkmq.engine.fronts import client
 from airflow_provider_zkmq.engine.working import async_worker, worker
 from tests.faulty import CutAfter, Faulty, Once, is_multi
 from tests.integration.conftest import taken
@@ -283,7 +283,7 @@ def test_queues_are_added_while_others_are_cleaned_up(zookeeper: str, root: str)
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(use, [number % 200 for number in range(1600)]))
-        table = own._upkeep
+        table = own._maintenance
         assert table is not None
         assert len(table._due) == 200
         assert table._thread is not None

@@ -39,11 +39,11 @@ def claiming(client: Client, *, lease: float | None, selector: str | None, timeo
 
 
 def claiming_many(
-    client: Client, most: int, *, lease: float | None, selector: str | None, timeout: float, ahead: bool = False
+    client: Client, most: int, *, lease: float | None, selector: str | None, timeout: float, prefetch: bool = False
 ) -> Call:
-    """A claim of several tasks at once; `ahead`: all but the first of them are handled later."""
+    """A claim of several tasks at once; `prefetch`: all but the first of them are handled later."""
     call = claiming(client, lease=lease, selector=selector, timeout=timeout)
-    call.about["wanted"] = replace(call.about["wanted"], ahead=ahead)
+    call.about["wanted"] = replace(call.about["wanted"], prefetch=prefetch)
     procedure = claim.claim_many(client.context(), call.about["wanted"], most, timeout)
     return Call("claim_many", procedure, call.about, timeout)
 
@@ -51,8 +51,8 @@ def claiming_many(
 def looking(client: Client, *, selector: str | None, timeout: float) -> Call:
     """A look for work, which claims nothing."""
     about = claiming(client, lease=None, selector=selector, timeout=timeout).about
-    asked = {"selector": as_selector(selector).bind(TYPES) if selector else None, "timeout": timeout}
-    return Call("ready", ready.ready(client.context(), **asked), about, timeout)
+    requested = {"selector": as_selector(selector).bind(TYPES) if selector else None, "timeout": timeout}
+    return Call("ready", ready.ready(client.context(), **requested), about, timeout)
 
 
 def watcher(client: Client, rand: random.Random, rounds: int) -> Program:
@@ -68,9 +68,11 @@ def watcher(client: Client, rand: random.Random, rounds: int) -> Program:
         yield Pause(0.3 if isinstance(call.error, TransportError) else rand.choice([0, 0.01, 1.0]))
 
 
-def claiming_by_id(client: Client, task: str, *, lease: float | None, attempt: int | None, ahead: bool = False) -> Call:
-    """A claim of one task, and of its delivery of that number; `ahead`: it is handled later."""
-    wanted, context = candidates.Wanted(EVERYTHING, lease, "all" if ahead else False), client.context()
+def claiming_by_id(
+    client: Client, task: str, *, lease: float | None, attempt: int | None, prefetch: bool = False
+) -> Call:
+    """A claim of one task, and of its delivery of that number; `prefetch`: it is handled later."""
+    wanted, context = candidates.Wanted(EVERYTHING, lease, "all" if prefetch else False), client.context()
 
     def one() -> Generator[Any, Any, Any]:
         claims = yield from by_id.claim_by_id(context, wanted, task, attempt)
@@ -87,10 +89,10 @@ def picker(client: Client, rand: random.Random, rounds: int, world: World) -> Pr
         tasks = world.zk.leader.names(client.context().paths.at("tasks"))
         if not tasks:
             continue
-        asked = {"lease": rand.choice([None, 6.0]), "attempt": rand.choice([None, None, 1, 2])}
-        call = yield claiming_by_id(client, rand.choice(tasks), ahead=rand.random() < 0.3, **asked)
+        requested = {"lease": rand.choice([None, 6.0]), "attempt": rand.choice([None, None, 1, 2])}
+        call = yield claiming_by_id(client, rand.choice(tasks), prefetch=rand.random() < 0.3, **requested)
         assert call is not None
-        if call.ok and call.value is not None and call.value.ahead:
+        if call.ok and call.value is not None and call.value.prefetched:
             client.hands[call.value.task_id, call.value.token] = call.value
             yield from begin_and_handle(client, call.value, rand)
         elif call.ok and call.value is not None:
@@ -120,7 +122,9 @@ def prefetcher(client: Client, rand: random.Random, rounds: int) -> Program:
     lease = rand.choice([None, None, 6.0])
     for _ in range(rounds):
         timeout = rand.choice([0.0, 2.0, 20.0])
-        call = yield claiming_many(client, rand.choice([3, 5]), lease=lease, selector=None, timeout=timeout, ahead=True)
+        call = yield claiming_many(
+            client, rand.choice([3, 5]), lease=lease, selector=None, timeout=timeout, prefetch=True
+        )
         assert call is not None
         claims = call.value if call.ok else []
         for claimed in claims:
@@ -141,7 +145,7 @@ def herald(client: Client, rand: random.Random, rounds: int) -> Program:
     for _ in range(rounds):
         timeout = rand.choice([0.0, 2.0, 20.0])
         call = claiming_many(client, 2, lease=BOUNDED_LEASE, selector=selector, timeout=timeout)
-        call.about["wanted"] = replace(call.about["wanted"], ahead="all", max_leases=MOST_LEASES)
+        call.about["wanted"] = replace(call.about["wanted"], prefetch="all", max_leases=MOST_LEASES)
         call.procedure = claim.claim_many(client.context(), call.about["wanted"], 2, timeout)
         call = yield call
         assert call is not None
@@ -187,28 +191,28 @@ def heir(client: Client, rand: random.Random, rounds: int, world: World) -> Prog
         about = {"queue": "q", "task": task, "token": token}
         call = yield Call("take_over", taking_over(context, task, token, rand.choice([None, 6.0])), about)
         for claimed in call.value if call is not None and call.ok else ():
-            if not claimed.told and (task, token) not in client.hands:
+            if not claimed.reported and (task, token) not in client.hands:
                 yield from handle(client, claimed, rand)
 
 
 def taking_over(context: Context, task: str, token: int, lease: float | None) -> Generator[Any, Any, Any]:
     """A take-over, as the fronts make it."""
-    asked = yield from over.ask_over(context, task, token, lease=lease)
-    return (yield from asked.claiming(Caller()))
+    requested = yield from over.request_adoption(context, task, token, lease=lease)
+    return (yield from requested.claiming(Caller()))
 
 
 def looper(client: Client, rand: random.Random, rounds: int) -> Program:
-    """Loops over claims; a loop ends, or is left with something in hand or taken ahead."""
+    """Loops over claims; a loop ends, or is left with something in hand or prefetched."""
     lease = rand.choice([None, None, 6.0])
     selector = rand.choice([None, None, None, "c==high"])
     for _ in range(rounds):
         most, timeout = rand.choice([1, 1, 3]), rand.choice([0.0, 2.0, 20.0])
-        asked = claiming(client, lease=lease, selector=selector, timeout=timeout)
-        wanted = asked.about["wanted"] = replace(asked.about["wanted"], ahead=most > 1)
+        requested = claiming(client, lease=lease, selector=selector, timeout=timeout)
+        wanted = requested.about["wanted"] = replace(requested.about["wanted"], prefetch=most > 1)
         loop, mine = Loop(client.context(), partial(just, wanted), most, timeout, lambda: False), set[tuple[str, int]]()
         for _ in range(rand.choice([1, 6, 12])):
-            before = loop.hand
-            about = asked.about | {"loop": loop, "former": before}
+            before = loop.current
+            about = requested.about | {"loop": loop, "former": before}
             call = yield Call("next", go_on(loop, Caller()), about, timeout)
             assert call is not None
             hold(client, loop, mine)
@@ -224,7 +228,7 @@ def looper(client: Client, rand: random.Random, rounds: int) -> Program:
 
 def hold(client: Client, loop: Loop, mine: set[tuple[str, int]]) -> None:
     """What a loop has is in its client's hands: what its body has, what waits for it, and what is to be completed."""
-    has = {(claimed.task_id, claimed.token): claimed for claimed in (*loop.ready, *filter(None, (loop.hand,)))}
+    has = {(claimed.task_id, claimed.token): claimed for claimed in (*loop.ready, *filter(None, (loop.current,)))}
     has |= {key: leaving.claimed for key, leaving in loop.handled.items()}
     for key in mine.difference(has):
         client.hands.pop(key, None)
@@ -242,7 +246,7 @@ def just(wanted: Any) -> Generator[Any, Any, Any]:
 def body(client: Client, loop: Loop, rand: random.Random) -> Program:
     """Handle what a loop hands out; most often the loop is to settle it."""
     claimed = loop.ready[0]
-    loop.result, loop.hand, loop.ready = b"r", claimed, loop.ready[1:]
+    loop.result, loop.current, loop.ready = b"r", claimed, loop.ready[1:]
     client.begun.add((claimed.task_id, claimed.token))
     yield Pause(rand.choice([0, 0, 0, 0, 0.01, 1.0, 7.0]))
     if rand.random() < 0.2:
@@ -255,7 +259,7 @@ def begin_and_handle(client: Client, claimed: Any, rand: random.Random) -> Progr
     """As a worker does: what cannot begin is given back."""
     context, about, claim = client.context(), {"queue": "q", "held": claimed}, (claimed.task_id, claimed.token)
     begins = rand.random() < 0.8
-    if begins and claimed.ahead:
+    if begins and claimed.prefetched:
         call = yield Call("begin", beginning.begin(context, claimed), about)
         begins = call is not None and call.ok
     verb = rand.choice(["complete", "complete", "fail", "release"]) if begins else "release"
@@ -337,7 +341,7 @@ def work(client: Client, claimed: Any, rand: random.Random, *, transactional: bo
     """Handle a task, and settle it by what became of it; cut off, it goes on where it was."""
     context = client.context()
     client.hands[claimed.task_id, claimed.token] = claimed
-    taken = transaction.Transaction([(context, claimed)]) if transactional else None
+    taken = transaction.TransactionState([(context, claimed)]) if transactional else None
     if taken is not None and rand.random() < 0.5:
         putting.put(taken.put, client.context("r"), Message(b"out"))
     yield Pause(rand.choice([0, 0.01, 1.0, 7.0]))
@@ -372,7 +376,7 @@ def keeper(client: Client) -> Program:
                 about = {"queue": "q", "held": claimed, "zxid": client.world.zk.zxid}
                 yield Call("extend", holding.extend(client.context(), claimed, claimed.span or 5), about)
         if client.context().registration.consumer is not None:
-            yield Call("tend", rescue.tend(client.context()))
+            yield Call("tend", rescue.maintain(client.context()))
         yield Pause(1.0)
 
 
@@ -439,7 +443,7 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
             continue
         claimed = call.value
         client.hands[claimed.task_id, claimed.token] = claimed
-        work = transaction.Transaction([(context, claimed)])
+        work = transaction.TransactionState([(context, claimed)])
         name = rand.choice([None, "x", "y"])
         putting.put(work.put, out, Message(b"out", delay=5 if number % 2 else None, task_id=name))
         yield Pause(rand.choice([0, 1.0]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.model.codec import load
-from airflow_provider_zkmq.engine.core.model.records import TaskState, parse_letter
+from airflow_provider_zkmq.engine.core.model.records import TaskState, parse_history_name
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Create
 from tests.simulation.parts import Call, Violation
@@ -21,7 +21,7 @@ class Run:
 
     state: State
     data: bytes
-    trimmed: bool = False
+    truncated_at: bool = False
 
 
 def may_be_gone(archive: Any, followed: Any) -> int | None:
@@ -44,7 +44,11 @@ class Book:
     ) -> None:
         """A task has changed, in a queue whose runs are kept; `gone`: what ended up to there may leave it."""
         letters = [op for op in txn.ops if isinstance(op, Create) and "/unarchived/" in op.path]
-        mine = [name for op in letters if (name := parse_letter(op.path.rpartition("/")[2])) and name.task_id == key[1]]
+        mine = [
+            name
+            for op in letters
+            if (name := parse_history_name(op.path.rpartition("/")[2])) and name.task_id == key[1]
+        ]
         version = self.standing.get(key)
         stays = after is not None and after.state in ENDED
         if version is not None and not stays:
@@ -64,7 +68,7 @@ class Book:
             return
         if mine or version > (gone or 0):
             raise Violation(_GONE, f"{key[1]} ({version}): {mine}, gone may be what ended until {gone}")
-        self.runs[*key, version].trimmed = True
+        self.runs[*key, version].truncated_at = True
 
     def _ends_unseen(self, key: Key, before: TaskState, old: bytes, mine: list[Any], txn: Any) -> None:
         """A run ends as the one in escrow is inserted: its letter has the version of that transaction."""
@@ -74,13 +78,13 @@ class Book:
 
     def deleted(self, queue: str, path: str, letter: Any, gone: int | None) -> None:
         """A letter is deleted: it is in the archive, and told as trimmed."""
-        name = parse_letter(path.rpartition("/")[2])
+        name = parse_history_name(path.rpartition("/")[2])
         version = (name.version if name else None) or letter
         run = self.runs.get((queue, name.task_id if name else "", version))
         if gone is not None and gone < version:
             raise Violation("what is trimmed is told before", f"{path} ({version})")
         if run is not None:
-            run.trimmed = True
+            run.truncated_at = True
 
     # --- what readers are told
 
@@ -103,7 +107,7 @@ class Book:
             raise Violation("each end is told once, in order", f"{told}")
         wanted = {
             (task, version) for (name, task, version), run in self.runs.items()
-            if name == queue and after < version <= until and not run.trimmed
+            if name == queue and after < version <= until and not run.truncated_at
         }  # fmt: skip
         if missing := wanted - set(told):
             raise Violation("no end is missed", f"{missing} between {after} and {until}")
@@ -117,7 +121,7 @@ class Book:
             run, task = self.runs.get((queue, each.id, each.version)), read.get((each.id, each.version))
             if run is None:  # it was told before the servers went back
                 continue
-            if task is None and not run.trimmed:
+            if task is None and not run.truncated_at:
                 raise Violation("what ended can be read", f"{each}")
             good = task is None or (task.data == run.data and run.state in {task.state, State.INSERTED})
             if not good:

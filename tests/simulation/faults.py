@@ -28,11 +28,11 @@ def disconnect(world: World, client: Client, *, back_in: float, late: bool = Fal
     for watch in list(client.armed):
         watch.lose()
     client.armed.clear()
-    waiting, client.outbox = list(client.outbox), deque()
+    waiting, client.send_queue = list(client.send_queue), deque()
     for request in waiting:
         if not isinstance(request.op, Multi | CreateContainer):
             if request.fiber is not None:
-                client.outbox.append(request)
+                client.send_queue.append(request)
             continue
         fate = world.random.random()
         if fate < 0.4 and client.session in world.zk.at:  # carried out, the reply is lost
@@ -62,12 +62,12 @@ def end_session(world: World, client: Client) -> None:
 
 def lose_reply(world: World, client: Client) -> bool:
     """Carry out the client's first request if it is a write, then cut the connection for a moment."""
-    if not client.connected or not client.alive or not client.outbox or client.session not in world.zk.at:
+    if not client.connected or not client.alive or not client.send_queue or client.session not in world.zk.at:
         return False
-    request = client.outbox[0]
+    request = client.send_queue[0]
     if not isinstance(request.op, Multi | CreateContainer):
         return False
-    client.outbox.popleft()
+    client.send_queue.popleft()
     world.carry_out(client, request)
     disconnect(world, client, back_in=0.1)
     world.tell(f"!! {client.name} loses the reply")
@@ -89,7 +89,7 @@ def _deliver(world: World, client: Client) -> None:
 
     Only a network that delivers nothing at that time keeps it back, for longer than the session lives or not.
     """
-    requests, client.outbox = list(client.outbox), deque()
+    requests, client.send_queue = list(client.send_queue), deque()
     if not client.connected or client.session not in world.zk.at:
         return
     given = max((at + 1 for at, request in enumerate(requests) if request.lost is not None), default=0)
@@ -139,7 +139,7 @@ def pass_time(world: World, most: float) -> float:
             times.append(fiber.until)
     for client in world.clients:
         times += [when for when in (client.back_at, client.expires_at) if when is not None]
-        times += [client.paused_until, client.stalled_until, *(request.deadline for request in client.outbox)]
+        times += [client.paused_until, client.stalled_until, *(request.deadline for request in client.send_queue)]
     nearest = min(when for when in times if when > now)
     span = max(0.001, nearest - now)
     world.zk.advance(span)

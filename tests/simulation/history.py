@@ -134,8 +134,8 @@ class History:
         calls = [fiber.call for fiber in self.world.fibers if fiber.call is not None]
         self.doubted.update(call.about["batch"] for call in calls if call.about.get("batch"))
         for client in self.world.clients:
-            self.excused.update(leaving.claimed for leaving in client.context().claims.leaving.values())
-            marked = {one for one in client.begun if ("q", one[0]) not in self.marks.ahead}
+            self.excused.update(leaving.claimed for leaving in client.context().claims.deferred.values())
+            marked = {one for one in client.begun if ("q", one[0]) not in self.marks.prefetched}
             client.begun = {one for one in marked if one[1] <= self.world.zk.zxid}
 
     def fail(self, oracle: str, detail: str) -> None:
@@ -299,9 +299,9 @@ class History:
 
     def _judge_version(self, key: Key, call: Call | None, node: Any) -> None:
         """Who asks for a change of what was read changes nothing else."""
-        asked = call.about.get("version") if call is not None and call.about.get("task") == key[1] else None
-        if asked is not None and self.versions.get(key) != asked:
-            self.fail("only what was read is changed", f"{key[1]}: {asked}, it was {self.versions.get(key)}")
+        requested = call.about.get("version") if call is not None and call.about.get("task") == key[1] else None
+        if requested is not None and self.versions.get(key) != requested:
+            self.fail("only what was read is changed", f"{key[1]}: {requested}, it was {self.versions.get(key)}")
         self.versions[key] = 0 if node is None else node.mzxid
 
     def _shared(self) -> bool:
@@ -312,7 +312,7 @@ class History:
         client = None if self.world.executing is None else self.world.executing.client
         contexts = () if client is None else client.contexts.values()
         owed = (handover for context in contexts for handover in context.claims.handovers.values())
-        return any(context.line.carried for context in contexts) or any(one.busy is not None for one in owed)
+        return any(context.group.carried for context in contexts) or any(one.busy is not None for one in owed)
 
     def _judge_log(self, key: Key, before: TaskState | None, after: TaskState | None, data: bytes, txn: Any) -> None:
         """In a queue that is archived or followed no run that ended is lost to those who read what ended."""

@@ -1,10 +1,10 @@
-"""What had begun counts an attempt, and nothing else does: judged by the marks of claims taken ahead."""
+"""What had begun counts an attempt, and nothing else does: judged by the marks of claims prefetched."""
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from airflow_provider_zkmq.engine.core.model.names import taken_ahead
+from airflow_provider_zkmq.engine.core.model.names import is_prefetched
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.protocol.ops import Create, Multi, SetData
 from tests.simulation.parts import Client, Violation
@@ -16,7 +16,7 @@ class Marks:
     """Which claims say, as the tree stands, that no handler has begun; and how those end that said otherwise."""
 
     def __init__(self) -> None:
-        self.ahead: set[Key] = set()
+        self.prefetched: set[Key] = set()
         self.tokens: dict[Key, int] = {}
         self.sent: set[tuple[str, int]] = set()
         """Claims whose marks were sent by somebody who did not wait, by task and token."""
@@ -36,7 +36,7 @@ class Marks:
         if not isinstance(op, Create | SetData) or not (claim or (top == "consumers" and len(rest) == 3)):
             return
         key = (queue, rest[0] if claim else rest[2])
-        (self.ahead.add if taken_ahead(op.path, op.data) else self.ahead.discard)(key)
+        (self.prefetched.add if is_prefetched(op.path, op.data) else self.prefetched.discard)(key)
         if claim and isinstance(op, Create):
             self.tokens[key] = zxid
 
@@ -47,12 +47,12 @@ class Marks:
         killed, all that it has sent arrives: see `faults.kill`.
         """
         counted = after.history != before.history and after.history[-1].outcome == "rescued"
-        if key in self.ahead and counted:
+        if key in self.prefetched and counted:
             raise Violation("only what had begun counts an attempt", f"{key[1]}: {after.history[-1]}")
         claim = (key[1], self.tokens.get(key, 0))
         anew = before.requeue and not after.requeue  # another run, whose attempts begin at 0
         begun = any(claim in client.begun for client in clients)
-        on_its_way = key in self.ahead and claim in self.sent
+        on_its_way = key in self.prefetched and claim in self.sent
         if begun and not anew and after.attempt < before.attempt and not on_its_way:
             raise Violation("what had begun counts an attempt", f"{key[1]}: {before.attempt} -> {after.attempt}")
-        self.ahead.discard(key)
+        self.prefetched.discard(key)

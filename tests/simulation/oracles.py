@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.maintenance.rescue import in_debt
+from airflow_provider_zkmq.engine.core.maintenance.rescue import has_pending
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement
@@ -239,19 +239,19 @@ class Oracles(History):
     def begun_is_marked(self) -> None:
         """What has begun says so, or its client knows that it does not yet. Asked when nothing is under way."""
         for client in self.world.clients:
-            if not client.alive or client.outbox or client.session not in self.world.zk.at:
+            if not client.alive or client.send_queue or client.session not in self.world.zk.at:
                 continue
             for (task, token), claimed in client.hands.items():
-                key, owed = ("q", task), client.context().debts.unmarked
+                key, owed = ("q", task), client.context().pending.unmarked_starts
                 held = self.stands(key, claimed) and (task, token) in client.begun and not claimed.lost
-                if held and key in self.marks.ahead and (task, token) not in owed:
+                if held and key in self.marks.prefetched and (task, token) not in owed:
                     self.fail("what has begun is marked", f"{task} ({token}) of {client.name}")
 
     def handled_is_settled(self) -> None:
         """What was handled and put down is settled soon, also where its client claims nothing any more."""
         for client in self.world.clients:
             calm = client.alive and client.connected and client.troubled_at < self.world.now - CALM
-            for (task, token), leaving in client.context().claims.leaving.items() if calm else ():
+            for (task, token), leaving in client.context().claims.deferred.items() if calm else ():
                 if leaving.waits and leaving.due < self.world.zk.ms / 1000 - BEYOND:
                     self.fail("what was handled is settled soon", f"{task} ({token}) of {client.name}")
 
@@ -267,7 +267,7 @@ class Oracles(History):
                     self.fail("who works hears of a cancel", f"{claim} of {client.name}")
 
     def _seen_to(self, waiter: Fiber) -> bool:
-        """Whether another call of the client, after the same tasks, looks now: it calls the others, see `Seats`."""
+        """Whether another call of the client, after the same tasks, looks now: it calls the others, see `WaitQueue`."""
         mine, now = waiter.call, self.world.now
         return any(
             one is not waiter
@@ -300,9 +300,9 @@ class Oracles(History):
         """
         now, contexts = self.world.now, client.contexts.values()
         cut_off = not client.connected or client.paused_until > now or client.stalled_until > now
-        if cut_off and any(context.debts.batches for context in contexts):
+        if cut_off and any(context.pending.batches for context in contexts):
             return True
-        return client.alive and any(context.debts.paying and in_debt(context) for context in contexts)
+        return client.alive and any(context.pending.finishing and has_pending(context) for context in contexts)
 
     def _missed(self, call: Call) -> str | None:
         queue = call.about["queue"]
@@ -331,7 +331,7 @@ class Oracles(History):
         found = nodes.get(paths.batch(name, "open"))
         return paths.batch(name) in nodes and (found is None or not found.children)
 
-    def orphans(self) -> None:
+    def lost_claims(self) -> None:
         """Each claimed task of a living session is in its client's hands. Asked when every client has claimed since."""
         nodes = self.world.zk.leader.nodes
         by_session = {client.session: client for client in self.world.clients if client.alive}
@@ -354,13 +354,13 @@ class Oracles(History):
             for context in client.contexts.values() if client.alive else ():
                 tables = {
                     "handovers": context.claims.handovers,
-                    "owed": context.claims.owed,
-                    "leaving": context.claims.leaving,
+                    "owed": context.claims.unsettled,
+                    "leaving": context.claims.deferred,
                     "trying": context.claims.trying,
                     "joining": context.registration.joining,
-                    "batches to be ended": context.debts.batches,
-                    "begun and not marked": context.debts.unmarked,
-                    "unburied": context.census.unburied,
+                    "batches to be ended": context.pending.batches,
+                    "begun and not marked": context.pending.unmarked_starts,
+                    "unburied": context.known_consumers.unrescued,
                 }
                 left = {name: list(table) for name, table in tables.items() if table}
                 if left or context.maintenance.left or context.maintenance.busy:

@@ -19,8 +19,8 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Multi,
     Node,
     Outcome,
-    Seats,
     Wait,
+    WaitQueue,
     Watch,
 )
 
@@ -44,25 +44,25 @@ class Violation(AssertionError):
 class Signal:
     """The engine's signal, without threads."""
 
-    __slots__ = ("__weakref__", "count", "seats")
+    __slots__ = ("__weakref__", "count", "wait_queue")
 
     def __init__(self) -> None:
         self.count = 0
-        self.seats: Seats[Fiber] = Seats()
+        self.wait_queue: WaitQueue[Fiber] = WaitQueue()
 
     def fire(self) -> None:
         """It happened; who sits in no seat compares counts."""
         self.count += 1
-        self._wake(self.seats.everybody())
+        self._wake(self.wait_queue.everybody())
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """It happened, and one of each kind is told."""
         self.count += 1
-        self._wake(self.seats.one_of_each())
+        self._wake(self.wait_queue.one_of_each())
 
-    def pass_on(self, kind: Hashable) -> None:
+    def notify_one(self, kind: Hashable) -> None:
         """One more of a kind is told."""
-        self._wake(self.seats.next_of(kind))
+        self._wake(self.wait_queue.next_of(kind))
 
     def _wake(self, fibers: list[Fiber]) -> None:
         for fiber in fibers:
@@ -139,8 +139,8 @@ class Fiber:
     def sit_down(self) -> None:
         """It begins to wait: in a seat, unless what it waits for has happened already."""
         self.woken = self.op.signal.count > self.op.seen
-        if self.op.seat is not None and not self.woken:
-            self.op.signal.seats.take(self, self.op.seat)
+        if self.op.place is not None and not self.woken:
+            self.op.signal.wait_queue.take(self, self.op.place)
 
     @property
     def in_call(self) -> bool:
@@ -150,12 +150,12 @@ class Fiber:
     @property
     def is_woken(self) -> bool:
         """Whether what it waits for has happened, as far as it was told."""
-        return self.woken or (self.op.seat is None and self.op.signal.count > self.op.seen)
+        return self.woken or (self.op.place is None and self.op.signal.count > self.op.seen)
 
     def get_up(self) -> None:
         """It waits no more."""
-        if isinstance(self.op, Wait) and self.op.seat is not None:
-            self.op.signal.seats.leave(self, self.op.seat)
+        if isinstance(self.op, Wait) and self.op.place is not None:
+            self.op.signal.wait_queue.leave(self, self.op.place)
 
 
 class Client:
@@ -174,14 +174,14 @@ class Client:
         self.expires_at: float | None = None
         self.paused_until = 0.0
         self.stalled_until = 0.0
-        self.outbox: deque[Request] = deque()
+        self.send_queue: deque[Request] = deque()
         self.events: deque[Watch] = deque()
         self.armed: set[Watch] = set()
         self.contexts: dict[str, Context] = {}
         self.hands: dict[tuple[str, int], Any] = {}
         """What its callers have in hand, by task and token."""
         self.begun: set[tuple[str, int]] = set()
-        """Claims taken ahead whose handlers have begun, and are not given back as if they had not."""
+        """Claims prefetched whose handlers have begun, and are not given back as if they had not."""
         self.kept: dict[tuple[str, int], float] = {}
         """Since when a keeper extends it."""
         self.troubled_at = 0.0
@@ -202,7 +202,7 @@ class Client:
                 zxid=lambda: self.zxid,
                 restored=lambda: self.restored,
                 unwatch=self._unwatch,
-                pay=lambda: self.world.pay(self, self.contexts[queue]),
+                finish_later=lambda: self.world.finish_later(self, self.contexts[queue]),
             )
             made = Context(queue, "/zkmq", Paths.of("/zkmq", queue), run, Signal(), {"name": self.name})
             self.contexts[queue] = made

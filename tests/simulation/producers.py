@@ -70,8 +70,8 @@ def put_many(client: Client, rand: random.Random, number: int) -> Any:
     def make(ids: Sequence[str | None] = (None,) * len(messages)) -> Call:
         named = [replace(message, task_id=each) for message, each in zip(messages, ids, strict=True)]
         known = messages if name or key else named
-        asked = enqueueing.enqueue_several(context, known, batch=name, then=then, idempotency_key=key)
-        return Call("enqueue", asked, about)
+        requested = enqueueing.enqueue_each(context, known, batch=name, then=then, idempotency_key=key)
+        return Call("enqueue", requested, about)
 
     return make
 
@@ -91,7 +91,7 @@ def loader(client: Client, rand: random.Random, rounds: int) -> Program:
     context, name = client.context(), rand.choice([None, "load"])
     kind = "member" if name else "row"
     if name:
-        yield from told(lambda: Call("open_batch", several_writers.open_for_several(context, name)))
+        yield from told(lambda: Call("open_batch", several_writers.open_shared(context, name)))
     for _ in range(rounds):
         ids = rand.sample([f"{kind}-{number}" for number in range(5)], 3)
         messages = [Message(b"x", delay=rand.choice([None, None, 3]), task_id=task_id) for task_id in ids]

@@ -32,8 +32,8 @@ def follower(client: Client, rand: random.Random, rounds: int) -> Program:
     context, offset, reader = client.context(), 0, f"{client.name} {rand.random()}"
     for _ in range(rounds):
         yield Pause(rand.choice([0, 0.3, 2.0]))
-        asked = {"queue": "q", "reader": reader, "zxid": client.world.zk.leader.zxid}
-        until = yield Call("latest_end", completion_log.latest_end(context), asked)
+        requested = {"queue": "q", "reader": reader, "zxid": client.world.zk.leader.zxid}
+        until = yield Call("latest_end", completion_log.latest_end(context), requested)
         if until is None or not until.ok:
             continue
         span = {"queue": "q", "after": offset, "until": until.value}

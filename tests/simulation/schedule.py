@@ -338,7 +338,7 @@ def _quiet(world: World, clients: list[Client], oracles: Oracles) -> None:
             continue
         _rest(world, oracles)
         if world.now > start + 40 and not _busy(world):
-            oracles.orphans()
+            oracles.lost_claims()
             if not oracles.left():
                 oracles.tables()
                 return

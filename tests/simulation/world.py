@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.maintenance.rescue import in_debt, pay_debts
+from airflow_provider_zkmq.engine.core.maintenance.rescue import finish_pending, has_pending
 from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Callback,
     CreateContainer,
     EnsureRoot,
     Multi,
@@ -22,11 +23,10 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Pipeline,
     Post,
     Reconnect,
+    SetTimeout,
     Sync,
-    Tell,
     Wait,
     Watch,
-    Within,
 )
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.simulation import faults
@@ -94,10 +94,10 @@ class World:
         self.fibers.append(fiber)
         return fiber
 
-    def pay(self, client: Client, context: Context) -> None:
+    def finish_later(self, client: Client, context: Context) -> None:
         """What calls have left is put right in the background, as the fronts do it."""
-        if client.alive and not context.debts.paying:
-            context.debts.paying = True
+        if client.alive and not context.pending.finishing:
+            context.pending.finishing = True
             self.spawn(client, "debts", _payer(context), background=True)
 
     def _deliver(self, session: int, watch: Watch) -> None:
@@ -141,7 +141,7 @@ class World:
             if not client.alive or client.paused_until > now:
                 continue
             if state == "sent":
-                can = client.outbox and (self.flows(client) or self._overdue(fiber))
+                can = client.send_queue and (self.flows(client) or self._overdue(fiber))
             elif state == "waiting":
                 can = fiber.until <= now or bool(client.events) or fiber.is_woken
             elif state == "sleeping":
@@ -156,11 +156,11 @@ class World:
 
     def flows(self, client: Client) -> bool:
         """Whether the client's next request can be carried out."""
-        return bool(client.outbox) and client.connected and client.stalled_until <= self.now
+        return bool(client.send_queue) and client.connected and client.stalled_until <= self.now
 
     def _overdue(self, fiber: Fiber) -> bool:
         now = self.now
-        return any(request.deadline <= now and request.fiber is fiber for request in fiber.client.outbox)
+        return any(request.deadline <= now and request.fiber is fiber for request in fiber.client.send_queue)
 
     def _move(self, fiber: Fiber) -> None:
         match fiber.state:
@@ -244,7 +244,7 @@ class World:
         call = fiber.call
         if call is None or not fiber.in_call:
             return
-        for request in fiber.client.outbox:
+        for request in fiber.client.send_queue:
             if request.fiber is fiber:
                 request.fiber = None
         fiber.get_up()
@@ -263,11 +263,11 @@ class World:
                 fiber.sit_down()
                 bound = self.request_timeout if turn else 1e9 if timeout is None else timeout
                 fiber.until = self.now + bound
-            case Within():
+            case SetTimeout():
                 fiber.state, fiber.inbox = "ready", None
             case Reconnect(since):
                 fiber.state, fiber.until = "reconnecting", (since or self.now) + self.request_timeout
-            case Tell(call):
+            case Callback(call):
                 fiber.state, fiber.inbox = "ready", call()
             case EnsureRoot():
                 fiber.state, fiber.inbox = "ready", None
@@ -282,7 +282,7 @@ class World:
                 deadline = self.now + self.request_timeout
                 for at, each in enumerate(ops):
                     self.sends(client, each)
-                    client.outbox.append(Request(each, fiber, at, deadline, self.now, call=fiber.call))
+                    client.send_queue.append(Request(each, fiber, at, deadline, self.now, call=fiber.call))
                 if client in self.interrupting and any(isinstance(each, Multi) for each in ops):
                     self.interrupting.discard(client)
                     self.cancel(fiber)
@@ -292,7 +292,7 @@ class World:
         if client.connected:
             self.posted(client, op.multi)
             deadline = self.now + self.request_timeout
-            client.outbox.append(Request(op.multi, None, 0, deadline, self.now, op.lost))
+            client.send_queue.append(Request(op.multi, None, 0, deadline, self.now, op.lost))
             if client in self.cutting:
                 faults.disconnect(self, client, back_in=self.cutting.pop(client))
             return True
@@ -316,7 +316,7 @@ class World:
         if client in self.losing and faults.lose_reply(self, client):
             self.losing.discard(client)
             return
-        request = client.outbox.popleft()
+        request = client.send_queue.popleft()
         result = self.carry_out(client, request)
         client.receive_events()
         client.zxid = max(client.zxid, self.zk.servers[client.server].zxid)
@@ -365,21 +365,21 @@ class World:
 
     def _time_out(self, fiber: Fiber) -> None:
         """No reply within the driver's patience: a write may still be carried out."""
-        for request in [one for one in fiber.client.outbox if one.fiber is fiber]:
+        for request in [one for one in fiber.client.send_queue if one.fiber is fiber]:
             write = isinstance(request.op, Multi | CreateContainer)
             if write and fiber.client.connected:
-                fiber.client.outbox[fiber.client.outbox.index(request)] = Request(
+                fiber.client.send_queue[fiber.client.send_queue.index(request)] = Request(
                     request.op, None, 0, request.deadline, request.sent
                 )
             else:
-                fiber.client.outbox.remove(request)
+                fiber.client.send_queue.remove(request)
             sent = write and fiber.client.connected
             self.reply(request, UNKNOWN if sent else Unavailable("no server answered"))
 
 
 def _payer(context: Context) -> Any:
-    while in_debt(context):
-        yield Call("pay", pay_debts(context))
-        if in_debt(context):
+    while has_pending(context):
+        yield Call("pay", finish_pending(context))
+        if has_pending(context):
             yield Pause(0.2)
-    context.debts.paying = False
+    context.pending.finishing = False

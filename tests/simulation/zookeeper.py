@@ -376,10 +376,10 @@ class Ensemble:
         for one in self.servers:
             one.nodes, one.zxid, one.applied, one.watches = deepcopy(nodes), self.zxid, applied, {}
 
-    def catch_up(self, server: int, upto: int) -> None:
+    def catch_up(self, server: int, last_zxid: int) -> None:
         """Have a server apply the transactions up to a place in the log, firing watches as it goes."""
         one = self.servers[server]
-        while one.applied < upto:
+        while one.applied < last_zxid:
             txn = self.log[one.applied]
             events: list[Event] = []
             for op in txn.ops:

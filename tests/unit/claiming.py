@@ -14,9 +14,9 @@ from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.maintenance import rescue
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Procedure, Reconnect, Wait, Within
+from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Procedure, Reconnect, SetTimeout, Wait
 from airflow_provider_zkmq.engine.core.tasks import enqueue
-from airflow_provider_zkmq.engine.core.tasks.transaction import Transaction
+from airflow_provider_zkmq.engine.core.tasks.transaction import TransactionState
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
 from tests.stepping import Stepper
 from tests.unit.world import UNKNOWN, Client, new_queue
@@ -40,16 +40,16 @@ def step(client: Client, procedure: Any) -> Stepper:
     return Stepper(client.zk, client.session, procedure)
 
 
-def delivered(client: Client, ask: Any) -> Procedure[list[Claimed]]:
+def delivered(client: Client, request_claim: Any) -> Procedure[list[Claimed]]:
     """What was asked for, as the fronts carry it out, for a caller that gets it."""
-    claims = yield from (yield from ask).claiming(Caller())
+    claims = yield from (yield from request_claim).claiming(Caller())
     for claimed in claims:
         client.context.claims.deliver(claimed)
     return claims
 
 
 def asked_by_id(client: Client, task_id: str = "a", **options: Any) -> Procedure[list[Claimed]]:
-    return delivered(client, by_id.ask_by_id(client.context, task_id, **options))
+    return delivered(client, by_id.request_by_id(client.context, task_id, **options))
 
 
 def many(client: Client, most: int, wanted: Wanted = ANY) -> list[Claimed]:
@@ -64,7 +64,7 @@ def ids(claims: Iterable[Claimed]) -> list[str]:
 def after_rescue(client: Client, count: int = 1) -> Client:
     """Another client, which has given so many tasks back."""
     other = another(client)
-    assert other.do(rescue.tend(other.context)) == count
+    assert other.do(rescue.maintain(other.context)) == count
     return other
 
 
@@ -81,7 +81,7 @@ def in_doubt(client: Client, stepper: Stepper, about: str, *, arrived: bool) -> 
 
 def counting(counts: Counter[str]) -> Callable[[Any], None]:
     """A fault that strikes nothing, and counts requests."""
-    return lambda op: None if isinstance(op, Wait | Within) else counts.update([type(op).__name__])
+    return lambda op: None if isinstance(op, Wait | SetTimeout) else counts.update([type(op).__name__])
 
 
 def in_hand(name: str = "a", **conf: Any) -> tuple[Client, Claimed]:
@@ -90,9 +90,9 @@ def in_hand(name: str = "a", **conf: Any) -> tuple[Client, Claimed]:
     return client, client.claimed()
 
 
-def unit_of(client: Client, count: int = 1) -> Transaction:
+def unit_of(client: Client, count: int = 1) -> TransactionState:
     """A transaction that has taken so many tasks."""
-    return Transaction([(client.context, client.claimed()) for _ in range(count)])
+    return TransactionState([(client.context, client.claimed()) for _ in range(count)])
 
 
 def refused(client: Client, error: type[BaseException], procedure: Any, match: str | None = None, *fault: Any) -> Any:

@@ -98,9 +98,9 @@ class Reader(Client):
 
     def trim(self) -> int | None:
         """Up to where clean-up says that it has deleted."""
-        mark = self.do(configuration.trimmed(self.context))
-        return None if mark is None else mark.upto
+        mark = self.do(configuration.truncated_at(self.context))
+        return None if mark is None else mark.last_zxid
 
     def since(self) -> int:
         """The transaction that made the queue a followed one."""
-        return self.do(configuration.trimmed(self.context)).since
+        return self.do(configuration.truncated_at(self.context)).since

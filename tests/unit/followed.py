@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from pyspark.sql.types import StructType
 
-from airflow_provider_zkmq.engine import Ended, QueueNotFound, State, Status, Task, Trimmed, Unreadable
+from airflow_provider_zkmq.engine import Ended, QueueNotFound, State, Status, Task, Truncation, Unreadable
 from airflow_provider_zkmq.spark.source import options as access
 from airflow_provider_zkmq.spark.source.following import TaskStream
-from airflow_provider_zkmq.spark.source.options import Options, SourceError
+from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions
 
 
 @dataclass
@@ -43,7 +43,7 @@ class FakeQueue:
 
     world: FakeQueues
     name: str
-    mark: Trimmed | None = None
+    mark: Truncation | None = None
     changed: int = 0
     runs: list[Kept] = field(default_factory=list)
 
@@ -53,9 +53,9 @@ class FakeQueue:
 
     def configure(self, *, follow: bool) -> None:
         self.world.writes += 1
-        self.mark = Trimmed(0, self.world.tick()) if follow else None
+        self.mark = Truncation(0, self.world.tick()) if follow else None
 
-    def trimmed(self) -> Trimmed | None:
+    def truncated_at(self) -> Truncation | None:
         self._there()
         return self.mark
 
@@ -75,13 +75,13 @@ class FakeQueue:
         tasks = [runs[each.id, each.version] for each in ended if (each.id, each.version) in runs]
         return [replace(task, data=task.data if "data" in parts else b"") for task in tasks]
 
-    def trim(self, upto: int) -> None:
+    def trim(self, last_zxid: int) -> None:
         """Clean up: what ended until then is deleted."""
-        deleted = [run.version for run in self.runs if run.version <= upto]
-        self.runs = [run for run in self.runs if run.version > upto]
+        deleted = [run.version for run in self.runs if run.version <= last_zxid]
+        self.runs = [run for run in self.runs if run.version > last_zxid]
         self.changed = self.world.tick()
         if self.mark is not None:
-            self.mark = self.mark._replace(upto=max([self.mark.upto, *deleted]))
+            self.mark = self.mark._replace(last_zxid=max([self.mark.last_zxid, *deleted]))
 
     def _there(self) -> None:
         if self.world.there.get(self.name) is not self:
@@ -159,7 +159,7 @@ class Query:
         """The process starts, with nothing but the checkpoint."""
         self.patch(access, "connect", lambda _options: self.world)
         self.patch(access, "cached", lambda _options: self.world)
-        self.stream = TaskStream(self.schema, Options.of(self.options))
+        self.stream = TaskStream(self.schema, SourceOptions.of(self.options))
         self.patch(self.stream, "_rest", lambda: None)
         return self.stream
 
@@ -191,7 +191,7 @@ class Query:
         number = len(self.offsets) - 1
         start = json.loads(self.offsets[number - 1]) if number else stream.initialOffset()
         sent = pickle.dumps(stream.partitions(start, json.loads(self.offsets[-1])))
-        elsewhere = pickle.loads(pickle.dumps(TaskStream(self.schema, Options.of(self.options))))  # noqa: S301  our own
+        elsewhere = pickle.loads(pickle.dumps(TaskStream(self.schema, SourceOptions.of(self.options))))  # noqa: S301  our own
         batches = [batch for partition in pickle.loads(sent) for batch in elsewhere.read(partition)]  # noqa: S301
         rows = [tuple(row[name] for name in self.schema.fieldNames()) for it in batches for row in it.to_pylist()]
         rows = sorted(rows, key=lambda row: (row[2], *row))

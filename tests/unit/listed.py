@@ -37,7 +37,7 @@ class OnALoop:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._listed, name)
-        verbs = ("claim", "claim_many", "check_wanted", "pending", "exists", "look_after")
+        verbs = ("claim", "claim_many", "check_wanted", "pending", "exists", "run_maintenance")
         return _awaited(value) if name in verbs else value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.claim.claim import Loop, ask_in_turn, go_on
+from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on, request_loop
 from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.tasks import enqueue
@@ -12,14 +12,14 @@ from tests.unit.world import Client, new_queue
 
 
 def loop_of(client: Client, **options: Any) -> Loop:
-    return ask_in_turn(client.context, **({"timeout": 0} | options))
+    return request_loop(client.context, **({"timeout": 0} | options))
 
 
 def handed_out(loop: Loop) -> Claimed:
     """The next one, for the body."""
     loop.result = None
-    loop.hand, loop.ready = loop.ready[0], loop.ready[1:]
-    return loop.hand
+    loop.current, loop.ready = loop.ready[0], loop.ready[1:]
+    return loop.current
 
 
 def following(client: Client, loop: Loop, *fault: Any) -> Claimed | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import collect
-from airflow_provider_zkmq.engine.core.model.records import Letter
+from airflow_provider_zkmq.engine.core.model.records import HistoryEntry
 from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Create, Delete, GetMany, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, configure
@@ -201,10 +201,10 @@ def test_a_letter_says_whose_it_is() -> None:
     client.drop("a")
     (path,) = client.letter_paths()
     raw = client.zk.nodes[path].data
-    assert Letter.decode(path, raw).encode() == raw
+    assert HistoryEntry.decode(path, raw).encode() == raw
     for right, wrong in ((b'"task_id":"a"', b'"task_id":"../a"'), (b'"version":', b'"version":"x","w":')):
         with pytest.raises(CorruptRecord, match="unarchived"):
-            Letter.decode(path, raw.replace(right, wrong))
+            HistoryEntry.decode(path, raw.replace(right, wrong))
 
 
 def test_a_dead_letter_that_cannot_be_kept_does_not_leave() -> None:
@@ -214,15 +214,15 @@ def test_a_dead_letter_that_cannot_be_kept_does_not_leave() -> None:
     """
     client = Reader.of(archive=True)
     client.dead()
-    operator, asked = Reader(client.zk), []
+    operator, requested = Reader(client.zk), []
 
     def looks(op: Any) -> Exception | None:
-        asked.append(op)
+        requested.append(op)
         return Unavailable("no server") if isinstance(op, GetMany) and op.paths[0].endswith("/archive") else None
 
     with pytest.raises(Unavailable):
         operator.do(admin.drop(operator.context, "a"), looks)
-    assert (list(client.check()), len(asked)) == (["a"], 2)  # the record, the mark
+    assert (list(client.check()), len(requested)) == (["a"], 2)  # the record, the mark
     operator.drop("a")
     assert [task.id for task in client.letters()] == ["a"]
 

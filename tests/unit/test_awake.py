@@ -24,12 +24,12 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     GetMany,
     Multi,
     Pipeline,
-    Seat,
-    Seats,
     Wait,
+    WaitPlace,
+    WaitQueue,
 )
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.nodes import once
+from airflow_provider_zkmq.engine.core.read.nodes import single_flight
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, holding
 from airflow_provider_zkmq.engine.errors import IllegalTransition, TaskNotFound
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
@@ -101,7 +101,7 @@ def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment() -> None:
         other = another(client)
         other.take()  # it knows of the lease
         client.zk.advance(31)
-        stepper = step(other, rescue.tend(other.context))
+        stepper = step(other, rescue.maintain(other.context))
         stepper.until(kind, "tasks/a/state")
         client.do(holding.extend(client.context, claimed, 30))
         stepper.finish()
@@ -117,7 +117,7 @@ def test_whoever_takes_a_claim_away_its_holder_hears_of_it(subtests: pytest.Subt
         "released": lambda it: admin.revoke(it.context, "a"),
         "failed": lambda it: admin.revoke(it.context, "a", "hung"),
         "dead": lambda it: admin.revoke(it.context, "a", "hung", retry=False),
-        "lapsed": lambda it: rescue.tend(it.context),
+        "lapsed": lambda it: rescue.maintain(it.context),
     }
     for way, taking in ways.items():
         with subtests.test(way=way):
@@ -125,11 +125,11 @@ def test_whoever_takes_a_claim_away_its_holder_hears_of_it(subtests: pytest.Subt
             client.put(task_id="a", lock=5 if way == "lapsed" else None)
             client.put(task_id="b")
             claimed, others = client.claimed(), client.claimed()
-            client.do(rescue.tend(client.context))
+            client.do(rescue.maintain(client.context))
             client.zk.advance(6)
             other = Client(client.zk, "other")
             other.do(taking(other))
-            client.do(rescue.tend(client.context))
+            client.do(rescue.maintain(client.context))
             assert (claimed.lost, claimed.cancelled, others.lost) == (True, way == "cancelled", way == "cleared")
             assert client.check().get("a", others.state).attempt == (0 if way == "released" else 1)
             with pytest.raises(IllegalTransition if way != "cleared" else TaskNotFound):
@@ -156,10 +156,10 @@ def test_the_server_s_clock_is_paired_with_when_it_was_asked() -> None:
     client.context.clock.last = None
     stepper = step(client, enqueue.enqueue(client.context, Message(b"x", task_id="a", delay=30)))
     stepper.until(Multi, "clock")
-    asked = client.zk.ms
+    requested = client.zk.ms
     outcome = client.zk.multi(client.session, stepper.op.ops)
     client.zk.advance(20)
-    stepper.answer(replace(outcome, sent=asked / 1000))
+    stepper.answer(replace(outcome, sent=requested / 1000))
     stepper.finish()
     due = client.check()["a"].due
     assert due is not None
@@ -202,13 +202,13 @@ def test_wherever_an_interrupt_comes_the_next_reads_by_itself() -> None:
         client = queue()
         client.context.shared = shared = Interrupted(at)
         try:
-            client.do(once(client.context, "conf", lambda: False, read))
+            client.do(single_flight(client.context, "conf", lambda: False, read))
         except KeyboardInterrupt:
             pass
         else:
             assert shared.calls < at
         client.context.shared = dict(shared)
-        stepper = step(client, once(client.context, "conf", lambda: False, read))
+        stepper = step(client, single_flight(client.context, "conf", lambda: False, read))
         assert isinstance(stepper.op, Get), "it waits for somebody who is gone"
         stepper.finish()
         assert not client.context.shared
@@ -239,15 +239,15 @@ def test_who_waited_reads_only_where_the_other_could_not(ending: str) -> None:
 
 def test_one_of_each_kind_is_woken_in_the_order_in_which_they_came() -> None:
     """Who finds nothing is the first of its kind again, so that the agenda of one look is not that of all."""
-    seats: Seats[str] = Seats()
+    seats: WaitQueue[str] = WaitQueue()
     for who, kind in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("free", None), ("free2", None)):
-        seats.take(who, None if kind is None else Seat(kind))
+        seats.take(who, None if kind is None else WaitPlace(kind))
     assert sorted(seats.one_of_each()) == ["a1", "b1", "free", "free2"]
     assert (seats.next_of("a"), seats.next_of("a"), seats.next_of("b")) == (["a2"], [], [])
     assert len(seats) == 0
-    first = Seat("a")
+    first = WaitPlace("a")
     seats.take("first", first)
-    seats.take("second", Seat("a"))
+    seats.take("second", WaitPlace("a"))
     for _ in range(3):
         assert seats.one_of_each() == ["first"]
         seats.take("first", first)
@@ -258,7 +258,7 @@ def test_one_of_each_kind_is_woken_in_the_order_in_which_they_came() -> None:
 def test_an_interrupt_of_who_tells_leaves_nobody_asleep() -> None:
     """It may come at the first of several, or before the one that was to be woken knows."""
     tells: tuple[Callable[[ThreadSignal], object], ...] = (
-        ThreadSignal.fire, ThreadSignal.nudge, lambda signal: signal.pass_on("kind"),
+        ThreadSignal.fire, ThreadSignal.notify, lambda signal: signal.notify_one("kind"),
     )  # fmt: skip
     for tell in tells:
         signal, woken = ThreadSignal(), []
@@ -268,8 +268,8 @@ def test_an_interrupt_of_who_tells_leaves_nobody_asleep() -> None:
             if woken.count("first") == 1:
                 raise KeyboardInterrupt
 
-        signal.on_next(0, interrupted, Seat("kind"))
-        signal.on_next(0, lambda woken=woken: woken.append("second"), Seat("kind"))  # type: ignore[misc]
+        signal.on_next(0, interrupted, WaitPlace("kind"))
+        signal.on_next(0, lambda woken=woken: woken.append("second"), WaitPlace("kind"))  # type: ignore[misc]
         signal.on_next(0, lambda woken=woken: woken.append("free"))  # type: ignore[misc]
         with pytest.raises(KeyboardInterrupt):
             tell(signal)
@@ -279,16 +279,16 @@ def test_an_interrupt_of_who_tells_leaves_nobody_asleep() -> None:
 
 async def test_who_leaves_its_seat_is_not_woken_in_another_s_place() -> None:
     """A thread that waited in vain, or a coroutine that is cancelled: the next nudge is for the other."""
-    signal, seat = ThreadSignal(), Seat("kind")
+    signal, seat = ThreadSignal(), WaitPlace("kind")
     wake = asyncio.get_running_loop().create_future().cancel
     assert signal.on_next(0, wake, seat)
     signal.forget(wake, seat)
     assert not signal._callbacks
-    assert not signal.wait(0, 0.0, Seat("kind"))
-    other = threading.Thread(target=signal.wait, args=(0, 60.0, Seat("kind")))
+    assert not signal.wait(0, 0.0, WaitPlace("kind"))
+    other = threading.Thread(target=signal.wait, args=(0, 60.0, WaitPlace("kind")))
     other.start()
     eventually(lambda: len(signal._callbacks) == 1)
-    signal.nudge()
+    signal.notify()
     other.join(20)
     assert not other.is_alive()
     assert not signal._callbacks
@@ -299,7 +299,7 @@ def sit_down(*steppers: Stepper) -> list[list[bool]]:
     told: list[list[bool]] = []
     for stepper in steppers:
         mine: list[bool] = []
-        assert stepper.op.signal.on_next(stepper.op.seen, lambda mine=mine: mine.append(True), stepper.op.seat)  # type: ignore[misc]
+        assert stepper.op.signal.on_next(stepper.op.seen, lambda mine=mine: mine.append(True), stepper.op.place)  # type: ignore[misc]
         told.append(mine)
     return told
 

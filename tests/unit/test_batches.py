@@ -39,7 +39,7 @@ END: dict[str, Callable[[Client, Claimed], Any]] = {
     "complete": lambda client, claimed: settle.complete(client.context, claimed, b"r"),
     "fail": lambda client, claimed: settle.fail(client.context, claimed, "e", retry=False),
     "cancel": lambda client, _: admin.cancel(client.context, "a"),
-    "commit": lambda client, claimed: transaction.commit(transaction.Transaction([(client.context, claimed)])),
+    "commit": lambda client, claimed: transaction.commit(transaction.TransactionState([(client.context, claimed)])),
 }
 DELETE: dict[str, Callable[[Client], Any]] = {
     "drop": lambda client: admin.drop(client.context, "a"),
@@ -89,9 +89,9 @@ def test_a_settlement_is_told_as_it_happened_though_its_batch_cannot_be_ended(su
                 client.do(end(client, claimed), cut(client, effect))
             assert (client.state("a").state in ENDED, done(client)) == (True, False)
             for fault, owed in ((AWAY, {"b"}), (None, set())):
-                assert client.context.debts.batches == {"b"}
+                assert client.context.pending.batches == {"b"}
                 client.do(batch_closing.close_pending(client.context), cut(client, fault))
-                assert client.context.debts.batches == owed
+                assert client.context.pending.batches == owed
             assert (done(client), client.work()) == (True, ["then"])
             client.check()
     for name, delete in DELETE.items():
@@ -114,7 +114,7 @@ def test_two_batches_that_one_transaction_ends_both_end_though_its_caller_is_cut
     ending = unit_of(client, 2)
     with pytest.raises(Crash):
         client.do(transaction.commit(ending), cut(client, BROKEN_OFF))
-    client.do(rescue.pay_debts(client.context))
+    client.do(rescue.finish_pending(client.context))
     assert (done(client, "b"), done(client, "d"), client.do(transaction.commit(ending))) == (True, True, [])
     client.check()
 
@@ -146,7 +146,7 @@ def test_a_delayed_follower_is_enqueued_though_its_bucket_was_reaped() -> None:
     ):
         client = batch_with("a", then=Message(b"then", task_id="then", delay=30))
         bucket = f"{(client.zk.ms + 30_000) // 60_000:010d}"
-        client.context.slots.buckets.add(client.context.paths.at("scheduled", bucket))  # as an earlier task left it
+        client.context.segments.buckets.add(client.context.paths.at("scheduled", bucket))  # as an earlier task left it
         client.do(END["complete"](client, client.claimed()), cut(client, effect))
         if close is not None:
             close(client)

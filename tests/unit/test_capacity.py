@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from airflow_provider_zkmq.spark.answers.capacity import ENDLESS, Crew, Model, Target, crews, erlang_c, expected_wait
+from airflow_provider_zkmq.spark.reporting.capacity import ENDLESS, Crew, Model, Target, crews, erlang_c, expected_wait
 from tests.unit.queueing import Simulation, Staff, constant, exponential, two_sided
 
 SQUARED = {exponential: 1.0, constant: 0.0, two_sided: 4.0}

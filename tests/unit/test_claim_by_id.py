@@ -102,16 +102,16 @@ def test_the_task_of_a_dead_consumer_is_claimed_without_anybody_else() -> None:
         other.check()
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_claimed_ahead_it_counts_once_it_has_begun(ahead: bool) -> None:
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_claimed_ahead_it_counts_once_it_has_begun(prefetch: bool) -> None:
     """Else the end of its lease counts nothing, as of every claim that is taken for somebody else."""
     client = queue_of("a", policy=RetryPolicy(attempts=2, factor=0))
-    taken = claimed(client, lease=5, ahead=ahead)
-    assert (taken.ahead, taken.state.attempt) == (ahead, 1)
+    taken = claimed(client, lease=5, prefetch=prefetch)
+    assert (taken.prefetched, taken.state.attempt) == (prefetch, 1)
     client.zk.ms += 60_000
     other = another(client)
-    again = claimed(other, ahead=ahead)
-    assert again.state.attempt == (1 if ahead else 2)
+    again = claimed(other, prefetch=prefetch)
+    assert again.state.attempt == (1 if prefetch else 2)
     other.do(holding.begin_for(other.context, again))
     other.complete(again)
     other.check()
@@ -170,10 +170,10 @@ def test_a_cancellation_is_heard_of_although_the_claim_was_on_its_way_when_it_ca
     stepper.until(Multi, "tasks/a/claim")
     outcome = client.zk.multi(client.session, stepper.op.ops)
     another(client).cancel("a")
-    client.do(rescue.tend(client.context))
+    client.do(rescue.maintain(client.context))
     stepper.answer(outcome)
     [taken] = stepper.finish()
-    client.do(rescue.tend(client.context))
+    client.do(rescue.maintain(client.context))
     assert taken.cancelled
 
 
@@ -181,7 +181,7 @@ def test_a_cancellation_is_heard_of_although_the_claim_was_on_its_way_when_it_ca
 
 
 def take_over(client: Client, token: Any, task_id: str = "a", **options: Any) -> Claimed | None:
-    claims = client.do(delivered(client, by_id.ask_over(client.context, task_id, token, **options)))
+    claims = client.do(delivered(client, by_id.request_adoption(client.context, task_id, token, **options)))
     return next(iter(claims), None)
 
 
@@ -205,7 +205,7 @@ def test_the_claim_is_as_its_maker_has_it_and_nothing_is_written() -> None:
     assert take_over(maker, its.token) is its
     taken = taken_over(other, its.token)
     assert (maker.zk.zxid, its.lost) == (before, False)
-    names = ("task_id", "token", "version", "state", "created", "data", "metadata", "span", "ahead")
+    names = ("task_id", "token", "version", "state", "created", "data", "metadata", "span", "prefetched")
     assert [getattr(taken, name) for name in names] == [getattr(its, name) for name in names]
     other.complete(taken)
     with pytest.raises(ClaimLost):
@@ -221,7 +221,7 @@ def test_the_claim_is_as_its_maker_has_it_and_nothing_is_written() -> None:
 def test_of_two_calls_that_take_it_over_at_once_both_get_the_same() -> None:
     """So that each knows what became of the other's: settled by one, it is over for both."""
     _, other, its = made(lease=60)
-    first = step(other, delivered(other, by_id.ask_over(other.context, "a", its.token, lease=9)))
+    first = step(other, delivered(other, by_id.request_adoption(other.context, "a", its.token, lease=9)))
     first.until(Multi)
     second = taken_over(other, its.token)
     assert first.finish() == [second]
@@ -229,17 +229,17 @@ def test_of_two_calls_that_take_it_over_at_once_both_get_the_same() -> None:
 
 def test_one_taken_ahead_counts_when_it_begins() -> None:
     """Until then it is ahead for whoever takes it over; afterwards it is for nobody."""
-    maker, other, its = made(lease=60, ahead=True)
+    maker, other, its = made(lease=60, prefetch=True)
     taken = taken_over(other, its.token)
-    assert taken.ahead
+    assert taken.prefetched
     other.do(holding.begin(other.context, taken))
-    assert not taken_over(another(maker, "third"), its.token).ahead
+    assert not taken_over(another(maker, "third"), its.token).prefetched
 
 
 def test_what_is_no_id_attempt_lease_or_token_is_refused() -> None:
     """Nor can a claim that ends with its session be another's: it would end although whoever took it over lives."""
     maker, other, its = made()
-    for task_id, options in (("a/b", {}), ("a", {"attempt": 0}), ("a", {"lease": 0}), ("a", {"ahead": "all"})):
+    for task_id, options in (("a/b", {}), ("a", {"attempt": 0}), ("a", {"lease": 0}), ("a", {"prefetch": "all"})):
         with pytest.raises(ConfigError):
             take(other, task_id, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="ends with the session that made it: claim with a lease"):

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_zkmq.engine.api import client as clients
 from airflow_provider_zkmq.engine.core.maintenance import collect as turns
 from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.maintenance.collect import Collected, collect_garbage
-from airflow_provider_zkmq.engine.core.maintenance.rescue import in_debt
+from airflow_provider_zkmq.engine.core.maintenance.rescue import has_pending
 from airflow_provider_zkmq.engine.core.model.policy import ConsumeTimes
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -22,10 +23,9 @@ from airflow_provider_zkmq.engine.core.read.inspect import ids
 from airflow_provider_zkmq.engine.core.read.nodes import AT_ONCE
 from airflow_provider_zkmq.engine.core.tasks import admin, configure
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, Unavailable, ZkmqError
-from airflow_provider_zkmq.engine.fronts import client as clients
 from tests.unit.claiming import another, many, queue_of, step
 from tests.unit.looping import filled
-from tests.unit.test_departing import put_down
+from tests.unit.test_deferred_completions import put_down
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, Client, Crash, Fault, new_queue
 
 
@@ -212,7 +212,7 @@ def test_a_run_that_does_not_come_to_its_end_is_due_for_the_next() -> None:
 
     def leaves(op: Any) -> None:
         deletes = isinstance(op, Multi) and isinstance(op.ops[0], Delete) and "/tasks/" in op.ops[0].path
-        client.context.maintenance.leaving = client.context.maintenance.leaving or deletes
+        client.context.maintenance.closing = client.context.maintenance.closing or deletes
 
     report = look(client, leaves).report
     assert 0 < report.collected < count
@@ -246,9 +246,9 @@ def on_lock(client: Client, effect: Any) -> Fault:
 def broken_off(client: Client, where: str = "within") -> Client:
     """A client whose clean-up was cancelled or interrupted at its lock, or within."""
     path = client.context.paths.at("finished")
-    within = lambda op: BROKEN_OFF if isinstance(op, Children) and op.path == path else None
+    no_later_than = lambda op: BROKEN_OFF if isinstance(op, Children) and op.path == path else None
     with pytest.raises(Crash):
-        collect(client, on_lock(client, BROKEN_OFF) if where == "lock" else within)
+        collect(client, on_lock(client, BROKEN_OFF) if where == "lock" else no_later_than)
     return client
 
 
@@ -301,7 +301,7 @@ def test_lost_replies_leave_no_lock() -> None:
 # --- the thread that puts right what calls left
 
 
-def paying(
+def finishing(
     client: Client, monkeypatch: pytest.MonkeyPatch, fault: Fault = lambda _op: None, *, closed: bool = False
 ) -> list[float]:
     """Pay in this thread, with faults; the pauses that were made, in which so much time has passed."""
@@ -314,8 +314,8 @@ def paying(
     changed, connected = SimpleNamespace(count=0, wait=wait), SimpleNamespace(is_set=lambda: True)
     monkeypatch.setattr(clients, "run", lambda _session, procedure: client.do(procedure, fault))
     session = SimpleNamespace(memory=contextlib.nullcontext(), changed=changed, closed=closed, connected=connected)
-    clients._pay(session, client.context)
-    assert not client.context.debts.paying
+    clients._finish_pending(session, client.context)
+    assert not client.context.pending.finishing
     return pauses
 
 
@@ -325,15 +325,15 @@ def test_what_was_put_down_is_waited_for_until_it_is_due(monkeypatch: pytest.Mon
         client = filled()
         told = put_down(client, many(client, 2))
         errors = iter([Unavailable("away")] * away)
-        pauses = paying(client, monkeypatch, lambda _op, errors=errors: next(errors, None))
+        pauses = finishing(client, monkeypatch, lambda _op, errors=errors: next(errors, None))
         assert pauses == pytest.approx([0.05, *[0.5] * away])
         assert told == {"a": [None], "b": [None]}
-        assert not in_debt(client.context)
+        assert not has_pending(client.context)
     client, lost = filled(), SessionLost("the connection was closed")
     claims = many(client, 3)
     told = put_down(client, claims[:2])
-    client.context.debts.unmarked[claims[2].task_id, claims[2].token] = claims[2]
-    assert paying(client, monkeypatch, lambda _op: lost, closed=True) == []
+    client.context.pending.unmarked_starts[claims[2].task_id, claims[2].token] = claims[2]
+    assert finishing(client, monkeypatch, lambda _op: lost, closed=True) == []
     assert told == {"a": [lost], "b": [lost]}
 
 
@@ -342,16 +342,16 @@ def test_other_debts_that_cannot_be_paid_hold_nothing_back(error: Exception, mon
     """Neither where they meet no server, nor where they are refused for good."""
     client = filled()
     told = put_down(client, many(client, 2))
-    client.context.debts.batches.add("batch")
+    client.context.pending.batches.add("batch")
     tries = iter(range(3))
 
     def refused(context: Any) -> Any:
         if next(tries, None) is None:
-            context.debts.batches.clear()
+            context.pending.batches.clear()
             return
         raise error
         yield
 
     monkeypatch.setattr("airflow_provider_zkmq.engine.core.maintenance.rescue.close_pending", refused)
-    assert all(pause >= clients.RETRY_SECONDS for pause in paying(client, monkeypatch))
+    assert all(pause >= clients.RETRY_SECONDS for pause in finishing(client, monkeypatch))
     assert told == {"a": [None], "b": [None]}

@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.protocol.ops import Create, Exists, Get, Multi, Watch
 from airflow_provider_zkmq.engine.zk import connection
 from airflow_provider_zkmq.engine.zk.async_driver import _ready
-from airflow_provider_zkmq.engine.zk.connection import Frames
+from airflow_provider_zkmq.engine.zk.connection import FrameReader
 from airflow_provider_zkmq.engine.zk.operations import Request, submit
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import Reply, ThreadSignal
@@ -88,12 +88,12 @@ class Wire:
 def session() -> Iterator[Session]:
     made = Session(ConnectionConfig.of("127.0.0.1:1"))
     made.client.handler.create_socket_pair()
-    made.client._connection._read_sock = made.client.handler.bell
+    made.client._connection._read_sock = made.client.handler.notifier
     made.client._state = KeeperState.CONNECTED
     made.client._stopped.clear()
     yield made
     made.closed = True
-    made.client.handler.bell.close()
+    made.client.handler.notifier.close()
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def line(session: Session, monkeypatch: pytest.MonkeyPatch) -> Wire:
 
 
 def open_line(session: Session, direct: Wire | None) -> None:
-    session.client._connection._frames = Frames()
-    session.client.outbox.open(direct)
+    session.client._connection._frame_reader = FrameReader()
+    session.client.send_queue.open(direct)
 
 
 def ask(session: Session, op: Request) -> Reply:
@@ -118,7 +118,7 @@ def ask(session: Session, op: Request) -> Reply:
 def rung(session: Session) -> bool:
     """Whether the connection's thread would be woken."""
     handler = session.client.handler
-    return bool(handler.select([handler.bell], [], [], 0)[0])
+    return bool(handler.select([handler.notifier], [], [], 0)[0])
 
 
 def flush(session: Session) -> None:
@@ -247,7 +247,7 @@ def at_line(number: int, act: Callable[[], object], job: Callable[[], object]) -
 
 def begin_anew(session: Session, line: Wire, takes: Any) -> None:
     """An open line on which nothing was written, and which takes so much of the first write."""
-    session.client.outbox.close()
+    session.client.send_queue.close()
     open_line(session, line)
     flush(session)
     line.sent, line.takes = b"", [takes]
@@ -466,7 +466,7 @@ def test_a_session_is_ended_in_order(opened: Session, server: Server) -> None:
     """What was asked before is answered, be it larger than any buffer, then the end; then all is refused."""
     much = b"x" * 3_000_000
     reply = ask(opened, Get("/a"))
-    closing = threading.Thread(target=opened.close, kwargs={"patience": PATIENCE})
+    closing = threading.Thread(target=opened.close, kwargs={"call_deadline": PATIENCE})
     closing.start()
     assert numbers([server.read(), server.read()]) == [1, 2]
     server.send(got(1, much) + frame(2))

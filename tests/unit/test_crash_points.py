@@ -32,7 +32,7 @@ class World(Client):
 
     def __init__(self) -> None:
         super().__init__(FakeZooKeeper())
-        self.unit = transaction.Transaction()
+        self.unit = transaction.TransactionState()
         self.do(configure.configure(self.context, policy=RetryPolicy(attempts=20, factor=0)))
 
 
@@ -64,7 +64,7 @@ def message(w: World, data: bytes = b"x", *, at: float | None = None, **options:
     return Message(data, **({"task_id": "a"} | options))
 
 
-def asked(data: bytes = b"new", **options: Any) -> Step:
+def requested(data: bytes = b"new", **options: Any) -> Step:
     return lambda w: enqueue.enqueue(w.context, message(w, data, **options))
 
 
@@ -81,7 +81,7 @@ def commit(w: World) -> Any:
     return transaction.commit(w.unit)
 
 
-TEND = of(rescue.tend)
+TEND = of(rescue.maintain)
 
 # --- what came before, step by step
 
@@ -91,7 +91,7 @@ def done(call: Step) -> Step:
 
 
 def put(**options: Any) -> Step:
-    return done(asked(b"x", **options))
+    return done(requested(b"x", **options))
 
 
 def hold(**options: Any) -> Step:
@@ -113,7 +113,7 @@ def together(*messages: dict[str, Any]) -> Step:
     """The claim in hand becomes part of the unit of work, which puts tasks, too."""
 
     def begin(w: World) -> None:
-        w.unit = transaction.Transaction([(w.context, w.held)])
+        w.unit = transaction.TransactionState([(w.context, w.held)])
         for options in messages:
             putting.put(w.unit.put, w.context, message(w, b"y", **options))
 
@@ -126,23 +126,23 @@ ABANDONED = [*CLAIMED, dies]
 DUE = [put(delay=5), later(6)]
 CANCELLED = [put(), done(a(admin.cancel))]
 ENDED = [*CLAIMED, done(held(settle.complete, b"r")), later(100_000)]
-REQUEUED = [*CLAIMED, done(asked(requeue=True))]
+REQUEUED = [*CLAIMED, done(requested(requeue=True))]
 IN_WINDOW = [*CLAIMED, done(held(settle.complete, b"r", dedupe=60))]
 LOCKED = [put(lock=5), hold()]
 MEMBER = [done(batched(Message(b"x", task_id="a"))), hold()]
 DIED = done(held(settle.fail, "e", retry=False))
 ARCHIVED = [done(of(configure.configure, archive=True)), *CLAIMED, DIED]
 FIFO = [done(of(configure.configure, order="fifo"))]
-SEVERAL = [done(of(several_writers.open_for_several, "several"))]
+SEVERAL = [done(of(several_writers.open_shared, "several"))]
 KNOWN = [put(task_id="t3"), hold(), done(held(settle.complete))]
 THIRTY = {f"t{n}": I for n in range(30)}
 TIMED = together({"task_id": "b"}, {"task_id": "c", "delay": 5}, {"task_id": "d", "at": 150})
 
 #: Each case: what came before, the call, and the states that the tasks are in afterwards.
 CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
-    "enqueue": ([], asked(), {"a": I}),
-    "enqueue delayed": ([], asked(delay=5), {"a": I}),
-    "enqueue at a moment": ([], asked(at=150), {"a": I}),
+    "enqueue": ([], requested(), {"a": I}),
+    "enqueue delayed": ([], requested(delay=5), {"a": I}),
+    "enqueue at a moment": ([], requested(at=150), {"a": I}),
     "enqueue_many": ([], many(enqueue.enqueue_many, 6), {f"t{n}": I for n in range(6)}),
     "enqueue_new": (KNOWN, many(enqueue_new.enqueue_new, 30), THIRTY | {"t3": F}),
     "enqueue_new of a batch": (SEVERAL, many(enqueue_new.enqueue_new, 30, batch="several"), THIRTY),
@@ -179,16 +179,20 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "replace": (DUE, a(admin.replace_data, data=b"new"), {"a": I}),
     "clear": (REQUEUED, of(admin.clear), {}),
     "clear of an archived one": (ARCHIVED, of(admin.clear), {}),
-    "enqueue again": (ENDED, asked(), {"a": I}),
-    "enqueue again at a moment": (ENDED, asked(at=150), {"a": I}),
-    "enqueue a cancelled one again": (CANCELLED, asked(delay=5), {"a": I}),
-    "update": ([put()], asked(update=True, priority=3), {"a": I}),
-    "update in place": (DUE, asked(update=True), {"a": I}),
-    "requeue": (CLAIMED, asked(requeue=True), {"a": C}),
-    "requeue at a moment": (CLAIMED, asked(requeue=True, at=150), {"a": C}),
-    "requeue anew": (REQUEUED, asked(requeue=True, update=True), {"a": C}),
-    "requeue in the window": (IN_WINDOW, asked(requeue=True), {"a": F}),
-    "requeue in the window anew": ([*IN_WINDOW, done(asked(requeue=True))], asked(requeue=True, update=True), {"a": F}),
+    "enqueue again": (ENDED, requested(), {"a": I}),
+    "enqueue again at a moment": (ENDED, requested(at=150), {"a": I}),
+    "enqueue a cancelled one again": (CANCELLED, requested(delay=5), {"a": I}),
+    "update": ([put()], requested(update=True, priority=3), {"a": I}),
+    "update in place": (DUE, requested(update=True), {"a": I}),
+    "requeue": (CLAIMED, requested(requeue=True), {"a": C}),
+    "requeue at a moment": (CLAIMED, requested(requeue=True, at=150), {"a": C}),
+    "requeue anew": (REQUEUED, requested(requeue=True, update=True), {"a": C}),
+    "requeue in the window": (IN_WINDOW, requested(requeue=True), {"a": F}),
+    "requeue in the window anew": (
+        [*IN_WINDOW, done(requested(requeue=True))],
+        requested(requeue=True, update=True),
+        {"a": F},
+    ),
     "complete requeued": (REQUEUED, held(settle.complete, b"r"), {"a": I}),
     "complete, window": (REQUEUED, held(settle.complete, b"r", dedupe=5), {"a": F}),
     "fail requeued": (REQUEUED, held(settle.fail, "e", retry=False), {"a": I}),
@@ -196,7 +200,7 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "last of a batch": (MEMBER, held(settle.complete), {"a": F, "then": I}),
     "last of a batch cancelled": (MEMBER, a(admin.cancel), {"a": X, "then": I}),
     "redrive of a member": ([*MEMBER, DIED], a(admin.redrive), {"a": I, "then": I}),
-    "enqueue in order": (FIFO, asked(), {"a": I}),
+    "enqueue in order": (FIFO, requested(), {"a": I}),
     "release in order": ([*FIFO, *CLAIMED], held(settle.release), {"a": I}),
     "commit": ([*CLAIMED, together({"task_id": "b"})], commit, {"a": F, "b": I}),
     "rollback": ([*CLAIMED, together({"task_id": "b"})], lambda w: transaction.rollback(w.unit), {"a": I}),

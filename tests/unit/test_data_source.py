@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from airflow_provider_zkmq.engine import AnyQueue, ConfigError, OrderedEnum, QueueNotFound, Scanned, Zkmq
 from airflow_provider_zkmq.spark.source import ZkmqDataSource, options, reading
-from airflow_provider_zkmq.spark.source.options import READ, Options, SourceError
+from airflow_provider_zkmq.spark.source.options import READ, SourceError, SourceOptions
 from airflow_provider_zkmq.spark.source.query import COLUMNS, Query, arrow_schema, list_ids, list_states
 from airflow_provider_zkmq.spark.source.reading import Share, TaskReader, read_report, shares
 
@@ -46,7 +46,7 @@ def hosts(tmp_path: Path) -> str:
 
 
 def reader(hosts: str, *columns: str, **more: str) -> TaskReader:
-    return TaskReader(schema(*columns), Options.of({"hosts": hosts, **more}))
+    return TaskReader(schema(*columns), SourceOptions.of({"hosts": hosts, **more}))
 
 
 def rows(hosts: str, *columns: str, **more: str) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def test_tasks_are_chosen_by_options(hosts: str) -> None:
         assert names(STATES="dead", NUMPARTITIONS="3") == ["dead"]
     assert list(rows(hosts, "state", "task_id")[0]) == ["state", "task_id"]
     assert rows(hosts, "task_id", **dict.fromkeys(set(READ) - {"hosts"}, "")), "each is taken; an empty one is none"
-    assert Query.of(Options.of({})).columns == tuple(COLUMNS)
+    assert Query.of(SourceOptions.of({})).columns == tuple(COLUMNS)
 
 
 WRONG: list[tuple[dict[str, str], str]] = [
@@ -119,7 +119,7 @@ def test_a_schema_that_was_given_chooses_columns(hosts: str) -> None:
         (schema("filters").add("state", text, nullable=False), "columns cannot be NOT NULL"),
     ):
         with pytest.raises(SourceError, match=match):
-            TaskReader(given, Options.of({"hosts": hosts}))
+            TaskReader(given, SourceOptions.of({"hosts": hosts}))
 
 
 def test_ids_are_shared_out_evenly_and_batches_go_by_the_payloads() -> None:
@@ -215,26 +215,26 @@ def test_a_process_has_one_connection_for_each_way_to_connect(hosts: str, monkey
 
     A reader that is pickled holds none. Options win over hosts and root of the environment.
     """
-    first = options.cached(Options.of({"hosts": hosts}))
-    assert options.cached(Options.of({"hosts": hosts, "queues": "q"})) is first
-    assert options.cached(Options.of({"hosts": f"{hosts}/others"})) is not first
+    first = options.cached(SourceOptions.of({"hosts": hosts}))
+    assert options.cached(SourceOptions.of({"hosts": hosts, "queues": "q"})) is first
+    assert options.cached(SourceOptions.of({"hosts": f"{hosts}/others"})) is not first
     first.close()
-    assert options.cached(Options.of({"hosts": hosts})) is not first
+    assert options.cached(SourceOptions.of({"hosts": hosts})) is not first
     for name, value in (("AUTH", "ann:s3cr3t"), ("HOSTS", "elsewhere:2181"), ("ROOT", "/elsewhere")):
         monkeypatch.setenv(f"ZKMQ_{name}", value)
     shipped = reader("127.0.0.1:2181", "task_id")
     assert b"s3cr3t" not in pickle.dumps(shipped)
     assert options.connection(shipped.options)["auth"] == "ann:s3cr3t"
-    assert options.connection(Options.of({}))["hosts"] == "elsewhere:2181"
-    chosen = options.connection(Options.of({"hosts": "here:2181", "connectTimeout": "1m"}))
+    assert options.connection(SourceOptions.of({}))["hosts"] == "elsewhere:2181"
+    chosen = options.connection(SourceOptions.of({"hosts": "here:2181", "connectTimeout": "1m"}))
     assert (chosen["hosts"], chosen["root"], chosen["connect_timeout"]) == ("here:2181", "/elsewhere", 60)
-    assert options.connection(Options.of({"hosts": "textqueue:///q"}))["auth"] is None
+    assert options.connection(SourceOptions.of({"hosts": "textqueue:///q"}))["auth"] is None
     monkeypatch.delenv("ZKMQ_AUTH")
     assert options.connection(shipped.options)["auth"] is None
     monkeypatch.setenv("ZKMQ_TLS_CA", "ca.pem")
     monkeypatch.setenv("ZKMQ_TLS_KEY_PASSWORD_FILE", "/nowhere/password")
     with pytest.raises(ConfigError, match="/nowhere/password cannot be read"):
-        options.connection(Options.of({}))
+        options.connection(SourceOptions.of({}))
 
 
 def test_errors_in_a_worker_are_all_that_spark_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,7 +224,7 @@ def go_on(stepper: Stepper, steps: int) -> None:
 
 
 def committed(client: Client, held: Any) -> Any:
-    unit = transaction.Transaction([(client.context, held)])
+    unit = transaction.TransactionState([(client.context, held)])
     putting.put(unit.put, client.context, Message(b"out"))
     return transaction.commit(unit)
 
@@ -243,10 +243,10 @@ BESIDE: dict[str, tuple[Any, bool]] = {
     "complete": (lambda it, held: of_claim(it, held, settle.complete(it.context, held, b"r")), False),
     "fail": (lambda it, held: of_claim(it, held, settle.fail(it.context, held, "e")), False),
     "release": (lambda it, held: of_claim(it, held, settle.release(it.context, held)), False),
-    "rollback": (lambda it, held: transaction.rollback(transaction.Transaction([(it.context, held)])), False),
+    "rollback": (lambda it, held: transaction.rollback(transaction.TransactionState([(it.context, held)])), False),
     "pause": (lambda it, _held: configure.pause(it.context), False),
     "collect": (lambda it, _held: collect.collect_garbage(it.context, 0), False),
-    "tend": (lambda it, _held: rescue.tend(it.context), False),
+    "tend": (lambda it, _held: rescue.maintain(it.context), False),
 }
 
 
@@ -288,7 +288,7 @@ def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(
                 new.add(client.put(task_id="new"))
                 client.do(configure.resume(client.context))
                 client.zk.expire(other.session)
-                if name == "claim" and (taken := client.context.claims.in_hand.get("anew")) is not None:
+                if name == "claim" and (taken := client.context.claims.held.get("anew")) is not None:
                     client.complete(taken)
                     new.remove("anew")
                 assert new <= set(client.work())

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.ops import Reconnect, Tell, Wait, Within
+from airflow_provider_zkmq.engine.core.protocol.ops import Callback, Reconnect, SetTimeout, Wait
 from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable
 from airflow_provider_zkmq.engine.zk import connecting
 from airflow_provider_zkmq.engine.zk.async_driver import _ready
-from airflow_provider_zkmq.engine.zk.connecting import GRACE, Patience
-from airflow_provider_zkmq.engine.zk.opening import arun, run
+from airflow_provider_zkmq.engine.zk.connecting import GRACE, CallDeadline
+from airflow_provider_zkmq.engine.zk.run import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from tests.support import eventually
@@ -74,13 +74,13 @@ def test_a_step_is_alone_with_the_memory_and_a_function_of_the_users_is_outside(
     def procedure(last: Callable[[], Any]) -> Any:
         try:
             step()
-            told = yield Tell(lambda: in_threads(lambda: run(session, asking(Tell(lambda: None)))) or "told")
+            told = yield Callback(lambda: in_threads(lambda: run(session, asking(Callback(lambda: None)))) or "told")
             step()
             try:
-                yield Tell({}.popitem)
+                yield Callback({}.popitem)
             except KeyError:
                 step()
-            yield Tell(last)
+            yield Callback(last)
             return told
         finally:
             step()
@@ -127,7 +127,7 @@ def test_an_interrupt_leaves_the_driver_clean(session: Session, at: str) -> None
     ops: dict[str, tuple[Any, Callable[[], Any]]] = {
         "wait": (Wait(signal, 0), lambda: signal._callbacks),
         "reconnect": (Reconnect(), lambda: session.changed._callbacks),
-        "tell": (Tell(lambda: begun.set() or threading.Event().wait(PATIENCE)), begun.is_set),
+        "tell": (Callback(lambda: begun.set() or threading.Event().wait(PATIENCE)), begun.is_set),
     }
     (op, there), main = ops[at], threading.get_ident()
 
@@ -146,7 +146,7 @@ def test_an_interrupt_leaves_the_driver_clean(session: Session, at: str) -> None
     assert closed == [op]
     assert not signal._callbacks
     assert not session.changed._callbacks
-    in_threads(lambda: run(session, asking(Tell(lambda: None))))
+    in_threads(lambda: run(session, asking(Callback(lambda: None))))
 
 
 @BLOCKING_OR_NOT
@@ -193,10 +193,10 @@ def test_another_call_is_waited_for_as_long_as_a_server(drive: Any) -> None:
 @BLOCKING_OR_NOT
 def test_a_call_s_own_time_is_named_where_it_ends_first(session: Session, drive: Any, monkeypatch: Any) -> None:
     """It binds what is waited for of servers, with a little grace."""
-    monkeypatch.setattr(connecting.Patience.within, "__defaults__", ("timeout", 0.0))
+    monkeypatch.setattr(connecting.CallDeadline.limit_to, "__defaults__", ("timeout", 0.0))
 
     def procedure() -> Any:
-        yield Within(0.1)
+        yield SetTimeout(0.1)
         yield Reconnect()
 
     with pytest.raises(Unavailable, match=r"within timeout \(0.1 s\)"):
@@ -212,7 +212,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_what_a_call_waits_for_in_turn_is_one_span(clock: SimpleNamespace) -> None:
     """Until a server answers, without what is computed in between; what is missed counts from the last reply."""
-    patience = Patience(5)
+    patience = CallDeadline(5)
     patience.begin()
     clock.now += 3
     patience.begin()
@@ -231,22 +231,22 @@ def test_what_a_call_waits_for_in_turn_is_one_span(clock: SimpleNamespace) -> No
 
 def test_the_limit_that_ends_first_is_named(clock: SimpleNamespace) -> None:
     """With its value; a call's own time holds whatever is answered meanwhile."""
-    patience, another = Patience(5), Patience(5)
+    patience, another = CallDeadline(5), CallDeadline(5)
     patience.begin()
     assert str(patience.limit) == "request_timeout (5 s)"
-    patience.within(2)
+    patience.limit_to(2)
     assert (patience.deadline(), str(patience.limit)) == (102 + GRACE, "timeout (2 s)")
     clock.now += 3
     patience.answered()
-    patience.within(60)
+    patience.limit_to(60)
     assert patience.deadline() == 102 + GRACE
-    another.within(60)
+    another.limit_to(60)
     assert str(another.limit) == "request_timeout (5 s)"
 
 
 def test_a_write_under_way_is_not_waited_for_longer_than_from_its_sending(clock: SimpleNamespace) -> None:
     """Who finds out what became of it began when it was sent."""
-    patience = Patience(5)
+    patience = CallDeadline(5)
     clock.now += 2
     patience.begin()
     assert (patience.deadline(since=100.5), patience.deadline(since=110)) == (105.5, 107)

@@ -48,7 +48,7 @@ def writes(client: Client, op: Any, task_id: str) -> bool:
 def with_batch(**conf: Any) -> Client:
     """A queue with a batch that is open for new members."""
     client = new_queue(**conf)
-    opened = client.do(enqueue.open_for_several(client.context, "b", then=Message(b"then", task_id="then")))
+    opened = client.do(enqueue.open_shared(client.context, "b", then=Message(b"then", task_id="then")))
     assert (opened.written, opened.done, opened.total) == (False, False, 0)
     return client
 
@@ -242,7 +242,7 @@ def test_a_batch_that_clean_up_gave_up_takes_no_members() -> None:
         collected(client)
     refused(client, ConfigError, loading(client, "a", batch="b"), JOINS_NOT)
     assert client.check() == {}
-    client.do(enqueue.open_for_several(client.context, "b"))
+    client.do(enqueue.open_shared(client.context, "b"))
     assert load(client, "a", batch="b").written == ("a",)
 
 
@@ -275,7 +275,7 @@ def test_nothing_joins_a_batch_that_is_sealed_or_not_there() -> None:
     client = with_batch()
     load(client, "a", batch="b")
     seal(client)
-    assert client.do(enqueue.open_for_several(client.context, "b")).written
+    assert client.do(enqueue.open_shared(client.context, "b")).written
     assert load(client, "a", batch="b") == NewTasks((), ("a",))
     for name in ("b", "never-opened"):
         refused(client, ConfigError, loading(client, "late", batch=name), JOINS_NOT)

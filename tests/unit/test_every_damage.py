@@ -23,7 +23,7 @@ from airflow_provider_zkmq.engine.core.model.names import Lane
 from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, RetryPolicy, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, decode_types
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Pipeline, Procedure, Tell, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Callback, Create, Pipeline, Procedure, Wait
 from airflow_provider_zkmq.engine.core.read import (
     completion_log,
     configuration,
@@ -69,11 +69,11 @@ class Counting(Client):
     requests = 0
 
     def _execute(self, op: Any, fault: Any) -> Any:
-        if not isinstance(op, Wait | Tell | Pipeline):
+        if not isinstance(op, Wait | Callback | Pipeline):
             self.requests += 1
         return super()._execute(op, fault)
 
-    def within(self, most: int, procedure: Any) -> Any:
+    def no_later_than(self, most: int, procedure: Any) -> Any:
         """Carry a procedure out, which may send so many requests."""
         before = self.requests
         try:
@@ -96,7 +96,7 @@ def damaged(damage: Damage, order: str = "default", *, dies: bool = False, knows
 
 
 def put(client: Counting, task_id: str, **options: Any) -> None:
-    client.within(MOST, enqueue.enqueue(client.context, Message(b"x", task_id=task_id, **options)))
+    client.no_later_than(MOST, enqueue.enqueue(client.context, Message(b"x", task_id=task_id, **options)))
 
 
 def names(error: Exception, damage: Damage) -> bool:
@@ -113,7 +113,7 @@ def tasks_of(damage: Damage, task_ids: Iterable[str]) -> Iterator[str]:
 def tolerated(client: Counting, procedure: Any, damage: Damage, *others: type, most: int = MOST) -> bool:
     """Whether a procedure gives a result; if not, it says what is damaged, or ends with one of the other errors."""
     try:
-        client.within(most, procedure)
+        client.no_later_than(most, procedure)
     except ZkmqError as error:
         if not (names(error, damage) or isinstance(error, others)):
             raise
@@ -167,7 +167,7 @@ def work(client: Counting, damage: Damage) -> set[str]:
     """Do what a worker does until nothing is left."""
     done: set[str] = set()
     for _ in range(60):
-        claimed = client.within(MOST, claiming(client))
+        claimed = client.no_later_than(MOST, claiming(client))
         if claimed is None:
             return done
         outcome = Error("no") if claimed.task_id == "fails" else Success(b"r")
@@ -186,31 +186,31 @@ def survive(damage: Damage, order: str = "default", *, dies: bool = True) -> Non
         put(client, "deadline", lock=50)
         put(client, "later-than-others", delay=1)
         put(client, "fails")
-        client.within(MOST, enqueue.enqueue_batch(context, [Message(b"x")], "another"))
+        client.no_later_than(MOST, enqueue.enqueue_batch(context, [Message(b"x")], "another"))
     client.zk.advance(200)
     done = work(client, damage)
     elsewhere = f"{BASE}/tasks", f"{BASE}/queue"
     assert "good" in done, f"handled: {sorted(done)}"
     assert damage.path.startswith(elsewhere) or {"released", "pending"} <= done, f"handled: {sorted(done)}"
     assert damage.data is not None or {"deadline", "later-than-others", "fails"} <= done, f"handled: {sorted(done)}"
-    client.within(IDLE, claiming(client, 60))
+    client.no_later_than(IDLE, claiming(client, 60))
     for _ in range(4):
-        client.within(IDLE // 10, keeper.look_after(context))
+        client.no_later_than(IDLE // 10, keeper.run_maintenance(context))
         client.zk.advance(1)
     for procedure in (counts.counts(context), inspect.list_tasks(context)):
-        client.within(2 * MOST, procedure)
+        client.no_later_than(2 * MOST, procedure)
     for procedure in (configuration.consumers(context), explain.explain(context, "good"), configuration.conf(context)):
         tolerated(client, procedure, damage)
     for lifetime in (1000, 0):
-        client.within(MOST, collect.collect_garbage(context, lifetime))
-    client.within(MOST, rescue.tend(context))
+        client.no_later_than(MOST, collect.collect_garbage(context, lifetime))
+    client.no_later_than(MOST, rescue.maintain(context))
     put(client, "later")
     assert "later" in work(client, damage)
     told_once(client, damage)
     assert damage.data is not None or damage.path not in NEEDED or damage.path in client.zk.nodes, "not made anew"
     tolerated(client, admin.clear(context), damage)
     heir = Counting(client.zk, "heir")
-    assert heir.within(MOST, collect.collect_garbage(heir.context, 0)).ran or "/lock" in damage.path
+    assert heir.no_later_than(MOST, collect.collect_garbage(heir.context, 0)).ran or "/lock" in damage.path
     put(heir, "last")
     assert "last" in work(heir, damage)
     told_once(heir, damage)
@@ -301,7 +301,7 @@ OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "ended_between": lambda context: completion_log.ended_between(context, 0, 1 << 50),
     "read_ended": read_everything_that_ended,
     "latest_end": completion_log.latest_end,
-    "trimmed": configuration.trimmed,
+    "truncated_at": configuration.truncated_at,
     "batch": lambda context: batches.read_batch(context, "open"),
     "wait_batch": lambda context: batches.wait_batch(context, "open", 0),
     "done batch": lambda context: batches.wait_batch(context, "done", 1),
@@ -313,7 +313,7 @@ OF_QUEUES: dict[str, Callable[[Any], Any]] = {
 def ask(client: Counting, name: str, procedure: Any, damage: Damage) -> None:
     """A call ends with a result, with one of the errors that its description names, or says what is damaged."""
     try:
-        client.within(2 * MOST, procedure)
+        client.no_later_than(2 * MOST, procedure)
     except ZkmqError as error:
         clear = names(error, damage) or type(error) not in {ZkmqError, CorruptRecord, ConfigError}
         missing = "not declared" in str(error) and damage.path.endswith("/filters")
@@ -380,7 +380,7 @@ def test_a_queue_that_has_lost_its_configuration_is_left_alone_until_it_is_put_r
     before = zk.nodes.copy()
     for procedure in (claiming(client), collect.collect_garbage(client.context), counts.counts(client.context)):
         with pytest.raises(CorruptRecord, match=path):
-            client.within(MOST, procedure)
+            client.no_later_than(MOST, procedure)
     assert zk.nodes == before
     assert zk.multi(0, (Create(path),)).committed
     client.do(configure.configure(client.context, filters={}, policy=RetryPolicy()))

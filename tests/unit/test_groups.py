@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim import claim as ask
+from airflow_provider_zkmq.engine.core.claim import claim as request_claim
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.client.context import MOST, MOST_KINDS, Paces, ReadAhead
+from airflow_provider_zkmq.engine.core.client.context import MOST, MOST_PACES, Paces, ReadAhead
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, OrderedEnum
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Create, GetMany
@@ -62,7 +62,7 @@ def test_a_group_goes_no_further_than_a_segment_in_strict_order() -> None:
     client.put(task_id="a", filters={"c": "low"})
     client.put(task_id="b", filters={"c": "high"})
     lane = client.state("a").place.split("/")[0]
-    slot = next(each for each in client.context.slots.open.values() if each.lane.name == lane)
+    slot = next(each for each in client.context.segments.open.values() if each.lane.name == lane)
     slot.count = 512  # the next one opens a segment
     full = client.context.paths.at("queue", lane, slot.segment)
     client.zk.multi(client.session, tuple(Create(f"{full}/foreign{number}") for number in range(511)))
@@ -113,13 +113,13 @@ def test_a_damaged_place_of_leases_keeps_nobody_from_claiming() -> None:
 def test_a_bounded_claim_that_is_not_understood_or_wanted_takes_nothing() -> None:
     """What is not understood is refused before a task is read; a caller that is gone leaves the room to others."""
     client = queue_of("a")
-    for asked, told in (
+    for requested, told in (
         ({"max_leases": 1}, "goes with a lease"),
         ({"max_leases": 0, "lease": 5}, "max_leases 0 is not allowed"),
-        ({"ahead": "some"}, "ahead 'some' is not allowed"),
+        ({"prefetch": "some"}, "prefetch 'some' is not allowed"),
     ):
         with pytest.raises(ConfigError, match=told):
-            client.do(ask.ask_many(client.context, 1, **asked))  # type: ignore[arg-type]
+            client.do(request_claim.request_claims(client.context, 1, **requested))  # type: ignore[arg-type]
     wanted = Wanted(EVERYTHING, 5, "all", 1)
     assert client.do(claim.claim_many(client.context, wanted, 1, caller=Caller(left=True))) == []
     assert leases(client) == 0
@@ -200,7 +200,7 @@ def test_a_client_remembers_what_it_read_for_a_second_and_a_few_kinds_of_claims(
     ahead.forget_old(2.1)
     assert not ahead.tasks
     paces = Paces(lambda: 5.0)
-    for number in range(3 * MOST_KINDS):
-        assert paces.ask(number) is None
-    assert list(paces.kinds) == list(range(2 * MOST_KINDS, 3 * MOST_KINDS))
-    assert paces.ask(3 * MOST_KINDS - 1) is paces.kinds[3 * MOST_KINDS - 1]
+    for number in range(3 * MOST_PACES):
+        assert paces.begin(number) is None
+    assert list(paces.kinds) == list(range(2 * MOST_PACES, 3 * MOST_PACES))
+    assert paces.begin(3 * MOST_PACES - 1) is paces.kinds[3 * MOST_PACES - 1]

@@ -132,8 +132,11 @@ def test_what_is_written_in_place_leaves_another_task_of_the_same_id_alone(subte
     for call in ("replace", "update"):
         with subtests.test(call=call):
             client = in_state("pending")
-            asked, other = CALLS[call](client) if call == "replace" else again(client, update=True), Client(client.zk)
-            stepper = Stepper(client.zk, client.session, asked)
+            requested, other = (
+                CALLS[call](client) if call == "replace" else again(client, update=True),
+                Client(client.zk),
+            )
+            stepper = Stepper(client.zk, client.session, requested)
             stepper.until(Multi, "data=b'new', version")
             other.do(admin.drop(other.context, "a"))
             other.put(task_id="a", priority=3)
@@ -168,7 +171,7 @@ def test_an_enqueue_into_a_queue_that_was_just_deleted_is_refused(subtests: pyte
 
 def test_a_commit_into_a_queue_that_was_just_deleted_is_refused() -> None:
     """Deleted after its configuration was read: the commit names the queue; committed again, it creates the queue."""
-    client, unit = knows_a_deleted_queue(known=False), transaction.Transaction()
+    client, unit = knows_a_deleted_queue(known=False), transaction.TransactionState()
     putting.put(unit.put, client.context, Message(b"x", task_id="a"))
     with pytest.raises(QueueNotFound, match="was deleted"):
         client.do(transaction.commit(unit))

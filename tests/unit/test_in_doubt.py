@@ -128,7 +128,7 @@ def test_what_the_record_has_forgotten_is_never_told_as_known(arrived: bool, oth
     else:
         refused(client, ClaimLost, again(), "changed nothing")
     completed(client, [client.claimed()])
-    assert not any((client.context.claims.owed, client.context.claims.unsure))
+    assert not any((client.context.claims.unsettled, client.context.claims.unsure))
 
 
 @pytest.mark.parametrize("others", [3, 4])
@@ -136,7 +136,7 @@ def test_a_call_that_outlasts_what_the_record_remembers_is_told_that_nobody_can_
     """Its reply was lost; before its connection is back, the task is settled four times by others."""
     for ends in (lambda client, claimed: settle.release(client.context, claimed), None):
         client, claimed = in_hand(policy=RetryPolicy(attempts=9, factor=0))
-        unit = transaction.Transaction([(client.context, claimed)])
+        unit = transaction.TransactionState([(client.context, claimed)])
         stepper = step(client, ends(client, claimed) if ends else transaction.commit(unit))
         stepper.until(Multi, "tasks/a/state")
         client.zk.multi(client.session, stepper.op.ops)
@@ -376,7 +376,7 @@ def test_what_was_not_sent_is_told_as_not_written() -> None:
     batch = lambda: enqueue.enqueue_batch(client.context, [Message(b"x")], "b")
     for call, begun in ((put(client), lambda op: writes(client, op)), (batch(), lambda op: isinstance(op, Multi))):
         refused(client, Unavailable, call, None, lambda op, begun=begun: GONE if begun(op) else None)
-        assert (client.context.unresolved.marks, client.check()) == ({}, {})
+        assert (client.context.unknown_outcomes.marks, client.check()) == ({}, {})
     assert client.do(batch()) == ["b.000000"]
 
 
@@ -386,18 +386,18 @@ def test_what_is_remembered_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     client = new_queue()
     for name in "abcde":
         unknown_put(client, Message(b"x", task_id=name))
-    assert list(client.context.unresolved.marks) == ["c", "d", "e"]
+    assert list(client.context.unknown_outcomes.marks) == ["c", "d", "e"]
     client.zk.advance(context.KEPT_SECONDS - 1)
     assert client.do(put(client, Message(b"x", task_id="e"))) == ["e"]
     for number in range(2):
         refused(client, DuplicateTask, put(client, Message(b"y" if number == 0 else b"x", task_id="d")))
     client.zk.advance(2)
     refused(client, DuplicateTask, put(client, Message(b"x", task_id="c")))
-    assert (len(client.check()), client.context.unresolved.marks) == (5, {})
+    assert (len(client.check()), client.context.unknown_outcomes.marks) == (5, {})
 
 
 def keyed(client: Client, *messages: Message, key: Any = "k", **options: Any) -> Any:
-    return enqueueing.enqueue_several(client.context, messages, idempotency_key=key, **options)
+    return enqueueing.enqueue_each(client.context, messages, idempotency_key=key, **options)
 
 
 def test_an_enqueue_with_a_key_is_made_once() -> None:

@@ -131,7 +131,7 @@ def test_a_run_in_escrow_that_waits_for_a_window_leaves_the_run_before_it() -> N
     client.put(b"two", task_id="a", requeue=True)
     assert client.ended() == [first]
     client.zk.advance(61)
-    client.do(rescue.tend(client.context))
+    client.do(rescue.maintain(client.context))
     assert client.state("a").state.value == "inserted"
     assert [each[:2] for each in client.ended()] == [first[:2]]
     assert client.told() == [("a", "finished", b"one", b"r")]
@@ -194,18 +194,18 @@ def test_of_a_bucket_in_which_something_is_new_only_that_is_read() -> None:
         client.finish(f"t{number}")
     done = client.latest()
 
-    def asked() -> list[Any]:
-        asked: list[Any] = []
-        client.do(completion_log.ended_between(client.context, done), asked.append)
-        return asked
+    def requested() -> list[Any]:
+        requested: list[Any] = []
+        client.do(completion_log.ended_between(client.context, done), requested.append)
+        return requested
 
-    few = len(asked())
+    few = len(requested())
     assert few <= 14
     client.finish("new")
     client.zk.advance(200)
     client.finish("newer")
     assert client.ids(done) == ["new", "newer"]
-    after = asked()
+    after = requested()
     assert len(after) <= few + 4
     read = [path for op in after for path in getattr(op, "paths", ()) if path.endswith("/state")]
     assert sorted(read) == [client.context.paths.task(name, "state") for name in ("new", "newer")]

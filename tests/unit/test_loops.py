@@ -35,7 +35,7 @@ def all_finished(client: Client, names: str = "abcde") -> None:
     ended = {name: (state.state, state.attempt) for name, state in states.items() if name != "0"}
     assert ended == dict.fromkeys(names, (State.FINISHED, 1))
     claims = client.context.claims
-    assert not any((claims.handovers, claims.owed, claims.trying))
+    assert not any((claims.handovers, claims.unsettled, claims.trying))
     client.put(task_id="later")
     assert client.work() == ["later"]
 
@@ -58,7 +58,7 @@ def test_a_group_is_completed_with_the_claim_of_the_next_one() -> None:
             assert [client.state(name).state for name in "abcd"] == [State.CLAIMED] * 4
         claimed = following(client, loop, counting(counts))
         assert claimed is not None
-        assert not claimed.ahead
+        assert not claimed.prefetched
         assert counts == ({"Post": number} if number < 4 else {"Multi": 1} | ({"Post": number - 1}))
         if number == 4:
             states = [client.state(name).state for name in "abcdefgh"]
@@ -68,7 +68,7 @@ def test_a_group_is_completed_with_the_claim_of_the_next_one() -> None:
 
 
 def test_what_others_do_costs_no_task() -> None:
-    """What was read ahead is no promise: others may take it, cancel it, also once it is claimed ahead, or go first."""
+    """What was read ahead is no promise: others may take it, cancel it, also once it is prefetched, or go first."""
     client, loop = begun()
     other = another(client)
     other.cancel("b")
@@ -107,12 +107,12 @@ def test_a_lost_claim_is_told_by_the_step_that_finds_out(prefetch: int) -> None:
 def test_a_result_that_is_too_large_keeps_the_task_in_hand() -> None:
     """The step says so; the body settles it, and the loop goes on with what was claimed beside it."""
     client, loop = begun()
-    assert loop.hand is not None
+    assert loop.current is not None
     loop.result = b"x" * 1_100_000
     for _ in range(2):
         with pytest.raises(TaskTooLarge):
             client.do(go_on(loop, Caller()))
-    client.fail(loop.hand, "too large", retry=False)
+    client.fail(loop.current, "too large", retry=False)
     assert rest(client, loop) == ["b", "c", "d", "e"]
     assert client.check()["a"].state is State.DEAD
 

@@ -38,9 +38,9 @@ def sizes(context: Context) -> dict[str, int]:
         if is_dataclass(part)
         for spec in fields(part)
     }
-    assert {"claims.in_hand", "listings.readings", "slots.open", "quarantine.paths"} <= set(tables)
+    assert {"claims.held", "listings.readings", "segments.open", "ignored_paths.paths"} <= set(tables)
     found = {name: len(table) for name, table in tables.items() if isinstance(table, dict | set | list | Mapping)}
-    for name in ("subscribers", "stock", "ranks", "verdicts"):
+    for name in ("subscribers", "cached_entries", "ranks", "entry_filters"):
         found[name] = sum(len(getattr(reading, name) or ()) for reading in context.listings.readings.values())
     return found
 
@@ -89,12 +89,12 @@ def test_a_producer_of_ever_new_filters_and_times_does_not_grow() -> None:
     client = new_queue(filters=KIND)
     for number in range(400):
         client.put(filters={"kind": str(number)})
-    assert len(client.context.slots.open) == slots.MAX_OPEN
+    assert len(client.context.segments.open) == slots.MAX_OPEN
     client.put(filters={"kind": "10"})
-    assert Lane(0, {"kind": "10"}).name in client.context.slots.open
+    assert Lane(0, {"kind": "10"}).name in client.context.segments.open
     for number in range(1, slots.MAX_BUCKETS + 50):
         client.put(delay=number * 60)
-    assert len(client.context.slots.buckets) <= slots.MAX_BUCKETS
+    assert len(client.context.segments.buckets) <= slots.MAX_BUCKETS
     assert len(client.check()) == 401 + slots.MAX_BUCKETS + 49
 
 
@@ -116,7 +116,7 @@ def test_lanes_are_bounded_pruned_and_forgotten_however_their_names_are_spelt(
         each.do(collect.collect_garbage(each.context))
     assert not any(map(is_lane, client.zk.names(lanes)))
     left = [path for path in client.context.listings.readings if path.startswith(f"{lanes}/")]
-    assert (client.context.slots.open, left) == ({}, [])
+    assert (client.context.segments.open, left) == ({}, [])
     client.put(filters={"kind": f"1{LONG if long else ''}"})
     assert len(client.work()) == 1
 
@@ -127,16 +127,16 @@ def test_a_lane_that_is_being_opened_is_not_forgotten() -> None:
     slot = client.do(commit.open_segment(client.context, Lane(0, {}), ordered=False))
     for kept in ([slot], []):
         commit.forget_lanes(client.context, [])
-        assert list(client.context.slots.open.values()) == kept
+        assert list(client.context.segments.open.values()) == kept
         client.put()
     assert len(client.work()) == 2
 
 
 def test_reports_come_once_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was reported long ago is forgotten when the table is full."""
-    monkeypatch.setattr("airflow_provider_zkmq.engine.core.client.context.MAX_QUARANTINE", 10)
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.client.context.MAX_IGNORED_PATHS", 10)
     client = new_queue()
     for number in range(25):
         for _ in range(2):
             client.context.report(f"/path{number}", "strange")
-    assert (len(client.reports), len(client.context.quarantine.paths) <= 10) == (25, True)
+    assert (len(client.reports), len(client.context.ignored_paths.paths) <= 10) == (25, True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claim.candidates import Pick, step_over_if_there
+from airflow_provider_zkmq.engine.core.claim.candidates import RankedEntry, step_over_if_there
 from airflow_provider_zkmq.engine.core.client.claims import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
 from airflow_provider_zkmq.engine.core.model.messages import Message
@@ -33,7 +33,7 @@ from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
 from airflow_provider_zkmq.engine.working import handling
 from airflow_provider_zkmq.engine.working.handling import Working
-from airflow_provider_zkmq.engine.working.options import Options
+from airflow_provider_zkmq.engine.working.options import WorkerOptions
 from tests.stepping import Stepper
 from tests.unit.damage import delete
 from tests.unit.world import Client, new_queue
@@ -127,7 +127,7 @@ def test_a_claim_that_has_lost_its_deadline_or_its_znode_is_given_back() -> None
         assert (again.task_id, again.state.attempt, again.state.history[0].outcome) == ("a", 2, "rescued")
         client.complete(again)
         client.check()
-        assert (client.context.debts.orphans, client.take()) == ({}, None)
+        assert (client.context.pending.lost_claims, client.take()) == ({}, None)
 
 
 def test_what_was_delivered_before_waits_for_a_policy_that_can_be_read() -> None:
@@ -160,7 +160,7 @@ def test_a_worker_tells_of_the_same_damage_once(monkeypatch: pytest.MonkeyPatch)
     class Queue:
         name, closed = "q", False
 
-    options = Options.of(
+    options = WorkerOptions.of(
         threads=1, node=None, filter_method="absolute", selector=None, grace=1, transactional=False,
         lease=None, heartbeat=True, throttle=0, prefetch=0,
     )  # fmt: skip
@@ -178,7 +178,7 @@ def test_a_promotion_leaves_another_task_of_the_same_id_alone() -> None:
     client.put(task_id="t", delay=1)
     client.zk.ms += 60_000
     other = Client(client.zk, "other")
-    stepper = Stepper(client.zk, client.session, rescue.tend(client.context))
+    stepper = Stepper(client.zk, client.session, rescue.maintain(client.context))
     stepper.until(Pipeline, "t/state")
     assert not stepper.over
     other.do(admin.drop(other.context, "t"))
@@ -315,13 +315,13 @@ def test_a_stranger_among_the_segments_takes_no_entries() -> None:
     assert "zzz" in client.zk.names(lane)
 
 
-def picked(client: Client) -> Pick:
+def picked(client: Client) -> RankedEntry:
     """The entry of the only pending task, listed now."""
     [lane] = client.do(listing(client.context, client.context.paths.at("queue")))
     lane = client.context.paths.at("queue", lane)
     [segment] = client.do(listing(client.context, lane))
     [entry] = client.do(listing(client.context, f"{lane}/{segment}"))
-    return Pick(entry, f"{lane}/{segment}")
+    return RankedEntry(entry, f"{lane}/{segment}")
 
 
 def test_a_task_that_came_back_is_not_stepped_over() -> None:
@@ -330,7 +330,7 @@ def test_a_task_that_came_back_is_not_stepped_over() -> None:
     client.put(task_id="a")
     pick, other = picked(client), Client(client.zk, "other")
     client.do(step_over_if_there(client.context, pick))
-    assert (client.reports, pick.path in client.context.quarantine) == ([], False)
+    assert (client.reports, pick.path in client.context.ignored_paths) == ([], False)
 
     def meanwhile(op: Any) -> None:
         """In hand when the record is read, and back, as another entry of the same name, before the second look."""
@@ -349,4 +349,4 @@ def test_a_task_that_came_back_is_not_stepped_over() -> None:
     for _ in range(2):
         client.do(step_over_if_there(client.context, pick))
     assert client.reported == [pick.path]
-    assert pick.path in client.context.quarantine
+    assert pick.path in client.context.ignored_paths

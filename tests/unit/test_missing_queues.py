@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, WaitTimeout
+from airflow_provider_zkmq.engine.api.methods import SyncAndAsync
+from airflow_provider_zkmq.engine.api.queue import QueueMethods
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim import claim as ask
 from airflow_provider_zkmq.engine.core.claim import claim as loop
+from airflow_provider_zkmq.engine.core.claim import claim as request_claim
 from airflow_provider_zkmq.engine.core.client.claims import Caller
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Exists, Sync, Wait
 from airflow_provider_zkmq.engine.core.read import inspect, nodes, wait
 from airflow_provider_zkmq.engine.core.read.server_clock import Archive
 from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, settle
-from airflow_provider_zkmq.engine.fronts.methods import Twins
-from airflow_provider_zkmq.engine.fronts.queue import QueueVerbs
 from tests.unit.claiming import ANY, another, in_hand, refused, step
 from tests.unit.world import Client, new_context, new_queue
 
 CREATE = {"configure", "enqueue", "enqueue_many", "enqueue_new", "open_batch"}
-LOOK_AT_NOTHING = {"exists", "look_after", "wait_for_change"}
+LOOK_AT_NOTHING = {"exists", "run_maintenance", "wait_for_change"}
 #: All other verbs of a queue, a new one too: those that take a task's id, or a claim's id and token, ...
 OF_A_TASK = {"task", "tree", "explain", "redrive", "cancel", "drop", "claim_task", "revoke"}
 OF_A_CLAIM = {"complete", "release", "begin", "take_over"}
@@ -44,10 +44,12 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "replace": ("a", b"x"),
     "claim_many": (3,),
 }
-CALLS = sorted({name for name, each in vars(QueueVerbs).items() if isinstance(each, Twins)} - CREATE - LOOK_AT_NOTHING)
+CALLS = sorted(
+    {name for name, each in vars(QueueMethods).items() if isinstance(each, SyncAndAsync)} - CREATE - LOOK_AT_NOTHING
+)
 
 
-class Front:
+class Api:
     """Carries out nothing: the procedure is what it returns."""
 
     def __init__(self, context: Any) -> None:
@@ -63,9 +65,9 @@ class Front:
 
 def called(name: str, context: Any) -> Any:
     if name == "claims":
-        return loop.go_on(ask.ask_in_turn(context, timeout=0), Caller())
+        return loop.go_on(request_claim.request_loop(context, timeout=0), Caller())
     options = {"confirm": True} if name == "delete" else {}
-    return vars(QueueVerbs)[name].functions[0](Front(context), *ARGUMENTS.get(name, ()), **options)
+    return vars(QueueMethods)[name].functions[0](Api(context), *ARGUMENTS.get(name, ()), **options)
 
 
 def elsewhere(client: Client, queue: str) -> Any:
@@ -154,7 +156,7 @@ def remove(client: Client, base: str = "/zkmq/q") -> None:
 def test_a_claim_that_waits_is_told_when_its_queue_goes() -> None:
     """By the watch on its configuration; it is not created again."""
     client = new_queue()
-    stepper = step(client, client.do(ask.ask(client.context, timeout=60)).claiming(Caller()))
+    stepper = step(client, client.do(request_claim.request_claim(client.context, timeout=60)).claiming(Caller()))
     stepper.until(Wait)
     seen = stepper.op.seen
     remove(client)
@@ -181,8 +183,12 @@ def test_a_queue_of_the_same_name_is_another_queue() -> None:
     for each in (other, client):
         refused(each, QueueNotFound, claim.claim(each.context, ANY))
         context = each.context
-        assert (context.configuration.conf, context.registration.consumer, context.census.live) == (None, None, [])
-        assert (context.slots.open, context.slots.buckets, context.listings.readings) == ({}, set(), {})
+        assert (context.configuration.conf, context.registration.consumer, context.known_consumers.live) == (
+            None,
+            None,
+            [],
+        )
+        assert (context.segments.open, context.segments.buckets, context.listings.readings) == ({}, set(), {})
     assert client.context.configuration.changed is hears
     client.put(task_id="a", data=b"new")
     assert [client.work(), other.work()] == [["a"], []]

@@ -33,7 +33,7 @@ class Hand:
         if unit:
             self.client.put(task_id="other")
             self.other = self.client.claimed()
-            self.transaction = transaction.Transaction([(self.context, self.claimed), (self.context, self.other)])
+            self.transaction = transaction.TransactionState([(self.context, self.claimed), (self.context, self.other)])
             putting.put(self.transaction.put, self.context, Message(b"y", task_id="put"))
 
     def do(self, procedure: Any, faults: Faults | None = None, *, cut_off: bool = False) -> Any:
@@ -138,11 +138,11 @@ def test_a_damaged_record_is_written_over_by_who_holds_the_task_and_by_nobody_el
     assert hand.client.zk.nodes[path].data == b"no record"
 
 
-def stubborn(asked: list[str]) -> Any:
+def stubborn(requested: list[str]) -> Any:
     """A delivery of which the engine refuses every end, and what was asked of it."""
 
     def refuse(what: str) -> Any:
-        asked.append(what)
+        requested.append(what)
         raise ZkmqError(f"{what} was refused")
         yield
 
@@ -162,17 +162,17 @@ def test_what_cannot_be_settled_is_raised() -> None:
         (Success(), ["success", "a final failure", "a failure"]),
         (Snooze(1), ["a snooze", "a failure", "a failure"]),
     ):
-        asked: list[str] = []
+        requested: list[str] = []
         with pytest.raises(ZkmqError, match="refused"):
-            new_queue().do(settle_by(stubborn(asked), outcome, Settlement()))
-        assert asked == expected
+            new_queue().do(settle_by(stubborn(requested), outcome, Settlement()))
+        assert requested == expected
 
 
 def test_a_rollback_without_anything_taken_cannot_keep_a_commit_out() -> None:
     """Its puts were sent and may still come: the rollback says so, rather than that nothing will happen."""
     hand = Hand()
     for kind, error in ((LOST[0], OutcomeUnknown), (LOST[1], ZkmqError)):
-        it = transaction.Transaction()
+        it = transaction.TransactionState()
         putting.put(it.put, hand.context, Message(b"y", task_id="put"))
         hand.unheard(transaction.commit(it), 0, kind)
         with pytest.raises(error) as caught:

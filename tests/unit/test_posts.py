@@ -11,15 +11,15 @@ import pytest
 from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import KeeperState
 
+from airflow_provider_zkmq.engine.api import client
+from airflow_provider_zkmq.engine.api.client import new_context
 from airflow_provider_zkmq.engine.core.client.claims import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Get, Multi, Post, SetData
 from airflow_provider_zkmq.engine.core.tasks import holding
 from airflow_provider_zkmq.engine.errors import TaskTooLarge
-from airflow_provider_zkmq.engine.fronts import client
-from airflow_provider_zkmq.engine.fronts.client import new_context
-from airflow_provider_zkmq.engine.zk.opening import arun, run
+from airflow_provider_zkmq.engine.zk.run import arun, run
 from airflow_provider_zkmq.engine.zk.session import Access, Session
 from tests.support import eventually
 from tests.unit.test_connection import Wire, arrives, ask, flush, frame, line, open_line, rung, session
@@ -94,7 +94,7 @@ def test_where_it_cannot_be_sent_at_once_nothing_is(session: Session, line: Wire
         case "tls":
             open_line(session, None)
         case "thread writes":
-            session.client.outbox.take(lambda: None)
+            session.client.send_queue.take(lambda: None)
         case "rest":
             line.takes = [3]
             ask(session, Get("/large"))
@@ -127,7 +127,7 @@ def test_what_is_to_be_looked_at_before_or_is_too_large_is_not_skipped(
         assert not post([])
     assert line.requests == []
     line.takes = [0]
-    session.client.handler.bell.close()  # the connection is being closed while the socket takes nothing
+    session.client.handler.notifier.close()  # the connection is being closed while the socket takes nothing
     assert not post([])
 
 
@@ -136,7 +136,7 @@ def test_what_is_to_be_looked_at_before_or_is_too_large_is_not_skipped(
 
 def claimed_one(session: Session) -> Claimed:
     state = TaskState(State.CLAIMED, place="p", nonce="n", consumer="c")
-    return Claimed("t", 7, 1, state, 0, session=session.id, ahead=True, sent=1e18)
+    return Claimed("t", 7, 1, state, 0, session=session.id, prefetched=True, sent=1e18)
 
 
 def test_a_lost_mark_is_paid_while_another_thread_has_the_memory(
@@ -145,26 +145,26 @@ def test_a_lost_mark_is_paid_while_another_thread_has_the_memory(
     """The connection's thread waits for no lock of the client's, and whoever pays is there as soon as that is free."""
     paid, context = threading.Event(), new_context(session, "q")
 
-    def pay(_context: object) -> Any:
-        context.debts.unmarked.clear()
+    def finish_later(_context: object) -> Any:
+        context.pending.unmarked_starts.clear()
         paid.set()
         return
         yield
 
-    monkeypatch.setattr(client, "pay_debts", pay)
+    monkeypatch.setattr(client, "finish_pending", finish_later)
     session.connected.set()
     claimed = claimed_one(session)
     run(session, holding.begin(context, claimed))
-    assert (claimed.ahead, line.requests, context.debts.unmarked) == (False, [(1, 14)], {})
+    assert (claimed.prefetched, line.requests, context.pending.unmarked_starts) == (False, [(1, 14)], {})
     ends = threading.Thread(target=session.client._notify_pending, args=(KeeperState.CONNECTING,))
     with session.memory:
         ends.start()
         ends.join(20)
         assert not ends.is_alive()
-        assert context.debts.unmarked == {("t", 7): claimed}
+        assert context.pending.unmarked_starts == {("t", 7): claimed}
         assert not paid.is_set()
     assert paid.wait(20)
-    eventually(lambda: not context.debts.paying)
+    eventually(lambda: not context.pending.finishing)
 
 
 def test_where_no_thread_is_to_be_had_the_debt_stays(
@@ -181,5 +181,5 @@ def test_where_no_thread_is_to_be_had_the_debt_stays(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
         session.client._notify_pending(KeeperState.CONNECTING)
-    assert client.in_debt(context)
-    assert not context.debts.paying
+    assert client.has_pending(context)
+    assert not context.pending.finishing

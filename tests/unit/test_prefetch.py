@@ -13,8 +13,8 @@ import pytest
 from airflow_provider_zkmq.engine import AsyncWorker, ClaimLost, ConfigError, Success, Worker
 from airflow_provider_zkmq.engine.working import async_worker, deliveries
 from airflow_provider_zkmq.engine.working.async_worker import Background
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Ahead, Delivery
-from airflow_provider_zkmq.engine.working.options import Options
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery, PrefetchedDeliveries
+from airflow_provider_zkmq.engine.working.options import WorkerOptions
 from tests.integration.fronts import KINDS
 from tests.support import eventually
 from tests.unit.listed import Made, workers
@@ -23,7 +23,7 @@ from tests.unit.test_verdicts import AsyncListClaim, AsyncListQueue, ListClaim, 
 DONE = Success(None)
 
 
-class Asked(ListQueue):
+class ClaimRequest(ListQueue):
     """Notes how many tasks are asked for, and which claims were handed out."""
 
     def __init__(self, *claims: ListClaim) -> None:
@@ -35,9 +35,9 @@ class Asked(ListQueue):
         self.sizes.append(1)
         return super().claim()
 
-    def claim_many(self, n: int, *, ahead: bool = False, **_asked: Any) -> list[ListClaim]:
+    def claim_many(self, n: int, *, prefetch: bool = False, **_asked: Any) -> list[ListClaim]:
         self.before_a_group()
-        claims = super().claim_many(n, ahead=ahead)
+        claims = super().claim_many(n, prefetch=prefetch)
         self.sizes[-1] = n
         return claims
 
@@ -55,15 +55,15 @@ class AsyncAsked(AsyncListQueue):
         super().__init__(*claims)
         self.all, self.sizes = list(claims), list[int]()
 
-    async def claim_many(self, n: int, *, ahead: bool = False, **asked: Any) -> Any:  # type: ignore[override]
+    async def claim_many(self, n: int, *, prefetch: bool = False, **requested: Any) -> Any:  # type: ignore[override]
         self.sizes.append(n)
-        return await super().claim_many(n, ahead=ahead, **asked)
+        return await super().claim_many(n, prefetch=prefetch, **requested)
 
 
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes workers of either front, whose keepers look often."""
-    monkeypatch.setattr(async_worker, "KEEPER_SECONDS", 0.01)
+    monkeypatch.setattr(async_worker, "MAINTENANCE_SECONDS", 0.01)
     with workers(request.param) as make:
         yield make
 
@@ -71,25 +71,27 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, float]], None]:
     """Says how long the handlers take, by number; however busy the machine is, the others take no time."""
-    took, taken = Ahead.handled, itertools.count(1)
+    took, taken = PrefetchedDeliveries.handled, itertools.count(1)
 
     def say(slow: dict[int, float]) -> None:
-        monkeypatch.setattr(Ahead, "handled", lambda self, _seconds: took(self, slow.get(next(taken), 0.0)))
+        monkeypatch.setattr(
+            PrefetchedDeliveries, "handled", lambda self, _seconds: took(self, slow.get(next(taken), 0.0))
+        )
 
     say({})
     return say
 
 
-def asked(count: int) -> Asked:
-    return Asked(*(ListClaim() for _ in range(count)))
+def requested(count: int) -> ClaimRequest:
+    return ClaimRequest(*(ListClaim() for _ in range(count)))
 
 
-def options(**given: Any) -> Options:
+def options(**given: Any) -> WorkerOptions:
     usual: dict[str, Any] = {
         "threads": 1, "node": None, "filter_method": "absolute", "selector": None, "grace": 1, "transactional": False,
         "lease": None, "heartbeat": True, "throttle": 0, "prefetch": 32,
     }  # fmt: skip
-    return Options.of(**(usual | given))
+    return WorkerOptions.of(**(usual | given))
 
 
 def ends(queue: Any) -> list[Any]:
@@ -115,7 +117,7 @@ def test_how_many_are_claimed_follows_from_how_fast_handlers_are(subtests: pytes
         ({"heartbeat": False}, [0.0], [1]),
     ):
         with subtests.test(given=given, seconds=seconds):
-            taken: Ahead[Any, Any] = Ahead(options(**given))
+            taken: PrefetchedDeliveries[Any, Any] = PrefetchedDeliveries(options(**given))
             seen = [taken.room]
             for each in seconds:
                 taken.handled(each)
@@ -128,8 +130,8 @@ def test_how_many_are_claimed_follows_from_how_fast_handlers_are(subtests: pytes
 
 def test_what_waits_comes_in_order_and_is_overdue_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what has waited for too long is given back."""
-    taken: Ahead[Any, Any] = Ahead(options())
-    first, second, third = (Delivery[Any, Any](ListClaim(ahead=True), None) for _ in range(3))
+    taken: PrefetchedDeliveries[Any, Any] = PrefetchedDeliveries(options())
+    first, second, third = (Delivery[Any, Any](ListClaim(prefetched=True), None) for _ in range(3))
     taken.put([first, second])
     assert (taken.overdue(), taken.until_overdue(0.5)) == ([], 0.5)
     monkeypatch.setattr(deliveries, "HELD_SECONDS", 0.0)
@@ -145,8 +147,8 @@ def test_what_waits_comes_in_order_and_is_overdue_in_time(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("threads", [1, 2])
 def test_fast_handlers_are_given_groups_and_each_begins_before_it_is_called(made: Made, threads: int) -> None:
     """Every task is handled once by threads, or coroutines, that asked for more than one at a time, and share them."""
-    queue, begun = asked(100), list[bool]()
-    it = made(queue, lambda task: begun.append(task._claim.ahead), prefetch=8, threads=threads)
+    queue, begun = requested(100), list[bool]()
+    it = made(queue, lambda task: begun.append(task._claim.prefetched), prefetch=8, threads=threads)
     it.run(until_empty=True)
     assert (it.finished, it.failed, begun) == (100, 0, [False] * 100)
     assert (queue.sizes[0], max(queue.sizes)) == (1, 8)
@@ -163,7 +165,7 @@ def test_a_stop_gives_back_what_never_began(made: Made) -> None:
         if len(called) == 5:
             it.stop()
 
-    queue = asked(40)
+    queue = requested(40)
     it = made(queue, handler)
     it.run()
     assert (it.finished, it.failed, len(called)) == (5, 0, 5)
@@ -175,13 +177,13 @@ def test_a_stop_gives_back_what_never_began(made: Made) -> None:
 @pytest.mark.usefixtures("timed")
 def test_what_comes_after_a_stop_is_given_back_though_nobody_joins() -> None:
     """Whoever stops a worker need not wait for it: nothing stays in hand for as long as the process lives."""
-    queue, started = asked(40), threading.Event()
+    queue, started = requested(40), threading.Event()
     worker = Worker(queue, lambda _task: None, prefetch=8)  # type: ignore[arg-type]
 
     def stop() -> None:
         assert started.wait(20)
         worker.stop()
-        worker._keeper.join()
+        worker._maintenance.join()
 
     queue.before_a_group = stop
     worker.start()
@@ -196,7 +198,7 @@ def test_a_handler_that_turns_out_slow_holds_up_nothing(
 ) -> None:
     """What waits behind it is given back while it runs; afterwards tasks are claimed one by one."""
     timed({2: 1.0})
-    queue, called = asked(20), list[Any]()
+    queue, called = requested(20), list[Any]()
 
     def handler(task: Any) -> None:
         called.append(task)
@@ -244,7 +246,10 @@ class Unbeginnable(ListClaim):
 def test_a_handler_is_not_called_for_what_cannot_begin(made: Made) -> None:
     """It is given back, and those behind it are handled; it is none of a worker's limit."""
     for bad, count, limit in (({3}, 6, None), ({2, 3, 5}, 12, 6)):
-        queue, called = Asked(*(Unbeginnable() if at in bad else ListClaim() for at in range(count))), list[Any]()
+        queue, called = (
+            ClaimRequest(*(Unbeginnable() if at in bad else ListClaim() for at in range(count))),
+            list[Any](),
+        )
         it = made(queue, called.append, limit=limit)
         it.run(until_empty=True)
         handled = limit or count - len(bad)
@@ -263,7 +268,7 @@ class SettledLater(ListClaim):
 def test_a_worker_has_ended_when_what_its_handlers_did_is_settled() -> None:
     """Who joins it may close the connection then."""
     later = SettledLater()
-    queue = Asked(ListClaim(), later)
+    queue = ClaimRequest(ListClaim(), later)
     worker = Worker(queue, lambda _task: "done", grace=20)
     wait, waits = worker._deliveries.wait_empty, threading.Event()
     worker._deliveries.wait_empty = lambda seconds: waits.set() or wait(seconds)  # type: ignore[func-returns-value,method-assign]
@@ -308,11 +313,11 @@ async def test_what_waits_for_its_turn_to_claim_asks_for_nothing_after_a_stop() 
 
     async def handle(_task: object) -> None: ...
 
-    queue, other = asked(1), AsyncAsked(AsyncListClaim())
+    queue, other = requested(1), AsyncAsked(AsyncListClaim())
     blocking = Worker(queue, lambda _task: None, threads=2)  # type: ignore[arg-type]
     on_a_loop = AsyncWorker(other, handle, threads=2)  # type: ignore[arg-type]
     for worker in (blocking, on_a_loop):
-        worker._ahead.handled(0.0)
+        worker._prefetched.handled(0.0)
         worker.stop()
     assert (blocking._claim(idle=False), await on_a_loop._claim(idle=False)) == (None, None)
     assert queue.sizes == other.sizes == []

@@ -27,13 +27,13 @@ def queue(*names: str, order: str = "default") -> tuple[Client, Client]:
     return client, another(client, "looker")
 
 
-def look(looker: Client, **asked: Any) -> Any:
-    return looker.do(ready(looker.context, **asked))
+def look(looker: Client, **requested: Any) -> Any:
+    return looker.do(ready(looker.context, **requested))
 
 
-def waiting(looker: Client, **asked: Any) -> Stepper:
+def waiting(looker: Client, **requested: Any) -> Stepper:
     """A client that has found nothing, and is about to wait."""
-    stepper = step(looker, ready(looker.context, **({"timeout": None} | asked)))
+    stepper = step(looker, ready(looker.context, **({"timeout": None} | requested)))
     stepper.until(Wait)
     assert not stepper.over
     return stepper
@@ -75,9 +75,9 @@ def test_a_waiter_is_woken_by_an_enqueue_and_asks_for_nothing_while_it_is_idle()
     waiter = waiting(looker)
     assert waiter.op.timeout is None
     waiter.answer(True)
-    asked = len(waiter.done)
+    requested = len(waiter.done)
     waiter.until(Wait)
-    assert len(waiter.done) == asked, "nothing has happened, so that nothing is asked for"
+    assert len(waiter.done) == requested, "nothing has happened, so that nothing is asked for"
     stop: list[bool] = []
     stopped = waiting(looker, stopping=lambda: bool(stop))
     client.put(task_id="b")
@@ -147,7 +147,7 @@ def test_it_takes_no_wake_up_from_one_who_claims() -> None:
     claiming = step(looker, claim.claim(looker.context, ANY, 30))
     claiming.until(Wait)
     kinds = [
-        each.op.seat.kind for each in (claiming, waiting(looker), waiting(looker), waiting(looker, selector="k==x"))
+        each.op.place.kind for each in (claiming, waiting(looker), waiting(looker), waiting(looker, selector="k==x"))
     ]
     assert kinds[1] == kinds[2]
     assert len(set(kinds)) == 3

@@ -16,10 +16,11 @@ pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 from airflow_provider_zkmq.spark import report
-from airflow_provider_zkmq.spark.answers import advice, page, sections
-from airflow_provider_zkmq.spark.answers import sections as failures
-from airflow_provider_zkmq.spark.answers.capacity import Crew, Demand, Stretch, Target
-from airflow_provider_zkmq.spark.answers.page import (
+from airflow_provider_zkmq.spark.history.tables import GOLD, NAME, SILVER, Manifest, Part
+from airflow_provider_zkmq.spark.reporting import advice, page, sections
+from airflow_provider_zkmq.spark.reporting import sections as failures
+from airflow_provider_zkmq.spark.reporting.capacity import Crew, Demand, Stretch, Target
+from airflow_provider_zkmq.spark.reporting.page import (
     LEAST,
     Column,
     Plot,
@@ -34,9 +35,8 @@ from airflow_provider_zkmq.spark.answers.page import (
     spell,
     trend,
 )
-from airflow_provider_zkmq.spark.answers.report import Report, checked_target
-from airflow_provider_zkmq.spark.answers.sections import HEAD, KIND, MASKS
-from airflow_provider_zkmq.spark.history.tables import GOLD, NAME, SILVER, Manifest, Part
+from airflow_provider_zkmq.spark.reporting.report import Report, checked_target
+from airflow_provider_zkmq.spark.reporting.sections import HEAD, KIND, MASKS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # matplotlib and its like
 HOSTILE = "<script src='http://evil.example/x.js'>alert(1)</script>\"'&$\\frac{\x00\x1b[31m"

@@ -61,7 +61,7 @@ def test_no_representation_of_a_connection_shows_a_password() -> None:
     config = ConnectionConfig.of("127.0.0.1:1", auth=("ann", SECRET), tls={"key_password": SECRET})
     session = Session(config)
     client = Zkmq(config)
-    limit = session.patience().limit
+    limit = session.call_deadline().limit
     shown = [
         config,
         asdict(config),

@@ -25,21 +25,25 @@ def test_the_job_hands_its_options_on_and_takes_no_password(monkeypatch, capsys)
 
     What is wrong is said in one line.
     """
-    asked = {}
+    requested = {}
 
     def run(connect, queues, directory, _session, *, progress, **rest):
-        asked.update(rest, connect=connect, queues=queues, directory=directory)
+        requested.update(rest, connect=connect, queues=queues, directory=directory)
         progress("queue a: mark: done, 0.0 s")
         if queues is None:
             raise ConfigError("queue 'a' does not exist")
 
     monkeypatch.setattr(pipeline, "run_pipeline", run)
-    monkeypatch.setattr(session, "spark_session", lambda name, master=None: asked.update(session=(name, master)))
+    monkeypatch.setattr(session, "spark_session", lambda name, master=None: requested.update(session=(name, master)))
     line = "pipeline --directory /archive --conn-id zk --root /r --queues a,,b --lifetime 0 --keep-bronze 7 --delta"
     assert job.main(line.split()) == 0
-    assert (asked["queues"], asked["directory"], asked["session"]) == (["a", "b"], "/archive", ("zkmq-pipeline", None))
-    assert (asked["lifetime"], asked["keep"], asked["delta"]) == (0.0, Retention(bronze=7), True)
-    assert dict(pickle.loads(pickle.dumps(asked["connect"])).values) == {"conn_id": "zk", "root": "/r"}  # noqa: S301  our own
+    assert (requested["queues"], requested["directory"], requested["session"]) == (
+        ["a", "b"],
+        "/archive",
+        ("zkmq-pipeline", None),
+    )
+    assert (requested["lifetime"], requested["keep"], requested["delta"]) == (0.0, Retention(bronze=7), True)
+    assert dict(pickle.loads(pickle.dumps(requested["connect"])).values) == {"conn_id": "zk", "root": "/r"}  # noqa: S301  our own
     assert capsys.readouterr().out == "queue a: mark: done, 0.0 s\n"
     with pytest.raises(SystemExit):
         job.main(["pipeline", "--directory", "/archive", "--auth", "user:secret"])

@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine import BadMessage, ConfigError, Integer, Messa
 from airflow_provider_zkmq.engine import errors as engine_errors
 from airflow_provider_zkmq.spark.source import writing
 from airflow_provider_zkmq.spark.source.mapping import RowMapping, hashed, map_columns, rows_of
-from airflow_provider_zkmq.spark.source.options import SINK, WRITE, Options, SourceError
+from airflow_provider_zkmq.spark.source.options import STREAM_WRITE, WRITE, SourceError, SourceOptions
 from airflow_provider_zkmq.spark.source.writing import PartitionReport, Target, TaskWriter, WriteReport, check_place
 
 TYPES = {"size": OrderedEnum("small", "large"), "n": Integer(), "region": String()}
@@ -38,7 +38,7 @@ def schema(**kinds: DataType) -> StructType:
 
 
 def mapped(kinds: dict[str, DataType], **options: str) -> RowMapping:
-    return map_columns(schema(**kinds), Options.of(options), TYPES)
+    return map_columns(schema(**kinds), SourceOptions.of(options), TYPES)
 
 
 def messages(mapping: RowMapping, rows: list[dict[str, Any]], **types: pa.DataType) -> list[Message]:
@@ -89,11 +89,11 @@ def test_what_cannot_be_written_is_refused_where_the_write_is_planned(subtests: 
         with subtests.test(name), pytest.raises(SourceError, match=why):
             mapped(kinds, **options)
     with pytest.raises(SourceError, match="column 'id' stands twice"):
-        map_columns(StructType([StructField("id", TEXT)] * 2), Options.of({}), TYPES)
-    for known, use in ((WRITE, "writes"), (SINK, "streams")):
-        Options.of({"QUEUE": "q", "key": "a", "notbefore": "b"}).check(known, use)
+        map_columns(StructType([StructField("id", TEXT)] * 2), SourceOptions.of({}), TYPES)
+    for known, use in ((WRITE, "writes"), (STREAM_WRITE, "streams")):
+        SourceOptions.of({"QUEUE": "q", "key": "a", "notbefore": "b"}).check(known, use)
         with pytest.raises(SourceError, match="unknown option 'bach' of .*did you mean batch"):
-            Options.of({"bach": "x"}).check(known, use)
+            SourceOptions.of({"bach": "x"}).check(known, use)
 
 
 def test_values_become_parts() -> None:
@@ -161,7 +161,7 @@ def test_rows_go_in_pieces_and_each_is_counted_once(tmp_path: Path, monkeypatch:
     A piece whose outcome is not known is tried again by the same client, which finds out what became of it, three times
     at the most. What the engine refuses is told by row and column, also after rows with the same id.
     """
-    options = Options.of({"hosts": f"textqueue://{tmp_path}"})
+    options = SourceOptions.of({"hosts": f"textqueue://{tmp_path}"})
     queue, calls, errors = writing.cached(options).queue("q"), [], []
     queue.configure()
     monkeypatch.setattr(writing, "cached", lambda _options: SimpleNamespace(queue=lambda _name: fake))
@@ -198,7 +198,7 @@ def test_rows_go_in_pieces_and_each_is_counted_once(tmp_path: Path, monkeypatch:
 def test_rows_go_into_queue_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same plan and the same rows; a batch is refused, as a file has none. No credentials go to executors."""
     monkeypatch.setenv("ZKMQ_AUTH", "digest:alice:sesame")
-    sent = pickle.dumps(Target(Options.of({"hosts": "h:1", "queue": "q"}), "q", mapped(BASE), None, NOW))
+    sent = pickle.dumps(Target(SourceOptions.of({"hosts": "h:1", "queue": "q"}), "q", mapped(BASE), None, NOW))
     assert not [secret for secret in (b"sesame", b"alice") if secret in sent]
     hosts = f"textqueue://{tmp_path}/queues"
     with Zkmq.connect(hosts) as zk:
@@ -206,14 +206,14 @@ def test_rows_go_into_queue_files_too(tmp_path: Path, monkeypatch: pytest.Monkey
         queue.configure(filters={"size": TYPES["size"]})
         queue.enqueue("x", task_id="b")
         kinds, options = schema(**BASE, filter__size=TEXT), {"hosts": hosts, "queue": "q"}
-        writer = TaskWriter(kinds, Options.of(options), overwrite=False)
+        writer = TaskWriter(kinds, SourceOptions.of(options), overwrite=False)
         batch = pa.RecordBatch.from_pylist([{"id": each, "data": "x", "filter.size": "small"} for each in ("a", "b")])
         told = writer.write(iter([batch]))
         writer.commit([told])
         assert told == PartitionReport(0, 0, 2, 1, 1)
         assert (sorted(queue.ids()), queue.task("a").filters) == (["a", "b"], {"size": "small"})
     with pytest.raises(engine_errors.Unsupported, match="batches"):
-        TaskWriter(kinds, Options.of(options | {"batch": "b"}), overwrite=False)
+        TaskWriter(kinds, SourceOptions.of(options | {"batch": "b"}), overwrite=False)
 
 
 def test_a_report_is_read_as_it_was_left(tmp_path: Path) -> None:

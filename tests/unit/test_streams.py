@@ -19,7 +19,7 @@ from pyspark.sql.types import MapType, StringType, StructType
 
 from airflow_provider_zkmq.engine import State, Unavailable
 from airflow_provider_zkmq.spark.source.following import TaskStream
-from airflow_provider_zkmq.spark.source.options import Options, SourceError
+from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions
 from tests.unit.followed import FakeQueues, Interrupted, Query
 
 
@@ -142,14 +142,14 @@ def test_a_look_that_is_cut_off_is_made_again(world: FakeQueues, query: Query) -
     query.run()
     world.end(("a", "1"))
     world.end(("b", "2"))
-    b, trimmed = world.there["b"], world.there["b"].trimmed
+    b, truncated_at = world.there["b"], world.there["b"].truncated_at
 
     def away() -> None:
-        b.trimmed = trimmed  # type: ignore[method-assign]
+        b.truncated_at = truncated_at  # type: ignore[method-assign]
         raise Unavailable("no ZooKeeper server answered at h:1")
 
     for restart in (False, True):
-        b.trimmed = away  # type: ignore[assignment]
+        b.truncated_at = away  # type: ignore[assignment]
         with pytest.raises(SourceError, match=r"^no ZooKeeper server answered at h:1$"):
             query.plan()
         if restart:
@@ -165,7 +165,7 @@ def test_a_backlog_is_listed_once_in_as_many_batches_as_its_limit_says(world: Fa
     assert len(query.run()) == 100
     assert (len(query.offsets), world.listings) == (10, 2)
     assert query.start().getDefaultReadLimit() == ReadMaxRows(10)
-    assert TaskStream(StructType(), Options.of({})).getDefaultReadLimit() == ReadAllAvailable()
+    assert TaskStream(StructType(), SourceOptions.of({})).getDefaultReadLimit() == ReadAllAvailable()
 
 
 def test_an_idle_stream_makes_no_batch_lists_nothing_and_writes_nothing(world: FakeQueues, query: Query) -> None:
@@ -466,4 +466,4 @@ def test_options_are_checked_when_the_stream_starts(subtests: pytest.Subtests) -
     for options, error in WRONG:
         for ask in ("initialOffset", "prepareForTriggerAvailableNow", "getDefaultReadLimit"):
             with subtests.test(ask=ask, **options), pytest.raises(SourceError, match=error):
-                getattr(TaskStream(StructType(), Options.of(options)), ask)()
+                getattr(TaskStream(StructType(), SourceOptions.of(options)), ask)()

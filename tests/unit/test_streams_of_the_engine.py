@@ -38,7 +38,7 @@ class EngineQueue:
 
     def __getattr__(self, verb: str) -> Any:
         procedures = {
-            "conf": queue_settings.conf, "configure": configure.configure, "trimmed": configuration.trimmed,
+            "conf": queue_settings.conf, "configure": configure.configure, "truncated_at": configuration.truncated_at,
             "latest_end": completion_log.latest_end, "ended_between": completion_log.ended_between,
             "read_ended": completion_log.read_ended,
         }  # fmt: skip

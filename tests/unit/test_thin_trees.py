@@ -37,11 +37,11 @@ def znodes(client: Client) -> set[str]:
 def holds(client: Client, data: bytes, parts: str, came: int) -> None:
     """The task is what a message asked for, and when; a scan tells the same; the tree is what its record says."""
     client.check()
-    task, asked = client.do(read_task(client.context, "a")), {"metadata": {}, "filters": {}} | PARTS[parts]
+    task, requested = client.do(read_task(client.context, "a")), {"metadata": {}, "filters": {}} | PARTS[parts]
     columns = client.do(scan.scan(client.context, ["a"], ["enqueued_ms", "metadata", "filters"])).columns
-    assert columns == {"enqueued_ms": [came]} | {name: [value] for name, value in asked.items()}
+    assert columns == {"enqueued_ms": [came]} | {name: [value] for name, value in requested.items()}
     told = (task.data, task.metadata, task.filters, task.enqueued_ms)
-    assert (told, client.reports) == ((data, asked["metadata"], asked["filters"], came), [])
+    assert (told, client.reports) == ((data, requested["metadata"], requested["filters"], came), [])
 
 
 def test_what_is_empty_is_not_written() -> None:

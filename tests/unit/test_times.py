@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_zkmq import engine
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy, Zkmq, parse_duration, parse_moment
+from airflow_provider_zkmq.engine.api.claim_handles import task_of
 from airflow_provider_zkmq.engine.core.claim import claim as ask
 from airflow_provider_zkmq.engine.core.client.clock import Clock, ServerTime
 from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
@@ -36,7 +37,6 @@ from airflow_provider_zkmq.engine.core.read.scan import scan
 from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from airflow_provider_zkmq.engine.core.tasks.holding import begin
-from airflow_provider_zkmq.engine.fronts.claims import task_of
 from tests.unit.world import Client, new_queue
 
 #: What is no duration, by a name for it.
@@ -61,7 +61,7 @@ PROCEDURES: list[tuple[str, Callable[[Client, Any], Any]]] = [
     ("lease", lambda it, span: it.do(holding.extend(it.context, it.claimed(lease=9), span))),
     ("dedupe", lambda it, span: it.complete(it.claimed(), dedupe=span)),
     ("backoff", lambda it, span: it.fail(it.claimed(), backoff=span)),
-    ("timeout", lambda it, span: it.do(ask.ask(it.context, timeout=span))),
+    ("timeout", lambda it, span: it.do(ask.request_claim(it.context, timeout=span))),
     ("timeout", lambda it, span: it.do(wait.wait(it.context, [], timeout=span))),
     ("timeout", lambda it, span: it.do(finding.find_matching(it.context, "all()", timeout=span))),
     ("timeout", lambda it, span: it.do(following.follow(it.context, "a", id, timeout=span))),
@@ -246,7 +246,7 @@ def test_what_is_kept_for_later_comes_at_its_own_moment() -> None:
 def test_what_a_transaction_puts_waits_for_its_time() -> None:
     """Counted from the commit, whole or not at all; a bucket that the server took away meanwhile is made anew."""
     client = queue_with("in")
-    unit = transaction.Transaction(taken=[(client.context, client.claimed())])
+    unit = transaction.TransactionState(taken=[(client.context, client.claimed())])
     for options in ({"task_id": "a", "delay": 600}, {"task_id": "b", "not_before": at(client, 700)}):
         putting.put(unit.put, client.context, Message(b"x", **options))
     begun, cleared = client.zk.ms, list[str]()

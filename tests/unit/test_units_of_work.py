@@ -21,6 +21,7 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
     Zkmq,
 )
+from airflow_provider_zkmq.engine.api.unit_of_work import Transaction
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -28,7 +29,6 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Multi, Reconn
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, configure, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks import transaction as putting
-from airflow_provider_zkmq.engine.fronts.transaction import Transaction
 from tests.unit.claiming import another, queue_of, refused, unit_of
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
 
@@ -36,8 +36,8 @@ NOWHERE = ConnectionConfig.of("127.0.0.1:1", request_timeout=20, session_timeout
 AWAY = Unavailable("gone")
 
 
-def unit_with(client: Client, *messages: Message, queue: str = "new") -> transaction.Transaction:
-    unit = transaction.Transaction()
+def unit_with(client: Client, *messages: Message, queue: str = "new") -> transaction.TransactionState:
+    unit = transaction.TransactionState()
     context = new_context(client.zk, client.session, queue)
     for message in messages:
         putting.put(unit.put, context, message)
@@ -92,7 +92,7 @@ def test_a_refused_commit_creates_no_queue() -> None:
 
 def test_filters_are_checked_at_once_where_the_queue_is_known() -> None:
     """By what the client remembers, at no request; the caller's own mapping may change afterwards."""
-    client, unit = new_queue(filters={"c": OrderedEnum("low", "high")}), transaction.Transaction()
+    client, unit = new_queue(filters={"c": OrderedEnum("low", "high")}), transaction.TransactionState()
     filters = {"c": "low"}
     putting.put(unit.put, client.context, Message(b"x", filters, task_id="a"))
     filters["c"] = "nonsense"
@@ -143,7 +143,7 @@ def test_an_id_that_has_ended_runs_anew_and_any_other_is_refused_with_its_status
 # --- rolling back what nobody answers for
 
 
-def taken() -> tuple[Client, transaction.Transaction]:
+def taken() -> tuple[Client, transaction.TransactionState]:
     client = queue_of("a")
     return client, unit_of(client)
 
@@ -159,18 +159,18 @@ def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:
     """
     for sent in (False, True):
         client, unit = taken()
-        asked: list[Any] = []
+        requested: list[Any] = []
 
-        def fault(op: Any, asked: list[Any] = asked) -> Any:
-            asked.append(op)
+        def fault(op: Any, requested: list[Any] = requested) -> Any:
+            requested.append(op)
             return LOST_REQUEST if isinstance(op, Multi) else None
 
-        over = lambda sent=sent, asked=asked: not sent or any(isinstance(op, Multi) for op in asked)
+        over = lambda sent=sent, requested=requested: not sent or any(isinstance(op, Multi) for op in requested)
         if not sent:
             client.zk.expire(client.session)
         client.do(transaction.rollback(unit, holder(over)), fault)
         assert (unit.ended, unit.taken) == (True, [])
-        assert isinstance(asked[-1], Multi) if sent else not asked
+        assert isinstance(requested[-1], Multi) if sent else not requested
         client.zk.expire(client.session)
         assert another(client).work() == ["a"]
 
@@ -178,10 +178,10 @@ def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:
 def test_a_rollback_out_of_reach_of_its_session_is_owed_to_it() -> None:
     """The session was out of reach for longer than it lives, and lives: its client gives the task back all the same."""
     client, unit = taken()
-    asked, other, claimed = iter([False]), another(client), unit.taken[0][1]
-    client.do(transaction.rollback(unit, holder(lambda: next(asked, True))), at(0, AWAY))
+    requested, other, claimed = iter([False]), another(client), unit.taken[0][1]
+    client.do(transaction.rollback(unit, holder(lambda: next(requested, True))), at(0, AWAY))
     assert (unit.ended, unit.taken) == (True, [])
-    assert [owed.claimed for owed in client.context.claims.owed.values()] == [claimed]
+    assert [owed.claimed for owed in client.context.claims.unsettled.values()] == [claimed]
     assert other.take() is None
     assert client.do(settle.give_back(client.context)) == 1
     assert other.work() == ["a"]

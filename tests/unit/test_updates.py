@@ -181,8 +181,8 @@ def test_a_tightened_policy_buries_what_used_up_its_attempts() -> None:
     client.do(enqueue.enqueue_batch(client.context, [Message(b"x", task_id="a")], "b"))
     client.fail(client.claimed(), "boom")
     current, now = tightened(client)
-    assert recovery.used_up(client.do(configuration.read_conf(client.context)), current.state)
-    assert client.do(recovery.bury_exhausted(client.context, current, now))
+    assert recovery.attempts_exhausted(client.do(configuration.read_conf(client.context)), current.state)
+    assert client.do(recovery.kill_exhausted(client.context, current, now))
     dead = client.check()["a"]
     assert (dead.state, dead.attempt, dead.ended) == (State.DEAD, 1, now)
     assert all(part in str(dead.error) for part in ("delivered 1 times", "boom"))
@@ -196,13 +196,13 @@ def test_burying_changes_no_other_run() -> None:
     client.fail(client.claimed())
     seen = tightened(client)
     client.cancel("a")
-    assert not client.do(recovery.bury_exhausted(client.context, *seen))
+    assert not client.do(recovery.kill_exhausted(client.context, *seen))
     assert client.check()["a"].state is State.CANCELLED
     client = queue_of("a")
     claimed = client.claimed()
     client.put(b"again", task_id="a", requeue=True)
     client.fail(claimed)
-    assert client.do(recovery.bury_exhausted(client.context, *tightened(client)))
+    assert client.do(recovery.kill_exhausted(client.context, *tightened(client)))
     assert (client.check()["a"].state, client.state("a").attempt) == (State.INSERTED, 0)
     assert client.claimed().data == b"again"
 
@@ -302,7 +302,7 @@ def test_a_run_is_told_to_the_archive_once_although_its_record_is_written_again(
     if escrow == "is damaged":
         client.zk.multi(0, (SetData(client.context.paths.task("a", "requeue"), b"{"),))
         client.zk.advance(61)
-        client.do(rescue.tend(client.context))
+        client.do(rescue.maintain(client.context))
         assert seen(client)[0] == "done-awaiting-gc"
     second = now()
     assert (told(0, first), told(first, second), told(0, second)) == (["a"], [], ["a"])

@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.tasks.outcome import Follows
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, Unavailable
 from airflow_provider_zkmq.engine.working import handling
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Deliveries, Delivery
-from airflow_provider_zkmq.engine.working.handling import Tally, Verdict
+from airflow_provider_zkmq.engine.working.handling import DeliveryResult, Tally
 from tests.unit.test_cli import a_task
 
 
@@ -33,7 +33,7 @@ class ListClaim:
     cancelled: bool = False
     span: float | None = None
     over: bool = False
-    ahead: bool = False
+    prefetched: bool = False
     mark_begun = mark_ended = staticmethod(lambda: None)
     outcomes: list[Any] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class ListClaim:
     def progress(self, _progress: float, _note: str = "") -> None: ...
 
     def begin(self) -> Any:
-        self.ahead = False
+        self.prefetched = False
 
     def settle_later(self, outcome: Any, progress: Any, told: Any) -> None:
         while True:
@@ -77,19 +77,19 @@ class ListQueue:
     def claim(self, **_asked: object) -> ListClaim | None:
         return self.claims.pop(0) if self.claims else None
 
-    def claim_many(self, n: int, *, ahead: bool = False, **asked: Any) -> list[ListClaim]:
-        return self._with_more(self.claim(**asked), n, ahead=ahead)
+    def claim_many(self, n: int, *, prefetch: bool = False, **requested: Any) -> list[ListClaim]:
+        return self._with_more(self.claim(**requested), n, prefetch=prefetch)
 
-    def _with_more(self, first: ListClaim | None, n: int, *, ahead: bool) -> list[ListClaim]:
+    def _with_more(self, first: ListClaim | None, n: int, *, prefetch: bool) -> list[ListClaim]:
         more, self.claims = self.claims[: n - 1], self.claims[n - 1 :]
         for claim in more:
-            claim.ahead = ahead
+            claim.prefetched = prefetch
         return [] if first is None else [first, *more]
 
     def pending(self) -> int:
         return len(self.claims)
 
-    def look_after(self) -> None: ...
+    def run_maintenance(self) -> None: ...
 
     def wait_for_change(self, _seen: int, _timeout: float) -> bool:
         return False
@@ -106,11 +106,11 @@ class AsyncListClaim(ListClaim):
 
 
 class AsyncListQueue(ListQueue):
-    async def claim(self, **asked: object) -> Any:  # type: ignore[override]
-        return ListQueue.claim(self, **asked)
+    async def claim(self, **requested: object) -> Any:  # type: ignore[override]
+        return ListQueue.claim(self, **requested)
 
-    async def claim_many(self, n: int, *, ahead: bool = False, **asked: Any) -> Any:  # type: ignore[override]
-        return self._with_more(await self.claim(**asked), n, ahead=ahead)
+    async def claim_many(self, n: int, *, prefetch: bool = False, **requested: Any) -> Any:  # type: ignore[override]
+        return self._with_more(await self.claim(**requested), n, prefetch=prefetch)
 
 
 def run_threads(*claims: ListClaim) -> Worker:
@@ -168,13 +168,13 @@ def test_each_error_is_one_verdict_and_one_report(
 ) -> None:
     """A session that is merely cut off still has its claims; what is in the way for good is told in full, once."""
     for error, over, verdict, level in (
-        (ClaimLost("gone"), False, Verdict.LOST, "WARNING"),
-        (SessionLost("ended"), True, Verdict.LOST, "WARNING"),
-        (SessionLost("cut off"), False, Verdict.AGAIN, "WARNING"),
-        (Unavailable("away"), True, Verdict.AGAIN, "WARNING"),
-        (OutcomeUnknown("no reply"), False, Verdict.AGAIN, "WARNING"),
-        (ConfigError("no"), False, Verdict.LATER, "ERROR"),
-        (SystemExit(3), False, Verdict.LATER, "ERROR"),
+        (ClaimLost("gone"), False, DeliveryResult.LOST, "WARNING"),
+        (SessionLost("ended"), True, DeliveryResult.LOST, "WARNING"),
+        (SessionLost("cut off"), False, DeliveryResult.AGAIN, "WARNING"),
+        (Unavailable("away"), True, DeliveryResult.AGAIN, "WARNING"),
+        (OutcomeUnknown("no reply"), False, DeliveryResult.AGAIN, "WARNING"),
+        (ConfigError("no"), False, DeliveryResult.LATER, "ERROR"),
+        (SystemExit(3), False, DeliveryResult.LATER, "ERROR"),
     ):
         with subtests.test(error=repr(error), over=over):
             delivery: Delivery[Any, Any] = Delivery(ListClaim(over=over), None)
@@ -182,7 +182,7 @@ def test_each_error_is_one_verdict_and_one_report(
             tally = Tally()
             assert [tally.judge(delivery, error) for _ in range(2)] == [verdict, verdict]
             assert [record.levelname for record in caplog.records] == [level, "WARNING"]
-            assert bool(caplog.records[0].exc_info) is (verdict is Verdict.LATER)
+            assert bool(caplog.records[0].exc_info) is (verdict is DeliveryResult.LATER)
 
 
 def test_only_what_a_handler_was_called_for_counts(log: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -199,7 +199,7 @@ def test_only_what_a_handler_was_called_for_counts(log: None, caplog: pytest.Log
         caplog.clear()
         delivery: Delivery[Any, Any] = Delivery(ListClaim(), None, begun=begun)
         tally, success = Tally(), isinstance(outcome, Success)
-        assert tally.settled(delivery, success=success) is Verdict.SETTLED
+        assert tally.settled(delivery, success=success) is DeliveryResult.SETTLED
         assert (tally.finished, tally.failed) == (begun * success, begun * (not success))
         assert len(caplog.records) == (begun and not success)
 
@@ -246,11 +246,11 @@ def test_a_heartbeat_that_failed_is_tried_again_soon() -> None:
     """Long before the next one of its span would be due, and a claim that is over is not extended at all."""
     table = Deliveries[Any, Any]()
     long, ended = table.add(ListClaim(), 600), table.add(ListClaim(settled=True), 0.001)
-    assert table.until_next_beat(1000) > 100
+    assert table.seconds_until_extension(1000) > 100
     table.beaten(long, good=False)
-    assert table.until_next_beat(1000) <= 0.5
+    assert table.seconds_until_extension(1000) <= 0.5
     table.beaten(long, good=True)
     table.beaten(ended, good=False)
-    assert (table.due(), table.until_next_beat(1000) > 100) == ([], True)
+    assert (table.due(), table.seconds_until_extension(1000) > 100) == ([], True)
     table.drop(long)
-    assert table.until_next_beat(1000) == 1000
+    assert table.seconds_until_extension(1000) == 1000

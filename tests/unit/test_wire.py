@@ -12,8 +12,8 @@ from kazoo.protocol import serialization as wire
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from airflow_provider_zkmq.engine.core.protocol.ops import Check, Create, Delete, SetData
-from airflow_provider_zkmq.engine.zk.connection import Frames
-from airflow_provider_zkmq.engine.zk.requests import Listing, Read, Refused, Transaction, Written, exception, rights
+from airflow_provider_zkmq.engine.zk.connection import FrameReader
+from airflow_provider_zkmq.engine.zk.requests import Listing, MultiRequest, Read, Refused, Written, exception, rights
 
 # --- frames
 
@@ -27,20 +27,20 @@ def test_frames_are_whole_whatever_pieces_they_come_in() -> None:
     bodies = [b"", b"a", b"reply and event", b"x" * 300]
     stream = b"".join(map(framed, bodies))
     for at in range(len(stream) + 1):
-        frames = Frames()
+        frames = FrameReader()
         assert frames.fed(stream[:at]) + frames.fed(stream[at:]) == bodies, f"split at {at}"
     for size in (1, 2, 3, 4, 5, 7, 64):
-        frames = Frames()
+        frames = FrameReader()
         pieces = (stream[begin : begin + size] for begin in range(0, len(stream), size))
         assert [frame for piece in pieces for frame in frames.fed(piece)] == bodies, f"pieces of {size}"
     with pytest.raises(ValueError, match="a frame of -1 bytes"):
-        Frames().fed(struct.pack("!i", -1))
+        FrameReader().fed(struct.pack("!i", -1))
 
 
 def test_a_frame_larger_than_what_is_asked_for_at_once() -> None:
     """Asked for in pieces of at most a megabyte; what comes after it is not lost."""
     body = bytes(range(256)) * 12_000
-    stream, frames, got, sizes = framed(body) + framed(b"after"), Frames(), list[bytes](), set[int]()
+    stream, frames, got, sizes = framed(body) + framed(b"after"), FrameReader(), list[bytes](), set[int]()
     while stream:
         size = frames.wanted
         sizes.add(size)
@@ -88,7 +88,7 @@ def test_a_transaction_is_written_as_kazoo_writes_it(subtests: pytest.Subtests) 
         with subtests.test(acl=str(acl), count=count):
             theirs = wire.Transaction([kazoos(op, acl) for op in OPS[:count]]).serialize()
             theirs[3] = 15 if count in {1, 2} else theirs[3]
-            assert Transaction(OPS[:count], rights(acl)).serialize() == bytes(theirs)
+            assert MultiRequest(OPS[:count], rights(acl)).serialize() == bytes(theirs)
 
 
 def test_of_a_transaction_s_reply_the_outcome_is_read(subtests: pytest.Subtests) -> None:
@@ -107,9 +107,9 @@ def test_of_a_transaction_s_reply_the_outcome_is_read(subtests: pytest.Subtests)
     }
     for reply, result in replies.items():
         with subtests.test(result=result):
-            assert Transaction.deserialize(b"head" + reply + END, 4) == [result]
+            assert MultiRequest.deserialize(b"head" + reply + END, 4) == [result]
     with pytest.raises(ValueError, match="kind 16"):
-        Transaction.deserialize(part(16) + END, 0)
+        MultiRequest.deserialize(part(16) + END, 0)
 
 
 def test_reads_and_errors_are_those_of_kazoo() -> None:

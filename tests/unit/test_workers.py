@@ -29,9 +29,9 @@ class Waiting(ListQueue):
         super().__init__(*claims)
         self.waits, self.go_on = threading.Event(), threading.Event()
 
-    def claim(self, **asked: Any) -> ListClaim | None:
+    def claim(self, **requested: Any) -> ListClaim | None:
         claim = super().claim()
-        if claim is None and asked["timeout"] > 0:
+        if claim is None and requested["timeout"] > 0:
             self.waits.set()
             assert self.go_on.wait(20)
         return claim
@@ -44,7 +44,7 @@ class Waiting(ListQueue):
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes workers of either front, whose monitors look often."""
     for module in (worker, async_worker):
-        monkeypatch.setattr(module, "KEEPER_SECONDS", 0.01)
+        monkeypatch.setattr(module, "MAINTENANCE_SECONDS", 0.01)
     with workers(request.param) as make:
         yield make
 
@@ -184,11 +184,11 @@ class Failing(ListQueue):
         super().__init__(*claims)
         self.error, self.raised = error, 0
 
-    def claim(self, **asked: object) -> ListClaim | None:
+    def claim(self, **requested: object) -> ListClaim | None:
         if not self.raised or not self.claims:
             self.raised += 1
             raise self.error
-        return super().claim(**asked)
+        return super().claim(**requested)
 
 
 def test_an_unexpected_exception_ends_no_worker(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,9 +231,9 @@ class Absent(ListQueue):
     def check_wanted(self, **_choice: object) -> None:
         self._look()
 
-    def claim(self, **asked: object) -> ListClaim | None:
+    def claim(self, **requested: object) -> ListClaim | None:
         self._look()
-        return super().claim(**asked)
+        return super().claim(**requested)
 
     def pending(self) -> int:
         self._look()
@@ -305,10 +305,10 @@ def test_a_queue_that_is_missing_is_told_of_once_until_it_comes(caplog: pytest.L
     """For all threads, but for one whose answer is older than the queue; and once more where it has gone again."""
     missing, counts = handling.Absence("later"), []
     before = missing.ended
-    for asked in (before, before, None, before, missing.ended + 1):
-        if asked is None:
+    for requested in (before, before, None, before, missing.ended + 1):
+        if requested is None:
             missing.end()
         else:
-            missing.tell(QueueNotFound("not there"), asked)
-        counts.append((sum(record.levelname == "WARNING" for record in caplog.records), missing.told))
+            missing.warn_absent(QueueNotFound("not there"), requested)
+        counts.append((sum(record.levelname == "WARNING" for record in caplog.records), missing.noticed))
     assert counts == [(1, True), (1, True), (1, False), (1, False), (2, True)]

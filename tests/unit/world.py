@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.client.context import Context, Runtime
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.names import Paths
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Letter, TaskState, parse_letter
+from airflow_provider_zkmq.engine.core.model.records import HistoryEntry, TaskState, parse_history_name
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, parse_selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol import ops
@@ -111,7 +111,7 @@ class Faults:
 
 def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
     match op:
-        case ops.Within() | ops.Reconnect() | ops.Sync():
+        case ops.SetTimeout() | ops.Reconnect() | ops.Sync():
             return None
         case ops.Wait(signal, seen, timeout):
             if signal.count <= seen:
@@ -120,7 +120,7 @@ def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
             return signal.count > seen
         case ops.Pipeline(parts):
             return [execute(zk, session, item, faults) for item in parts]
-        case ops.Tell(call):
+        case ops.Callback(call):
             return call()
         case ops.EnsureRoot(path):
             steps, result = ensure_root(path), None
@@ -183,7 +183,7 @@ def new_context(zk: FakeZooKeeper, session: int, queue: str = "q", name: str = "
         zxid=lambda: zk.zxid,
         restored=lambda: 0,
         unwatch=lambda path: zk.leader.unwatch(session, path),
-        pay=lambda: None,
+        finish_later=lambda: None,
     )
     return Context(queue, "/zkmq", Paths.of("/zkmq", queue), run, ThreadSignal(), {"name": name})
 
@@ -327,7 +327,7 @@ def check_letters(zk: FakeZooKeeper, paths: Paths, states: dict[str, TaskState])
     for bucket in zk.names(paths.at("unarchived")):
         for entry in zk.names(paths.at("unarchived", bucket)):
             path = paths.at("unarchived", bucket, entry)
-            name, letter = parse_letter(entry), Letter.decode(path, zk.nodes[path].data)
+            name, letter = parse_history_name(entry), HistoryEntry.decode(path, zk.nodes[path].data)
             assert name is not None
             assert (letter.task_id, letter.version) == (name.task_id, name.version), path
             assert letter.state.state in ENDED, path

@@ -15,23 +15,30 @@ from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.errors import QueueNotFound
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncQueue, AsyncTransaction
+from airflow_provider_zkmq.engine.protocols import AsyncWorkerClaim, AsyncWorkerQueue, AsyncWorkerTransaction
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
 from airflow_provider_zkmq.engine.working.handling import (
     GIVE_UP_SECONDS,
-    KEEPER_SECONDS,
     LEFT_SECONDS,
+    MAINTENANCE_SECONDS,
     RETRY_SECONDS,
+    DeliveryResult,
     Monitor,
     RunningAsync,
     Tally,
-    Verdict,
     Working,
     outcome_of,
     watching,
 )
-from airflow_provider_zkmq.engine.working.heartbeat import CANCEL_SECONDS, AsyncHeart, all_of, end, is_cancelled, until
-from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, Settled, check_handler
+from airflow_provider_zkmq.engine.working.heartbeat import (
+    CANCEL_SECONDS,
+    AsyncHeartbeat,
+    all_of,
+    end,
+    is_cancelled,
+    until,
+)
+from airflow_provider_zkmq.engine.working.options import Handler, Method, Settled, WorkerOptions, check_handler
 
 # --- What goes on on an event loop whatever becomes of who asked for it.
 
@@ -89,16 +96,16 @@ OF_CALLS: Final = Background()
 class AsyncSettler:
     """Settles deliveries; see `Settler`."""
 
-    def __init__(self, deliveries: Deliveries[AsyncClaim, AsyncTransaction], tally: Tally) -> None:
+    def __init__(self, deliveries: Deliveries[AsyncWorkerClaim, AsyncWorkerTransaction], tally: Tally) -> None:
         self.background = Background()
         self.later = set[asyncio.Future[None]]()
         """What was put down, and is not known to be settled."""
         self._deliveries = deliveries
         self._tally = tally
 
-    async def begin(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> bool:
+    async def begin(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> bool:
         """Its handler is about to be called; False: it is not, since that cannot be said."""
-        if delivery.claim.ahead:
+        if delivery.claim.prefetched:
             try:
                 await delivery.claim.begin()
             except Exception as error:  # noqa: BLE001  whatever it is: it is given back, which tells more
@@ -106,37 +113,37 @@ class AsyncSettler:
                 return False
         return True
 
-    async def give_back(self, deliveries: list[Delivery[AsyncClaim, AsyncTransaction]]) -> None:
+    async def give_back(self, deliveries: list[Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]]) -> None:
         """Settle what was claimed and whose handlers will not be called, all of it at once."""
         mine = [each for each in deliveries if self._deliveries.decide(each, NOT_BEGUN)]
         if mine:
             await asyncio.wait({self.background.do(self.settle(each)) for each in mine})
 
-    async def settle(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
+    async def settle(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> None:
         """Settle, however long ZooKeeper is away while the session lives; no task's trouble ends the others."""
         try:
-            while (verdict := await self._try(delivery)) is Verdict.AGAIN:  # noqa: ASYNC110  the pause between two tries
+            while (delivery_result := await self._try(delivery)) is DeliveryResult.AGAIN:  # noqa: ASYNC110  the pause between two tries
                 await asyncio.sleep(RETRY_SECONDS)
-            if verdict is Verdict.LATER:
+            if delivery_result is DeliveryResult.LATER:
                 self.background.do(self._settle_left(delivery))
         finally:
             self._deliveries.drop(delivery)
 
-    def settle_later(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
+    def settle_later(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> None:
         """Settle together with others, without waiting for it; it is in hand until that is known."""
         loop, known = asyncio.get_running_loop(), self.background.promise()
         self.later.add(known)
         known.add_done_callback(self.later.discard)
 
-        def told(success: bool, error: Exception | None) -> None:
+        def done(success: bool, error: Exception | None) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._told, delivery, known, success, error)
+                loop.call_soon_threadsafe(self._finish, delivery, known, success, error)
 
-        delivery.claim.settle_later(delivery.outcome or NOT_BEGUN, delivery.progress, told)
+        delivery.claim.settle_later(delivery.outcome or NOT_BEGUN, delivery.progress, done)
 
-    def _told(
+    def _finish(
         self,
-        delivery: Delivery[AsyncClaim, AsyncTransaction],
+        delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction],
         known: asyncio.Future[None],
         success: bool,
         error: Exception | None,
@@ -146,19 +153,19 @@ class AsyncSettler:
         try:
             if error is None:
                 self._tally.settled(delivery, success=success)
-            elif self._tally.judge(delivery, error) is not Verdict.LOST:
+            elif self._tally.judge(delivery, error) is not DeliveryResult.LOST:
                 self.background.do(self._settle_left(delivery))
         finally:
             self._deliveries.drop(delivery)
             known.set_result(None)
 
-    async def _settle_left(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
+    async def _settle_left(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> None:
         """What could not be settled by whatever means is tried again, while others are handled."""
         await asyncio.sleep(LEFT_SECONDS)
         delivery.progress.refusals = 0
         await self.settle(delivery)
 
-    async def _try(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> Verdict:
+    async def _try(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> DeliveryResult:
         try:
             success = await delivery.ending().settle(delivery.outcome or NOT_BEGUN, delivery.progress)
         except Exception as error:  # noqa: BLE001  judged and reported, whatever it is; a cancellation is not
@@ -166,21 +173,21 @@ class AsyncSettler:
         return self._tally.settled(delivery, success=success)
 
 
-# --- `Asking` on an event loop: its waiting ends at once when the worker is told to stop.
+# --- `ClaimingWorker` on an event loop: its waiting ends at once when the worker is told to stop.
 
-AsyncDelivery: TypeAlias = Delivery[AsyncClaim, AsyncTransaction]
+AsyncDelivery: TypeAlias = Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]
 
 
-class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
+class AsyncClaimingWorker(Working[AsyncWorkerClaim, AsyncWorkerTransaction]):
     """A worker as far as it asks for tasks; what it gets after it was told to stop, it gives back."""
 
-    def __init__(self, queue: AsyncQueue, handler: Handler, options: Options) -> None:
+    def __init__(self, queue: AsyncWorkerQueue, handler: Handler, options: WorkerOptions) -> None:
         super().__init__(queue, handler, options)
         self.queue = queue
         self._stopping = asyncio.Event()
         self._come = asyncio.Event()
         self._settler = AsyncSettler(self._deliveries, self._tally)
-        self._heart = AsyncHeart(self._deliveries)
+        self._heartbeat = AsyncHeartbeat(self._deliveries)
         self._filling = asyncio.Lock()
 
     @property
@@ -193,56 +200,56 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
         try:
             await self.queue.check_wanted(**self._options.choice)
         except QueueNotFound as error:
-            self._tell_of_absence(error, 0)
+            self._log_absence(error, 0)
 
     async def _claim(self, *, idle: bool) -> AsyncDelivery | None:
         """Claim; None: there was nothing, or no queue, and it was waited for. Fast handlers: one does it for all."""
-        if idle or not self._ahead.fast:
+        if idle or not self._prefetched.fast:
             return await self._fill(idle=idle)
         async with self._filling:  # who had it may have waited for the queue, or for a server
-            return None if self.stopping else self._ahead.take() or await self._fill(idle=False)
+            return None if self.stopping else self._prefetched.take() or await self._fill(idle=False)
 
     async def _fill(self, *, idle: bool) -> AsyncDelivery | None:
         """Claim, where handlers are fast more than one; the first of them is the caller's."""
         since = self._absence.ended
         self._come.clear()
         try:
-            with self._ahead.asking(idle=idle):
-                claims = await self._claim_within_limit(self._patience(idle=idle))
+            with self._prefetched.requesting(idle=idle):
+                claims = await self._claim_within_limit(self._claim_timeout(idle=idle))
         except QueueNotFound as error:
             await self._await_queue(error, since)
             return None
         deliveries = [self._add(claim) for claim in claims]
-        self._ahead.put(deliveries[1:])
-        if self._ahead and self._ahead.idle:  # who began to wait meanwhile takes of it
+        self._prefetched.put(deliveries[1:])
+        if self._prefetched and self._prefetched.idle:  # who began to wait meanwhile takes of it
             self._come.set()
         return deliveries[0] if deliveries else None
 
-    async def _claim_within_limit(self, patience: float) -> Sequence[AsyncClaim]:
-        most = self._budget.take(self._ahead.room)
-        claims: Sequence[AsyncClaim] = []
+    async def _claim_within_limit(self, timeout: float) -> Sequence[AsyncWorkerClaim]:
+        most = self._budget.take(self._prefetched.room)
+        claims: Sequence[AsyncWorkerClaim] = []
         try:
             if most:
-                claims = await self._claim_unless_stopped(self._ask(most, patience))
+                claims = await self._claim_unless_stopped(self._claim_many(most, timeout))
         finally:
             self._budget.put_back(most - len(claims))
         return claims
 
     async def _return(self, deliveries: list[AsyncDelivery]) -> None:
-        """Give back what was taken ahead and whose handlers will not be called."""
+        """Give back what was prefetched and whose handlers will not be called."""
         self._budget.put_back(len(deliveries))
         await self._settler.give_back(deliveries)
 
-    async def _ask(self, most: int, patience: float) -> Sequence[AsyncClaim]:
+    async def _claim_many(self, most: int, timeout: float) -> Sequence[AsyncWorkerClaim]:
         choice, lease = self._options.choice, self._options.lease
         if most > 1:
-            return await self.queue.claim_many(most, **choice, lease=lease, timeout=patience, ahead=True)
-        claim = await self.queue.claim(**choice, lease=lease, timeout=patience)
+            return await self.queue.claim_many(most, **choice, lease=lease, timeout=timeout, prefetch=True)
+        claim = await self.queue.claim(**choice, lease=lease, timeout=timeout)
         return [] if claim is None else [claim]
 
     async def _await_queue(self, error: QueueNotFound, since: int) -> None:
         """Wait for the queue to come, or the worker to be stopped."""
-        self._tell_of_absence(error, since)
+        self._log_absence(error, since)
         coming = asyncio.create_task(self.queue.exists(None))
         try:
             if await self._unless_stopped(coming):
@@ -259,9 +266,11 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
             await self._await_queue(error, since)
         return await self.queue.pending()
 
-    async def _claim_unless_stopped(self, asked: Coroutine[Any, Any, Sequence[AsyncClaim]]) -> Sequence[AsyncClaim]:
+    async def _claim_unless_stopped(
+        self, requested: Coroutine[Any, Any, Sequence[AsyncWorkerClaim]]
+    ) -> Sequence[AsyncWorkerClaim]:
         """Claim, and stop waiting when told to; what came too late for that, or for a cancellation, is given back."""
-        claiming = asyncio.create_task(asked)
+        claiming = asyncio.create_task(requested)
         try:
             await self._unless_stopped(claiming, self._come)
         except asyncio.CancelledError:
@@ -285,23 +294,23 @@ class AsyncAsking(Working[AsyncClaim, AsyncTransaction]):
                 end.cancel()
         return task.result() if task.done() and not task.cancelled() else None
 
-    async def _unclaim(self, claiming: asyncio.Task[Sequence[AsyncClaim]]) -> None:
+    async def _unclaim(self, claiming: asyncio.Task[Sequence[AsyncWorkerClaim]]) -> None:
         claiming.cancel()
         await asyncio.wait({claiming})
         if not claiming.cancelled() and claiming.exception() is None:
             await self._settler.give_back([self._add(claim) for claim in claiming.result()])
 
-    def _add(self, claim: AsyncClaim) -> AsyncDelivery:
+    def _add(self, claim: AsyncWorkerClaim) -> AsyncDelivery:
         transaction = claim.transaction() if self._options.transactional else None
         delivery = self._deliveries.add(claim, claim.span, transaction)
-        self._heart.quicken()  # one more to extend
+        self._heartbeat.wake()  # one more to extend
         return delivery
 
 
 # --- Handling on an event loop: a task for the handler and one for the settling, so that a cancellation loses neither.
 
 
-class AsyncHandling(AsyncAsking):
+class AsyncHandling(AsyncClaimingWorker):
     """A worker as far as it asks for tasks and handles them."""
 
     async def _handle(self, delivery: AsyncDelivery) -> None:
@@ -326,11 +335,11 @@ class AsyncHandling(AsyncAsking):
                 raise  # meant for the program
             return Retry(error)
         except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
-            asked_to_end = isinstance(error, asyncio.CancelledError) and is_cancelled()
-            return self._deliveries.outlasted if asked_to_end else Retry(error)
+            ended_on_purpose = isinstance(error, asyncio.CancelledError) and is_cancelled()
+            return self._deliveries.outlasted if ended_on_purpose else Retry(error)
         finally:
             delivery.claim.mark_ended()
-            self._ahead.handled(time.monotonic() - began)
+            self._prefetched.handled(time.monotonic() - began)
 
     async def _end_delivery(self, delivery: AsyncDelivery, calling: asyncio.Task[Handled]) -> None:
         """Settle by what the handler did; one that is still at work is cancelled, and not waited for for long."""
@@ -342,7 +351,7 @@ class AsyncHandling(AsyncAsking):
             self._deliveries.decide(delivery, calling.result())
         else:
             self._deliveries.give_up(delivery)
-        if done and self._ahead.fast and delivery.transaction is None:
+        if done and self._prefetched.fast and delivery.transaction is None:
             self._settler.settle_later(delivery)
         else:
             await self._settler.settle(delivery)
@@ -362,7 +371,7 @@ class AsyncWorker(AsyncHandling):
 
     def __init__(
         self,
-        queue: AsyncQueue,
+        queue: AsyncWorkerQueue,
         handler: Handler,
         *,
         threads: int = 1,
@@ -380,7 +389,7 @@ class AsyncWorker(AsyncHandling):
         monitor: Monitor | None = None,
         auto_start: bool | float = False,
     ) -> None:
-        options = Options.of(
+        options = WorkerOptions.of(
             threads=threads, node=node, filter_method=filter_method, selector=selector, grace=grace,
             transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle, prefetch=prefetch,
             limit=limit, on_settled=on_settled,
@@ -447,7 +456,7 @@ class AsyncWorker(AsyncHandling):
         if self._started or self._stopping.is_set():
             return False
         self._started, self._until_empty = True, until_empty
-        self._tell_start()
+        self._log_start()
         return True
 
     async def _start_by_itself(self, delay: float) -> None:
@@ -476,7 +485,7 @@ class AsyncWorker(AsyncHandling):
         """What goes on beside the handling of tasks; none of it waits for another."""
         yield self._keep()
         if self._options.heartbeat:
-            yield self._heart.beat()
+            yield self._heartbeat.run()
         if self._monitor is not None:
             yield self._watch(self._monitor)
 
@@ -495,7 +504,7 @@ class AsyncWorker(AsyncHandling):
         """End what still runs; heartbeats last, as they go on until everything in hand is settled."""
         try:
             await end(loops)
-            self._settler.background.do(self._settler.give_back(self._ahead.overdue(every=True)))
+            self._settler.background.do(self._settler.give_back(self._prefetched.overdue(every=True)))
             await self._settler.background.wait(GIVE_UP_SECONDS)
         finally:
             for task in others:
@@ -509,7 +518,7 @@ class AsyncWorker(AsyncHandling):
         while not (self._stopping.is_set() or self._has_enough()):
             try:
                 busy = bool(self._deliveries)
-                delivery = self._ahead.take() or await self._claim(idle=idle)
+                delivery = self._prefetched.take() or await self._claim(idle=idle)
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
                     self.stop()
@@ -534,17 +543,17 @@ class AsyncWorker(AsyncHandling):
         while True:
             try:
                 if self._busy():
-                    await self.queue.look_after()
+                    await self.queue.run_maintenance()
             except Exception as error:  # noqa: BLE001  the next look may go well
-                self._report_keeper(error)
-            await self._return(self._ahead.overdue(every=self.stopping))
-            await asyncio.sleep(self._ahead.until_overdue(KEEPER_SECONDS))
+                self._report_maintenance(error)
+            await self._return(self._prefetched.overdue(every=self.stopping))
+            await asyncio.sleep(self._prefetched.until_overdue(MAINTENANCE_SECONDS))
 
     async def _watch(self, monitor: Monitor) -> None:
         """Tell the monitor about once a second how the queue stands."""
         while True:
-            await asyncio.sleep(KEEPER_SECONDS)
+            await asyncio.sleep(MAINTENANCE_SECONDS)
             with watching(self.queue.name):
-                telling = monitor(self._looks.poll(self.queue.name, await self._size()))
-                if isinstance(telling, Awaitable):
-                    await telling
+                answer = monitor(self._looks.poll(self.queue.name, await self._size()))
+                if isinstance(answer, Awaitable):
+                    await answer

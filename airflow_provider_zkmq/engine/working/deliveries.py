@@ -12,8 +12,8 @@ from typing import Final, Generic, TypeVar
 
 from airflow_provider_zkmq.engine.core.model.policy import Retry, Snooze
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
-from airflow_provider_zkmq.engine.protocols import Closing, InHand
-from airflow_provider_zkmq.engine.working.options import Options
+from airflow_provider_zkmq.engine.protocols import BaseClaim, Closing
+from airflow_provider_zkmq.engine.working.options import WorkerOptions
 
 # --- What a worker has in hand: who decides how a delivery ends, and when its claim is to be extended.
 
@@ -24,7 +24,7 @@ OUTLASTED: Final = Retry("the worker was stopped before the handler had ended")
 #: The longest pause before a heartbeat that failed is tried again.
 SOON_SECONDS: Final = 0.5
 
-C = TypeVar("C", bound=InHand)
+C = TypeVar("C", bound=BaseClaim)
 U = TypeVar("U", bound=Closing)
 
 
@@ -69,7 +69,7 @@ class Deliveries(Generic[C, U]):
 
     def add(self, claim: C, span: float | None, transaction: U | None = None) -> Delivery[C, U]:
         """Something was claimed."""
-        delivery = Delivery(claim, span, _next_beat(span), transaction)
+        delivery = Delivery(claim, span, _next_extension(span), transaction)
         with self._lock:
             self._all[id(delivery)] = delivery
         return delivery
@@ -85,7 +85,7 @@ class Deliveries(Generic[C, U]):
         with self._lock:
             return self._lock.wait_for(lambda: not self._all, timeout)
 
-    def in_hand(self) -> list[Delivery[C, U]]:
+    def held(self) -> list[Delivery[C, U]]:
         """Everything, as it stands."""
         with self._lock:
             return list(self._all.values())
@@ -134,31 +134,31 @@ class Deliveries(Generic[C, U]):
     def due(self) -> list[Delivery[C, U]]:
         """What is to be extended now."""
         now = time.monotonic()
-        return [each for each in self.in_hand() if each.span and each.due <= now and not each.claim.settled]
+        return [each for each in self.held() if each.span and each.due <= now and not each.claim.settled]
 
     def beaten(self, delivery: Delivery[C, U], *, good: bool) -> None:
         """It was extended, or that failed: then it is tried again soon, while there is time."""
         with self._lock:
-            delivery.due = _next_beat(delivery.span) if good else _retry_beat(delivery.span)
+            delivery.due = _next_extension(delivery.span) if good else _retry_extension(delivery.span)
 
-    def until_next_beat(self, most: float) -> float:
+    def seconds_until_extension(self, most: float) -> float:
         """Seconds until something is to be extended, at the most `most`."""
         now = time.monotonic()
-        waits = [each.due - now for each in self.in_hand() if each.span and not each.claim.settled]
+        waits = [each.due - now for each in self.held() if each.span and not each.claim.settled]
         return min(most, max(0.0, min(waits, default=most)))
 
 
-def _next_beat(span: float | None) -> float:
+def _next_extension(span: float | None) -> float:
     return time.monotonic() + (span or 0.0) / 3
 
 
-def _retry_beat(span: float | None) -> float:
+def _retry_extension(span: float | None) -> float:
     return time.monotonic() + min(SOON_SECONDS, (span or 0.0) / 12)
 
 
-# --- What a worker has taken ahead: what its handlers soon get to, given back where they do not.
+# --- What a worker has prefetched: what its handlers soon get to, given back where they do not.
 
-#: As much work is taken ahead as its handlers do in so many seconds: others wait for no more than that.
+#: As much work is prefetched as its handlers do in so many seconds: others wait for no more than that.
 WORK_SECONDS: Final = 0.05
 #: What has waited for a handler for so long is given back: the handlers are slower than they were.
 HELD_SECONDS: Final = 1.0
@@ -168,14 +168,14 @@ MOST_AT_ONCE: Final = 64
 LATEST: Final = 0.2
 
 
-class Ahead(Generic[C, U]):
+class PrefetchedDeliveries(Generic[C, U]):
     """The deliveries that wait for a thread, in the order in which they were claimed, and how many there may be.
 
     One lock guards them; nothing is sent and nobody waited for under it. Whoever takes one out decides on its end.
-    Where a pause, the lock or a transaction belongs to each single task, nothing is taken ahead.
+    Where a pause, the lock or a transaction belongs to each single task, nothing is prefetched.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: WorkerOptions) -> None:
         alone = options.transactional or options.throttle > 0 or not options.heartbeat
         self._most = 1 if alone else max(1, min(MOST_AT_ONCE, options.prefetch))
         self._lock = threading.Lock()
@@ -189,11 +189,11 @@ class Ahead(Generic[C, U]):
 
     @property
     def idle(self) -> bool:
-        """Whether a thread waits for the queue: nothing is claimed ahead that it could begin at once."""
+        """Whether a thread waits for the queue: nothing is prefetched that it could begin at once."""
         return self._idle > 0
 
     @contextmanager
-    def asking(self, *, idle: bool) -> Iterator[None]:
+    def requesting(self, *, idle: bool) -> Iterator[None]:
         """A thread asks the queue for tasks; `idle`: it waits until there are some."""
         with self._lock:
             self._idle += idle

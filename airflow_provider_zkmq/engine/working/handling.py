@@ -27,9 +27,15 @@ from airflow_provider_zkmq.engine.errors import (
     ZkmqError,
 )
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.protocols import Closing, Holding, InHand, Named
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Ahead, Budget, Deliveries, Delivery
-from airflow_provider_zkmq.engine.working.options import Handler, Options
+from airflow_provider_zkmq.engine.protocols import BaseClaim, Closing, Held, Named
+from airflow_provider_zkmq.engine.working.deliveries import (
+    NOT_BEGUN,
+    Budget,
+    Deliveries,
+    Delivery,
+    PrefetchedDeliveries,
+)
+from airflow_provider_zkmq.engine.working.options import Handler, WorkerOptions
 
 # --- One task, handled: what its handler gets, and what becomes of what it returns or raises.
 
@@ -40,9 +46,9 @@ class InHandler(Task, Generic[R]):
     """What handlers of both fronts get; `R`: what its calls return, nothing or what is to be awaited."""
 
     __slots__ = ("_claim",)
-    _claim: Holding[R]
+    _claim: Held[R]
 
-    def __init__(self, claim: Holding[R]) -> None:
+    def __init__(self, claim: Held[R]) -> None:
         known = {spec.name: getattr(claim.task, spec.name) for spec in fields(Task)}
         super().__init__(**known | {"started_ms": claim.mark_begun()})
         object.__setattr__(self, "_claim", claim)
@@ -114,7 +120,7 @@ def call(work: Callable[[], object]) -> Handled:
 
 # --- What becomes of a delivery after a try at settling it: one decision and one report for each, for both workers.
 
-C = TypeVar("C", bound=InHand)
+C = TypeVar("C", bound=BaseClaim)
 U = TypeVar("U", bound=Closing)
 
 #: The pause between two tries at settling while ZooKeeper is away.
@@ -123,7 +129,7 @@ RETRY_SECONDS: Final = 0.5
 LEFT_SECONDS: Final = 5.0
 
 
-class Verdict(Enum):
+class DeliveryResult(Enum):
     """What becomes of a delivery."""
 
     SETTLED = auto()
@@ -144,28 +150,28 @@ class Tally:
         self._on_settled = on_settled
         self._lock = threading.Lock()
 
-    def settled(self, delivery: Delivery[C, U], *, success: bool) -> Verdict:
+    def settled(self, delivery: Delivery[C, U], *, success: bool) -> DeliveryResult:
         """The delivery is settled. One whose handler was not called counts as neither."""
         if delivery.begun:
             with self._lock:
                 self.finished += success
                 self.failed += not success
             if not success:
-                _tell_failure(delivery)
-            self._tell(delivery, delivery.progress.outcome)
-        return Verdict.SETTLED
+                _log_failure(delivery)
+            self._call_on_settled(delivery, delivery.progress.outcome)
+        return DeliveryResult.SETTLED
 
-    def judge(self, delivery: Delivery[C, U], error: BaseException) -> Verdict:
+    def judge(self, delivery: Delivery[C, U], error: BaseException) -> DeliveryResult:
         """What becomes of a delivery that a try at settling it raised `error` for; it is reported."""
-        verdict = _verdict(delivery, error)
-        _report(delivery, verdict, error)
-        if verdict is Verdict.LATER:
+        delivery_result = _delivery_result(delivery, error)
+        _report(delivery, delivery_result, error)
+        if delivery_result is DeliveryResult.LATER:
             delivery.left = True
-        if verdict is Verdict.LOST and delivery.begun:
-            self._tell(delivery, None)
-        return verdict
+        if delivery_result is DeliveryResult.LOST and delivery.begun:
+            self._call_on_settled(delivery, None)
+        return delivery_result
 
-    def _tell(self, delivery: Delivery[C, U], outcome: Handled | None) -> None:
+    def _call_on_settled(self, delivery: Delivery[C, U], outcome: Handled | None) -> None:
         """Tell the worker's owner; what he raises ends no thread."""
         if self._on_settled is not None:
             try:
@@ -174,7 +180,7 @@ class Tally:
                 log.exception("on_settled failed for task %r", delivery.claim.task.id)
 
 
-def _tell_failure(delivery: Delivery[C, U]) -> None:
+def _log_failure(delivery: Delivery[C, U]) -> None:
     """Say in the log which attempt ended otherwise than well, why, and what follows."""
     task, queue, outcome = delivery.claim.task, delivery.claim.queue, delivery.progress.outcome
     follows = delivery.progress.follows
@@ -187,26 +193,26 @@ def _tell_failure(delivery: Delivery[C, U]) -> None:
         case Retry(error) | Error(error):
             due = None if follows is None else follows.due
             when = "" if due is None else f" at {datetime.fromtimestamp(due / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-            told = "failed: attempt %d of task %r in queue %r, which is tried again%s: %s"
-            log.info(told, *which, when, error_text(error))
+            message = "failed: attempt %d of task %r in queue %r, which is tried again%s: %s"
+            log.info(message, *which, when, error_text(error))
         case _:
             log.info("rolled back by its handler: attempt %d of task %r in queue %r", *which)
 
 
-def _verdict(delivery: Delivery[C, U], error: BaseException) -> Verdict:
+def _delivery_result(delivery: Delivery[C, U], error: BaseException) -> DeliveryResult:
     if isinstance(error, ClaimLost) or (isinstance(error, SessionLost) and delivery.claim.over):
-        return Verdict.LOST
-    return Verdict.AGAIN if isinstance(error, TransportError) else Verdict.LATER
+        return DeliveryResult.LOST
+    return DeliveryResult.AGAIN if isinstance(error, TransportError) else DeliveryResult.LATER
 
 
-def _report(delivery: Delivery[C, U], verdict: Verdict, error: BaseException) -> None:
+def _report(delivery: Delivery[C, U], delivery_result: DeliveryResult, error: BaseException) -> None:
     task_id = delivery.claim.task.id
-    match verdict:
-        case Verdict.LOST:
+    match delivery_result:
+        case DeliveryResult.LOST:
             log.warning("task %r: %s", task_id, error)
-        case Verdict.AGAIN:
+        case DeliveryResult.AGAIN:
             log.warning("task %r: %s; trying again", task_id, error)
-        case Verdict.LATER if delivery.left:
+        case DeliveryResult.LATER if delivery.left:
             log.warning("task %r can still not be settled: %s", task_id, error)
         case _:
             log.error("task %r could not be settled; this will be tried again", task_id, exc_info=error)
@@ -294,29 +300,29 @@ class Absence:
     """What a worker has told of its queue's absence. One lock guards it: each of its threads may be the first."""
 
     def __init__(self, queue: str) -> None:
-        self.told = False
+        self.noticed = False
         self.ended = 0
         """How often the queue has come."""
         self._queue = queue
         self._lock = threading.Lock()
 
-    def tell(self, error: QueueNotFound, since: int) -> None:
+    def warn_absent(self, error: QueueNotFound, since: int) -> None:
         """The queue is not there: a warning, for all threads and for as long as that is so.
 
         `since`: what ``ended`` was when the queue was asked. It may have come meanwhile, as another thread has told.
         """
         with self._lock:
-            news = not self.told and since == self.ended
-            self.told = self.told or news
+            news = not self.noticed and since == self.ended
+            self.noticed = self.noticed or news
         if news:
             log.warning("worker on queue %r: %s; it waits for the queue", self._queue, error)
 
     def end(self) -> None:
         """The queue has come."""
         with self._lock:
-            told, self.told = self.told, False
-            self.ended += told
-        if told:
+            message, self.noticed = self.noticed, False
+            self.ended += message
+        if message:
             log.info("worker on queue %r: the queue is there", self._queue)
 
 
@@ -327,31 +333,31 @@ IDLE_SECONDS: Final = 30.0
 #: The same in a worker that ends with the last task, while others are in hand that may be given back.
 BUSY_SECONDS: Final = 0.5
 #: The longest pause between two looks of a keeper, a heart or a monitor.
-KEEPER_SECONDS: Final = 1.0
+MAINTENANCE_SECONDS: Final = 1.0
 #: How long the end of a worker waits beyond the grace for what is in hand to be settled.
 GIVE_UP_SECONDS: Final = 2.0
 
 #: So many different damages a worker remembers to have told of.
-MOST_TOLD: Final = 1_000
+MOST_WARNED: Final = 1_000
 
 
 class Working(Generic[C, U]):
     """What both workers are: options, a table of what is in hand, a tally of how that ended, and their own end."""
 
-    def __init__(self, queue: Named, handler: Handler, options: Options) -> None:
+    def __init__(self, queue: Named, handler: Handler, options: WorkerOptions) -> None:
         self.handler = handler
         self.grace = options.grace
         self._named = queue
         self._options = options
         self._deliveries: Deliveries[C, U] = Deliveries()
-        self._ahead: Ahead[C, U] = Ahead(options)
+        self._prefetched: PrefetchedDeliveries[C, U] = PrefetchedDeliveries(options)
         self._budget = Budget(options.limit)
         self._tally = Tally(options.on_settled)
         self._looks = Looks()
         self._absence = Absence(queue.name)
         self._until_empty = False
         self._error: Exception | None = None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     @property
     def finished(self) -> int:
@@ -363,25 +369,25 @@ class Working(Generic[C, U]):
         """How many deliveries ended otherwise."""
         return self._tally.failed
 
-    def _tell_start(self) -> None:
+    def _log_start(self) -> None:
         """Say in the log who begins to work, on what, and with how many tasks in hand at once."""
         (choice, queue), options = (self._options.choice, self._named), self._options
         chosen = {name: value for name, value in choice.items() if value is not None and value != "absolute"}
         what = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all tasks"
         mode = f"lease {options.lease:g} s" if options.lease else "session-bound"
-        told = "worker started: consumer %s on queue %r; %s; threads %d, %s"
-        log.info(told, queue.consumer, queue.name, what, options.threads, mode)
+        message = "worker started: consumer %s on queue %r; %s; threads %d, %s"
+        log.info(message, queue.consumer, queue.name, what, options.threads, mode)
 
-    def _tell_of_absence(self, error: QueueNotFound, since: int) -> None:
+    def _log_absence(self, error: QueueNotFound, since: int) -> None:
         """The queue is not there: it is told of once, and waited for. Raises `error` where nothing is waited for.
 
-        `since`: see `Absence.tell`.
+        `since`: see `Absence.warn_absent`.
         """
         if self._until_empty:
             raise error
-        self._absence.tell(error, since)
+        self._absence.warn_absent(error, since)
 
-    def _patience(self, *, idle: bool) -> float:
+    def _claim_timeout(self, *, idle: bool) -> float:
         """Seconds to wait for a task: to the end, unless the worker ends with the last one.
 
         `idle`: the last look found nothing; one that follows upon a task waits for nothing, so that it can be told at
@@ -411,7 +417,7 @@ class Working(Generic[C, U]):
 
     def _has_enough(self) -> bool:
         """Whether nothing more is to be handled: the worker has had its limit."""
-        return self._budget.spent and not self._ahead
+        return self._budget.spent and not self._prefetched
 
     def _unbegun(self) -> Handled:
         """How a delivery ends whose handler is not called: another task may be handled in its place."""
@@ -422,15 +428,15 @@ class Working(Generic[C, U]):
         """Whether every slot has a task in hand: nobody looks after the queue by claiming."""
         return 0 < self._options.threads <= len(self._deliveries)
 
-    def _report_keeper(self, error: Exception) -> None:
+    def _report_maintenance(self, error: Exception) -> None:
         self._warn("looking after queue", error)
 
     def _warn(self, what: str, error: Exception) -> None:
         """Tell what went wrong. What is damaged stays so until somebody mends it: each such error is told once."""
         if isinstance(error, CorruptRecord):
-            if str(error) in self._told:
+            if str(error) in self._warned:
                 return
-            self._told = {*self._told, str(error)} if len(self._told) < MOST_TOLD else {str(error)}
+            self._warned = {*self._warned, str(error)} if len(self._warned) < MOST_WARNED else {str(error)}
         log.warning("%s %r: %s", what, self._named.name, error, exc_info=not isinstance(error, ZkmqError))
 
 

@@ -9,9 +9,16 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.protocols import AsyncClaim, AsyncTransaction, Claim, Closing, InHand, Transaction
+from airflow_provider_zkmq.engine.protocols import (
+    AsyncWorkerClaim,
+    AsyncWorkerTransaction,
+    BaseClaim,
+    Closing,
+    WorkerClaim,
+    WorkerTransaction,
+)
 from airflow_provider_zkmq.engine.working.deliveries import Deliveries, Delivery
-from airflow_provider_zkmq.engine.working.handling import KEEPER_SECONDS
+from airflow_provider_zkmq.engine.working.handling import MAINTENANCE_SECONDS
 
 # --- Waiting on an event loop: for an event or a while, for many tasks, and for tasks that are to end.
 
@@ -51,30 +58,30 @@ def is_cancelled() -> bool:
 
 # --- A worker's heart: it extends the locks and leases of what is in hand, and waits for nothing else.
 
-C = TypeVar("C", bound=InHand)
+C = TypeVar("C", bound=BaseClaim)
 U = TypeVar("U", bound=Closing)
 
 
-class Heart:
+class Heartbeat:
     """Beats for the deliveries of one worker, in a thread of its own."""
 
-    def __init__(self, deliveries: Deliveries[Claim, Transaction]) -> None:
+    def __init__(self, deliveries: Deliveries[WorkerClaim, WorkerTransaction]) -> None:
         self._deliveries = deliveries
         self._pulse = threading.Event()
 
-    def quicken(self) -> None:
+    def wake(self) -> None:
         """There is one more to extend."""
         self._pulse.set()
 
-    def beat(self, wanted: Callable[[], bool]) -> None:
+    def run(self, wanted: Callable[[], bool]) -> None:
         """Extend what is due, each time a third of its span has passed, while `wanted` says so."""
         while wanted():
             self._pulse.clear()
             for delivery in self._deliveries.due():
                 self._extend(delivery)
-            self._pulse.wait(self._deliveries.until_next_beat(KEEPER_SECONDS))
+            self._pulse.wait(self._deliveries.seconds_until_extension(MAINTENANCE_SECONDS))
 
-    def _extend(self, delivery: Delivery[Claim, Transaction]) -> None:
+    def _extend(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> None:
         try:
             delivery.claim.extend(delivery.span or 0.0)
         except Exception as error:  # noqa: BLE001  the others are to be extended, too
@@ -83,26 +90,26 @@ class Heart:
             _beaten(self._deliveries, delivery)
 
 
-class AsyncHeart:
+class AsyncHeartbeat:
     """Beats for the deliveries of one worker, in a task of its own."""
 
-    def __init__(self, deliveries: Deliveries[AsyncClaim, AsyncTransaction]) -> None:
+    def __init__(self, deliveries: Deliveries[AsyncWorkerClaim, AsyncWorkerTransaction]) -> None:
         self._deliveries = deliveries
         self._pulse = asyncio.Event()
 
-    def quicken(self) -> None:
+    def wake(self) -> None:
         """There is one more to extend."""
         self._pulse.set()
 
-    async def beat(self) -> None:
+    async def run(self) -> None:
         """Extend what is due, each time a third of its span has passed, until cancelled."""
         while True:
             self._pulse.clear()
             for delivery in self._deliveries.due():
                 await self._extend(delivery)
-            await until(self._pulse, self._deliveries.until_next_beat(KEEPER_SECONDS))
+            await until(self._pulse, self._deliveries.seconds_until_extension(MAINTENANCE_SECONDS))
 
-    async def _extend(self, delivery: Delivery[AsyncClaim, AsyncTransaction]) -> None:
+    async def _extend(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> None:
         try:
             await delivery.claim.extend(delivery.span or 0.0)
         except Exception as error:  # noqa: BLE001  the others are to be extended, too

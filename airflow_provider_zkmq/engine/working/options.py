@@ -28,7 +28,7 @@ class Choice(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class WorkerOptions:
     """How a worker works; see `Worker`. `of` checks what a caller gives."""
 
     threads: int
@@ -58,17 +58,17 @@ class Options:
         prefetch: object,
         limit: object = None,
         on_settled: Settled | None = None,
-    ) -> Options:
+    ) -> WorkerOptions:
         """Check what both workers check. Raises `ConfigError`."""
         count = whole_number("threads", threads, 0)
         if transactional and lease is not None:
             msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
             raise ConfigError(msg)
         choice = Choice(node=node, filter_method=filter_method, selector=selector)
-        span, pause, patience = optional_seconds("lease", lease), seconds("throttle", throttle), seconds("grace", grace)
-        ahead = whole_number("prefetch", prefetch, 0)
+        span, pause, timeout = optional_seconds("lease", lease), seconds("throttle", throttle), seconds("grace", grace)
+        prefetch = whole_number("prefetch", prefetch, 0)
         most = optional_whole_number("limit", limit, 1)
-        return cls(count, choice, patience, transactional, span, heartbeat, pause, ahead, most, on_settled)
+        return cls(count, choice, timeout, transactional, span, heartbeat, pause, prefetch, most, on_settled)
 
 
 def check_handler(handler: object, *, awaited: bool) -> None:

@@ -11,23 +11,23 @@ from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
 from airflow_provider_zkmq.engine.errors import QueueNotFound, ZkmqError
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.protocols import Claim, Queue, Transaction
+from airflow_provider_zkmq.engine.protocols import WorkerClaim, WorkerQueue, WorkerTransaction
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
 from airflow_provider_zkmq.engine.working.handling import (
     GIVE_UP_SECONDS,
-    KEEPER_SECONDS,
     LEFT_SECONDS,
+    MAINTENANCE_SECONDS,
     RETRY_SECONDS,
+    DeliveryResult,
     Monitor,
     Running,
     Tally,
-    Verdict,
     Working,
     call,
     watching,
 )
-from airflow_provider_zkmq.engine.working.heartbeat import Heart
-from airflow_provider_zkmq.engine.working.options import Handler, Method, Options, Settled, check_handler
+from airflow_provider_zkmq.engine.working.heartbeat import Heartbeat
+from airflow_provider_zkmq.engine.working.options import Handler, Method, Settled, WorkerOptions, check_handler
 
 # --- A worker's threads: daemons that do not end silently.
 
@@ -65,13 +65,13 @@ def call_after(delay: float, call: Callable[[], object]) -> None:
 class Settler:
     """Settles deliveries in the thread that it is called from."""
 
-    def __init__(self, deliveries: Deliveries[Claim, Transaction], tally: Tally) -> None:
+    def __init__(self, deliveries: Deliveries[WorkerClaim, WorkerTransaction], tally: Tally) -> None:
         self._deliveries = deliveries
         self._tally = tally
 
-    def begin(self, delivery: Delivery[Claim, Transaction]) -> bool:
+    def begin(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> bool:
         """Its handler is about to be called; False: it is not, since that cannot be said."""
-        if delivery.claim.ahead:
+        if delivery.claim.prefetched:
             try:
                 delivery.claim.begin()
             except Exception as error:  # noqa: BLE001  whatever it is: it is given back, which tells more
@@ -79,29 +79,31 @@ class Settler:
                 return False
         return True
 
-    def give_back(self, deliveries: list[Delivery[Claim, Transaction]]) -> None:
-        """Settle what was taken ahead and whose handlers will not be called."""
+    def give_back(self, deliveries: list[Delivery[WorkerClaim, WorkerTransaction]]) -> None:
+        """Settle what was prefetched and whose handlers will not be called."""
         for delivery in deliveries:
             if self._deliveries.decide(delivery, NOT_BEGUN):
                 self.settle(delivery)
 
-    def settle(self, delivery: Delivery[Claim, Transaction]) -> None:
+    def settle(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> None:
         """Settle, however long ZooKeeper is away while the session lives; one task's trouble ends no thread."""
         try:
-            while self._try(delivery) is Verdict.AGAIN:
+            while self._try(delivery) is DeliveryResult.AGAIN:
                 time.sleep(RETRY_SECONDS)
         finally:
             self._deliveries.drop(delivery)
 
-    def settle_later(self, delivery: Delivery[Claim, Transaction]) -> None:
+    def settle_later(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> None:
         """Settle together with others, without waiting for it; it is in hand until that is known."""
-        delivery.claim.settle_later(delivery.outcome or NOT_BEGUN, delivery.progress, partial(self._told, delivery))
+        delivery.claim.settle_later(delivery.outcome or NOT_BEGUN, delivery.progress, partial(self._finish, delivery))
 
-    def _told(self, delivery: Delivery[Claim, Transaction], success: bool, error: Exception | None) -> None:
+    def _finish(
+        self, delivery: Delivery[WorkerClaim, WorkerTransaction], success: bool, error: Exception | None
+    ) -> None:
         try:
             if error is None:
                 self._tally.settled(delivery, success=success)
-            elif self._tally.judge(delivery, error) is not Verdict.LOST:
+            elif self._tally.judge(delivery, error) is not DeliveryResult.LOST:
                 self._deliveries.leave(delivery)
         finally:
             self._deliveries.drop(delivery)
@@ -110,32 +112,32 @@ class Settler:
         """Try once more what could not be settled."""
         for delivery in self._deliveries.take_left():
             delivery.progress.refusals = 0
-            if self._try(delivery) is Verdict.AGAIN:
+            if self._try(delivery) is DeliveryResult.AGAIN:
                 self._deliveries.leave(delivery)
 
-    def _try(self, delivery: Delivery[Claim, Transaction]) -> Verdict:
+    def _try(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> DeliveryResult:
         try:
             success = delivery.ending().settle(delivery.outcome or NOT_BEGUN, delivery.progress)
         except BaseException as error:  # noqa: BLE001  judged and reported, whatever it is
-            verdict = self._tally.judge(delivery, error)
-            if verdict is Verdict.LATER:
+            delivery_result = self._tally.judge(delivery, error)
+            if delivery_result is DeliveryResult.LATER:
                 self._deliveries.leave(delivery)
-            return verdict
+            return delivery_result
         return self._tally.settled(delivery, success=success)
 
 
 # --- What a worker's threads ask of its queue; one that is not there is waited for.
 
 
-class Asking(Working[Claim, Transaction]):
+class ClaimingWorker(Working[WorkerClaim, WorkerTransaction]):
     """A worker as far as it asks for tasks."""
 
-    def __init__(self, queue: Queue, handler: Handler, options: Options) -> None:
+    def __init__(self, queue: WorkerQueue, handler: Handler, options: WorkerOptions) -> None:
         super().__init__(queue, handler, options)
         self.queue = queue
         self._stopping = threading.Event()
         self._settler = Settler(self._deliveries, self._tally)
-        self._heart = Heart(self._deliveries)
+        self._heartbeat = Heartbeat(self._deliveries)
         self._filling = threading.Lock()
         """One thread claims for all while handlers are fast."""
 
@@ -149,62 +151,62 @@ class Asking(Working[Claim, Transaction]):
         try:
             self.queue.check_wanted(**self._options.choice)
         except QueueNotFound as error:
-            self._tell_of_absence(error, 0)
+            self._log_absence(error, 0)
 
-    def _claim(self, *, idle: bool) -> Delivery[Claim, Transaction] | None:
+    def _claim(self, *, idle: bool) -> Delivery[WorkerClaim, WorkerTransaction] | None:
         """Claim, for all threads if handlers are fast; None: there was nothing, or no queue, and it was waited for."""
-        if idle or not self._ahead.fast:
+        if idle or not self._prefetched.fast:
             return self._fill(idle=idle)
         with self._filling:  # who had it may have waited for the queue, or for a server
-            return None if self.stopping else self._ahead.take() or self._fill(idle=False)
+            return None if self.stopping else self._prefetched.take() or self._fill(idle=False)
 
-    def _fill(self, *, idle: bool) -> Delivery[Claim, Transaction] | None:
+    def _fill(self, *, idle: bool) -> Delivery[WorkerClaim, WorkerTransaction] | None:
         """Claim, where handlers are fast more than one; the first of them is the caller's."""
         since = self._absence.ended
         try:
-            with self._ahead.asking(idle=idle):
-                claims = self._claim_within_limit(self._patience(idle=idle))
+            with self._prefetched.requesting(idle=idle):
+                claims = self._claim_within_limit(self._claim_timeout(idle=idle))
         except QueueNotFound as error:
             self._await_queue(error, since)
             return None
         deliveries = [self._add(claim) for claim in claims]
-        self._ahead.put(deliveries[1:])
-        if self._ahead and self._ahead.idle:  # who began to wait meanwhile takes of it
+        self._prefetched.put(deliveries[1:])
+        if self._prefetched and self._prefetched.idle:  # who began to wait meanwhile takes of it
             self.queue.wake()
         return deliveries[0] if deliveries else None
 
-    def _claim_within_limit(self, patience: float) -> Sequence[Claim]:
-        most = self._budget.take(self._ahead.room)
-        claims: Sequence[Claim] = []
+    def _claim_within_limit(self, timeout: float) -> Sequence[WorkerClaim]:
+        most = self._budget.take(self._prefetched.room)
+        claims: Sequence[WorkerClaim] = []
         try:
             if most:
-                claims = self._ask(most, patience)
+                claims = self._claim_many(most, timeout)
         finally:
             self._budget.put_back(most - len(claims))
         return claims
 
-    def _return(self, deliveries: list[Delivery[Claim, Transaction]]) -> None:
-        """Give back what was taken ahead and whose handlers will not be called."""
+    def _return(self, deliveries: list[Delivery[WorkerClaim, WorkerTransaction]]) -> None:
+        """Give back what was prefetched and whose handlers will not be called."""
         self._budget.put_back(len(deliveries))
         self._settler.give_back(deliveries)
 
-    def _ask(self, most: int, patience: float) -> Sequence[Claim]:
+    def _claim_many(self, most: int, timeout: float) -> Sequence[WorkerClaim]:
         choice, lease = self._options.choice, self._options.lease
-        stopping = lambda: self._stopping.is_set() or bool(self._ahead)  # noqa: E731
+        stopping = lambda: self._stopping.is_set() or bool(self._prefetched)  # noqa: E731
         if most > 1:
-            return self.queue.claim_many(most, **choice, lease=lease, timeout=patience, stopping=stopping, ahead=True)
-        claim = self.queue.claim(**choice, lease=lease, timeout=patience, stopping=stopping)
+            return self.queue.claim_many(most, **choice, lease=lease, timeout=timeout, stopping=stopping, prefetch=True)
+        claim = self.queue.claim(**choice, lease=lease, timeout=timeout, stopping=stopping)
         return [] if claim is None else [claim]
 
-    def _add(self, claim: Claim) -> Delivery[Claim, Transaction]:
+    def _add(self, claim: WorkerClaim) -> Delivery[WorkerClaim, WorkerTransaction]:
         transaction = claim.transaction() if self._options.transactional else None
         delivery = self._deliveries.add(claim, claim.span, transaction)
-        self._heart.quicken()  # one more to extend
+        self._heartbeat.wake()  # one more to extend
         return delivery
 
     def _await_queue(self, error: QueueNotFound, since: int) -> None:
         """Wait for the queue to come, or the worker to be stopped."""
-        self._tell_of_absence(error, since)
+        self._log_absence(error, since)
         if self.queue.exists(None, stopping=self._stopping.is_set):
             self._absence.end()
 
@@ -221,7 +223,7 @@ class Asking(Working[Claim, Transaction]):
 # --- Workers: claim, run, settle, until told to stop.
 
 
-class Worker(Asking):
+class Worker(ClaimingWorker):
     """Claims tasks of one queue and runs a handler on each.
 
     The handler gets the task (`Running`); what it returns (bytes, text or None) is the result, or it returns
@@ -231,7 +233,7 @@ class Worker(Asking):
         queue: where the tasks come from.
         handler: a plain function.
         threads: tasks in hand at once; 0: none, the worker only monitors.
-        node, filter_method, selector: what fits, as for `Queue.claim`.
+        node, filter_method, selector: what fits, as for `WorkerQueue.claim`.
         grace: how long `stop` lets running handlers finish. A handler that goes on after that is fenced off
             and can settle nothing; its delivery counts as failed, so that its task is retried or dead by its policy.
         transactional: the handler gets the task and a `UnitOfWork` that has taken it, which is committed when the
@@ -241,7 +243,7 @@ class Worker(Asking):
             lock loses its task, unless it extends it itself. What a transactional handler takes besides is not
             extended.
         throttle: the pause between two tasks of a thread.
-        prefetch: so many tasks at the most are claimed ahead, in groups of about 50 ms of work: none until handlers are
+        prefetch: so many tasks at the most are prefetched, in groups of about 50 ms of work: none until handlers are
             known to be as fast as that, none in transactions, with a throttle or without heartbeats. What no handler
             has begun counts no attempt, whatever becomes of the worker, and is given back after a second. Where several
             are claimed together, they are settled together, too: at the latest 50 ms after their handlers are done.
@@ -257,7 +259,7 @@ class Worker(Asking):
 
     def __init__(
         self,
-        queue: Queue,
+        queue: WorkerQueue,
         handler: Handler,
         *,
         threads: int = 1,
@@ -275,7 +277,7 @@ class Worker(Asking):
         monitor: Monitor | None = None,
         auto_start: bool | Duration = False,
     ) -> None:
-        options = Options.of(
+        options = WorkerOptions.of(
             threads=threads, node=node, filter_method=filter_method, selector=selector, grace=grace,
             transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle, prefetch=prefetch,
             limit=limit, on_settled=on_settled,
@@ -292,8 +294,8 @@ class Worker(Asking):
     def _make_threads(self, monitor: Monitor | None) -> None:
         threads = self._options.threads
         self._threads = [self._thread(self._loop, f"zkmq-worker-{n}") for n in range(threads)]
-        self._keeper = self._thread(self._keep, "zkmq-keeper")
-        self._others = [self._thread(self._beat, "zkmq-heart")] if threads and self._options.heartbeat else []
+        self._maintenance = self._thread(self._keep, "zkmq-keeper")
+        self._others = [self._thread(self._run_heartbeat, "zkmq-heart")] if threads and self._options.heartbeat else []
         if monitor is not None:
             self._others.append(self._thread(partial(self._watch, monitor), "zkmq-monitor"))
 
@@ -317,8 +319,8 @@ class Worker(Asking):
             self._started = True
         self._until_empty = until_empty
         self._check_wanted()
-        self._tell_start()
-        for thread in (*self._threads, self._keeper, *self._others):
+        self._log_start()
+        for thread in (*self._threads, self._maintenance, *self._others):
             thread.start()
         return True
 
@@ -350,13 +352,13 @@ class Worker(Asking):
             self._deliveries.wait_empty(self.grace if deadline is None else max(0.0, deadline - time.monotonic()))
         self._give_up()
         self._over.set()
-        if self._absence.told:
+        if self._absence.noticed:
             self.queue.wake()  # whoever waits for the queue still
         self._raise_what_ended_it()
 
     def _alive(self) -> threading.Thread | None:
         """A thread that is still at work; of a worker without any, the keeper."""
-        return next((thread for thread in self._threads or [self._keeper] if thread.is_alive()), None)
+        return next((thread for thread in self._threads or [self._maintenance] if thread.is_alive()), None)
 
     def _goes_on(self) -> bool:
         return not self._stopping.is_set() and (not self._threads or self._alive() is not None)
@@ -366,7 +368,7 @@ class Worker(Asking):
 
         Each in a thread of its own, which goes on where ZooKeeper is away for longer than we wait here.
         """
-        for delivery in self._deliveries.in_hand():
+        for delivery in self._deliveries.held():
             if self._deliveries.give_up(delivery):
                 self._thread(partial(self._settler.settle, delivery), "zkmq-give-up").start()
         if self._deliveries.wait_empty(GIVE_UP_SECONDS):
@@ -379,7 +381,7 @@ class Worker(Asking):
         while not (self._stopping.is_set() or self._has_enough()):
             try:
                 busy = bool(self._deliveries)
-                delivery = self._ahead.take() or self._claim(idle=idle)
+                delivery = self._prefetched.take() or self._claim(idle=idle)
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
                     self.stop()
@@ -395,26 +397,26 @@ class Worker(Asking):
                 elif self._until_empty and not (busy or self._deliveries):  # else it may have come back meanwhile
                     return
         # What came after the stop, behind the keeper's back: nobody may ever join.
-        self._return(self._ahead.overdue(every=True))
+        self._return(self._prefetched.overdue(every=True))
 
-    def _handle(self, delivery: Delivery[Claim, Transaction]) -> None:
+    def _handle(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> None:
         """Run the handler and settle; where handlers are fast, together with others."""
         begun = not self._stopping.is_set() and self._settler.begin(delivery) and self._deliveries.begin(delivery)
         outcome = call(lambda: self._run(delivery)) if begun else self._unbegun()
         if not self._deliveries.decide(delivery, outcome):
             return
-        if self._ahead.fast and delivery.transaction is None:
+        if self._prefetched.fast and delivery.transaction is None:
             self._settler.settle_later(delivery)
         else:
             self._settler.settle(delivery)
 
-    def _run(self, delivery: Delivery[Claim, Transaction]) -> object:
+    def _run(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> object:
         task, began = Running(delivery.claim), time.monotonic()
         try:
             return self.handler(task) if delivery.transaction is None else self.handler(task, delivery.transaction)
         finally:
             delivery.claim.mark_ended()
-            self._ahead.handled(time.monotonic() - began)
+            self._prefetched.handled(time.monotonic() - began)
 
     # --- the keeper, the heart and the monitor: none waits for another
 
@@ -423,28 +425,28 @@ class Worker(Asking):
         tried = time.monotonic()
         while self._goes_on():
             seen = self.queue.changes
-            self._look_after()
+            self._run_maintenance()
             if time.monotonic() - tried >= LEFT_SECONDS:
                 self._settler.settle_left()
                 tried = time.monotonic()
-            self._return(self._ahead.overdue())
+            self._return(self._prefetched.overdue())
             # No longer than it takes for something to come due.
-            self.queue.wait_for_change(seen, self._ahead.until_overdue(KEEPER_SECONDS))
-        self._return(self._ahead.overdue(every=True))
+            self.queue.wait_for_change(seen, self._prefetched.until_overdue(MAINTENANCE_SECONDS))
+        self._return(self._prefetched.overdue(every=True))
 
-    def _look_after(self) -> None:
+    def _run_maintenance(self) -> None:
         try:
             if self._busy():
-                self.queue.look_after()
+                self.queue.run_maintenance()
         except ZkmqError as error:
-            self._report_keeper(error)
+            self._report_maintenance(error)
             self._stopping.wait(RETRY_SECONDS)
 
-    def _beat(self) -> None:
+    def _run_heartbeat(self) -> None:
         """Until the last handler has returned and what it did is settled, or was given up, also after `stop`."""
-        self._heart.beat(lambda: not self._over.is_set() and (self._alive() is not None or bool(self._deliveries)))
+        self._heartbeat.run(lambda: not self._over.is_set() and (self._alive() is not None or bool(self._deliveries)))
 
     def _watch(self, monitor: Monitor) -> None:
-        while self._goes_on() and not self._stopping.wait(KEEPER_SECONDS):
+        while self._goes_on() and not self._stopping.wait(MAINTENANCE_SECONDS):
             with watching(self.queue.name):
                 monitor(self._looks.poll(self.queue.name, self._size()))

@@ -7,24 +7,24 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Callback,
     EnsureRoot,
     Op,
     Pipeline,
     Post,
     Reconnect,
-    Seat,
-    Tell,
+    SetTimeout,
     Wait,
-    Within,
+    WaitPlace,
 )
 from airflow_provider_zkmq.engine.errors import TransportError
-from airflow_provider_zkmq.engine.zk.connecting import Patience, left, over
+from airflow_provider_zkmq.engine.zk.connecting import CallDeadline, left, over
 from airflow_provider_zkmq.engine.zk.operations import (
     LOST,
     WINDOW,
     WRITES,
     Request,
-    Sent,
+    SentRequest,
     check_sizes,
     failed,
     gathered,
@@ -39,32 +39,32 @@ from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.sync_driver import ensure_root
 
 
-async def execute(session: Session, op: Op, patience: Patience) -> Any:
+async def execute(session: Session, op: Op, call_deadline: CallDeadline) -> Any:
     """Carry one operation out. What it raises is thrown into its procedure; a cancellation is not."""
     match op:
-        case Wait(ThreadSignal() as signal, seen, timeout, turn, seat):
+        case Wait(ThreadSignal() as signal, seen, timeout, turn, place):
             if turn:
-                return await _turn(session, signal, seen, patience)
-            woken = await _wait(session, signal, seen, timeout, seat)
-            patience.answered()
+                return await _turn(session, signal, seen, call_deadline)
+            woken = await _wait(session, signal, seen, timeout, place)
+            call_deadline.answered()
             return woken
         case Wait(signal):
             raise TypeError(f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes")
-        case Within(seconds):
-            return patience.within(seconds)
+        case SetTimeout(seconds):
+            return call_deadline.limit_to(seconds)
         case Pipeline(ops):
-            return await _pipeline(session, ops, patience)
+            return await _pipeline(session, ops, call_deadline)
         case Reconnect(since):
-            patience.begin()
-            return await _connected(session, patience.deadline(since), patience)
+            call_deadline.begin()
+            return await _connected(session, call_deadline.deadline(since), call_deadline)
         case EnsureRoot(path):
-            return await carry_out(session, ensure_root(path), patience)
-        case Tell(call):
+            return await carry_out(session, ensure_root(path), call_deadline)
+        case Callback(call):
             return call()
         case Post():
             return post(session, op)
         case _:
-            return (await _pipeline(session, (op,), patience))[0]
+            return (await _pipeline(session, (op,), call_deadline))[0]
 
 
 async def _until(future: asyncio.Future[Any], timeout: float | None) -> bool:
@@ -84,35 +84,35 @@ def _expire(future: asyncio.Future[Any]) -> None:
 
 
 async def _wait(
-    session: Session, signal: ThreadSignal, seen: int, timeout: float | None, seat: Seat | None = None
+    session: Session, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None = None
 ) -> bool:
     future = asyncio.get_running_loop().create_future()
     wake = session.wakes.line().waker(future)
     try:
-        return not signal.on_next(seen, wake, seat) or await _until(future, timeout)
+        return not signal.on_next(seen, wake, place) or await _until(future, timeout)
     finally:
-        signal.forget(wake, seat)
+        signal.forget(wake, place)
 
 
-async def _turn(session: Session, signal: ThreadSignal, seen: int, patience: Patience) -> bool:
-    patience.begin()
-    if not await _wait(session, signal, seen, left(patience.deadline())):
-        raise session.unavailable(patience.limit)
+async def _turn(session: Session, signal: ThreadSignal, seen: int, call_deadline: CallDeadline) -> bool:
+    call_deadline.begin()
+    if not await _wait(session, signal, seen, left(call_deadline.deadline())):
+        raise session.unavailable(call_deadline.limit)
     return True
 
 
-async def _connected(session: Session, deadline: float, patience: Patience) -> None:
+async def _connected(session: Session, deadline: float, call_deadline: CallDeadline) -> None:
     while True:
         seen = session.changed.count
         session.usable()
         if over(deadline):
-            raise session.unavailable(patience.limit)
+            raise session.unavailable(call_deadline.limit)
         if session.connected.is_set():
             return
         await _wait(session, session.changed, seen, left(deadline))
 
 
-async def carry_out(session: Session, steps: Generator[Request, Any, None], patience: Patience) -> None:
+async def carry_out(session: Session, steps: Generator[Request, Any, None], call_deadline: CallDeadline) -> None:
     """Carry requests out, one after the other."""
     result = None
     while True:
@@ -120,17 +120,17 @@ async def carry_out(session: Session, steps: Generator[Request, Any, None], pati
             op = steps.send(result)
         except StopIteration:
             return
-        result = gathered(session, (op,), await _window(session, (op,), patience))[0]
+        result = gathered(session, (op,), await _window(session, (op,), call_deadline))[0]
 
 
-async def _pipeline(session: Session, ops: Sequence[Request], patience: Patience) -> list[Any]:
+async def _pipeline(session: Session, ops: Sequence[Request], call_deadline: CallDeadline) -> list[Any]:
     check_sizes(ops)
     for steps in session.access.questions(ops):
-        await carry_out(session, steps, patience)
+        await carry_out(session, steps, call_deadline)
     results: list[Any] = []
     for start in range(0, len(ops), WINDOW):
         try:
-            results += await _window(session, ops[start : start + WINDOW], patience)
+            results += await _window(session, ops[start : start + WINDOW], call_deadline)
         except TransportError:
             if not results:
                 raise
@@ -140,33 +140,33 @@ async def _pipeline(session: Session, ops: Sequence[Request], patience: Patience
     return gathered(session, ops, results)
 
 
-async def _window(session: Session, ops: Sequence[Request], patience: Patience) -> list[Any]:
-    patience.begin()
-    deadline = patience.deadline()
-    await _connected(session, deadline, patience)
+async def _window(session: Session, ops: Sequence[Request], call_deadline: CallDeadline) -> list[Any]:
+    call_deadline.begin()
+    deadline = call_deadline.deadline()
+    await _connected(session, deadline, call_deadline)
     try:
         pending = [submit(session, op, more=True) for op in ops]
     finally:
         session.flush_soon()
-    return [await _collect(session, sent, deadline, patience) for sent in pending]
+    return [await _collect(session, sent, deadline, call_deadline) for sent in pending]
 
 
-async def _collect(session: Session, sent: Sent, deadline: float, patience: Patience) -> Any:
+async def _collect(session: Session, sent: SentRequest, deadline: float, call_deadline: CallDeadline) -> Any:
     try:
         while True:
             try:
                 value = await _ready(session, sent.reply, left(deadline))
             except LOST:
-                patience.missed()
+                call_deadline.missed()
                 if isinstance(sent.op, WRITES):
                     return unknown(sent)
-                await _connected(session, deadline, patience)
+                await _connected(session, deadline, call_deadline)
                 sent = submit(session, sent.op)
             except Exception as error:  # noqa: BLE001  mapped, or raised as it is
-                patience.answered()
+                call_deadline.answered()
                 return failed(session, sent, error)
             else:
-                patience.answered()
+                call_deadline.answered()
                 return receive(session, sent, value)
     except Exception as error:  # noqa: BLE001  thrown once the others have been answered
         return error

@@ -34,11 +34,11 @@ class Limit:
         return f"{self.name} ({self.seconds:g} s)"
 
 
-class Patience:
+class CallDeadline:
     """How long one call waits still, whatever it waits for: a reply, the connection, another call of its client.
 
     It ends ``request_timeout`` after the last answer that the call got from a server: the work of others is no answer,
-    so callers that queue behind one another end together. A call with a time of its own (`Within`) ends with that.
+    so callers that queue behind one another end together. A call with a time of its own (`SetTimeout`) ends with that.
     """
 
     def __init__(self, span: float, name: str = "request_timeout") -> None:
@@ -61,7 +61,7 @@ class Patience:
         if self._waiting_since is None:
             self._waiting_since = self._answered
 
-    def within(self, seconds: float, name: str = "timeout", grace: float = GRACE) -> None:
+    def limit_to(self, seconds: float, name: str = "timeout", grace: float = GRACE) -> None:
         """The call ends in so many seconds, and `grace`, whatever is answered; never later than told before."""
         own = (time.monotonic() + seconds + grace, Limit(name, seconds))
         self._own = own if self._own is None or own[0] < self._own[0] else self._own
@@ -146,17 +146,17 @@ def _load_identity(context: ssl.SSLContext, tls: Tls) -> None:
         raise ConfigError(f"tls key {tls.key!r} is given without a certificate: give cert, too")
     if tls.key is None and not _holds_key(tls.cert):
         raise ConfigError(f"tls cert {tls.cert!r} is given without its private key: give key, too")
-    key, asked = tls.key or tls.cert, False
+    key, requested = tls.key or tls.cert, False
 
     def password() -> str:
-        nonlocal asked
-        asked = True
+        nonlocal requested
+        requested = True
         return tls.key_password or ""
 
     try:
         context.load_cert_chain(tls.cert, tls.key, password)
     except (ssl.SSLError, OSError, ValueError) as error:
-        raise ConfigError(_why_no_identity(tls, key, error, asked=asked)) from error
+        raise ConfigError(_why_no_identity(tls, key, error, requested=requested)) from error
 
 
 def _holds_key(path: str) -> bool:
@@ -167,10 +167,10 @@ def _holds_key(path: str) -> bool:
         return True
 
 
-def _why_no_identity(tls: Tls, key: str, error: Exception, *, asked: bool) -> str:
-    if asked and not tls.key_password:
+def _why_no_identity(tls: Tls, key: str, error: Exception, *, requested: bool) -> str:
+    if requested and not tls.key_password:
         return f"tls key {key!r} is encrypted: give key_password, too"
-    if asked:
+    if requested:
         return f"tls key_password does not open the key {key!r}"
     if "KEY_VALUES_MISMATCH" in _reason(error):
         return f"tls key {key!r} is not that of the certificate {tls.cert!r}"
@@ -319,10 +319,10 @@ class Dialer:
         self._troubled()
 
     def _remember(self, name: str, address: Address, trouble: Trouble) -> None:
-        met = self._troubles.setdefault(name, {})
-        known = met.get(address[0])
+        found = self._troubles.setdefault(name, {})
+        known = found.get(address[0])
         if trouble.lasting or known is None or not known.lasting:
-            met[address[0]] = trouble
+            found[address[0]] = trouble
 
     def forget_troubles(self) -> None:
         """A connection stands."""
@@ -335,14 +335,14 @@ class Dialer:
 
     def _refusal(self, name: str) -> str | None:
         """What is in the way to one server for good: no other of its addresses is left to be tried."""
-        met = dict(self._troubles.get(name, {}))
-        left = self._addresses.get(name, set()) - met.keys()
-        return next((trouble.text for trouble in met.values() if trouble.lasting and not left), None)
+        found = dict(self._troubles.get(name, {}))
+        left = self._addresses.get(name, set()) - found.keys()
+        return next((trouble.text for trouble in found.values() if trouble.lasting and not left), None)
 
     def shown(self) -> str:
         """What was in the way to each server, for an error's message."""
-        met = [(name, list(troubles.values())[-1]) for name, troubles in list(self._troubles.items())]
-        return "; ".join(f"{name} {trouble.text}" for name, trouble in met)
+        found = [(name, list(troubles.values())[-1]) for name, troubles in list(self._troubles.items())]
+        return "; ".join(f"{name} {trouble.text}" for name, trouble in found)
 
 
 def is_address(host: str) -> bool:

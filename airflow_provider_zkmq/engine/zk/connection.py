@@ -44,7 +44,7 @@ _USUAL: Final = 1 << 16
 _MOST: Final = 1 << 20
 
 
-class Frames:
+class FrameReader:
     """Frames as they come, in pieces of any size. What is missing of one is waited for without being copied again."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ def framed(request: Any, body: bytes, number: int) -> bytes:
     return _HEAD.pack(len(body) + _COUNTED, number, request.type) + body
 
 
-class Outbox:
+class SendQueue:
     """Sends requests in the order in which they are given, from whichever thread is fit for it.
 
     Callers write to the socket themselves, which saves a hand-over to the connection's thread; what finds somebody else
@@ -333,10 +333,10 @@ class Connection(Reconnecting):
 
     def _connect(self, host: Any, hostip: Any, port: Any) -> Any:
         """A session on a new connection; none of our requests is sent before it stands."""
-        self._frames = Frames()
+        self._frame_reader = FrameReader()
         timeouts = super()._connect(host, hostip, port)
         # Two threads must not use one TLS connection at once.
-        self.client.outbox.open(None if isinstance(self._socket, ssl.SSLSocket) else self._socket)
+        self.client.send_queue.open(None if isinstance(self._socket, ssl.SSLSocket) else self._socket)
         return timeouts
 
     def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
@@ -351,17 +351,17 @@ class Connection(Reconnecting):
             super()._submit(request, timeout, xid)
 
     def _flush(self, timeout: float, answer: Callable[[], object], *first: bytes) -> None:
-        data = self.client.outbox.take(answer, *first)
+        data = self.client.send_queue.take(answer, *first)
         if data:
             self._write(data, timeout)
-        self.client.outbox.written()
+        self.client.send_queue.written()
 
     def _read_socket(self, _read_timeout: float) -> int | None:
         """Take in what has come: several replies and events, or part of one. kazoo is told of a session's end."""
         ended = None
         try:
             with self.handler.wakes.together():
-                for frame in self._frames.fed(self._received()):
+                for frame in self._frame_reader.fed(self._received()):
                     ended = self._take_in(frame) or ended
         except (struct.error, IndexError, ValueError) as error:
             msg = f"what came is no reply of ZooKeeper's: {error}"
@@ -370,7 +370,7 @@ class Connection(Reconnecting):
 
     def _received(self) -> bytes:
         try:
-            piece: bytes = self._socket.recv(self._frames.wanted)
+            piece: bytes = self._socket.recv(self._frame_reader.wanted)
         except _NOT_YET:
             return b""
         except OSError as error:
@@ -392,7 +392,7 @@ class Connection(Reconnecting):
         return None
 
     def _answer(self, number: int, zxid: int, error: int, frame: bytes) -> int | None:
-        request, reply, expected = self.client.outbox.answered()
+        request, reply, expected = self.client.send_queue.answered()
         if number != expected:
             if reply is not None:
                 reply.set_exception(ConnectionLoss())
@@ -422,7 +422,7 @@ class Connection(Reconnecting):
         reply.set(value)
 
 
-# --- kazoo's client, whose requests go by an `Outbox` and a `Connection` of ours: kazoo would take a round for each.
+# --- kazoo's client, whose requests go by an `SendQueue` and a `Connection` of ours: kazoo would take a round for each.
 
 #: For so long a connection that was cut is waited for.
 CUT_SECONDS: Final = 1.0
@@ -440,7 +440,7 @@ _FAILURES: dict[str, type[Exception]] = {
 }
 
 
-class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
+class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
     """A kazoo client whose callers encode their requests themselves, and mostly send them themselves, too.
 
     Its handler is a `Handler`, which knows how its connection's thread is woken.
@@ -451,11 +451,11 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.outbox = Outbox(self._ring)
+        self.send_queue = SendQueue(self._ring)
         self._connection = Connection(self, self._conn_retry.copy(), logger=self.logger)
 
     def _ring(self) -> None:
-        self.handler.bell.send(b"\0")
+        self.handler.notifier.send(b"\0")
 
     def anew(self) -> Connect:
         """What begins a session that has seen nothing."""
@@ -473,25 +473,25 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
     def give(self, request: Any, reply: Any) -> bool:
         """Send a request, and what is queued before it, from this thread, if it can at once; whether that was done."""
         queued = Queued(request, request.serialize(), reply)
-        with self.outbox.lock, contextlib.suppress(OSError):
-            return self._state not in REFUSED and self.outbox.give(queued)
+        with self.send_queue.lock, contextlib.suppress(OSError):
+            return self._state not in REFUSED and self.send_queue.give(queued)
         return False  # closed meanwhile
 
     def flush(self) -> None:
         """Send what was posted with `more` to come."""
         with contextlib.suppress(OSError):  # closed: what is under way has failed, or will
-            self.outbox.flush()
+            self.send_queue.flush()
 
     def _posted(self, queued: Queued, *, more: bool = False) -> Exception | None:
         """A request's refusal, if it is refused: what is under way fails when the state changes, not before."""
-        with self.outbox.lock:
+        with self.send_queue.lock:
             refused: type[Exception] | None = REFUSED.get(self._state)
-            bell = self.handler.bell
-            if refused is not None or bell is None or bell.fileno() < 0:
+            notifier = self.handler.notifier
+            if refused is not None or notifier is None or notifier.fileno() < 0:
                 refused = refused or ConnectionClosedError
             else:
                 try:
-                    self.outbox.post(queued, more=more)
+                    self.send_queue.post(queued, more=more)
                 except OSError:
                     refused = ConnectionClosedError
         return None if refused is None else refused()
@@ -499,13 +499,13 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
     @property
     def unanswered(self) -> int:
         """How many requests are under way, sent or not."""
-        return len(self.outbox)
+        return len(self.send_queue)
 
     def _call(self, request: Any, async_object: Any) -> None:
         """What kazoo's own calls send."""
         self.post(request, async_object)
 
-    def end(self, patience: float) -> None:
+    def end(self, call_deadline: float) -> None:
         """End the session, asking its server for at most so many seconds; then cut the connection. Returns soon after.
 
         kazoo's own `stop` waits for its thread, which may be opening a connection or resolving a name.
@@ -513,7 +513,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         self._stopped.set()
         if self.connected:
             self._posted(Queued(CloseInstance, b"", None))
-            self._connection.connection_stopped.wait(patience)
+            self._connection.connection_stopped.wait(call_deadline)
         self.handler.dialer.cut()
         if self._connection.connection_stopped.wait(CUT_SECONDS):
             self._release()
@@ -530,7 +530,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         """kazoo's state has changed, and nothing that is under way will be answered."""
         failure = _FAILURES.get(state, ConnectionLoss)()
         with self.handler.wakes.together():
-            for reply in self.outbox.close():
+            for reply in self.send_queue.close():
                 reply.set_exception(failure)
 
     def note_watch(self, request: Any) -> None:

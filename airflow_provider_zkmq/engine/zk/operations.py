@@ -49,9 +49,9 @@ from airflow_provider_zkmq.engine.zk.requests import (
     ContainerCreation,
     Listing,
     MultiRead,
+    MultiRequest,
     Read,
     Refused,
-    Transaction,
     Written,
     exception,
 )
@@ -74,7 +74,7 @@ WINDOW: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentRequest:
     """A request on its way: kazoo's reply to come, and when it was sent by the monotonic clock."""
 
     op: Request
@@ -82,7 +82,7 @@ class Sent:
     at: float
 
 
-def submit(session: Session, op: Request, *, more: bool = False) -> Sent:
+def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
     """Send a request; never blocks. `more`: others follow, and then a flush."""
     kind = _WATCHED.get(type(op))
     watch: Watch | None = None if kind is None else getattr(op, "watch", None)
@@ -94,13 +94,13 @@ def submit(session: Session, op: Request, *, more: bool = False) -> Sent:
             reply = session.watches.reading(kind, getattr(op, "path", ""), watch)
             fan = reply.fan
         session.send(type(op).__name__, _request(session, op, fan), reply, more=more)
-    return Sent(op, reply, at)
+    return SentRequest(op, reply, at)
 
 
 def _request(session: Session, op: Request, fan: Fan | None) -> Any:
     match op:
         case Multi(ops):
-            return Transaction(ops, session.access.rights)
+            return MultiRequest(ops, session.access.rights)
         case CreateContainer(path):
             return ContainerCreation(path, session.access.acl)
         case GetMany(paths):
@@ -136,7 +136,7 @@ def _check_size(ops: tuple[WriteOp, ...]) -> None:
         raise TaskTooLarge(msg)
 
 
-def unknown(sent: Sent) -> Outcome:
+def unknown(sent: SentRequest) -> Outcome:
     """What a procedure gets for a write without a reply."""
     return Outcome(committed=False, unknown=True, sent=sent.at)
 
@@ -156,11 +156,11 @@ def gathered(session: Session, ops: Sequence[Request], results: Sequence[Any]) -
 
     An error of the connection's says that nothing was written: of one write among several, that is not known.
     """
-    several = sum(isinstance(op, WRITES) for op in ops) > 1
+    many = sum(isinstance(op, WRITES) for op in ops) > 1
     replies: list[Any] = []
     missing = [_unsent(session, op) for op in ops[len(results) :]]
     for op, result in zip(ops, [*results, *missing], strict=True):
-        if several and isinstance(op, WRITES) and isinstance(result, TransportError):
+        if many and isinstance(op, WRITES) and isinstance(result, TransportError):
             replies.append(UNKNOWN)
         elif isinstance(result, Exception):
             raise result
@@ -184,7 +184,7 @@ _FAILURES: dict[type[Exception], Failure] = {
 }
 
 
-def receive(session: Session, sent: Sent, value: Any) -> Any:
+def receive(session: Session, sent: SentRequest, value: Any) -> Any:
     """What a procedure gets for a reply. Raises `AccessDenied` where a transaction was refused for its credentials."""
     session.silent = False
     match sent.op:
@@ -206,7 +206,7 @@ def receive(session: Session, sent: Sent, value: Any) -> Any:
             return None
 
 
-def failed(session: Session, sent: Sent, error: BaseException) -> Any:
+def failed(session: Session, sent: SentRequest, error: BaseException) -> Any:
     """What a procedure gets for a failed request, or the error it is thrown. `LOST` errors are the driver's own."""
     op = sent.op
     if isinstance(op, CreateContainer) and isinstance(error, NodeExistsError | NoNodeError | UnimplementedError):
@@ -295,5 +295,5 @@ def post(session: Session, op: Post) -> bool:
     check_sizes((op.multi,))
     if session.closed or not session.connected.is_set() or any(True for _ in session.access.questions((op.multi,))):
         return False
-    transaction = Transaction(op.multi.ops, session.access.rights)
+    transaction = MultiRequest(op.multi.ops, session.access.rights)
     return session.send_now(type(op.multi).__name__, transaction, Posted(op.lost))

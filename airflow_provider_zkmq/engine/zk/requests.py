@@ -145,7 +145,7 @@ def rights(acl: Iterable[ACL]) -> Rights:
     return Rights(spelt + int_struct.pack(0), spelt + int_struct.pack(_EPHEMERAL))
 
 
-class Transaction(namedtuple("Transaction", "ops rights")):  # noqa: PYI024  kazoo's requests are namedtuples
+class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  kazoo's requests are namedtuples
     """``multi`` (opcode 14) of our own operations, encoded in one go; of the reply only what is used is decoded.
 
     What is set tells when it was written; where nothing is set, the first create asks for that.

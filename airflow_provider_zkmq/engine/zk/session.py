@@ -25,10 +25,10 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
 )
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.zk.connecting import Dialer, Limit, Patience, is_address, left, over
-from airflow_provider_zkmq.engine.zk.connection import Client
+from airflow_provider_zkmq.engine.zk.connecting import CallDeadline, Dialer, Limit, is_address, left, over
+from airflow_provider_zkmq.engine.zk.connection import ZooKeeperClient
 from airflow_provider_zkmq.engine.zk.requests import RemoveWatches, rights
-from airflow_provider_zkmq.engine.zk.signals import Rounds, ThreadSignal, Wakes
+from airflow_provider_zkmq.engine.zk.signals import Fairness, ThreadSignal, Wakes
 from airflow_provider_zkmq.engine.zk.watches import DATA, Handler, TlsHandler, Watches
 
 # --- Who may come in besides us: what we create is ours alone, and what others left open is not used unawares.
@@ -114,7 +114,7 @@ class Access:
             above = "/" + "/".join(names[:depth])
             acl: list[ACL] | None = yield ReadAcl(above, above=True)
             rights = _rights_of_anyone(acl or ())
-            if any(self._is_ours(entry) for entry in acl or ()):
+            if any(self._grants_us(entry) for entry in acl or ()):
                 self._judge([above] if rights else [])
             elif rights & _TAKE_OVER:
                 dangers.append(above)
@@ -131,7 +131,7 @@ class Access:
             )
         _warn(f"open to anyone, as allowed: {shown}")
 
-    def _is_ours(self, entry: ACL) -> bool:
+    def _grants_us(self, entry: ACL) -> bool:
         if entry.id.scheme == "x509":
             return self._config.tls is not None and self._config.tls.cert is not None
         return self._config.auth is not None and entry.id.id == make_digest_acl_credential(*self._config.auth)
@@ -170,7 +170,7 @@ def _is_no_secret(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.INFO
 
 
-def _quiet_logger() -> logging.Logger:
+def _kazoo_logger() -> logging.Logger:
     """kazoo's own log, never below INFO, whatever level others set: at DEBUG it writes credentials and payloads."""
     logger = logging.getLogger("airflow_provider_zkmq.kazoo")
     logger.setLevel(logging.WARNING)
@@ -194,7 +194,7 @@ class Session:
         self.memory = threading.RLock()
         self.connected = threading.Event()
         self.changed = ThreadSignal()
-        self.rounds = Rounds()
+        self.fairness = Fairness()
         self.pid = os.getpid()
         self.closed = False
         self.id = 0
@@ -204,14 +204,14 @@ class Session:
         self.requests: dict[str, int] = {}
         self.access = Access(config)
         self.dialer = Dialer(config, self.changed.fire)
-        self.client = Client(**_client_options(config, self.dialer))
+        self.client = ZooKeeperClient(**_client_options(config, self.dialer))
         self.wakes: Wakes = self.client.handler.wakes
         self.watches = Watches(self.client)
         self.client.add_listener(self._on_state)
 
-    def open(self, patience: Patience) -> None:
-        """Connect. Raises `Unavailable` when `patience` is over, `TlsRefused` at once, `AccessDenied`."""
-        deadline, share = patience.deadline(), self._share()
+    def open(self, call_deadline: CallDeadline) -> None:
+        """Connect. Raises `Unavailable` when `call_deadline` is over, `TlsRefused` at once, `AccessDenied`."""
+        deadline, share = call_deadline.deadline(), self._share()
         self.client.start_async()
         while not self.connected.is_set():
             seen = self.changed.count
@@ -219,7 +219,7 @@ class Session:
             if self.client.client_state == KeeperState.AUTH_FAILED:
                 raise self.denied()
             if over(deadline) or self.dialer.refused_by(self.client.hosts):
-                raise self.unavailable(patience.limit)
+                raise self.unavailable(call_deadline.limit)
             self.changed.wait(seen, min(left(deadline), share))
             if not self.connected.is_set():
                 self.dialer.drop_stalled(share)
@@ -227,20 +227,20 @@ class Session:
     def _share(self) -> float:
         """For how many seconds each server is waited for when a session is opened; a name may stand for several."""
         (first, _), *others = self.client.hosts
-        several = others or not is_address(first)
-        return self.config.connect_timeout / (len(self.client.hosts) + 1 if several else 1)
+        many = others or not is_address(first)
+        return self.config.connect_timeout / (len(self.client.hosts) + 1 if many else 1)
 
-    def close(self, patience: float | None = None) -> None:
+    def close(self, call_deadline: float | None = None) -> None:
         """End the session; what it held is given back at once. Idempotent.
 
-        `patience`: for how many seconds its end may take, ``request_timeout`` if not told. A server that does not
+        `call_deadline`: for how many seconds its end may take, ``request_timeout`` if not told. A server that does not
         answer ends the session itself, after ``session_timeout``.
         """
         if self.closed:
             return
         self.closed = True
         if os.getpid() == self.pid:
-            self.client.end(self.config.request_timeout if patience is None else patience)
+            self.client.end(self.config.request_timeout if call_deadline is None else call_deadline)
         self.changed.fire()
 
     def usable(self) -> None:
@@ -256,14 +256,14 @@ class Session:
             msg = "this connection was opened in another process: connect again after a fork"
             raise TransportError(msg)
 
-    def farewell(self) -> Patience:
+    def close_timeout(self) -> CallDeadline:
         """How long closing waits for servers; callers that have just waited in vain do not once more."""
         most = self.config.request_timeout
-        return Patience(min(most, CLOSING_SECONDS) if self.silent else most)
+        return CallDeadline(min(most, CLOSING_SECONDS) if self.silent else most)
 
-    def patience(self) -> Patience:
+    def call_deadline(self) -> CallDeadline:
         """How long a call that begins now waits for servers."""
-        return Patience(self.config.request_timeout)
+        return CallDeadline(self.config.request_timeout)
 
     def send(self, name: str, request: Any, reply: Any, *, more: bool = False) -> None:
         """Send a request or queue it; never blocks. Counted under `name`. `more`: its sender will `flush`."""
@@ -275,10 +275,10 @@ class Session:
 
         What of it did not fit is sent later, and its reply comes.
         """
-        given = bool(self.client.give(request, reply))
-        if given:
+        passed = bool(self.client.give(request, reply))
+        if passed:
             self.requests[name] = self.requests.get(name, 0) + 1
-        return given
+        return passed
 
     def flush_soon(self) -> None:
         """Send what was posted on the running loop, together with what else is posted there in this round of it.
@@ -362,7 +362,7 @@ def _client_options(config: ConnectionConfig, dialer: Dialer) -> dict[str, Any]:
         "timeout": config.session_timeout,
         "handler": (Handler if config.tls is None else TlsHandler)(dialer),
         "connection_retry": KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
-        "logger": _quiet_logger(),
+        "logger": _kazoo_logger(),
     }
     if config.auth:
         options["auth_data"] = [("digest", ":".join(config.auth))]

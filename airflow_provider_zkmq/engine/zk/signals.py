@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, ref
 
 from kazoo.handlers.threading import KazooTimeoutError
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Seat, Seats
+from airflow_provider_zkmq.engine.core.protocol.ops import WaitPlace, WaitQueue
 
 # --- Signals for threads and event loops.
 
@@ -28,7 +28,7 @@ class ThreadSignal:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
-        self._callbacks: Seats[Callable[[], None]] = Seats()
+        self._callbacks: WaitQueue[Callable[[], None]] = WaitQueue()
 
     @property
     def count(self) -> int:
@@ -37,52 +37,52 @@ class ThreadSignal:
 
     def fire(self) -> None:
         """Count one and wake everybody."""
-        self._tell(1, self._callbacks.everybody)
+        self._wake(1, self._callbacks.everybody)
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """Count one, and wake one of each kind of those in seats, and all others."""
-        self._tell(1, self._callbacks.one_of_each)
+        self._wake(1, self._callbacks.one_of_each)
 
-    def pass_on(self, kind: Hashable) -> None:
+    def notify_one(self, kind: Hashable) -> None:
         """Wake one more in a seat of this kind; nothing is counted."""
-        self._tell(0, partial(self._callbacks.next_of, kind))
+        self._wake(0, partial(self._callbacks.next_of, kind))
 
-    def _tell(self, happened: int, chosen: Callable[[], list[Callable[[], None]]]) -> None:
+    def _wake(self, happened: int, chosen: Callable[[], list[Callable[[], None]]]) -> None:
         """Call back; where an interrupt comes in between, rather all who wait than none of those who have got up."""
-        told: list[Callable[[], None]] = []
+        chosen_callbacks: list[Callable[[], None]] = []
         try:
             with self._lock:
                 self._count += happened
-                told = chosen()
-            for callback in told:
+                chosen_callbacks = chosen()
+            for callback in chosen_callbacks:
                 callback()
         except BaseException:
             with self._lock:
                 others = self._callbacks.everybody()
-            for callback in (*told, *others):
+            for callback in (*chosen_callbacks, *others):
                 callback()
             raise
 
-    def on_next(self, seen: int, callback: Callable[[], None], seat: Seat | None = None) -> bool:
+    def on_next(self, seen: int, callback: Callable[[], None], place: WaitPlace | None = None) -> bool:
         """Have `callback` called at the next firing; False, without keeping it, if it was fired since `seen`."""
         with self._lock:
             if self._count > seen:
                 return False
-            self._callbacks.take(callback, seat)
+            self._callbacks.take(callback, place)
             return True
 
-    def wait(self, seen: int, timeout: float | None, seat: Seat | None = None) -> bool:
+    def wait(self, seen: int, timeout: float | None, place: WaitPlace | None = None) -> bool:
         """Block until it has been fired more than `seen` times; whether it has within `timeout` seconds."""
         event = threading.Event()
         try:
-            return not self.on_next(seen, event.set, seat) or event.wait(timeout)
+            return not self.on_next(seen, event.set, place) or event.wait(timeout)
         finally:
-            self.forget(event.set, seat)
+            self.forget(event.set, place)
 
-    def forget(self, callback: Callable[[], None], seat: Seat | None = None) -> None:
+    def forget(self, callback: Callable[[], None], place: WaitPlace | None = None) -> None:
         """Withdraw a callback."""
         with self._lock:
-            self._callbacks.leave(callback, seat)
+            self._callbacks.leave(callback, place)
 
 
 # --- Replies to come: what the connection's thread sets, and a thread or an event loop waits for.
@@ -160,7 +160,7 @@ class Reply:
 # --- Waking event loops from other threads: what comes together wakes a loop once.
 
 
-class Line:
+class LoopQueue:
     """The futures of one event loop that are due. One for each loop and connection."""
 
     __slots__ = ("__weakref__", "_due", "_loop", "_planned", "_rung", "_wakes")
@@ -220,20 +220,20 @@ class Wakes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = WeakKeyDictionary()
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopQueue] = WeakKeyDictionary()
         self._gatherer: int | None = None
-        self._gathered: list[Line] = []
+        self._gathered: list[LoopQueue] = []
 
-    def line(self) -> Line:
+    def line(self) -> LoopQueue:
         """That of the running loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
             line = self._lines.get(loop)
             if line is None:
-                line = self._lines[loop] = Line(loop, self)
+                line = self._lines[loop] = LoopQueue(loop, self)
             return line
 
-    def due(self, line: Line) -> None:
+    def due(self, line: LoopQueue) -> None:
         """Something of this line is due."""
         if self._gatherer == threading.get_ident():
             self._gathered.append(line)
@@ -263,7 +263,7 @@ class Wakes:
 SHARE: Final = 0.05
 
 
-class Rounds:
+class Fairness:
     """What procedures of one session have had of the running loop's round. Used on the loop's thread."""
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_provider_zkmq.engine.core.model.names import LAYOUT, check_layout
 from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Callback,
     Create,
     EnsureRoot,
     Exists,
@@ -19,20 +20,19 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Pipeline,
     Post,
     Reconnect,
-    Seat,
     SetData,
-    Tell,
+    SetTimeout,
     Wait,
-    Within,
+    WaitPlace,
 )
 from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
-from airflow_provider_zkmq.engine.zk.connecting import Patience, left, over
+from airflow_provider_zkmq.engine.zk.connecting import CallDeadline, left, over
 from airflow_provider_zkmq.engine.zk.operations import (
     LOST,
     WINDOW,
     WRITES,
     Request,
-    Sent,
+    SentRequest,
     check_sizes,
     failed,
     gathered,
@@ -78,57 +78,63 @@ def _write(op: Create | SetData) -> Generator[Multi, Any, None]:
 # --- Operations carried out by the calling thread, which waits for them.
 
 
-def execute(session: Session, op: Op, patience: Patience) -> Any:
+def execute(session: Session, op: Op, call_deadline: CallDeadline) -> Any:
     """Carry one operation out. What it raises is thrown into its procedure."""
     match op:
-        case Wait(ThreadSignal() as signal, seen, timeout, turn, seat):
-            return _turn(session, signal, seen, patience) if turn else _wait(signal, seen, timeout, seat, patience)
+        case Wait(ThreadSignal() as signal, seen, timeout, turn, place):
+            return (
+                _turn(session, signal, seen, call_deadline)
+                if turn
+                else _wait(signal, seen, timeout, place, call_deadline)
+            )
         case Wait(signal):
             raise TypeError(f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes")
-        case Within(seconds):
-            return patience.within(seconds)
+        case SetTimeout(seconds):
+            return call_deadline.limit_to(seconds)
         case Pipeline(ops):
-            return _pipeline(session, ops, patience)
+            return _pipeline(session, ops, call_deadline)
         case Reconnect(since):
-            patience.begin()
-            return _connected(session, patience.deadline(since), patience)
+            call_deadline.begin()
+            return _connected(session, call_deadline.deadline(since), call_deadline)
         case EnsureRoot(path):
-            return carry_out(session, ensure_root(path), patience)
-        case Tell(call):
+            return carry_out(session, ensure_root(path), call_deadline)
+        case Callback(call):
             return call()
         case Post():
             return post(session, op)
         case _:
-            return _pipeline(session, (op,), patience)[0]
+            return _pipeline(session, (op,), call_deadline)[0]
 
 
-def _wait(signal: ThreadSignal, seen: int, timeout: float | None, seat: Seat | None, patience: Patience) -> bool:
-    woken = signal.wait(seen, timeout, seat)
-    patience.answered()
+def _wait(
+    signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None, call_deadline: CallDeadline
+) -> bool:
+    woken = signal.wait(seen, timeout, place)
+    call_deadline.answered()
     return woken
 
 
-def _turn(session: Session, signal: ThreadSignal, seen: int, patience: Patience) -> bool:
+def _turn(session: Session, signal: ThreadSignal, seen: int, call_deadline: CallDeadline) -> bool:
     """Wait for another call of this client, as long as for a server. Raises `Unavailable`."""
-    patience.begin()
-    if not signal.wait(seen, left(patience.deadline())):
-        raise session.unavailable(patience.limit)
+    call_deadline.begin()
+    if not signal.wait(seen, left(call_deadline.deadline())):
+        raise session.unavailable(call_deadline.limit)
     return True
 
 
-def _connected(session: Session, deadline: float, patience: Patience) -> None:
+def _connected(session: Session, deadline: float, call_deadline: CallDeadline) -> None:
     """Wait for the connection. Raises `Unavailable` past the deadline, and at once where the connection was closed."""
     while True:
         seen = session.changed.count
         session.usable()
         if over(deadline):
-            raise session.unavailable(patience.limit)
+            raise session.unavailable(call_deadline.limit)
         if session.connected.is_set():
             return
         session.changed.wait(seen, left(deadline))
 
 
-def carry_out(session: Session, steps: Generator[Request, Any, None], patience: Patience) -> None:
+def carry_out(session: Session, steps: Generator[Request, Any, None], call_deadline: CallDeadline) -> None:
     """Carry requests out, one after the other."""
     result = None
     while True:
@@ -136,18 +142,18 @@ def carry_out(session: Session, steps: Generator[Request, Any, None], patience: 
             op = steps.send(result)
         except StopIteration:
             return
-        result = gathered(session, (op,), _window(session, (op,), patience))[0]
+        result = gathered(session, (op,), _window(session, (op,), call_deadline))[0]
 
 
-def _pipeline(session: Session, ops: Sequence[Request], patience: Patience) -> list[Any]:
+def _pipeline(session: Session, ops: Sequence[Request], call_deadline: CallDeadline) -> list[Any]:
     """Several requests, so many in flight at once; none is sent after one that was not answered."""
     check_sizes(ops)
     for steps in session.access.questions(ops):
-        carry_out(session, steps, patience)
+        carry_out(session, steps, call_deadline)
     results: list[Any] = []
     for start in range(0, len(ops), WINDOW):
         try:
-            results += _window(session, ops[start : start + WINDOW], patience)
+            results += _window(session, ops[start : start + WINDOW], call_deadline)
         except TransportError:
             if not results:
                 raise
@@ -157,35 +163,35 @@ def _pipeline(session: Session, ops: Sequence[Request], patience: Patience) -> l
     return gathered(session, ops, results)
 
 
-def _window(session: Session, ops: Sequence[Request], patience: Patience) -> list[Any]:
+def _window(session: Session, ops: Sequence[Request], call_deadline: CallDeadline) -> list[Any]:
     """The results, in order; a request's error stands for its result. Raises only where nothing was sent."""
-    patience.begin()
-    deadline = patience.deadline()
-    _connected(session, deadline, patience)
+    call_deadline.begin()
+    deadline = call_deadline.deadline()
+    _connected(session, deadline, call_deadline)
     try:
         pending = [submit(session, op, more=True) for op in ops]
     finally:
         session.client.flush()
-    return [_collect(session, sent, deadline, patience) for sent in pending]
+    return [_collect(session, sent, deadline, call_deadline) for sent in pending]
 
 
-def _collect(session: Session, sent: Sent, deadline: float, patience: Patience) -> Any:
+def _collect(session: Session, sent: SentRequest, deadline: float, call_deadline: CallDeadline) -> Any:
     """A result or an error; a read whose connection was lost is sent again, a write's outcome is then unknown."""
     try:
         while True:
             try:
                 value = sent.reply.get(timeout=left(deadline))
             except LOST:
-                patience.missed()
+                call_deadline.missed()
                 if isinstance(sent.op, WRITES):
                     return unknown(sent)
-                _connected(session, deadline, patience)
+                _connected(session, deadline, call_deadline)
                 sent = submit(session, sent.op)
             except Exception as error:  # noqa: BLE001  mapped, or raised as it is
-                patience.answered()
+                call_deadline.answered()
                 return failed(session, sent, error)
             else:
-                patience.answered()
+                call_deadline.answered()
                 return receive(session, sent, value)
     except Exception as error:  # noqa: BLE001  thrown once the others have been answered
         return error

@@ -36,17 +36,17 @@ T = TypeVar("T")
 class Fan:
     """What kazoo calls when a znode changes; equal to no other, so kazoo keeps it once however often it is added."""
 
-    __slots__ = ("__weakref__", "armed", "kind", "leaving", "path", "readings", "standing", "table")
+    __slots__ = ("__weakref__", "armed", "kind", "path", "readings", "removing", "standing", "table")
 
     def __init__(self, table: Watches, kind: str, path: str) -> None:
         self.table = table
         self.kind = kind
         self.path = path
         self.armed: list[ref[Watch]] = []
-        self.readings: list[ref[Reading]] = []
+        self.readings: list[ref[WatchedRead]] = []
         self.standing = False
         """Whether the server has a watch."""
-        self.leaving = False
+        self.removing = False
         """Whether the server was asked to take it away."""
 
     def __call__(self, _event: Any) -> None:
@@ -59,7 +59,7 @@ class Fan:
         return [watch for watch in _alive([*self.armed, *coming]) if not watch.fired]
 
 
-class Reading(Reply):
+class WatchedRead(Reply):
     """The reply to a read with a watch, which is armed before anybody sees it.
 
     kazoo sets it on the connection's thread: events that the server sent before the reply have been passed on by then.
@@ -123,15 +123,15 @@ class Watches:
         self._client = client
         self._fans: dict[tuple[str, str], Fan] = {}
 
-    def reading(self, kind: str, path: str, watch: Watch) -> Reading:
+    def reading(self, kind: str, path: str, watch: Watch) -> WatchedRead:
         """The reply of a read that is about to be queued, the lock being held."""
         fan = self._fans.setdefault((kind, path), Fan(self, kind, path))
-        reading = Reading(fan, watch)
+        reading = WatchedRead(fan, watch)
         fan.readings = [*(ref(one) for one in _alive(fan.readings)), ref(reading)]
-        fan.leaving = False
+        fan.removing = False
         return reading
 
-    def answered(self, reading: Reading, *, armed: bool) -> None:
+    def answered(self, reading: WatchedRead, *, armed: bool) -> None:
         """A read's reply has come."""
         with self.lock:
             fan, watch = reading.fan, reading.watch()
@@ -157,7 +157,7 @@ class Watches:
         with self.lock:
             for fan in list(self._fans.values()):
                 watches += fan.watches()
-                fan.armed, fan.standing, fan.leaving = [], False, False
+                fan.armed, fan.standing, fan.removing = [], False, False
                 self._keep_or_drop(fan)
         for watch in watches:
             watch.lose()
@@ -165,15 +165,15 @@ class Watches:
     def unwanted(self, kind: str, path: str) -> Removal | None:
         """The reply of a removal that is to be queued, the lock being held; None where nothing is to be taken away."""
         fan = self._fans.get((kind, path))
-        if fan is None or fan.leaving or fan.watches():
+        if fan is None or fan.removing or fan.watches():
             return None
-        fan.leaving = True
+        fan.removing = True
         return Removal(fan)
 
     def removed(self, fan: Fan) -> None:
         """The server's watch is gone; one of a later read comes with that read's reply."""
         with self.lock:
-            fan.standing, fan.leaving = False, False
+            fan.standing, fan.removing = False, False
             self._keep_or_drop(fan)
             self._client.forget(fan.path, fan)
 
@@ -203,7 +203,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
     """
 
     #: What wakes the connection's thread; None before the first connection.
-    bell: Any = None
+    notifier: Any = None
 
     def __init__(self, dialer: Dialer) -> None:
         super().__init__()
@@ -242,8 +242,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
 
     def create_socket_pair(self) -> tuple[Any, Any]:
         """How who sends a request wakes the connection's thread."""
-        pair = (bell := Bell(), bell) if hasattr(os, "eventfd") else super().create_socket_pair()
-        self.bell = pair[1]
+        pair = (notifier := LoopNotifier(), notifier) if hasattr(os, "eventfd") else super().create_socket_pair()
+        self.notifier = pair[1]
         return pair
 
 
@@ -257,7 +257,7 @@ class TlsHandler(Handler):
         return [*ready, *(one for one in waiting if one not in ready)], writable, broken
 
 
-class Bell:
+class LoopNotifier:
     """kazoo's pair of wake-up sockets as one counter: one ring for each request, one answer for each ring.
 
     A socket fills after a few hundred unread bytes and then blocks whoever sends: for as long as an outage lasts.

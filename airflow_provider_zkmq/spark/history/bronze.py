@@ -28,14 +28,14 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.spark.history.tables import Manifest, Part, exclusive, publish, read_manifest, stage, sweep
 from airflow_provider_zkmq.spark.source import options
-from airflow_provider_zkmq.spark.source.options import Options
+from airflow_provider_zkmq.spark.source.options import SourceOptions
 from airflow_provider_zkmq.spark.source.query import ATTEMPT, HISTORY, TIME, json_text
 
 # --- Archive rows: their schema, and how Spark's Python workers read them from ZooKeeper.
 
 #: How to reach ZooKeeper: the arguments of `Zkmq.connect`, a function that can be pickled and connects, or the options
 #: of the data source, by which credentials are looked up where the code runs.
-Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient] | Options
+Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient] | SourceOptions
 
 #: So many whole tasks are in memory together.
 AT_ONCE: Final = 128
@@ -79,7 +79,7 @@ _ARROW: Final = pa.schema(
 
 def open_client(connect: Connect) -> AnyClient:
     """Open a connection of its own that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
-    if isinstance(connect, Options):
+    if isinstance(connect, SourceOptions):
         return options.connect(connect)
     return connect() if callable(connect) else Zkmq.connect(**{**connect, "gc": False})
 
@@ -182,7 +182,7 @@ class ArchiveReport:
     total: int
     watermark: int
     path: str | None
-    orphans: tuple[str, ...] = ()
+    unpublished: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
@@ -207,10 +207,10 @@ class _Claim:
                 f"but {home} only up to {manifest.watermark}: give that directory, or bring its manifest back"
             )
         run = os.urandom(8).hex()
-        ours = replace(before, watermark=manifest.watermark, directory=str(home.parent), run=run)
-        queue.publish_archive(ours)
+        claim = replace(before, watermark=manifest.watermark, directory=str(home.parent), run=run)
+        queue.publish_archive(claim)
         pointer = queue.archive()
-        if replace(pointer, version=before.version) != ours:
+        if replace(pointer, version=before.version) != claim:
             raise _overtaken(queue)
         return cls(queue, pointer)
 
@@ -256,7 +256,7 @@ def archive_queue(
     """Archive each run that ended since the last time: finished, cancelled or dead, also where its task has left since.
 
     The archive is under ``<directory>/<queue>``. The queue counts as archived from now on.
-    `connect`: the arguments of `Zkmq.connect`, a picklable function that connects, or the data source's `Options`,
+    `connect`: the arguments of `Zkmq.connect`, a picklable function that connects, or `SourceOptions`,
     whose credentials are looked up where Spark's workers run. `directory`: a folder of a file system with atomic
     renames that Spark's executors see too. `after` is called with the name of each step
     that was done (`STEPS`). A run that is interrupted anywhere may be repeated: no row is lost or doubled.
@@ -265,7 +265,7 @@ def archive_queue(
     """
     home = Path(directory).absolute() / check_name("queue", queue)
     with open_client(connect) as client, _archived(client.queue(queue)) as source, exclusive(home):
-        orphans, manifest = sweep(home, read_manifest(home))
+        unpublished, manifest = sweep(home, read_manifest(home))
         claim = _Claim.take(source, home, manifest)
         after("begun")
         watermark = source.zxid()
@@ -286,7 +286,7 @@ def archive_queue(
         claim.advance(watermark)
         after("finished")
     path = new[0].path if new else None
-    return ArchiveReport(queue, len(ended), grown.rows, watermark, path, tuple(orphans), damaged)
+    return ArchiveReport(queue, len(ended), grown.rows, watermark, path, tuple(unpublished), damaged)
 
 
 @contextlib.contextmanager

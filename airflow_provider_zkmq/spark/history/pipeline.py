@@ -147,7 +147,7 @@ def _batches(data: ds.Dataset, wanted: ds.Expression | None) -> Iterator[pa.Reco
 # their turn.
 
 #: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
-_OURS: Final = "airflow_provider_zkmq.engine.errors."
+_OWN_ERRORS: Final = "airflow_provider_zkmq.engine.errors."
 _CAUSED: Final = "Caused by: "
 #: Steps that were done, with what they counted.
 Counts: TypeAlias = dict[str, int]
@@ -209,8 +209,8 @@ class _Turn:
         counts = work()
         self.report.steps[name] = counts
         self.report.seconds[name] = round(time.monotonic() - began, 3)
-        told = ", ".join(f"{number} {what}" for what, number in counts.items()) or "done"
-        self.progress(f"queue {self.report.queue}: {name}: {told}, {self.report.seconds[name]:.1f} s")
+        counted = ", ".join(f"{number} {what}" for what, number in counts.items()) or "done"
+        self.progress(f"queue {self.report.queue}: {name}: {counted}, {self.report.seconds[name]:.1f} s")
 
     def hook(self, name: str) -> Callable[[str], None]:
         """What is called after each part of a step."""
@@ -286,9 +286,9 @@ def _tried(turn: _Turn, work: Callable[[_Turn], None]) -> QueueReport:
 def said(error: BaseException) -> str:
     """The line of an error that says what is wrong: of Spark's, not the walk through Java but what it was caused by."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith(_OURS)]
+    raised = [line for line in lines if line.startswith(_OWN_ERRORS)]
     caused = [line.removeprefix(_CAUSED) for line in lines if line.startswith(_CAUSED)]
-    return (ours[-1:] or caused[-1:] or lines[:1] or [""])[0].removeprefix(_OURS)
+    return (raised[-1:] or caused[-1:] or lines[:1] or [""])[0].removeprefix(_OWN_ERRORS)
 
 
 def _mark(turn: _Turn) -> Counts:

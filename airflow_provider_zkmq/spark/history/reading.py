@@ -93,8 +93,8 @@ def _paths(
 ) -> list[str]:
     """The folders with what a queue's table, or every queue's, holds of these days."""
     root = Path(directory).absolute()
-    homes = [root / queue] if queue is not None else sorted(path for path in root.glob("*") if path.is_dir())
-    tables = [home / table for home in homes]
+    queues = [root / queue] if queue is not None else sorted(path for path in root.glob("*") if path.is_dir())
+    tables = [home / table for home in queues]
     first, last = iso(since, ""), iso(until, "9999")
     return [path for home in tables for path in folders(home, read_manifest(home).of(kind), first, last)]
 

@@ -84,10 +84,10 @@ def deliveries_of(bronze: DataFrame) -> DataFrame:
     finished = (f.col("state") == "finished") & f.col("claimed_at").isNotNull()
     past = f.coalesce("history", f.array())
     each = f.concat(past, f.when(finished, f.array(own)).otherwise(f.array()))
-    told = bronze.select(
+    bronze_runs = bronze.select(
         "queue", f.col("id").alias("task_id"), "version", class_of("filters").alias("class"), f.explode(each).alias("e")
     )
-    rows = told.select(
+    rows = bronze_runs.select(
         "queue",
         "task_id",
         "version",

@@ -128,9 +128,9 @@ def _grow(
 
 
 @contextlib.contextmanager
-def _new_deliveries(home: Path, silver: Manifest, told: DataFrame, spark: SparkSession) -> Iterator[DataFrame]:
+def _new_deliveries(home: Path, silver: Manifest, ended: DataFrame, spark: SparkSession) -> Iterator[DataFrame]:
     """Those that silver does not hold, and of days that it still keeps."""
-    kept = told.where(f.col("day") >= date.fromisoformat(silver.horizon)) if silver.horizon else told
+    kept = ended.where(f.col("day") >= date.fromisoformat(silver.horizon)) if silver.horizon else ended
     if not silver.seen:
         yield kept
         return

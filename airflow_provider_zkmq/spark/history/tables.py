@@ -157,12 +157,12 @@ def read_manifest(home: Path) -> Manifest:
 
 def publish(home: Path, manifest: Manifest) -> None:
     """Replace the manifest; it survives a power cut once this returns."""
-    draft = home / f"{NAME}.draft"
-    with draft.open("w") as file:
+    temporary = home / f"{NAME}.draft"
+    with temporary.open("w") as file:
         file.write(manifest.encode())
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(home / NAME)
+    temporary.replace(home / NAME)
     sync(home)
 
 
@@ -328,10 +328,12 @@ def sweep(home: Path, manifest: Manifest, grace: float = GRACE) -> tuple[list[st
             shutil.rmtree(home / path, ignore_errors=True)
     left = tuple(each for each in manifest.retired if (home / each[0]).exists())
     known = {"/".join(path.split("/")[:2]) for path in (*(part.path for part in manifest.runs), *(r[0] for r in left))}
-    orphans = [path for kind in kinds(home) for path in (home / kind).glob("*") if f"{kind}/{path.name}" not in known]
-    for orphan in orphans:
+    unpublished = [
+        path for kind in kinds(home) for path in (home / kind).glob("*") if f"{kind}/{path.name}" not in known
+    ]
+    for orphan in unpublished:
         shutil.rmtree(orphan, ignore_errors=True)  # what a killed run's Java still writes goes the next time
-    return sorted(orphan.name for orphan in orphans), replace(manifest, retired=left)
+    return sorted(orphan.name for orphan in unpublished), replace(manifest, retired=left)
 
 
 def kinds(home: Path) -> list[str]:

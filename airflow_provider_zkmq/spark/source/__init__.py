@@ -8,13 +8,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from airflow_provider_zkmq.spark.source.options import SECRETS, Options, plainly
+from airflow_provider_zkmq.spark.source.options import SECRETS, SourceOptions, plainly
 from airflow_provider_zkmq.spark.source.query import schema
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.source.following import TaskStream
     from airflow_provider_zkmq.spark.source.reading import TaskReader
-    from airflow_provider_zkmq.spark.source.writing import TaskSink, TaskWriter
+    from airflow_provider_zkmq.spark.source.writing import TaskStreamWriter, TaskWriter
 
 FORMAT = "zkmq"
 #: Spark shows no values of options whose names are like this.
@@ -28,9 +28,9 @@ def register(spark: SparkSession) -> None:
     ``CREATE VIEW … USING zkmq`` is in its event log before anybody is asked.
     """
     spark.dataSource.register(ZkmqDataSource)
-    hidden, ours = spark.conf.get(_REDACTION), f"(?i){'|'.join(SECRETS)}"
-    if hidden is None or ours not in hidden:
-        spark.conf.set(_REDACTION, f"{hidden}|{ours}" if hidden else ours)
+    hidden, secrets = spark.conf.get(_REDACTION), f"(?i){'|'.join(SECRETS)}"
+    if hidden is None or secrets not in hidden:
+        spark.conf.set(_REDACTION, f"{hidden}|{secrets}" if hidden else secrets)
 
 
 class ZkmqDataSource(DataSource):
@@ -46,32 +46,32 @@ class ZkmqDataSource(DataSource):
         from airflow_provider_zkmq.spark.source.reading import check_loadable
 
         with plainly():
-            return schema(check_loadable(Options.of(self.options)))
+            return schema(check_loadable(SourceOptions.of(self.options)))
 
     def reader(self, schema: StructType) -> TaskReader:
         """The reader of a batch query."""
         from airflow_provider_zkmq.spark.source.reading import TaskReader
 
         with plainly():
-            return TaskReader(schema, Options.of(self.options))
+            return TaskReader(schema, SourceOptions.of(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> TaskWriter:
         """The writer of a batch query."""
         from airflow_provider_zkmq.spark.source.writing import TaskWriter
 
         with plainly():
-            return TaskWriter(schema, Options.of(self.options), overwrite)
+            return TaskWriter(schema, SourceOptions.of(self.options), overwrite)
 
     def streamReader(self, schema: StructType) -> TaskStream:  # noqa: N802  Spark's name
         """The reader of a stream."""
         from airflow_provider_zkmq.spark.source.following import TaskStream
 
         with plainly():
-            return TaskStream(schema, Options.of(self.options))
+            return TaskStream(schema, SourceOptions.of(self.options))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> TaskSink:  # noqa: N802  Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TaskStreamWriter:  # noqa: N802  Spark's name
         """The writer of a stream."""
-        from airflow_provider_zkmq.spark.source.writing import TaskSink
+        from airflow_provider_zkmq.spark.source.writing import TaskStreamWriter
 
         with plainly():
-            return TaskSink(schema, Options.of(self.options), overwrite)
+            return TaskStreamWriter(schema, SourceOptions.of(self.options), overwrite)

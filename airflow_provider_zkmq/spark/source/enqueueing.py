@@ -32,5 +32,5 @@ def enqueue(df: DataFrame, queue: str, **options: object) -> WriteReport:
 
 def _plain(error: PySparkException) -> Exception:
     """Our own error out of Spark's, whose text has it among others; else Spark's."""
-    ours = re.search(rf"{SourceError.__name__}: (.+)", str(error))
-    return error if ours is None else SourceError(ours[1])
+    known = re.search(rf"{SourceError.__name__}: (.+)", str(error))
+    return error if known is None else SourceError(known[1])

@@ -28,8 +28,8 @@ from airflow_provider_zkmq.engine import (
     parse_selector,
 )
 from airflow_provider_zkmq.spark.source import options as access
-from airflow_provider_zkmq.spark.source.offsets import Beginning, Ends, Losses, Offset, Position, Run, log
-from airflow_provider_zkmq.spark.source.options import STREAM, Options, SourceError, plainly
+from airflow_provider_zkmq.spark.source.offsets import Beginning, DataLoss, EndOffsets, Offset, Position, Run, log
+from airflow_provider_zkmq.spark.source.options import STREAM, SourceError, SourceOptions, plainly
 from airflow_provider_zkmq.spark.source.query import batch, columns_of, parts
 
 # --- Reading a stream's runs where its partitions are: as they ended, however late they are read.
@@ -42,16 +42,16 @@ ENDED: Final = (State.FINISHED, State.DEAD, State.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
+class RunSelection:
     """Which runs are asked for, by state and selector, and which columns of them."""
 
     columns: list[str]
     states: frozenset[str]
     selector: str | None
-    losses: Losses
+    data_loss: DataLoss
 
     @classmethod
-    def of(cls, columns: list[str], options: Options, losses: Losses) -> Self:
+    def of(cls, columns: list[str], options: SourceOptions, data_loss: DataLoss) -> Self:
         """What the options ask for. Raises `SourceError` for a state in which no run ends, or a bad selector."""
         states, selector = options.names("states") or [str(state) for state in ENDED], options.text("selector")
         for state in states:
@@ -61,14 +61,14 @@ class Taking:
             parse_selector(selector or "all()")
         except ConfigError as error:
             raise SourceError(f"option selector: {error}") from None
-        return cls(columns, frozenset(states), selector, losses)
+        return cls(columns, frozenset(states), selector, data_loss)
 
     def rows(self, queue: AnyQueue, runs: Sequence[Run], position: Position) -> Iterator[pa.RecordBatch]:
         """The rows of a queue's runs. What cannot be read any more is logged; what clean-up deleted is a loss."""
         try:
             yield from self._read(queue, runs, position)
         except QueueNotFound:
-            self.losses.gone(queue.name)
+            self.data_loss.gone(queue.name)
 
     def _read(self, queue: AnyQueue, runs: Sequence[Run], position: Position) -> Iterator[pa.RecordBatch]:
         gone = list[Run]()
@@ -79,11 +79,11 @@ class Taking:
             gone += [run for run in chunk if (run.id, run.version) not in read]
             yield self._batch(queue.name, self._wanted(queue, tasks))
         if gone:
-            self.losses.check(queue.name, min(run.version for run in gone) - 1, position, queue.trimmed())
+            self.data_loss.check(queue.name, min(run.version for run in gone) - 1, position, queue.truncated_at())
             log.warning("%d runs cannot be read any more and are left out, such as %s", len(gone), shown(gone))
 
     def _batch(self, queue: str, tasks: Sequence[Task]) -> pa.RecordBatch:
-        lists = {part: [_told(task, part) for task in tasks] for part in parts(self.columns)}
+        lists = {part: [_part_of(task, part) for task in tasks] for part in parts(self.columns)}
         return batch(queue, self.columns, lists)
 
     @property
@@ -103,7 +103,7 @@ class Taking:
         return [task for task in ended if selector.matches(task.filters, types)]
 
 
-def _told(task: Task, part: str) -> object:
+def _part_of(task: Task, part: str) -> object:
     """What a run says of itself; what a dedupe window or a run in escrow make of its status later is no part of it."""
     if part == "status" and task.state is State.FINISHED:
         return Status.DONE_AWAITING_GC
@@ -138,21 +138,21 @@ class Settings:
 
     queues: list[str]
     beginning: Beginning
-    losses: Losses
-    taking: Taking
+    data_loss: DataLoss
+    run_selection: RunSelection
     most: int
     partitions: int
 
     @classmethod
-    def of(cls, options: Options, columns: list[str]) -> Self:
+    def of(cls, options: SourceOptions, columns: list[str]) -> Self:
         """Raises `SourceError` for an option that streams do not have, or that says what cannot be."""
         options.check(STREAM, "streams")
-        losses = Losses(strict=_flag(options, "failOnDataLoss", default=True))
+        data_loss = DataLoss(strict=_flag(options, "failOnDataLoss", default=True))
         return cls(
             options.names("queues"),
             Beginning.parse(options.text("startingOffsets")),
-            losses,
-            Taking.of(columns, options, losses),
+            data_loss,
+            RunSelection.of(columns, options, data_loss),
             options.count("maxTasksPerTrigger", 0),
             options.count("numPartitions", 0),
         )
@@ -164,7 +164,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     It can be made with any options: of an error while it is made Spark shows nothing but one of its own.
     """
 
-    def __init__(self, schema: StructType, options: Options) -> None:
+    def __init__(self, schema: StructType, options: SourceOptions) -> None:
         self._schema, self._options = schema, options
         self._looked = self._pause = 0.0
         self._last: Offset | None = None
@@ -175,11 +175,11 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Settings.of(self._options, columns_of(self._schema))
 
     @cached_property
-    def _ends(self) -> Ends:
+    def _end_offsets(self) -> EndOffsets:
         """What is known of the queues, once a batch is to be planned. The connection stays to the stream's end."""
         settings = self._settings
         self._client = access.connect(self._options)
-        return Ends(self._client, settings.queues, settings.beginning, settings.losses)
+        return EndOffsets(self._client, settings.queues, settings.beginning, settings.data_loss)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """How much a batch may read; Spark lifts it where a trigger says so."""
@@ -190,12 +190,12 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Where a stream without a checkpoint begins."""
         with plainly():
-            return self._ends.begin().encode()
+            return self._end_offsets.begin().encode()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """The stream is to end with what has ended by now."""
         with plainly():
-            self._ends.aim()
+            self._end_offsets.aim()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
         """The end of the next batch; `start` where nothing has ended since."""
@@ -204,7 +204,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             began = time.monotonic()
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
             here = Offset.decode(start)
-            self._last = self._ends.plan(here, most)
+            self._last = self._end_offsets.plan(here, most)
             self._looked = time.monotonic()
             self._pause = max(PAUSE, PAUSES * (self._looked - began)) if self._last == here else 0.0
             return self._last.encode()
@@ -215,13 +215,13 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
         """What a query's progress shows as the latest offset: the batch planned, and how many runs wait beyond it."""
-        return None if self._last is None else self._last.encode() | {"waiting": self._ends.waiting}
+        return None if self._last is None else self._last.encode() | {"waiting": self._end_offsets.waiting}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """A batch's runs in shares, the same batch each time it is asked for."""
         with plainly():
             here = Offset.decode(end)
-            runs = self._ends.runs(Offset.decode(start), here)
+            runs = self._end_offsets.runs(Offset.decode(start), here)
             damaged = [run for run in runs if not run.readable]
             if damaged:
                 log.warning("%d runs cannot be read and are left out, such as %s", len(damaged), shown(damaged))
@@ -237,10 +237,10 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, RunsPartition):
             raise TypeError(type(partition).__name__)
         with plainly():
-            client, taking = access.cached(self._options), self._settings.taking
+            client, run_selection = access.cached(self._options), self._settings.run_selection
             runs = sorted(partition.runs, key=attrgetter("queue", "version"))
             for name, share in groupby(runs, attrgetter("queue")):
-                yield from taking.rows(client.queue(name), list(share), partition.positions[name])
+                yield from run_selection.rows(client.queue(name), list(share), partition.positions[name])
 
     def stop(self) -> None:
         """End the connection with the stream."""
@@ -248,7 +248,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client.close()
 
 
-def _flag(options: Options, name: str, *, default: bool) -> bool:
+def _flag(options: SourceOptions, name: str, *, default: bool) -> bool:
     text = options.text(name)
     if text is None:
         return default

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_zkmq.engine import ConfigError, FilterType, Message, parse_duration
-from airflow_provider_zkmq.spark.source.options import Options, SourceError
+from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions
 
 # --- Which column of a DataFrame becomes which part of a task: decided once, where the write is planned.
 
@@ -93,7 +93,7 @@ class RowMapping:
                 return None if part is None else self.columns.get(part)
 
 
-def map_columns(schema: StructType, options: Options, types: Mapping[str, FilterType]) -> RowMapping:
+def map_columns(schema: StructType, options: SourceOptions, types: Mapping[str, FilterType]) -> RowMapping:
     """Decide for each column what it is. Raises `SourceError` for what is missing, superfluous or of a wrong type."""
     return _Planning(schema, options, types).mapping()
 
@@ -101,7 +101,7 @@ def map_columns(schema: StructType, options: Options, types: Mapping[str, Filter
 class _Planning:
     """Columns, less those that have found their part."""
 
-    def __init__(self, schema: StructType, options: Options, types: Mapping[str, FilterType]) -> None:
+    def __init__(self, schema: StructType, options: SourceOptions, types: Mapping[str, FilterType]) -> None:
         self.kinds = {field.name: field.dataType for field in schema}
         self.options, self.types = options, types
         self.unused = set(self.kinds)
@@ -196,13 +196,13 @@ class _Planning:
 
     def _map(self) -> str | None:
         """The column that holds all filters of a row."""
-        asked = self.options.text("filters") or "filters"
-        if asked not in self.kinds or (asked != "filters" and not isinstance(self.kinds[asked], MapType)):
+        requested = self.options.text("filters") or "filters"
+        if requested not in self.kinds or (requested != "filters" and not isinstance(self.kinds[requested], MapType)):
             return None
-        kind = self.kinds[asked]
+        kind = self.kinds[requested]
         if isinstance(kind, MapType) and not _is_filters(kind):
-            raise SourceError(f"column {asked!r} is {kind.simpleString()}; filters must be {_TAKES['filters'][1]}")
-        return self._take(asked, "filters")
+            raise SourceError(f"column {requested!r} is {kind.simpleString()}; filters must be {_TAKES['filters'][1]}")
+        return self._take(requested, "filters")
 
     def _declared(self, name: str) -> None:
         if name not in self.types:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
-from airflow_provider_zkmq.engine import AnyClient, AnyQueue, QueueNotFound, Trimmed, Unreadable
+from airflow_provider_zkmq.engine import AnyClient, AnyQueue, QueueNotFound, Truncation, Unreadable
 from airflow_provider_zkmq.spark.source.options import SourceError
 
 # --- How far a stream has come, as Spark's checkpoint holds it: a position in each queue, by zxid.
@@ -30,7 +30,7 @@ class Position(NamedTuple):
     zxid: int
     after: int
     mark: int
-    trimmed: int
+    truncated_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class Beginning:
         if text is None or text.lower() in (EARLIEST, LATEST):
             return cls((text or EARLIEST).lower())
         try:
-            told = json.loads(text)
+            parsed = json.loads(text)
         except ValueError:
-            told = None
-        if isinstance(told, dict) and isinstance(told.get("queues"), dict):
-            told = {name: position.zxid for name, position in Offset.decode(told).queues.items()}
-        if not isinstance(told, dict) or not all(map(_is_start, told.values())):
+            parsed = None
+        if isinstance(parsed, dict) and isinstance(parsed.get("queues"), dict):
+            parsed = {name: position.zxid for name, position in Offset.decode(parsed).queues.items()}
+        if not isinstance(parsed, dict) or not all(map(_is_start, parsed.values())):
             raise SourceError(f"option startingOffsets must be earliest, latest or JSON like {_EXAMPLE}, not {text!r}")
-        return cls(EARLIEST, told)
+        return cls(EARLIEST, parsed)
 
     def of(self, queue: str) -> str | int:
         """A word, or the number after which a queue's runs are wanted."""
@@ -101,12 +101,12 @@ _ANYWAY = "set failOnDataLoss=false to go on with what is there"
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class DataLoss:
     """Whether losses end the stream (`strict`), or are logged as warnings."""
 
     strict: bool = True
 
-    def check(self, queue: str, after: int, position: Position, now: Trimmed | None) -> None:
+    def check(self, queue: str, after: int, position: Position, now: Truncation | None) -> None:
         """Tell of runs that ended after `after` and may have been deleted before they were read.
 
         `position`: what the stream knows of the queue's mark; `now`: the mark as it is.
@@ -116,10 +116,10 @@ class Losses:
                 f"queue {queue!r} was deleted and made again, or was not followed for a while "
                 f"(configure(follow=False)): runs that ended after {after} may be gone"
             )
-        elif now.upto > max(after, position.trimmed):
+        elif now.last_zxid > max(after, position.truncated_at):
             self._lost(
                 f"runs of queue {queue!r} that ended after {after}, where the stream has come, are gone: clean-up has "
-                f"deleted what ended up to {now.upto}. Streams must be no further behind than task_gc_lifetime"
+                f"deleted what ended up to {now.last_zxid}. Streams must be no further behind than task_gc_lifetime"
             )
 
     def gone(self, queue: str) -> None:
@@ -154,7 +154,7 @@ class Run(NamedTuple):
     readable: bool
 
 
-class Ends:
+class EndOffsets:
     """What ended in the queues of a stream, and its batches. Nothing here is needed to plan a batch again.
 
     `wanted`: the queues to follow; without any, all that there are and come to be. A horizon is a number up to which
@@ -162,11 +162,11 @@ class Ends:
     transaction ended in several queues is seen together.
     """
 
-    def __init__(self, client: AnyClient, wanted: Sequence[str], beginning: Beginning, losses: Losses) -> None:
-        self._client, self._wanted, self._beginning, self._losses = client, wanted, beginning, losses
+    def __init__(self, client: AnyClient, wanted: Sequence[str], beginning: Beginning, data_loss: DataLoss) -> None:
+        self._client, self._wanted, self._beginning, self._data_loss = client, wanted, beginning, data_loss
         self._marked: set[str] = set()  # queues that keep what ended
         self._at: Offset | None = None  # where what is ahead begins
-        self._ahead: list[Run] = []  # listed, not planned yet
+        self._next: list[Run] = []  # listed, not planned yet
         self._batch: list[Run] = []  # planned last, up to `_at`
         self._positions: dict[str, Position] = {}
         self._seen: dict[str, int] = {}  # up to where each queue was listed
@@ -185,7 +185,7 @@ class Ends:
     def aim(self) -> None:
         """Let the stream end with what has ended by now. What is not there is a matter of the batches."""
         self._targeted = self._names()
-        self._target = max((self._asked(name) or 0 for name in self._targeted), default=0)
+        self._target = max((self._wanted_start(name) or 0 for name in self._targeted), default=0)
 
     def plan(self, start: Offset, most: int | None) -> Offset:
         """The end of the batch that begins at `start`, of at most so many runs; `start` itself where nothing ended.
@@ -195,14 +195,14 @@ class Ends:
         if not start.noted:
             return Offset(start.queues)
         if self._at != start:
-            self._at, self._ahead, self._batch, self._seen = start, [], [], {}
+            self._at, self._next, self._batch, self._seen = start, [], [], {}
             self._positions = dict(start.queues)
-        if not self._ahead:
+        if not self._next:
             self._look()
-        if not self._ahead:
+        if not self._next:
             return start
-        count = _cut(self._ahead, most)
-        self._batch, self._ahead = self._ahead[:count], self._ahead[count:]
+        count = _cut(self._next, most)
+        self._batch, self._next = self._next[:count], self._next[count:]
         self._at = self._end(start)
         return self._at
 
@@ -217,7 +217,7 @@ class Ends:
     @property
     def waiting(self) -> int:
         """How many runs have been listed for later batches."""
-        return len(self._ahead)
+        return len(self._next)
 
     def _end(self, start: Offset) -> Offset:
         last = {run.queue: run.version for run in self._batch}
@@ -235,17 +235,17 @@ class Ends:
         newest = {name: end for name in self._names() if (end := self._newest(name)) is not None}
         horizon = max(newest.values(), default=0) if self._target is None else self._target
         news = {name for name, end in newest.items() if self._is_news(name, end)}
-        asked = newest.items() if news else ()
-        runs = [run for name, end in asked for run in self._list(name, horizon, end, sure=name in news)]
+        requested = newest.items() if news else ()
+        runs = [run for name, end in requested for run in self._list(name, horizon, end, sure=name in news)]
         if news:
             self._seen |= {name: max(horizon, self._listed(name)) for name in newest}
-        self._ahead = sorted(runs)
+        self._next = sorted(runs)
 
     def _is_news(self, name: str, newest: int) -> bool:
         """Whether something may have ended in a queue since it was listed."""
         if name not in self._positions:
             self._positions[name] = self._first(name, EARLIEST)
-        self._losses.refuse_foreign(name, self._positions[name], newest)
+        self._data_loss.refuse_foreign(name, self._positions[name], newest)
         return name not in self._seen or newest > self._listed(name)
 
     def _listed(self, name: str) -> int:
@@ -262,9 +262,11 @@ class Ends:
         if any(run.version > newest for run in runs):
             runs = _numbered(runs, queue.latest_end())
         if sure or runs:
-            self._losses.check(name, position.zxid, position, queue.trimmed())
+            self._data_loss.check(name, position.zxid, position, queue.truncated_at())
             now = self._mark(name)
-            self._positions[name] = position._replace(mark=now.since, trimmed=max(position.trimmed, now.upto))
+            self._positions[name] = position._replace(
+                mark=now.since, truncated_at=max(position.truncated_at, now.last_zxid)
+            )
         return runs
 
     def _again(self, name: str, position: Position) -> list[Run]:
@@ -273,11 +275,11 @@ class Ends:
             return []
         try:
             queue = self._queue(name)
-            self._losses.refuse_foreign(name, position, queue.latest_end())
+            self._data_loss.refuse_foreign(name, position, queue.latest_end())
             runs = _runs(queue, position.after, position.zxid)
-            self._losses.check(name, position.after, position, queue.trimmed())
+            self._data_loss.check(name, position.after, position, queue.truncated_at())
         except QueueNotFound:
-            self._losses.gone(name)
+            self._data_loss.gone(name)
             return []
         return runs
 
@@ -285,7 +287,7 @@ class Ends:
         """The queues to look at. Those that the stream has read from and that are not there any more are losses."""
         names = (self._wanted or self._client.queues()) if self._target is None else self._targeted
         for name in () if self._wanted else sorted(self._known - set(names)):
-            self._losses.gone(name)
+            self._data_loss.gone(name)
         return names
 
     @property
@@ -293,14 +295,14 @@ class Ends:
         return set() if self._at is None else set(self._at.queues)
 
     def _newest(self, name: str) -> int | None:
-        newest = self._asked(name)
+        newest = self._wanted_start(name)
         if newest is None and name in self._known:
-            self._losses.gone(name)
+            self._data_loss.gone(name)
         elif newest is None and self._wanted:
             self._client.queue(name).conf()  # says that it is not there, and which ones come close
         return newest
 
-    def _asked(self, name: str) -> int | None:
+    def _wanted_start(self, name: str) -> int | None:
         try:
             return self._queue(name).latest_end()
         except QueueNotFound:
@@ -313,10 +315,10 @@ class Ends:
             self._mark(name)
         return queue
 
-    def _mark(self, name: str) -> Trimmed:
+    def _mark(self, name: str) -> Truncation:
         """The mark by which a queue keeps what ended, set where there is none."""
         queue = self._client.queue(name)
-        while (mark := queue.trimmed()) is None:
+        while (mark := queue.truncated_at()) is None:
             queue.conf()  # raises where there is no such queue: `configure` would make one
             queue.configure(follow=True)
         self._marked.add(name)
@@ -328,7 +330,7 @@ class Ends:
         if isinstance(start, int):
             return Position(start, start, mark.since, 0)
         zxid = self._queue(name).latest_end() if start == LATEST else 0
-        return Position(zxid, zxid, mark.since, mark.upto)
+        return Position(zxid, zxid, mark.since, mark.last_zxid)
 
 
 def _runs(queue: AnyQueue, after: int, until: int) -> list[Run]:

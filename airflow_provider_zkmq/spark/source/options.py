@@ -83,13 +83,13 @@ WRITE: Final = (
     "report",
 )
 #: Spark itself hands these on to the writer of a stream.
-SINK: Final = (*WRITE, "checkpointLocation", "queryName", "path")
+STREAM_WRITE: Final = (*WRITE, "checkpointLocation", "queryName", "path")
 #: What looks like a password by its name is refused.
 SECRETS: Final = ("auth", "password", "passwd", "secret", "token", "credential", "tls")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SourceOptions:
     """The options of one use of the data source, by their names in small letters. No secret is among them."""
 
     values: Mapping[str, str]
@@ -140,13 +140,13 @@ class Options:
 _CLIENTS: dict[tuple[int, str], AnyClient] = {}
 
 
-def connect(options: Options) -> AnyClient:
+def connect(options: SourceOptions) -> AnyClient:
     """Open a connection that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
     return Zkmq.connect(**connection(options), gc=False)
 
 
 @contextmanager
-def opened(options: Options) -> Iterator[AnyClient]:
+def opened(options: SourceOptions) -> Iterator[AnyClient]:
     """A connection for the block."""
     client = connect(options)
     try:
@@ -155,7 +155,7 @@ def opened(options: Options) -> Iterator[AnyClient]:
         client.close()
 
 
-def cached(options: Options) -> AnyClient:
+def cached(options: SourceOptions) -> AnyClient:
     """This process's connection for such options, opened by the first who asks and left open.
 
     Spark's Python workers read one partition after the other, each for itself.
@@ -167,7 +167,7 @@ def cached(options: Options) -> AnyClient:
     return client
 
 
-def connection(options: Options) -> dict[str, Any]:
+def connection(options: SourceOptions) -> dict[str, Any]:
     """The arguments of `Zkmq.connect`, with the credentials that are looked up here; never to be shown.
 
     An option that is given wins over the Airflow connection and the environment.
@@ -185,7 +185,7 @@ def _read_file(path: Path) -> bytes:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _addressed(options: Options) -> dict[str, Any]:
+def _addressed(options: SourceOptions) -> dict[str, Any]:
     """What the options themselves say of the connection. Raises `ConfigError` for a time-out that is no duration."""
     names = {name: text for name in ("hosts", "root") if (text := options.text(name)) is not None}
     spans = {"connect_timeout": "connectTimeout", "request_timeout": "requestTimeout"}
@@ -220,14 +220,14 @@ def py_files(folder: str | os.PathLike[str]) -> str:
     """
     target = Path(folder).absolute() / f"zkmq-{__version__}.zip"
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in _PACKAGES:
             home = _home(package)
             for path in sorted(home.rglob("*")):
                 if path.is_file() and _LEFT_OUT.isdisjoint(path.relative_to(home).parts):
                     archive.write(path, Path(package, path.relative_to(home)))
-    draft.replace(target)
+    temporary.replace(target)
     return str(target)
 
 

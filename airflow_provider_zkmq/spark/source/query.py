@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine import (
     parse_moment,
     parse_selector,
 )
-from airflow_provider_zkmq.spark.source.options import Options, SourceError
+from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -245,7 +245,7 @@ class Query:
         return self.selector is None and self.since is None and LISTED.issuperset(self.columns)
 
     @classmethod
-    def of(cls, options: Options, columns: Sequence[str] | None = None) -> Self:
+    def of(cls, options: SourceOptions, columns: Sequence[str] | None = None) -> Self:
         """What the options ask for; `columns`: of a schema that was given. Raises `SourceError`."""
         chosen = _known("column", options.names("columns") or columns or list(COLUMNS), COLUMNS)
         states = _known("state", options.names("states"), [str(state) for state in State])
@@ -258,7 +258,7 @@ class Query:
         return cls(chosen, states, selector, since, in_flight, partitions)
 
 
-def queues_of(options: Options, client: AnyClient) -> list[str]:
+def queues_of(options: SourceOptions, client: AnyClient) -> list[str]:
     """The queues asked for, else all there are. Raises `SourceError` for one that is not there."""
     names = client.queues()
     wanted = options.names("queues") or names
@@ -277,9 +277,9 @@ def columns_of(schema: StructType) -> list[str]:
 
     names = _known("column", schema.fieldNames(), COLUMNS)
     for column in schema.fields:
-        ours = COLUMNS[column.name].spark.replace(" ", "")
-        if column.dataType.simpleString() != ours:
-            raise SourceError(f"column {column.name!r} is of type {ours}, not {column.dataType.simpleString()}")
+        wanted = COLUMNS[column.name].spark.replace(" ", "")
+        if column.dataType.simpleString() != wanted:
+            raise SourceError(f"column {column.name!r} is of type {wanted}, not {column.dataType.simpleString()}")
     if to_arrow_schema(schema, timezone="UTC") != arrow_schema(names):
         raise SourceError("columns cannot be NOT NULL, nor what is in them: leave that out of the schema")
     return list(names)

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_zkmq.engine import AnyClient, AnyQueue, QueueNotFound, Scanned
 from airflow_provider_zkmq.spark.source import options as access
-from airflow_provider_zkmq.spark.source.options import READ, STREAM, Options, SourceError, plainly
+from airflow_provider_zkmq.spark.source.options import READ, STREAM, SourceError, SourceOptions, plainly
 from airflow_provider_zkmq.spark.source.query import Query, batch, columns_of, list_ids, list_states, parts, queues_of
 
 # --- What a read found gone or corrupt: told in the log where it was read, and in files that a caller can sum up.
@@ -56,7 +56,7 @@ class Tally:
         self.vanished += scanned.vanished
         self.corrupt += scanned.corrupt
 
-    def tell(self, folder: str | None) -> None:
+    def log_report(self, folder: str | None) -> None:
         """Log what is missing, and write it all to a folder; a partition that is read again replaces its file."""
         for ids, why in ((self.vanished, "vanished before they were read"), (self.corrupt, "cannot be read")):
             if ids:
@@ -64,9 +64,9 @@ class Tally:
                 _LOG.warning("queue %s: %d task(s) %s and are no rows: %s", self.queue, len(ids), why, named)
         if folder is not None:
             with _written(folder) as home:
-                draft = home / f".{self.number}-{os.getpid()}"
-                draft.write_text(json.dumps(asdict(self)))
-                draft.replace(home / f"part-{self.number:05}.json")
+                temporary = home / f".{self.number}-{os.getpid()}"
+                temporary.write_text(json.dumps(asdict(self)))
+                temporary.replace(home / f"part-{self.number:05}.json")
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ class Share(InputPartition):
         return Share(self.queue, self.ids[at : at + size], states)
 
 
-def check_loadable(options: Options) -> Sequence[str]:
+def check_loadable(options: SourceOptions) -> Sequence[str]:
     """The columns asked for. Raises `SourceError` for whatever neither a read nor a stream could do.
 
     ZooKeeper is asked whether the queues are there: ``load`` fails where there is nothing to load from.
@@ -138,7 +138,7 @@ def check_loadable(options: Options) -> Sequence[str]:
     return query.columns
 
 
-def _check_stream(options: Options, query: Query) -> None:
+def _check_stream(options: SourceOptions, query: Query) -> None:
     """Raise `SourceError` for what a stream could not do: of what its reader would say Spark shows nothing."""
     from airflow_provider_zkmq.spark.source.following import Settings
 
@@ -155,7 +155,7 @@ def _check(client: AnyClient, queues: Sequence[str], query: Query) -> None:
 class TaskReader(DataSourceReader):
     """Reads tasks, a row for each. It is pickled into Spark's plan, and holds no credentials."""
 
-    def __init__(self, schema: StructType, options: Options) -> None:
+    def __init__(self, schema: StructType, options: SourceOptions) -> None:
         options.check(READ, "reads")
         self.options = options
         self.query = Query.of(options, columns_of(schema))
@@ -188,12 +188,12 @@ class TaskReader(DataSourceReader):
             tally.add(rows.num_rows, scanned)
             if rows.num_rows:
                 yield rows
-        tally.tell(self.options.text("report"))
+        tally.log_report(self.options.text("report"))
 
     def _scans(self, share: Share) -> Iterator[Scanned]:
         if share.states is not None:
             return iter([Scanned({"id": list(share.ids), "state": list(share.states)}, (), ())])
-        return _ahead(access.cached(self.options).queue(share.queue), share.ids, self.query)
+        return _scans_in_turn(access.cached(self.options).queue(share.queue), share.ids, self.query)
 
 
 def shares(listed: Sequence[Share], wanted: int) -> list[InputPartition]:
@@ -205,15 +205,15 @@ def shares(listed: Sequence[Share], wanted: int) -> list[InputPartition]:
     return [replace(part, number=number) for number, part in enumerate(parts)] or [Share("", ())]
 
 
-def _ahead(queue: AnyQueue, ids: Sequence[str], query: Query) -> Iterator[Scanned]:
+def _scans_in_turn(queue: AnyQueue, ids: Sequence[str], query: Query) -> Iterator[Scanned]:
     """Scans of so many tasks at a time as make a bearable batch; the next one is under way while one is used."""
     with ThreadPoolExecutor(1) as pool:
         begin, size = 0, FIRST
-        ahead: Future[Scanned] | None = pool.submit(_scan, queue, ids[:size], query)
-        while ahead is not None:
-            scanned, begin = ahead.result(), begin + size
+        next_scan: Future[Scanned] | None = pool.submit(_scan, queue, ids[:size], query)
+        while next_scan is not None:
+            scanned, begin = next_scan.result(), begin + size
             size = _next_size(size, scanned)
-            ahead = pool.submit(_scan, queue, ids[begin : begin + size], query) if begin < len(ids) else None
+            next_scan = pool.submit(_scan, queue, ids[begin : begin + size], query) if begin < len(ids) else None
             yield scanned
 
 

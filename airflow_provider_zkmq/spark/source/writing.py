@@ -17,7 +17,15 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_zkmq.engine import AnyQueue, BadMessage, NewTasks, TaskTooLarge, TransportError
 from airflow_provider_zkmq.spark.source.mapping import Row, RowMapping, map_columns, refusal, rows_of
-from airflow_provider_zkmq.spark.source.options import SINK, WRITE, Options, SourceError, cached, connect, plainly
+from airflow_provider_zkmq.spark.source.options import (
+    STREAM_WRITE,
+    WRITE,
+    SourceError,
+    SourceOptions,
+    cached,
+    connect,
+    plainly,
+)
 
 # --- What a write did: for each partition and altogether, as an object and as JSON.
 
@@ -65,9 +73,11 @@ class WriteReport:
         epoch: int | None = None,
     ) -> Self:
         """The report of what the partitions told."""
-        told = sorted((each for each in messages if isinstance(each, PartitionReport)), key=lambda each: each.partition)
-        rows, written = sum(each.rows for each in told), sum(each.written for each in told)
-        return cls(queue, complete, rows, written, rows - written, tuple(told), batch, epoch)
+        reports = sorted(
+            (each for each in messages if isinstance(each, PartitionReport)), key=lambda each: each.partition
+        )
+        rows, written = sum(each.rows for each in reports), sum(each.written for each in reports)
+        return cls(queue, complete, rows, written, rows - written, tuple(reports), batch, epoch)
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -81,9 +91,9 @@ class WriteReport:
         if path is None:
             return
         place = Path(path)
-        draft = place.with_name(f".{place.name}.{os.getpid()}")
-        draft.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        draft.replace(place)
+        temporary = place.with_name(f".{place.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        temporary.replace(place)
 
 
 def check_place(path: str | None) -> None:
@@ -105,7 +115,7 @@ TRIES: Final = 3
 class Target:
     """Where rows go, and how: what the driver found out, for the executors."""
 
-    options: Options
+    options: SourceOptions
     queue: str
     mapping: RowMapping
     batch: str | None = None
@@ -167,7 +177,7 @@ def _pieces(rows: Iterator[Row]) -> Iterator[list[Row]]:
 # --- Bulk enqueue of a DataFrame: planned on the driver, written by the executors, completed or given up by the driver.
 
 
-def checked(options: Options, overwrite: bool) -> str:
+def checked(options: SourceOptions, overwrite: bool) -> str:
     """The queue to write to. Raises `SourceError` for options that no write could do with."""
     queue = options.text("queue")
     if queue is None:
@@ -178,7 +188,7 @@ def checked(options: Options, overwrite: bool) -> str:
     return queue
 
 
-def mapped(queue: AnyQueue, schema: StructType, options: Options) -> RowMapping:
+def mapped(queue: AnyQueue, schema: StructType, options: SourceOptions) -> RowMapping:
     """What becomes of each column. Raises `SourceError`, and `QueueNotFound` where there is no such queue."""
     return map_columns(schema, options, queue.conf().filters)
 
@@ -186,7 +196,7 @@ def mapped(queue: AnyQueue, schema: StructType, options: Options) -> RowMapping:
 class TaskWriter(DataSourceArrowWriter):
     """Enqueues rows whose ids no task has, each once, whatever is tried again."""
 
-    def __init__(self, schema: StructType, options: Options, overwrite: bool) -> None:
+    def __init__(self, schema: StructType, options: SourceOptions, overwrite: bool) -> None:
         options.check(WRITE, "writes")
         name, batch = checked(options, overwrite), options.text("batch")
         with connect(options) as zk:
@@ -225,15 +235,15 @@ class TaskWriter(DataSourceArrowWriter):
 # --- Bulk enqueue of a stream: each row of a micro-batch becomes one task, also where the micro-batch is run again.
 
 
-class TaskSink(DataSourceStreamArrowWriter):
+class TaskStreamWriter(DataSourceStreamArrowWriter):
     """Enqueues rows whose ids no task has.
 
     A micro-batch that is run again after a restart has the same rows, which find their tasks: exactly once, as long as
     finished tasks are kept (`task_gc_lifetime`) until the restart.
     """
 
-    def __init__(self, schema: StructType, options: Options, overwrite: bool) -> None:
-        options.check(SINK, "streams that are written")
+    def __init__(self, schema: StructType, options: SourceOptions, overwrite: bool) -> None:
+        options.check(STREAM_WRITE, "streams that are written")
         name = checked(options, overwrite)
         if options.text("batch") is not None:
             raise SourceError("option batch is for writes of a DataFrame: a stream has no end at which it is complete")

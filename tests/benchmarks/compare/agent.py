@@ -40,11 +40,11 @@ class Agent:
             self._open.close()
             return {}
         verb, name, tasks, number = words
-        asked = Asked(self._clients, name, int(tasks), int(number))
+        requested = Asked(self._clients, name, int(tasks), int(number))
         if word == "fill":
-            VERBS[verb].fill(asked)
+            VERBS[verb].fill(requested)
         else:
-            self._run = self._open.enter_context(VERBS[verb].open(asked))
+            self._run = self._open.enter_context(VERBS[verb].open(requested))
         return {}
 
 

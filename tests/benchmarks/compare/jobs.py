@@ -138,9 +138,9 @@ def simple(work: Callable[[Asked], int | Done], fill: Fill = lambda _asked: None
     """A verb that has nothing to open: `work` returns how many tasks it did."""
 
     @contextmanager
-    def opened(asked: Asked) -> Iterator[Run]:
+    def opened(requested: Asked) -> Iterator[Run]:
         def run() -> Done:
-            done = work(asked)
+            done = work(requested)
             return done if isinstance(done, Done) else Done(done)
 
         yield run

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, Final, Literal, Self
 
-from airflow_provider_zkmq.embedded import ServerError, ask_metrics
+from airflow_provider_zkmq.embedded import ServerError, read_metrics
 from tests.benchmarks.compare.jobs import BenchError, SkippedError
 
 _HOME: Final = str(Path(__file__).parents[3])
@@ -230,7 +230,7 @@ class Gauge:
         if self._pids:
             reading["server_cpu"] = sum(map(_cpu, self._pids))
         with suppress(ServerError):
-            metrics = [ask_metrics(host, port) for host, port in self._servers]
+            metrics = [read_metrics(host, port) for host, port in self._servers]
             reading["requests"] = float(sum(int(each["zk_packets_received"]) for each in metrics))
             reading["transactions"] = float(max(int(each["Zxid"], 16) for each in metrics) & _IN_AN_EPOCH)
         return reading

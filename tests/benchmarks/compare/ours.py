@@ -30,9 +30,9 @@ from tests.benchmarks.compare.jobs import (
 _MINE, _FOREIGN = {"kind": "mine"}, {"kind": "foreign"}
 
 
-def fill(asked: Asked) -> None:
+def fill(requested: Asked) -> None:
     """So many tasks are pending."""
-    fill_queue(asked.queue, asked.tasks)
+    fill_queue(requested.queue, requested.tasks)
 
 
 def fill_queue(queue: AnyQueue, tasks: int, payload: bytes = PAYLOAD, **fields: Any) -> int:
@@ -42,9 +42,9 @@ def fill_queue(queue: AnyQueue, tasks: int, payload: bytes = PAYLOAD, **fields: 
     return tasks
 
 
-def _fill_strict(asked: Asked) -> None:
-    asked.queue.configure(order="fifo")
-    fill(asked)
+def _fill_strict(requested: Asked) -> None:
+    requested.queue.configure(order="fifo")
+    fill(requested)
 
 
 def _step(queue: AnyQueue, **options: Any) -> bool | None:
@@ -56,13 +56,13 @@ def _step(queue: AnyQueue, **options: Any) -> bool | None:
     return True
 
 
-def _claims(asked: Asked) -> int:
-    return sum(1 for _ in asked.queue.claims(timeout=0, prefetch=asked.number or 1))
+def _claims(requested: Asked) -> int:
+    return sum(1 for _ in requested.queue.claims(timeout=0, prefetch=requested.number or 1))
 
 
-def _claim_many(asked: Asked) -> int:
+def _claim_many(requested: Asked) -> int:
     done = 0
-    while claims := asked.queue.claim_many(asked.number):
+    while claims := requested.queue.claim_many(requested.number):
         for claim in claims:
             claim.complete()
         done += len(claims)
@@ -73,15 +73,15 @@ def _consuming(consume: Callable[[Asked], int], filling: Callable[[Asked], None]
     """A consumer that is warm: what a client reads at its first call is not measured."""
 
     @contextmanager
-    def opened(asked: Asked) -> Iterator[Run]:
-        asked.queue.counts()
-        yield lambda: Done(consume(asked))
+    def opened(requested: Asked) -> Iterator[Run]:
+        requested.queue.counts()
+        yield lambda: Done(consume(requested))
 
     return Verb(opened, filling)
 
 
 @contextmanager
-def _working(asked: Asked, threads: int, pause: float = 0.0, **options: Any) -> Iterator[Run]:
+def _working(requested: Asked, threads: int, pause: float = 0.0, **options: Any) -> Iterator[Run]:
     """A worker, from the end of its first task to that of its last."""
     ends: list[float] = []
     all_handled = Event()
@@ -90,16 +90,16 @@ def _working(asked: Asked, threads: int, pause: float = 0.0, **options: Any) -> 
         if pause:
             time.sleep(pause)
         ends.append(time.perf_counter())
-        if len(ends) == asked.tasks:
+        if len(ends) == requested.tasks:
             all_handled.set()
 
-    worker: Any = asked.queue.worker(handler, threads=threads, **options)
+    worker: Any = requested.queue.worker(handler, threads=threads, **options)
 
     def run() -> Done:
         worker.start()
         if not all_handled.wait(TIMEOUT_S):
-            raise BenchError(f"a worker handled {len(ends)} of {asked.tasks} tasks in {TIMEOUT_S:g} s")
-        return Done(asked.tasks - 1, ends[-1] - ends[0])
+            raise BenchError(f"a worker handled {len(ends)} of {requested.tasks} tasks in {TIMEOUT_S:g} s")
+        return Done(requested.tasks - 1, ends[-1] - ends[0])
 
     try:
         yield run
@@ -108,21 +108,21 @@ def _working(asked: Asked, threads: int, pause: float = 0.0, **options: Any) -> 
         worker.join()
 
 
-def _mixed(asked: Asked) -> int:
+def _mixed(requested: Asked) -> int:
     """One thread enqueues what another, with a client of its own, claims and completes meanwhile."""
-    producer = Thread(target=times, args=(asked.tasks, partial(asked.queue.enqueue, PAYLOAD)))
+    producer = Thread(target=times, args=(requested.tasks, partial(requested.queue.enqueue, PAYLOAD)))
     producer.start()
-    with asked.clients.new() as other:
-        queue = other.queue(asked.name)
-        for _ in range(asked.tasks):
+    with requested.clients.new() as other:
+        queue = other.queue(requested.name)
+        for _ in range(requested.tasks):
             _claim(queue, timeout=TIMEOUT_S)
     producer.join()
-    return asked.tasks
+    return requested.tasks
 
 
-def _payloads(asked: Asked) -> int:
-    fill_queue(asked.queue, asked.tasks, b"x" * asked.number)
-    return sum(1 for _ in islice(iter(partial(_step, asked.queue), None), asked.tasks))
+def _payloads(requested: Asked) -> int:
+    fill_queue(requested.queue, requested.tasks, b"x" * requested.number)
+    return sum(1 for _ in islice(iter(partial(_step, requested.queue), None), requested.tasks))
 
 
 # --- many coroutines of one client
@@ -141,29 +141,29 @@ async def _claim_awaited(queue: AsyncQueue, _left: Any) -> None:
 def _at_once(each: Callable[[AsyncQueue, Any], Awaitable[object]]) -> Callable[[Asked], Done]:
     """64 coroutines at once; connecting is not measured."""
 
-    async def main(asked: Asked) -> Done:
-        async with asked.clients.awaited() as client:
-            queue, left = client.queue(asked.name), iter(range(asked.tasks))
+    async def main(requested: Asked) -> Done:
+        async with requested.clients.awaited() as client:
+            queue, left = client.queue(requested.name), iter(range(requested.tasks))
             await queue.counts()
             begun = time.perf_counter()
             await asyncio.gather(*(each(queue, left) for _ in range(AT_ONCE)))
-            return Done(asked.tasks, time.perf_counter() - begun)
+            return Done(requested.tasks, time.perf_counter() - begun)
 
-    return lambda asked: asyncio.run(main(asked))
+    return lambda requested: asyncio.run(main(requested))
 
 
 # --- queues that hold much already; they stay for the whole benchmark, one for each depth
 
 
-def _deep(asked: Asked) -> AnyQueue:
-    return asked.clients.zk.queue(f"deep-{asked.number}")
+def _deep(requested: Asked) -> AnyQueue:
+    return requested.clients.zk.queue(f"deep-{requested.number}")
 
 
-def _fill_deep(asked: Asked) -> None:
+def _fill_deep(requested: Asked) -> None:
     """`number` tasks are pending, and those that will be claimed."""
-    queue = _deep(asked)
+    queue = _deep(requested)
     there = queue.counts()["inserted"] if queue.exists() else 0
-    fill_queue(queue, asked.number + asked.tasks - there)
+    fill_queue(queue, requested.number + requested.tasks - there)
 
 
 def _claim(queue: AnyQueue, **options: Any) -> None:
@@ -178,80 +178,80 @@ def _after_one(count: int, step: Callable[[], object]) -> Done:
     return Done(times(max(1, count - 1), step), time.perf_counter() - begun)
 
 
-def _cold(asked: Asked) -> Done:
+def _cold(requested: Asked) -> Done:
     """The first claim of so many clients; that they connect is not measured."""
     seconds = 0.0
-    for _ in range(asked.tasks):
-        with asked.clients.new() as client:
-            queue, begun = client.queue(f"deep-{asked.number}"), time.perf_counter()
+    for _ in range(requested.tasks):
+        with requested.clients.new() as client:
+            queue, begun = client.queue(f"deep-{requested.number}"), time.perf_counter()
             _claim(queue)
             seconds += time.perf_counter() - begun
-    return Done(asked.tasks, seconds)
+    return Done(requested.tasks, seconds)
 
 
-def _fill_start(asked: Asked) -> None:
+def _fill_start(requested: Asked) -> None:
     """The queue has had a task, and holds `number` pending ones."""
-    queue = _deep(asked)
+    queue = _deep(requested)
     if not queue.exists():
         queue.enqueue(b"")
         _claim(queue)
-    fill_queue(queue, max(0, asked.number - queue.counts()["inserted"]))
+    fill_queue(queue, max(0, requested.number - queue.counts()["inserted"]))
 
 
-def _start(asked: Asked) -> int:
+def _start(requested: Asked) -> int:
     """So many clients connect, enqueue a task, and claim and complete one: the queue stays as long."""
-    for _ in range(asked.tasks):
-        with asked.clients.new() as client:
-            queue = client.queue(f"deep-{asked.number}")
+    for _ in range(requested.tasks):
+        with requested.clients.new() as client:
+            queue = client.queue(f"deep-{requested.number}")
             queue.enqueue(PAYLOAD)
             _claim(queue)
-    return asked.tasks
+    return requested.tasks
 
 
-def _foreign(asked: Asked) -> AnyQueue:
-    return asked.clients.zk.queue(f"foreign-{asked.number}")
+def _foreign(requested: Asked) -> AnyQueue:
+    return requested.clients.zk.queue(f"foreign-{requested.number}")
 
 
-def _fill_foreign(asked: Asked) -> None:
+def _fill_foreign(requested: Asked) -> None:
     """`number` tasks that the consumer may not take, and those that it may."""
-    queue = _foreign(asked)
+    queue = _foreign(requested)
     if not queue.exists():
         queue.configure(filters={"kind": String()})
-        fill_queue(queue, asked.number, filters=_FOREIGN)
-    fill_queue(queue, asked.tasks, filters=_MINE)
+        fill_queue(queue, requested.number, filters=_FOREIGN)
+    fill_queue(queue, requested.tasks, filters=_MINE)
 
 
-def _finish(asked: Asked) -> None:
+def _finish(requested: Asked) -> None:
     """So many tasks have ended, and are to be deleted."""
-    fill(asked)
-    for _ in range(asked.tasks):
-        _claim(asked.queue)
+    fill(requested)
+    for _ in range(requested.tasks):
+        _claim(requested.queue)
 
 
-def _enqueue_one(asked: Asked) -> None:
-    asked.queue.enqueue(PAYLOAD)
+def _enqueue_one(requested: Asked) -> None:
+    requested.queue.enqueue(PAYLOAD)
 
 
 VERBS: Final[dict[str, Verb]] = {
-    "enqueue": simple(lambda asked: times(asked.tasks, lambda: asked.queue.enqueue(PAYLOAD)), _enqueue_one),
-    "enqueue-many": simple(lambda asked: fill_queue(asked.queue, asked.tasks), _enqueue_one),
-    "claim": _consuming(lambda asked: drained(partial(_step, asked.queue))),
+    "enqueue": simple(lambda requested: times(requested.tasks, lambda: requested.queue.enqueue(PAYLOAD)), _enqueue_one),
+    "enqueue-many": simple(lambda requested: fill_queue(requested.queue, requested.tasks), _enqueue_one),
+    "claim": _consuming(lambda requested: drained(partial(_step, requested.queue))),
     "claims": _consuming(_claims),
     "claim-many": _consuming(_claim_many),
-    "claim-strict": _consuming(lambda asked: drained(partial(_step, asked.queue)), _fill_strict),
+    "claim-strict": _consuming(lambda requested: drained(partial(_step, requested.queue)), _fill_strict),
     "claims-strict": _consuming(_claims, _fill_strict),
-    "worker": Verb(lambda asked: _working(asked, asked.number), fill),
-    "worker-singly": Verb(lambda asked: _working(asked, asked.number, prefetch=1), fill),
-    "worker-handlers": Verb(lambda asked: _working(asked, 8, asked.number / 1000), fill),
-    "mixed": simple(_mixed, lambda asked: asked.queue.configure()),
+    "worker": Verb(lambda requested: _working(requested, requested.number), fill),
+    "worker-singly": Verb(lambda requested: _working(requested, requested.number, prefetch=1), fill),
+    "worker-handlers": Verb(lambda requested: _working(requested, 8, requested.number / 1000), fill),
+    "mixed": simple(_mixed, lambda requested: requested.queue.configure()),
     "payloads": simple(_payloads),
     "asyncio-enqueue": simple(_at_once(_enqueue_awaited), _enqueue_one),
     "asyncio-claim": simple(_at_once(_claim_awaited), fill),
-    "claim-deep": simple(lambda asked: _after_one(asked.tasks, lambda: _claim(_deep(asked))), _fill_deep),
+    "claim-deep": simple(lambda requested: _after_one(requested.tasks, lambda: _claim(_deep(requested))), _fill_deep),
     "claim-cold": simple(_cold, _fill_deep),
     "start": simple(_start, _fill_start),
     "claim-filtered": simple(
-        lambda asked: _after_one(asked.tasks, lambda: _claim(_foreign(asked), node=_MINE)), _fill_foreign
+        lambda requested: _after_one(requested.tasks, lambda: _claim(_foreign(requested), node=_MINE)), _fill_foreign
     ),
-    "gc": simple(lambda asked: asked.queue.collect_garbage(lifetime=0).collected, _finish),
+    "gc": simple(lambda requested: requested.queue.collect_garbage(lifetime=0).collected, _finish),
 }

@@ -38,10 +38,10 @@ def await_idle(client: AnyClient | AsyncZkmq) -> None:
         quiet, last = (quiet + 1, last) if idle else (0, client.requests)
 
 
-def _fill(asked: Asked) -> None:
+def _fill(requested: Asked) -> None:
     """The lane and its segment are there: only the first enqueue of all makes them."""
-    asked.queue.enqueue(PAYLOAD)
-    claim = asked.queue.claim()
+    requested.queue.enqueue(PAYLOAD)
+    claim = requested.queue.claim()
     assert claim is not None
     claim.complete()
 
@@ -55,43 +55,45 @@ def _consume(queue: AnyQueue, claimed: SimpleQueue[float]) -> None:
 
 
 @contextmanager
-def _idle_threads(asked: Asked) -> Iterator[Run]:
+def _idle_threads(requested: Asked) -> Iterator[Run]:
     """`number` threads of a client of their own wait."""
     claimed = SimpleQueue[float]()
-    with asked.clients.new() as client:
-        queue = client.queue(asked.name)
-        threads = [Thread(target=_consume, args=(queue, claimed), daemon=True) for _ in range(asked.number)]
+    with requested.clients.new() as client:
+        queue = client.queue(requested.name)
+        threads = [Thread(target=_consume, args=(queue, claimed), daemon=True) for _ in range(requested.number)]
         for thread in threads:
             thread.start()
         await_idle(client)
-        yield lambda: wake_ups(asked.tasks, lambda: asked.queue.enqueue(PAYLOAD), claimed, lambda: await_idle(client))
+        yield lambda: wake_ups(
+            requested.tasks, lambda: requested.queue.enqueue(PAYLOAD), claimed, lambda: await_idle(client)
+        )
     for thread in threads:
         thread.join(TIMEOUT_S)
 
 
 @contextmanager
-def _bare(asked: Asked, act: Callable[[KazooClient, str], object]) -> Iterator[Run]:
+def _bare(requested: Asked, act: Callable[[KazooClient, str], object]) -> Iterator[Run]:
     """A thread of another client waits for the event of a znode that is created, and then acts."""
-    writer, events, heard = asked.clients.kazoo, SimpleQueue[bool](), SimpleQueue[float]()
-    writer.ensure_path(asked.path)
-    with started_kazoo(asked.clients.hosts) as watcher:
+    writer, events, heard = requested.clients.kazoo, SimpleQueue[bool](), SimpleQueue[float]()
+    writer.ensure_path(requested.path)
+    with started_kazoo(requested.clients.hosts) as watcher:
 
         def listen() -> None:
             while events.get():
-                act(watcher, asked.path)
+                act(watcher, requested.path)
                 heard.put(time.perf_counter())
 
         def arm() -> None:
-            watcher.get_children(asked.path, watch=lambda _event: events.put(True))
+            watcher.get_children(requested.path, watch=lambda _event: events.put(True))
             time.sleep(_LOOKS * _LOOK_S)  # as long as one of ours is seen to be idle
 
         def write() -> None:
-            writer.create(f"{asked.path}/e-", PAYLOAD, sequence=True)
+            writer.create(f"{requested.path}/e-", PAYLOAD, sequence=True)
 
         listener = Thread(target=listen, daemon=True)
         listener.start()
         try:
-            yield lambda: wake_ups(asked.tasks, write, heard, arm)
+            yield lambda: wake_ups(requested.tasks, write, heard, arm)
         finally:
             events.put(False)
             listener.join(TIMEOUT_S)
@@ -112,13 +114,13 @@ def _claim_barely(kazoo: KazooClient, path: str) -> None:
 class _Waiters:
     """Coroutines of one client, each of which waits for a task; their event loop has a thread of its own."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, requested: Asked) -> None:
         self.woken: SimpleQueue[float] = SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._client: AsyncZkmq = self._do(asked.clients.awaited().__aenter__())
-        self._queue = self._client.queue(asked.name)
+        self._client: AsyncZkmq = self._do(requested.clients.awaited().__aenter__())
+        self._queue = self._client.queue(requested.name)
         self._waits: set[asyncio.Task[None]] = set()
 
     def _do(self, what: Coroutine[Any, Any, Any]) -> Any:
@@ -155,17 +157,17 @@ class _Waiters:
 
 
 @contextmanager
-def _waiting(asked: Asked) -> Iterator[Run]:
+def _waiting(requested: Asked) -> Iterator[Run]:
     """`number` waiters: all but one wait for tasks that nobody takes, and one for a task that is about to be done.
 
     Whoever got what it waited for is replaced, so that they stay as many.
     """
-    queue = asked.queue
-    queue.enqueue_many([Message(PAYLOAD)] * asked.tasks)
-    claims = [claim for _ in range(asked.tasks) if (claim := queue.claim()) is not None]
-    others = queue.enqueue_many([Message(PAYLOAD)] * (asked.number - 1))
+    queue = requested.queue
+    queue.enqueue_many([Message(PAYLOAD)] * requested.tasks)
+    claims = [claim for _ in range(requested.tasks) if (claim := queue.claim()) is not None]
+    others = queue.enqueue_many([Message(PAYLOAD)] * (requested.number - 1))
     with ExitStack() as stack:
-        waiters = _Waiters(asked)
+        waiters = _Waiters(requested)
         stack.callback(waiters.close)
         waiters.add(list(others))
         left = list(claims)
@@ -179,7 +181,7 @@ def _waiting(asked: Asked) -> Iterator[Run]:
 
 VERBS: Final[dict[str, Verb]] = {
     "wake": Verb(_idle_threads, _fill),
-    "wake-barely": Verb(lambda asked: _bare(asked, lambda _kazoo, _path: None)),
-    "wake-and-claim-barely": Verb(lambda asked: _bare(asked, _claim_barely)),
+    "wake-barely": Verb(lambda requested: _bare(requested, lambda _kazoo, _path: None)),
+    "wake-and-claim-barely": Verb(lambda requested: _bare(requested, _claim_barely)),
     "waiters": Verb(_waiting),
 }

@@ -9,7 +9,7 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.claim.candidates import (
     CallerLeft,
     Look,
-    Pick,
+    RankedEntry,
     Taker,
     Unregistered,
     Wanted,
@@ -17,13 +17,13 @@ from airflow_provider_zkmq.engine.core.claim.candidates import (
     claim_together,
     read_tasks,
 )
-from airflow_provider_zkmq.engine.core.claim.claim import Asked, owing, then_settle, wanted
+from airflow_provider_zkmq.engine.core.claim.claim import ClaimRequest, release_if_undelivered, then_settle, wanted
 from airflow_provider_zkmq.engine.core.claim.order import rank_of
 from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.maintenance.consumers import register
 from airflow_provider_zkmq.engine.core.maintenance.promote import promote_task
-from airflow_provider_zkmq.engine.core.maintenance.rescue import tend
+from airflow_provider_zkmq.engine.core.maintenance.rescue import maintain
 from airflow_provider_zkmq.engine.core.model.codec import load, optional_whole_number
 from airflow_provider_zkmq.engine.core.model.names import check_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState
@@ -34,7 +34,7 @@ from airflow_provider_zkmq.engine.core.read.configuration import read_conf
 from airflow_provider_zkmq.engine.core.read.leases import check_token, current_claim
 from airflow_provider_zkmq.engine.core.read.nodes import Record, unless_missing
 from airflow_provider_zkmq.engine.core.read.server_clock import server_time
-from airflow_provider_zkmq.engine.core.tasks.deferred_completions import Departure
+from airflow_provider_zkmq.engine.core.tasks.deferred_completions import DeferredCompletions
 from airflow_provider_zkmq.engine.core.tasks.holding import extend
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskNotFound
 
@@ -46,61 +46,61 @@ from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskNotF
 TRIES: Final = 4
 
 
-def ask_by_id(
-    context: Context, task_id: str, *, lease: Duration | None = None, attempt: int | None = None, ahead: bool = False
-) -> Procedure[Asked]:
+def request_by_id(
+    context: Context, task_id: str, *, lease: Duration | None = None, attempt: int | None = None, prefetch: bool = False
+) -> Procedure[ClaimRequest]:
     """Take this task and no other, if it is pending and due, in whichever lane; it waits for nothing.
 
     None where there is no such task, it is not pending, another was faster, or the queue is paused. `attempt`: only if
-    this is its delivery of that number, the first being 1. `lease` as with `claim`. `ahead`: it is claimed for somebody
-    who says when the handling begins (`begin`); until then the delivery counts no attempt. A task whose attempts are
-    used up is not delivered. In strict order it passes by what stands before it. A call that is cancelled or
-    interrupted gives back what it took. Raises `ConfigError` for a bad id, lease or number, `QueueNotFound`, and
+    this is its delivery of that number, the first being 1. `lease` as with `claim`. `prefetch`: it is claimed for
+    somebody who says when the handling begins (`begin`); until then the delivery counts no attempt. A task whose
+    attempts are used up is not delivered. In strict order it passes by what stands before it. A call that is cancelled
+    or interrupted gives back what it took. Raises `ConfigError` for a bad id, lease or number, `QueueNotFound`, and
     `CorruptRecord` for a task that cannot be read.
     """
     name, number = check_name("task id", task_id), optional_whole_number("attempt", attempt, 1)
-    if not isinstance(ahead, bool):
-        raise ConfigError(f"ahead {ahead!r} is not allowed: True or False")
-    asked = replace((yield from wanted(context, lease=lease)), ahead="all" if ahead else False)
+    if not isinstance(prefetch, bool):
+        raise ConfigError(f"prefetch {prefetch!r} is not allowed: True or False")
+    request = replace((yield from wanted(context, lease=lease)), prefetch="all" if prefetch else False)
 
     def claiming(caller: Caller) -> Procedure[list[Claimed]]:
-        return unless_missing(context, claim_by_id(context, asked, name, number, caller))
+        return unless_missing(context, claim_by_id(context, request, name, number, caller))
 
-    return Asked(context, claiming)
+    return ClaimRequest(context, claiming)
 
 
 def claim_by_id(
-    context: Context, asked: Wanted, task_id: str, attempt: int | None = None, caller: Caller | None = None
+    context: Context, request: Wanted, task_id: str, attempt: int | None = None, caller: Caller | None = None
 ) -> Procedure[list[Claimed]]:
     """Claim one task; none where it cannot be. `caller`: who is to get it; without one, it counts as delivered."""
     mine = caller or Caller()
-    claims = yield from owing(context, mine, _claim(context, asked, task_id, attempt, mine))
+    claims = yield from release_if_undelivered(context, mine, _claim(context, request, task_id, attempt, mine))
     if claims and caller is None:
         context.claims.deliver(claims[0])
     return claims
 
 
 def _claim(
-    context: Context, asked: Wanted, task_id: str, attempt: int | None, caller: Caller
+    context: Context, request: Wanted, task_id: str, attempt: int | None, caller: Caller
 ) -> Procedure[list[Claimed]]:
-    departure, first = Departure(context), True
+    deferred, first = DeferredCompletions(context), True
     try:
         while True:
-            look, again = Look(asked, caller, departure), True
+            look, again = Look(request, caller, deferred), True
             try:
-                settled = yield from then_settle(departure, _look(context, look, task_id, attempt))
+                settled = yield from then_settle(deferred, _look(context, look, task_id, attempt))
                 again, first = settled and first, False  # once: others may go on putting down for ever
             except Unregistered:
                 pass
             except CallerLeft:
                 if context.claims.handovers:
-                    context.run.pay()
+                    context.run.finish_later()
                 return []
             if look.taken or not again:
                 return look.taken
     finally:
-        departure.journey.over = True
-        departure.close()
+        deferred.sender.over = True
+        deferred.close()
 
 
 def _look(context: Context, look: Look, task_id: str, attempt: int | None) -> Procedure[None]:
@@ -111,7 +111,7 @@ def _look(context: Context, look: Look, task_id: str, attempt: int | None) -> Pr
     """
     conf = yield from read_conf(context)
     consumer = yield from register(context)
-    yield from tend(context)
+    yield from maintain(context)
     if conf.paused:
         return
     taker = Taker(conf, consumer, look)
@@ -162,18 +162,20 @@ def _candidate(
         if node is None:
             return None
         rank = rank_of(node)
-    return (yield from candidate(context, taker, record.task_id, Pick(entry, segment, rank), nodes))
+    return (yield from candidate(context, taker, record.task_id, RankedEntry(entry, segment, rank), nodes))
 
 
 # --- Taking a claim over: whoever was told of a task's id and its claim's token gets the claim, as if it had made it.
 
 
-def ask_over(context: Context, task_id: str, token: int, *, lease: Duration | None = None) -> Procedure[Asked]:
+def request_adoption(
+    context: Context, task_id: str, token: int, *, lease: Duration | None = None
+) -> Procedure[ClaimRequest]:
     """Return a leased claim that another process made, to be extended and settled as one's own.
 
     None where `token` is not the current claim's any more, or the task is gone. `lease`: it holds for so many seconds
     from now, and from each time that a worker extends it; without it, nothing is written, and it holds as long as it
-    did. Of one that was taken ahead the delivery counts when it begins. Whoever else knows the token may settle it as
+    did. Of one that was prefetched the delivery counts when it begins. Whoever else knows the token may settle it as
     well, and who does so first has. The client that made it, while it refers to it, gets that very claim, with the new
     lease. That the task was cancelled is known by the claim being over. Raises `ConfigError` for a claim that ends with
     the session which made it, and for what is no id, token or lease; `QueueNotFound`, and `CorruptRecord` for a task
@@ -185,7 +187,7 @@ def ask_over(context: Context, task_id: str, token: int, *, lease: Duration | No
     def claiming(_: Caller) -> Procedure[list[Claimed]]:
         return unless_missing(context, _take_over(context, name, number, span))
 
-    return Asked(context, claiming)
+    return ClaimRequest(context, claiming)
 
 
 def _take_over(context: Context, task_id: str, token: int, span: float | None) -> Procedure[list[Claimed]]:
@@ -205,13 +207,13 @@ def _mine(context: Context, found: Claimed) -> Procedure[Claimed]:
     if found.ends_with_session:
         msg = f"claim {found.token} of task {found.task_id!r} ends with the session that made it: claim with a lease"
         raise ConfigError(msg)
-    known = _in_hand(context, found)
+    known = _held(context, found)
     if known is not None:
         return known
     [(_, data, metadata)] = yield from read_tasks(context, [found.task_id])
     if data is None:
         raise TaskNotFound(f"task {found.task_id!r} is not in queue {context.queue!r} any more")
-    known = _in_hand(context, found)  # another call may have taken it over meanwhile
+    known = _held(context, found)  # another call may have taken it over meanwhile
     if known is None:
         path = context.paths.task(found.task_id, "metadata")
         extra = load(path, metadata.data) if metadata is not None else {}
@@ -220,6 +222,6 @@ def _mine(context: Context, found: Claimed) -> Procedure[Claimed]:
     return known
 
 
-def _in_hand(context: Context, found: Claimed) -> Claimed | None:
-    known = context.claims.in_hand.get(found.task_id)
+def _held(context: Context, found: Claimed) -> Claimed | None:
+    known = context.claims.held.get(found.task_id)
     return known if known is not None and known.token == found.token else None

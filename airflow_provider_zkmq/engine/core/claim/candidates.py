@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.client.context import Consumer, Context, ReadAhead
+from airflow_provider_zkmq.engine.core.client.context import Context, ReadAhead, Registered
 from airflow_provider_zkmq.engine.core.model.codec import load
 from airflow_provider_zkmq.engine.core.model.names import entry_task
 from airflow_provider_zkmq.engine.core.model.policy import Conf
@@ -30,8 +30,8 @@ from airflow_provider_zkmq.engine.core.protocol.transact import described, refus
 from airflow_provider_zkmq.engine.core.read.leases import one_stands
 from airflow_provider_zkmq.engine.core.read.nodes import WHOLE_AT_ONCE, read_nodes, restored, unless_corrupt
 from airflow_provider_zkmq.engine.core.read.server_clock import server_time
-from airflow_provider_zkmq.engine.core.tasks.deferred_completions import Departure
-from airflow_provider_zkmq.engine.core.tasks.recovery import bury_exhausted, used_up
+from airflow_provider_zkmq.engine.core.tasks.deferred_completions import DeferredCompletions
+from airflow_provider_zkmq.engine.core.tasks.recovery import attempts_exhausted, kill_exhausted
 from airflow_provider_zkmq.engine.core.write import transitions
 from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit, merge, mergeable
 from airflow_provider_zkmq.engine.core.write.record import Current
@@ -77,7 +77,7 @@ def _held(context: Context, path: str, node: Node, most: int) -> Procedure[int]:
     if node.stat.children < most:
         return node.stat.children
     names = yield Children(path)
-    return sum(f"{path}/{name}" not in context.quarantine for name in names or ())
+    return sum(f"{path}/{name}" not in context.ignored_paths for name in names or ())
 
 
 # --- Taking pending tasks: one read of the candidates, one transaction.
@@ -87,7 +87,7 @@ def _held(context: Context, path: str, node: Node, most: int) -> Procedure[int]:
 # caller never got, its client gives back before it claims again (`giveback`).
 
 #: Of which claims of a group the handling begins later.
-Ahead: TypeAlias = Literal["all"] | bool
+Prefetch: TypeAlias = Literal["all"] | bool
 
 
 class Unregistered(Exception):
@@ -102,13 +102,13 @@ class CallerLeft(Exception):
 class Wanted:
     """What a consumer asks for. ``lease`` (seconds): the claim outlives the process; None: it ends with its session.
 
-    ``ahead``: the handling of all but the first, or of all, begins later, see `core.tasks.holding.begin`.
+    ``prefetch``: the handling of all but the first, or of all, begins later, see `core.tasks.holding.begin`.
     ``max_leases``: no more are claimed than leave the queue with so many leases, see `room`.
     """
 
     selector: Selector
     lease: float | None = None
-    ahead: Ahead = False
+    prefetch: Prefetch = False
     max_leases: int | None = None
 
     @property
@@ -123,7 +123,7 @@ class Look:
 
     wanted: Wanted
     caller: Caller
-    departure: Departure
+    deferred: DeferredCompletions
     """What has been handled goes with what is claimed."""
     most: int = 1
     """How many tasks are wanted."""
@@ -143,9 +143,9 @@ class Taker:
     """Who claims, for whom, and by what rules."""
 
     conf: Conf
-    consumer: Consumer
+    consumer: Registered
     look: Look
-    later: list[Pick] = field(default_factory=list)
+    later: list[RankedEntry] = field(default_factory=list)
     """What comes next, as far as the latest look can tell: it is read with what is tried now."""
 
     @property
@@ -179,7 +179,7 @@ class Taker:
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class RankedEntry:
     """An entry that is to be tried; ``rank``: its place in strict order."""
 
     entry: str
@@ -218,8 +218,8 @@ def claim_together(
 
 def _plan(context: Context, taker: Taker, claimed: Claimed, now: int, at: int) -> Plan:
     """What claims a candidate, the one `at` this place. It holds for a lease, or else for a lock, unless extended."""
-    ahead = taker.wanted.ahead
-    claimed.ahead = ahead == "all" or (ahead and (at > 0 or bool(taker.taken)))
+    prefetch = taker.wanted.prefetch
+    claimed.prefetched = prefetch == "all" or (prefetch and (at > 0 or bool(taker.taken)))
     span = taker.wanted.lease or claimed.state.lock or taker.conf.lock
     return transitions.claim(context, claimed, taker.consumer.id, span, taker.wanted.lease, now)
 
@@ -235,19 +235,19 @@ def _send(
         raise CallerLeft
     plan = merge(plans)
     plan.changes.extend(guard.changes)
-    plan.changes[0].ours = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
+    plan.changes[0].proof = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
     sending = context.claims.note(taker.look.caller, tuple(claims), plan.multi())
     registration, heard = context.registration, context.registration.cancel_watch
-    verdict = yield from commit(plan, by=taker.look.departure.send)
-    if verdict.committed:
+    committed = yield from commit(plan, by=taker.look.deferred.send)
+    if committed.committed:
         if registration.cancel_watch is not heard:
             registration.cancel_watch = None  # who listened meanwhile took what came for these to be for others
         for claimed in claims:
-            context.claims.receive(claimed, verdict.outcome.zxid or 0, verdict.outcome.sent)
+            context.claims.receive(claimed, committed.outcome.zxid or 0, committed.outcome.sent)
         taker.taken.extend(claims)
         return None
     context.claims.strike(taker.look.caller, sending)
-    refusal = verdict.refusal
+    refusal = committed.refusal
     if refusal is not None and refusal.change in guard.changes:
         return len(plans)
     at = next((at for at, each in enumerate(plan.changes) if refusal is not None and each is refusal.change), 0)
@@ -256,7 +256,7 @@ def _send(
     return at
 
 
-def _refused(context: Context, consumer: Consumer, claimed: Claimed, refusal: Refusal) -> None:
+def _refused(context: Context, consumer: Registered, claimed: Claimed, refusal: Refusal) -> None:
     """Another was faster, or the record changed. Raises `Unregistered`, and `ZkmqError` for what nobody expects."""
     failure = refusal.outcome.failure
     own = {context.paths.live(consumer.id), context.paths.current(consumer.id, claimed.task_id)}
@@ -277,18 +277,18 @@ _PARTS: Final = ("state", "data", "metadata")
 
 
 def read_candidates(
-    context: Context, taker: Taker, picks: Sequence[Pick], *, in_order: bool = False
+    context: Context, taker: Taker, picks: Sequence[RankedEntry], *, in_order: bool = False
 ) -> Procedure[list[Claimed]]:
     """The tasks of entries as they are now, ready to be claimed, less those that cannot be.
 
     `in_order`: of those before the first one that cannot be.
     """
-    ids = [task_of_entry(context, pick) for pick in picks]
-    known = [(pick, task_id) for pick, task_id in zip(picks, ids, strict=True) if task_id is not None]
-    nodes = yield from _nodes_of(context, taker, [pick.entry for pick, _ in known])
+    ids = [task_of_entry(context, ranked) for ranked in picks]
+    known = [(ranked, task_id) for ranked, task_id in zip(picks, ids, strict=True) if task_id is not None]
+    nodes = yield from _nodes_of(context, taker, [ranked.entry for ranked, _ in known])
     candidates = []
-    for pick, task_id in known:
-        claimed = yield from candidate(context, taker, task_id, pick, nodes[pick.entry])
+    for ranked, task_id in known:
+        claimed = yield from candidate(context, taker, task_id, ranked, nodes[ranked.entry])
         if claimed is not None:
             candidates.append(claimed)
         elif in_order:
@@ -298,45 +298,45 @@ def read_candidates(
 
 def _nodes_of(context: Context, taker: Taker, entries: Sequence[str]) -> Procedure[dict[str, Sequence[Node | None]]]:
     """The znodes of entries' tasks: as they were read ahead, the first time that they are asked for; else read now."""
-    ahead = taker.read_ahead
-    if ahead is None:
+    read_ahead = taker.read_ahead
+    if read_ahead is None:
         return dict(zip(entries, (yield from _read(context, entries)), strict=True))
-    ahead.forget_old(context.run.monotonic())
-    nodes = {entry: ahead.tasks.pop(entry) for entry in entries if entry in ahead.tasks}
+    read_ahead.forget_old(context.run.monotonic())
+    nodes = {entry: read_ahead.tasks.pop(entry) for entry in entries if entry in read_ahead.tasks}
     unread = [entry for entry in entries if entry not in nodes]
     if unread:
-        nodes |= yield from _read_on(context, taker, ahead, unread)
+        nodes |= yield from _read_on(context, taker, read_ahead, unread)
     return nodes
 
 
 def _read_on(
-    context: Context, taker: Taker, ahead: ReadAhead, unread: Sequence[str]
+    context: Context, taker: Taker, read_ahead: ReadAhead, unread: Sequence[str]
 ) -> Procedure[dict[str, Sequence[Node | None]]]:
     """Read tasks, and those that come after them unless another call is at it."""
-    if ahead.busy:
+    if read_ahead.busy:
         return dict(zip(unread, (yield from _read(context, unread)), strict=True))
-    ahead.busy = True
+    read_ahead.busy = True
     try:
-        together = [*unread, *_worth_reading(taker, ahead, unread)]
+        together = [*unread, *_worth_reading(taker, read_ahead, unread)]
         nodes = dict(zip(together, (yield from _read(context, together)), strict=True))
     finally:
-        ahead.busy = False
+        read_ahead.busy = False
     size = sum(len(node.data) for of_task in nodes.values() for node in of_task if node is not None)
-    ahead.learn(len(nodes), size, context.run.monotonic())
-    ahead.tasks |= {entry: nodes.pop(entry) for entry in together[len(unread) :]}
+    read_ahead.learn(len(nodes), size, context.run.monotonic())
+    read_ahead.tasks |= {entry: nodes.pop(entry) for entry in together[len(unread) :]}
     return nodes
 
 
-def _worth_reading(taker: Taker, ahead: ReadAhead, unread: Sequence[str]) -> list[str]:
+def _worth_reading(taker: Taker, read_ahead: ReadAhead, unread: Sequence[str]) -> list[str]:
     """The entries that come after those to be read now; what was read ahead of others is forgotten: they are gone.
 
     Listings of different moments may have the same task in two lanes: it is read once.
     """
-    later = {task_id: pick.entry for pick in taker.later if (task_id := entry_task(pick.entry)) is not None}
-    for entry in set(ahead.tasks).difference(later.values()):
-        del ahead.tasks[entry]
-    asked = {entry_task(entry) for entry in unread}
-    return [entry for task_id, entry in later.items() if entry not in ahead.tasks and task_id not in asked]
+    later = {task_id: ranked.entry for ranked in taker.later if (task_id := entry_task(ranked.entry)) is not None}
+    for entry in set(read_ahead.tasks).difference(later.values()):
+        del read_ahead.tasks[entry]
+    request = {entry_task(entry) for entry in unread}
+    return [entry for task_id, entry in later.items() if entry not in read_ahead.tasks and task_id not in request]
 
 
 def _read(context: Context, entries: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:
@@ -350,24 +350,24 @@ def read_tasks(context: Context, ids: Sequence[str]) -> Procedure[list[Sequence[
     return [nodes[at : at + len(_PARTS)] for at in range(0, len(nodes), len(_PARTS))]
 
 
-def task_of_entry(context: Context, pick: Pick) -> str | None:
+def task_of_entry(context: Context, ranked: RankedEntry) -> str | None:
     """The task that an entry stands for; None, reported once, for what is no entry of ours."""
-    task_id = entry_task(pick.entry)
+    task_id = entry_task(ranked.entry)
     if task_id is None:
-        context.report(pick.path, "no entry of ours; stepped over")
+        context.report(ranked.path, "no entry of ours; stepped over")
     return task_id
 
 
 def candidate(
-    context: Context, taker: Taker, task_id: str, pick: Pick, nodes: Sequence[Node | None]
+    context: Context, taker: Taker, task_id: str, ranked: RankedEntry, nodes: Sequence[Node | None]
 ) -> Procedure[Claimed | None]:
     """What `read_tasks` has read of a task as a claim that can be sent; None where it cannot be claimed."""
-    records = yield from deliverable(context, taker.conf, task_id, pick.path, nodes)
+    records = yield from deliverable(context, taker.conf, task_id, ranked.path, nodes)
     node, data, _ = nodes
     if records is None or node is None or data is None:
         return None
     state, extra = records
-    state = state if pick.rank is None else replace(state, rank=pick.rank)
+    state = state if ranked.rank is None else replace(state, rank=ranked.rank)
     claimed = Claimed(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
     claimed.session = taker.consumer.session
     return claimed
@@ -393,11 +393,11 @@ def deliverable(
         return None
     state, _ = records
     if not conf.may_deliver(state.attempt, state.policy):
-        context.quarantine.wait(entry)
+        context.ignored_paths.wait(entry)
         return None
-    if used_up(conf, state):  # its policy was lowered meanwhile
+    if attempts_exhausted(conf, state):  # its policy was lowered meanwhile
         current = Current(task_id, node.stat.version, state)
-        yield from bury_exhausted(context, current, (yield from server_time(context)))
+        yield from kill_exhausted(context, current, (yield from server_time(context)))
         return None
     return records
 
@@ -407,12 +407,12 @@ def _records(parts: list[str], node: Node, metadata: Node | None) -> tuple[TaskS
     return TaskState.decode(parts[0], node.data), load(parts[2], metadata.data) if metadata is not None else {}
 
 
-def is_pending_at(context: Context, pick: Pick) -> Procedure[bool]:
+def is_pending_at(context: Context, ranked: RankedEntry) -> Procedure[bool]:
     """Whether the task of an entry is pending, and this is its entry, as it is read now; of a damaged one, not."""
-    path = context.paths.task(task_of_entry(context, pick) or "", "state")
+    path = context.paths.task(task_of_entry(context, ranked) or "", "state")
     node: Node | None = yield Get(path)
-    state = None if node is None else unless_corrupt(context, pick.path, partial(TaskState.decode, path, node.data))
-    return state is not None and _is_pending_at(context, pick.path, state)
+    state = None if node is None else unless_corrupt(context, ranked.path, partial(TaskState.decode, path, node.data))
+    return state is not None and _is_pending_at(context, ranked.path, state)
 
 
 def _is_pending_at(context: Context, entry: str, state: TaskState) -> bool:
@@ -426,7 +426,7 @@ def _is_pending_at(context: Context, entry: str, state: TaskState) -> bool:
 TRIES: Final = 4
 
 
-def take_all(context: Context, taker: Taker, picks: Sequence[Pick], *, in_order: bool = False) -> Procedure[int]:
+def take_all(context: Context, taker: Taker, picks: Sequence[RankedEntry], *, in_order: bool = False) -> Procedure[int]:
     """Try to claim entries; returns how many were taken. Raises `Unregistered`, `CallerLeft`.
 
     `in_order`: none of them is taken unless all before it are. What was not taken although it stands there was changed
@@ -439,18 +439,18 @@ def take_all(context: Context, taker: Taker, picks: Sequence[Pick], *, in_order:
         if candidates:
             yield from claim_together(context, taker, candidates, in_order=in_order)
         rest = _untaken(context, taker, picks[:1] if in_order else picks)
-    for pick in rest:
-        yield from take(context, taker, pick)
+    for ranked in rest:
+        yield from take(context, taker, ranked)
     return len(taker.taken) - before
 
 
-def _untaken(context: Context, taker: Taker, picks: Sequence[Pick]) -> list[Pick]:
+def _untaken(context: Context, taker: Taker, picks: Sequence[RankedEntry]) -> list[RankedEntry]:
     """What was not taken, and stands there still."""
     taken = {claimed.task_id for claimed in taker.taken}
-    return [pick for pick in picks if entry_task(pick.entry) not in taken and may_be_tried(context, pick)]
+    return [ranked for ranked in picks if entry_task(ranked.entry) not in taken and may_be_tried(context, ranked)]
 
 
-def take(context: Context, taker: Taker, pick: Pick) -> Procedure[bool]:
+def take(context: Context, taker: Taker, ranked: RankedEntry) -> Procedure[bool]:
     """Try to claim one entry; False: another was faster, or it is not ours. Raises `Unregistered`, `CallerLeft`.
 
     While no watch on the segment's listing has fired, the entry is still there: a refusal then means that the record
@@ -458,31 +458,31 @@ def take(context: Context, taker: Taker, pick: Pick) -> Procedure[bool]:
     reported, and stepped over from then on.
     """
     for _ in range(TRIES):
-        candidates = yield from read_candidates(context, taker, [pick])
+        candidates = yield from read_candidates(context, taker, [ranked])
         if candidates and (yield from claim_together(context, taker, candidates)):
             return True
-        if not may_be_tried(context, pick):
+        if not may_be_tried(context, ranked):
             return False
     if not candidates:
-        yield from step_over_if_there(context, pick)
+        yield from step_over_if_there(context, ranked)
     return False
 
 
-def step_over_if_there(context: Context, pick: Pick) -> Procedure[None]:
+def step_over_if_there(context: Context, ranked: RankedEntry) -> Procedure[None]:
     """An entry whose task cannot be claimed from it: where it stands there all the same, it is reported.
 
     What was read of the task may be older than the listing that has the entry: the task was in hand then, came back,
     and another thread has listed it since. So the record is read once more, between two looks at the entry, which has
     to be the same one: stepped over is what stood there while its task was not pending, and nothing else.
     """
-    before: Stat | None = yield Exists(pick.path)
-    if before is None or not may_be_tried(context, pick) or (yield from is_pending_at(context, pick)):
+    before: Stat | None = yield Exists(ranked.path)
+    if before is None or not may_be_tried(context, ranked) or (yield from is_pending_at(context, ranked)):
         return
-    after: Stat | None = yield Exists(pick.path)
-    if after is not None and after.czxid == before.czxid and may_be_tried(context, pick):
-        context.report(pick.path, "a pending entry of a task that is not pending; stepped over")
+    after: Stat | None = yield Exists(ranked.path)
+    if after is not None and after.czxid == before.czxid and may_be_tried(context, ranked):
+        context.report(ranked.path, "a pending entry of a task that is not pending; stepped over")
 
 
-def may_be_tried(context: Context, pick: Pick) -> bool:
+def may_be_tried(context: Context, ranked: RankedEntry) -> bool:
     """Whether an entry that was tried certainly stands there still, and is not stepped over."""
-    return pick.path not in context.quarantine and context.listings.still_listed(pick.segment, pick.entry)
+    return ranked.path not in context.ignored_paths and context.listings.still_listed(ranked.segment, ranked.entry)

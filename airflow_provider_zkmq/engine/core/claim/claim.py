@@ -10,30 +10,34 @@ from typing import Final, TypeVar
 
 from airflow_provider_zkmq.engine.core.claim import order
 from airflow_provider_zkmq.engine.core.claim.candidates import (
-    Ahead,
     CallerLeft,
     Look,
     NoRoom,
+    Prefetch,
     Taker,
     Unregistered,
     Wanted,
 )
-from airflow_provider_zkmq.engine.core.claim.order import fitting_lanes
-from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed, Leaving, Owed
-from airflow_provider_zkmq.engine.core.client.context import Agenda, Context, ReadAhead
+from airflow_provider_zkmq.engine.core.claim.order import matching_lanes
+from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed, DeferredCompletion, UnsettledClaim
+from airflow_provider_zkmq.engine.core.client.context import Context, ReadAhead, Schedule
 from airflow_provider_zkmq.engine.core.maintenance.consumers import register
-from airflow_provider_zkmq.engine.core.maintenance.contention import take_turns
-from airflow_provider_zkmq.engine.core.maintenance.rescue import tend
+from airflow_provider_zkmq.engine.core.maintenance.contention import stagger
+from airflow_provider_zkmq.engine.core.maintenance.rescue import maintain
 from airflow_provider_zkmq.engine.core.model.codec import number_of_claims, optional_whole_number
 from airflow_provider_zkmq.engine.core.model.names import priority_of
 from airflow_provider_zkmq.engine.core.model.policy import Success
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
 from airflow_provider_zkmq.engine.core.model.time import Duration, optional_seconds, seconds
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Seat, Signal, Wait, Within
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, SetTimeout, Signal, Wait, WaitPlace
 from airflow_provider_zkmq.engine.core.read.cache import listing
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
 from airflow_provider_zkmq.engine.core.read.nodes import never_stopping, unless_missing
-from airflow_provider_zkmq.engine.core.tasks.deferred_completions import Departure, settle_later, settle_leaving
+from airflow_provider_zkmq.engine.core.tasks.deferred_completions import (
+    DeferredCompletions,
+    settle_deferred,
+    settle_later,
+)
 from airflow_provider_zkmq.engine.core.tasks.holding import begin
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
 from airflow_provider_zkmq.engine.core.tasks.settle import checked_result, fail, give_back, release
@@ -77,20 +81,20 @@ def claim_many(
     """
     mine = caller or Caller()
     claiming = _claim(context, wanted, most, timeout, stopping, mine, read_ahead)
-    claims = yield from owing(context, mine, claiming)
+    claims = yield from release_if_undelivered(context, mine, claiming)
     if claims and caller is None:
         context.claims.deliver(claims[0])
     return claims
 
 
-def owing(context: Context, caller: Caller, claiming: Procedure[T]) -> Procedure[T]:
+def release_if_undelivered(context: Context, caller: Caller, claiming: Procedure[T]) -> Procedure[T]:
     """Carry a claim out. Cancelled, interrupted, unknown: what it may have claimed is nobody's, and is given back."""
     try:
         return (yield from claiming)
     except BaseException:
         caller.left = True
         if context.claims.handovers:
-            context.run.pay()
+            context.run.finish_later()
         raise
 
 
@@ -105,16 +109,16 @@ def _claim(
 ) -> Procedure[list[Claimed]]:
     deadline = context.run.monotonic() + timeout
     if timeout > 0 and read_ahead is None:  # a loop also settles, for which it has as long as any other call
-        yield Within(timeout)
-    seat, departure, late = Seat(wanted.kind), Departure(context), False
+        yield SetTimeout(timeout)
+    place, deferred, late = WaitPlace(wanted.kind), DeferredCompletions(context), False
     try:
         while not stopping():
             seen = context.signal.count
-            agenda, taken = context.agenda(), list[Claimed]()
-            look = Look(wanted, caller, departure, most, taken, read_ahead or context.paces.ask(wanted.kind))
+            schedule, taken = context.schedule(), list[Claimed]()
+            look = Look(wanted, caller, deferred, most, taken, read_ahead or context.paces.begin(wanted.kind))
             again = True
             try:
-                settled = yield from then_settle(departure, claim_now(context, look, agenda))
+                settled = yield from then_settle(deferred, claim_now(context, look, schedule))
                 again = settled and not late  # when its time is over once: others may go on putting down for ever
             except Unregistered:
                 pass
@@ -122,58 +126,58 @@ def _claim(
                 return taken
             except CallerLeft:
                 if context.claims.handovers:
-                    context.run.pay()
+                    context.run.finish_later()
                 return []
             left = deadline - context.run.monotonic()
             if again and not taken:
                 late = left <= 0
                 continue
-            if taken or (left <= 0 and not agenda.more):
+            if taken or (left <= 0 and not schedule.more):
                 return taken
-            woken = yield Wait(context.signal, seen, agenda.left(left), seat=seat)
+            woken = yield Wait(context.signal, seen, schedule.left(left), place=place)
             if woken and not stopping():
-                yield from take_turns(context, deadline - context.run.monotonic())
+                yield from stagger(context, deadline - context.run.monotonic())
         return []
     finally:
-        departure.journey.over = True
-        departure.close()
-        if seat.kept:  # woken for all of its kind, perhaps: however it ends, another one looks after it
-            context.signal.pass_on(seat.kind)
+        deferred.sender.over = True
+        deferred.close()
+        if place.kept:  # woken for all of its kind, perhaps: however it ends, another one looks after it
+            context.signal.notify_one(place.kind)
 
 
-def then_settle(departure: Departure, looking: Procedure[None]) -> Procedure[bool]:
+def then_settle(deferred: DeferredCompletions, next_look: Procedure[None]) -> Procedure[bool]:
     """One look; what could not go with a claim is settled by itself, also where nothing can be claimed.
 
     Whether anything was: a task that was given back so may be what is wanted, and was not there when we looked.
     """
     try:
-        yield from looking
+        yield from next_look
     except (TransportError, CallerLeft):
         raise
     except (ZkmqError, Unregistered, NoRoom):
-        yield from departure.finish()
+        yield from deferred.finish()
         raise
-    return (yield from departure.finish())
+    return (yield from deferred.finish())
 
 
-def claim_now(context: Context, look: Look, agenda: Agenda) -> Procedure[None]:
+def claim_now(context: Context, look: Look, schedule: Schedule) -> Procedure[None]:
     """One look at the queue, without waiting: what is claimed is added to ``look.taken``.
 
-    `agenda` tells when to look again. Raises `Unregistered`, `CallerLeft`; what was claimed before stands.
+    `schedule` tells when to look again. Raises `Unregistered`, `CallerLeft`; what was claimed before stands.
     """
     conf = yield from read_conf(context)
     consumer = yield from register(context, str(look.wanted.selector))
-    yield from tend(context, agenda)
+    yield from maintain(context, schedule)
     if conf.paused:
         return
     taker = Taker(conf, consumer, look)
     if conf.order == "fifo":
-        yield from order.claim_in_order(context, taker, agenda)
+        yield from order.claim_in_order(context, taker, schedule)
         return
     names = yield from listing(context, context.paths.at("queue"))
-    lanes = yield from fitting_lanes(context, taker, names or ())
+    lanes = yield from matching_lanes(context, taker, names or ())
     for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
-        yield from order.claim_among(context, taker, list(group), agenda)
+        yield from order.claim_among(context, taker, list(group), schedule)
         if not taker.room:
             return
 
@@ -202,11 +206,11 @@ class Loop:
     timeout: float | None
     stopping: Callable[[], bool]
     wanted: Wanted | None = None
-    hand: Claimed | None = None
+    current: Claimed | None = None
     result: bytes | str | None = None
     """What the body has left as the result of what it has in hand."""
     ready: list[Claimed] = field(default_factory=list)
-    handled: dict[tuple[str, int], Leaving] = field(default_factory=dict)
+    handled: dict[tuple[str, int], DeferredCompletion] = field(default_factory=dict)
     """What the body came back with, and whose completion is not known to have been carried out, by task and token."""
     errors: list[Exception] = field(default_factory=list)
     """What became of other completions; each is raised by a step."""
@@ -222,20 +226,24 @@ class Loop:
     def leave(self) -> None:
         """Nobody comes back: what is in hand fails, what is ready is given back, before the next claim or soon."""
         self.left = True
-        hand, ready, owed = self.hand, self.ready, self.context.claims.owed
-        self.hand, self.ready = None, []
-        if hand is not None and not hand.lost and (hand.task_id, hand.token) not in self.context.claims.leaving:
-            owed[hand.task_id, hand.token] = Owed(hand, _failed)
+        current, ready, unsettled = self.current, self.ready, self.context.claims.unsettled
+        self.current, self.ready = None, []
+        if (
+            current is not None
+            and not current.lost
+            and (current.task_id, current.token) not in self.context.claims.deferred
+        ):
+            unsettled[current.task_id, current.token] = UnsettledClaim(current, _failed)
         for claimed in ready:
             if not claimed.lost:
-                owed[claimed.task_id, claimed.token] = Owed(claimed, _released)
-        if owed or self.context.claims.leaving:
-            self.context.run.pay()
+                unsettled[claimed.task_id, claimed.token] = UnsettledClaim(claimed, _released)
+        if unsettled or self.context.claims.deferred:
+            self.context.run.finish_later()
 
 
 def wind_up(loop: Loop) -> Procedure[None]:
     """Settle what a loop that was left has left behind. After a `TransportError` that is done in the background."""
-    yield from settle_leaving(loop.context)
+    yield from settle_deferred(loop.context)
     yield from give_back(loop.context)
 
 
@@ -267,17 +275,17 @@ def go_on(loop: Loop, caller: Caller) -> Procedure[bool]:
 
 def _come_back(loop: Loop) -> None:
     """What the body left unsettled is put down, to go with the next claim. Raises what refuses its result."""
-    hand = loop.hand
-    if hand is not None and not hand.told:
-        hand.handled = hand.handled or loop.context.run.monotonic()
-        outcome, progress = Success(checked_result(hand, loop.result)), Settlement()
-        settle = partial(settle_by_outcome, loop.context, hand, outcome, progress)
-        leaving = settle_later(loop.context, hand, settle, partial(_told, loop, hand, progress))
-        loop.handled[hand.task_id, hand.token] = leaving
-    loop.hand = None
+    current = loop.current
+    if current is not None and not current.reported:
+        current.handled = current.handled or loop.context.run.monotonic()
+        outcome, progress = Success(checked_result(current, loop.result)), Settlement()
+        settle = partial(settle_by_outcome, loop.context, current, outcome, progress)
+        completion = settle_later(loop.context, current, settle, partial(_completed, loop, current, progress))
+        loop.handled[current.task_id, current.token] = completion
+    loop.current = None
 
 
-def _told(loop: Loop, claimed: Claimed, progress: Settlement, success: object, error: Exception | None) -> None:
+def _completed(loop: Loop, claimed: Claimed, progress: Settlement, success: object, error: Exception | None) -> None:
     """What was handled is settled. What could not be completed has failed instead, for a reason that is told."""
     instead = None if success else getattr(progress.outcome, "error", None)
     if error is None and instead is not None:
@@ -307,10 +315,10 @@ def _claim_for_loop(loop: Loop, caller: Caller) -> Procedure[bool]:
         loop.wanted = yield from loop.wanting()
     while True:
         span = LONG if loop.timeout is None else loop.timeout
-        asking = claim_many(context, loop.wanted, loop.most, span, stops, caller, loop.read_ahead)
-        claims = yield from unless_missing(context, asking)
+        claim_call = claim_many(context, loop.wanted, loop.most, span, stops, caller, loop.read_ahead)
+        claims = yield from unless_missing(context, claim_call)
         if caller.left and claims:
-            context.run.pay()
+            context.run.finish_later()
             return False
         if claims:
             loop.ready = [*loop.ready, *claims]
@@ -320,7 +328,7 @@ def _claim_for_loop(loop: Loop, caller: Caller) -> Procedure[bool]:
 
 
 def _begin(loop: Loop) -> Procedure[bool]:
-    """Have the first of what was taken ahead begin; what was taken away meanwhile is passed over."""
+    """Have the first of what was prefetched begin; what was taken away meanwhile is passed over."""
     while loop.ready:
         try:
             yield from begin(loop.context, loop.ready[0])
@@ -338,7 +346,7 @@ def _see_off(loop: Loop) -> Procedure[None]:
     context = loop.context
     while loop.handled:
         seen = loop.news.count
-        yield from settle_leaving(context)
+        yield from settle_deferred(context)
         left = next((each for each in loop.handled.values() if each.waits), None)
         if left is not None:
             raise left.error or Unavailable("what was handled is not settled yet")
@@ -352,7 +360,7 @@ Method = FilterMethod | Mapping[str, FilterMethod]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClaimRequest:
     """Claims that were asked for and not refused: on which queue, and how a caller comes by them."""
 
     context: Context
@@ -375,7 +383,7 @@ def wanted(
     return Wanted(choose(conf.types, node=node, filter_method=filter_method, selector=selector), span)
 
 
-def ask(
+def request_claim(
     context: Context,
     node: Mapping[str, object] | None = None,
     filter_method: Method = "absolute",
@@ -384,7 +392,7 @@ def ask(
     timeout: Duration = 0,
     lease: Duration | None = None,
     stopping: Callable[[], bool] = never_stopping,
-) -> Procedure[Asked]:
+) -> Procedure[ClaimRequest]:
     """Take the first task that fits, waiting at most `timeout` seconds; None when there was none.
 
     `node` with `filter_method`, or `selector`, say what fits; neither: everything. `lease`: seconds for which
@@ -394,12 +402,12 @@ def ask(
     """
     span = seconds("timeout", timeout)
     if span > 0:
-        yield Within(span)
-    asked = yield from wanted(context, node, filter_method, selector, lease)
-    return _asked(context, asked, 1, span, stopping)
+        yield SetTimeout(span)
+    request = yield from wanted(context, node, filter_method, selector, lease)
+    return _requested(context, request, 1, span, stopping)
 
 
-def ask_many(
+def request_claims(
     context: Context,
     n: int,
     node: Mapping[str, object] | None = None,
@@ -409,14 +417,14 @@ def ask_many(
     timeout: Duration = 0,
     lease: Duration | None = None,
     stopping: Callable[[], bool] = never_stopping,
-    ahead: Ahead = False,
+    prefetch: Prefetch = False,
     max_leases: int | None = None,
-) -> Procedure[Asked]:
+) -> Procedure[ClaimRequest]:
     """Take the first `n` tasks that fit (1 to 64), or as many as there are; an empty list when there was none.
 
     `timeout`: for how many seconds the first of them is waited for; what is there by then is taken. They come in the
     queue's order, and are taken together in few transactions: tasks that one transaction took have the same token. A
-    call that is cancelled or interrupted gives back all that it took. `ahead`: all but the first are handled later,
+    call that is cancelled or interrupted gives back all that it took. `prefetch`: all but the first are handled later,
     or ``"all"`` of them; until `begin` says that one is, the death of this process, or the end of its lease, counts it
     as no attempt. `max_leases`, of claims with a `lease`: no more are taken than leave the queue with so many leases,
     whoever holds them, and however many claim under a bound at once; other claims of the same moment may come on top.
@@ -425,17 +433,17 @@ def ask_many(
     """
     most, span = number_of_claims(n), seconds("timeout", timeout)
     if span > 0:
-        yield Within(span)
-    asked = yield from wanted(context, node, filter_method, selector, lease)
+        yield SetTimeout(span)
+    request = yield from wanted(context, node, filter_method, selector, lease)
     bound = optional_whole_number("max_leases", max_leases, 1)
-    if bound is not None and asked.lease is None:
+    if bound is not None and request.lease is None:
         raise ConfigError("max_leases goes with a lease: other claims are not counted")
-    if ahead not in {True, False, "all"}:
-        raise ConfigError(f"ahead {ahead!r} is not allowed: True, False or 'all'")
-    return _asked(context, replace(asked, ahead=ahead, max_leases=bound), most, span, stopping)
+    if prefetch not in {True, False, "all"}:
+        raise ConfigError(f"prefetch {prefetch!r} is not allowed: True, False or 'all'")
+    return _requested(context, replace(request, prefetch=prefetch, max_leases=bound), most, span, stopping)
 
 
-def ask_in_turn(
+def request_loop(
     context: Context,
     node: Mapping[str, object] | None = None,
     filter_method: Method = "absolute",
@@ -451,11 +459,11 @@ def ask_in_turn(
     What the body has not settled when the loop comes back is completed, with ``claim.result``, which the body may set;
     the next one is claimed in the same transaction. The loop ends when nothing came for `timeout` seconds (None: it
     waits for ever; 0: it ends when the queue is empty), or when `stopping` says so. `prefetch`: so many are claimed
-    together (1 to 64), which costs less; all but the first are taken ahead, and count no attempt before they begin.
+    together (1 to 64), which costs less; all but the first are prefetched, and count no attempt before they begin.
     What is handled then is completed with the claim of the next ones, or after 50 ms. For bodies that are done fast:
     nobody extends what waits.
 
-    A loop that is left early, or closed, fails what its body has in hand, gives back uncounted what it has taken ahead,
+    A loop that is left early, or closed, fails what its body has in hand, gives back uncounted what it has prefetched,
     and completes what was handled. A completion that is refused is raised by the step that finds out (`ClaimLost`,
     say); a loop that is still referred to goes on after that. Of a loop that was left it is logged. One loop is for one
     thread. The other arguments are `claim`'s. Raises `ConfigError`; each step raises what `claim` and `Claim.complete`
@@ -464,15 +472,15 @@ def ask_in_turn(
     most, span = number_of_claims(prefetch, "prefetch"), optional_seconds("timeout", timeout)
 
     def wanting() -> Procedure[Wanted]:
-        asked = yield from unless_missing(context, wanted(context, node, filter_method, selector, lease))
-        return replace(asked, ahead=most > 1)
+        request = yield from unless_missing(context, wanted(context, node, filter_method, selector, lease))
+        return replace(request, prefetch=most > 1)
 
     return Loop(context, wanting, most, span, stopping)
 
 
-def _asked(context: Context, asked: Wanted, most: int, span: float, stopping: Callable[[], bool]) -> Asked:
+def _requested(context: Context, request: Wanted, most: int, span: float, stopping: Callable[[], bool]) -> ClaimRequest:
     def claiming(caller: Caller) -> Procedure[list[Claimed]]:
         stops = lambda: caller.left or stopping()  # noqa: E731
-        return unless_missing(context, claim_many(context, asked, most, span, stops, caller))
+        return unless_missing(context, claim_many(context, request, most, span, stops, caller))
 
-    return Asked(context, claiming)
+    return ClaimRequest(context, claiming)

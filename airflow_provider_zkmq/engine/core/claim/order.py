@@ -11,9 +11,9 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Final, Protocol
 
-from airflow_provider_zkmq.engine.core.claim.candidates import Pick, Taker, take_all
-from airflow_provider_zkmq.engine.core.client.context import Agenda, Context, Reading
-from airflow_provider_zkmq.engine.core.maintenance.contention import any_of_the_first, share, step_back
+from airflow_provider_zkmq.engine.core.claim.candidates import RankedEntry, Taker, take_all
+from airflow_provider_zkmq.engine.core.client.context import CachedRead, Context, Schedule
+from airflow_provider_zkmq.engine.core.maintenance.contention import any_of_the_first, back_off, share
 from airflow_provider_zkmq.engine.core.model.codec import MAX_ZXID
 from airflow_provider_zkmq.engine.core.model.names import Lane, entry_task, is_shortened, parse_lane, priority_of
 from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Get, Multi, Node, Procedure, Watch
@@ -37,14 +37,14 @@ class Choosing(Protocol):
         """Whether a task with these filters is wanted."""
 
 
-def fitting_lanes(context: Context, taker: Choosing, names: Iterable[str]) -> Procedure[list[tuple[str, bool]]]:
+def matching_lanes(context: Context, taker: Choosing, names: Iterable[str]) -> Procedure[list[tuple[str, bool]]]:
     """The lanes that may hold what is wanted, in the order of their names; whether their entries are judged singly."""
-    fitting = []
+    matching = []
     for name in names:
         fits = yield from lane_fits(context, taker, name)
         if fits is not None:
-            fitting.append((name, not fits))
-    return fitting
+            matching.append((name, not fits))
+    return matching
 
 
 def lane_fits(context: Context, taker: Choosing, name: str) -> Procedure[bool | None]:
@@ -64,7 +64,7 @@ def lane_fits(context: Context, taker: Choosing, name: str) -> Procedure[bool | 
 
 def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
     path = context.paths.at("queue", name)
-    if path in context.quarantine:
+    if path in context.ignored_paths:
         return None
     filters = context.listings.at(path).lane
     if filters is None:
@@ -84,12 +84,12 @@ def judged(context: Context, taker: Choosing, segment: str, names: list[str]) ->
 
     What is remembered of a segment is replaced, never changed: a thread that reads it meanwhile keeps what it has.
     """
-    known = context.listings.at(segment).verdicts
+    known = context.listings.at(segment).entry_filters
     unknown = [name for name in names if name not in known and entry_task(name)]
     if unknown or len(known) > 2 * len(names) + AT_ONCE:
         known = {name: known[name] for name in names if name in known}
         known |= yield from _read_filters(context, unknown)
-        context.listings.at(segment).verdicts = known
+        context.listings.at(segment).entry_filters = known
     return [name for name in names if (filters := known.get(name)) is not None and taker.accepts(filters)]
 
 
@@ -124,7 +124,7 @@ class _DefaultLook:
     """One look at the lanes of a priority: who looks, and how often it has tried what."""
 
     taker: Taker
-    agenda: Agenda
+    schedule: Schedule
     width: int
     """So many of the first entries are looked at."""
     tried: Counter[str] = field(default_factory=Counter)
@@ -144,26 +144,28 @@ class _DefaultLook:
         return [*islice((name for name in names if self.open(context, name)), self.width)]
 
 
-def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], agenda: Agenda) -> Procedure[None]:
+def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], schedule: Schedule) -> Procedure[None]:
     """Claim the first tasks of some lanes that nobody else is at; of each: its name, whether to judge its entries."""
-    look = _DefaultLook(taker, agenda, _width(context, taker))
+    look = _DefaultLook(taker, schedule, _width(context, taker))
     while taker.room:
-        fronts: list[list[tuple[str, str]]] = []
+        lane_heads: list[list[tuple[str, str]]] = []
         for name, judge in lanes:
-            front = yield from _front(context, look, context.paths.at("queue", name), judge=judge)
-            if front:
-                fronts.append(front)
-        window = fronts[0] if len(fronts) == 1 else [*islice(heapq.merge(*fronts), look.width)]
+            lane_head = yield from _lane_head(context, look, context.paths.at("queue", name), judge=judge)
+            if lane_head:
+                lane_heads.append(lane_head)
+        window = lane_heads[0] if len(lane_heads) == 1 else [*islice(heapq.merge(*lane_heads), look.width)]
         if not look.untouched(context):  # somebody may have begun since it was listed
             window = [pair for pair in window if look.open(context, pair[0])]
         if not window:
-            if not fronts:
+            if not lane_heads:
                 return
             continue
         if len(window) > taker.room:
-            context.signal.pass_on(taker.wanted.kind)  # there is work for another thread of this client, too
-        taker.later[:] = [Pick(*pair) for pair in _first_of(context, window, taker.view)] if taker.read_ahead else []
-        yield from _try(context, look, [Pick(*pair) for pair in _first_of(context, window, taker.room)])
+            context.signal.notify_one(taker.wanted.kind)  # there is work for another thread of this client, too
+        taker.later[:] = (
+            [RankedEntry(*pair) for pair in _first_of(context, window, taker.view)] if taker.read_ahead else []
+        )
+        yield from _try(context, look, [RankedEntry(*pair) for pair in _first_of(context, window, taker.room)])
 
 
 def _width(context: Context, taker: Taker) -> int:
@@ -171,36 +173,36 @@ def _width(context: Context, taker: Taker) -> int:
 
     Alone: those that are wanted, and one more, which tells that there is work for another thread, too.
     """
-    _, slots = share(context)
-    return taker.view + 1 if slots == 1 else min(MOST_SPREAD, max(SPREAD_WINDOW, slots * taker.view))
+    _, shares = share(context)
+    return taker.view + 1 if shares == 1 else min(MOST_SPREAD, max(SPREAD_WINDOW, shares * taker.view))
 
 
 def _first_of(context: Context, window: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
     """Where to begin: at the entries of this consumer's own share, as far as it has any; then at as many of others'."""
-    slot, slots = share(context)
-    if slots == 1:
+    slot, shares = share(context)
+    if shares == 1:
         return window[:most]
-    mine = [*islice((pair for pair in window if zlib.crc32(pair[0].encode()) % slots == slot), most)]
+    mine = [*islice((pair for pair in window if zlib.crc32(pair[0].encode()) % shares == slot), most)]
     start = any_of_the_first(context, len(window))
-    return mine or window[start : start + 1 + (most - 1) // slots]
+    return mine or window[start : start + 1 + (most - 1) // shares]
 
 
-def _try(context: Context, look: _DefaultLook, picks: list[Pick]) -> Procedure[None]:
+def _try(context: Context, look: _DefaultLook, picks: list[RankedEntry]) -> Procedure[None]:
     """Try some entries."""
-    entries = [pick.entry for pick in picks]
+    entries = [head.entry for head in picks]
     look.tried.update(entries)
     context.claims.trying.update(entries)
     try:
         taken = yield from take_all(context, look.taker, picks)
     finally:
         context.claims.trying.difference_update(entries)
-    for pick in picks:
-        _take_off(context, pick.segment, pick.entry)
+    for head in picks:
+        _take_off(context, head.segment, head.entry)
     if taken < len(picks) and any(look.tried[entry] >= TRIES for entry in entries):
-        look.agenda.within(SOON)
+        look.schedule.no_later_than(SOON)
 
 
-def _front(context: Context, look: _DefaultLook, lane: str, *, judge: bool) -> Procedure[list[tuple[str, str]]]:
+def _lane_head(context: Context, look: _DefaultLook, lane: str, *, judge: bool) -> Procedure[list[tuple[str, str]]]:
     """The first entries of a lane that can be tried, each with its segment."""
     segments = yield from listing(context, lane)
     for number, name in enumerate(segments or ()):
@@ -216,31 +218,31 @@ def _front(context: Context, look: _DefaultLook, lane: str, *, judge: bool) -> P
 def _usable_entries(context: Context, look: _DefaultLook, segment: str, *, judge: bool) -> Procedure[list[str]]:
     """What can be tried of a segment; none only where its listing is of this moment."""
     while True:
-        names, current = yield from _stock(context, segment)
+        names, current = yield from _cached_entries(context, segment)
         if judge:
             names = yield from judged(context, look.taker, segment, names)
         usable = look.first_open(context, names)
         if usable or current:
             if not usable and names:
-                look.agenda.within(SOON)  # another thread of this client is at them
+                look.schedule.no_later_than(SOON)  # another thread of this client is at them
             return usable
-        context.listings.at(segment).stock = None
+        context.listings.at(segment).cached_entries = None
         yield from listing(context, segment)
 
 
-def _stock(context: Context, segment: str) -> Procedure[tuple[list[str], bool]]:
+def _cached_entries(context: Context, segment: str) -> Procedure[tuple[list[str], bool]]:
     """The segment's entries, less what this client took from it; and whether the listing is of this moment."""
     entry = context.listings.at(segment)
-    stock = entry.stock
+    cached_entries = entry.cached_entries
     young = context.run.monotonic() - entry.read_at < LISTING_SECONDS
-    if stock is not None and (entry.fresh or (stock and young)):
-        return stock, entry.fresh
+    if cached_entries is not None and (entry.fresh or (cached_entries and young)):
+        return cached_entries, entry.fresh
     names = yield from listing(context, segment)
-    stock = [name for name in names or () if f"{segment}/{name}" not in context.quarantine]
+    cached_entries = [name for name in names or () if f"{segment}/{name}" not in context.ignored_paths]
     if names is not None:
-        context.listings.at(segment).stock = stock
+        context.listings.at(segment).cached_entries = cached_entries
     entry = context.listings.at(segment)
-    return stock, names is None or entry.fresh
+    return cached_entries, names is None or entry.fresh
 
 
 def drop_if_empty(context: Context, segment: str) -> Procedure[None]:
@@ -252,12 +254,12 @@ def drop_if_empty(context: Context, segment: str) -> Procedure[None]:
 
 def _take_off(context: Context, segment: str, entry: str) -> None:
     """An entry that was tried to the end is off the stock; if it still stands there, the next listing has it again."""
-    stock = context.listings.at(segment).stock
-    if stock is None or entry not in stock:
+    cached_entries = context.listings.at(segment).cached_entries
+    if cached_entries is None or entry not in cached_entries:
         return
-    if context.listings.still_listed(segment, entry) and f"{segment}/{entry}" not in context.quarantine:
+    if context.listings.still_listed(segment, entry) and f"{segment}/{entry}" not in context.ignored_paths:
         return
-    stock.remove(entry)
+    cached_entries.remove(entry)
 
 
 # --- Strict order: claims happen in the order in which enqueues were committed, within a priority.
@@ -274,7 +276,7 @@ class _StrictLook:
     """One look at the queue: what was read for it, and how often it has tried what."""
 
     taker: Taker
-    read: list[tuple[Reading, Watch]] = field(default_factory=list)
+    read: list[tuple[CachedRead, Watch]] = field(default_factory=list)
     """What was read for it."""
     tried: Counter[str] = field(default_factory=Counter)
 
@@ -283,7 +285,7 @@ class _StrictLook:
         return all(reading.fresh and reading.watch is watch for reading, watch in self.read)
 
 
-def claim_in_order(context: Context, taker: Taker, agenda: Agenda) -> Procedure[None]:
+def claim_in_order(context: Context, taker: Taker, schedule: Schedule) -> Procedure[None]:
     """Claim the first of the fitting tasks, of the highest priority that has one."""
     look = _StrictLook(taker)
     while taker.room:
@@ -295,13 +297,13 @@ def claim_in_order(context: Context, taker: Taker, agenda: Agenda) -> Procedure[
         taken = yield from take_all(context, taker, heads, in_order=True)
         if taken == len(heads):
             continue
-        if not taken and look.tried[first.entry] >= TRIES and first.path not in context.quarantine:
-            agenda.within(SOON)  # somebody keeps changing it: it is first all the same, and nobody passes it by
+        if not taken and look.tried[first.entry] >= TRIES and first.path not in context.ignored_paths:
+            schedule.no_later_than(SOON)  # somebody keeps changing it: it is first all the same
             return
-        yield from step_back(context)
+        yield from back_off(context)
 
 
-def _heads(context: Context, look: _StrictLook) -> Procedure[list[Pick]]:
+def _heads(context: Context, look: _StrictLook) -> Procedure[list[RankedEntry]]:
     """The lowest ranks of the highest priority, in order; certain, not only lowest of what was read.
 
     The listings, that of the lanes among them, are read one after the other, so that an enqueue may be seen whose
@@ -312,32 +314,32 @@ def _heads(context: Context, look: _StrictLook) -> Procedure[list[Pick]]:
         seen = context.run.zxid()
         look.read.clear()
         lowest = yield from _lowest(context, look)
-        certain = lowest if look.stands() else [pick for pick in lowest if _key(pick)[0] <= seen]
+        certain = lowest if look.stands() else [head for head in lowest if _key(head)[0] <= seen]
         if certain or look.stands():
             return certain
 
 
-def _key(pick: Pick) -> _Key:
+def _key(head: RankedEntry) -> _Key:
     """How they are ordered: tasks of one transaction have the same rank, and stand in the order of their entries."""
-    return pick.rank or 0, pick.entry
+    return head.rank or 0, head.entry
 
 
-def _lowest(context: Context, look: _StrictLook) -> Procedure[list[Pick]]:
+def _lowest(context: Context, look: _StrictLook) -> Procedure[list[RankedEntry]]:
     """As many as are wanted; no further than to the end of the first segment of any lane that has later ones."""
     names = yield from _listed(context, look, context.paths.at("queue"))
-    lanes = yield from fitting_lanes(context, look.taker, names)
+    lanes = yield from matching_lanes(context, look.taker, names)
     for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
-        heads: list[Pick] = []
+        heads: list[RankedEntry] = []
         ends: list[_Key] = []
         for name, judge in group:
             segment, ranked, goes_on = yield from _first_segment(
                 context, look, context.paths.at("queue", name), judge=judge
             )
             ends += [max(ranked)] if goes_on else []
-            heads += [Pick(entry, segment, rank) for rank, entry in heapq.nsmallest(look.taker.view, ranked)]
+            heads += [RankedEntry(entry, segment, rank) for rank, entry in heapq.nsmallest(look.taker.view, ranked)]
         if heads:
             look.taker.later[:] = lowest = heapq.nsmallest(look.taker.view, heads, key=_key)
-            return [pick for pick in lowest[: look.taker.room] if _key(pick) <= min(ends, default=_key(pick))]
+            return [head for head in lowest[: look.taker.room] if _key(head) <= min(ends, default=_key(head))]
     return []
 
 
@@ -375,7 +377,7 @@ def _usable_keys(context: Context, look: _StrictLook, segment: str, *, judge: bo
     names = yield from _listed(context, look, segment)
     if judge:
         names = yield from judged(context, look.taker, segment, names)
-    return [entry for entry in names if f"{segment}/{entry}" not in context.quarantine]
+    return [entry for entry in names if f"{segment}/{entry}" not in context.ignored_paths]
 
 
 def rank_of(node: Node) -> int:

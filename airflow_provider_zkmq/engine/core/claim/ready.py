@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from airflow_provider_zkmq.engine.core.claim.candidates import (
-    Pick,
+    RankedEntry,
     deliverable,
     may_be_tried,
     read_tasks,
@@ -20,13 +20,13 @@ from airflow_provider_zkmq.engine.core.claim.candidates import (
     task_of_entry,
 )
 from airflow_provider_zkmq.engine.core.claim.claim import Method, wanted
-from airflow_provider_zkmq.engine.core.claim.order import fitting_lanes, judged
-from airflow_provider_zkmq.engine.core.client.context import Agenda, Context
-from airflow_provider_zkmq.engine.core.maintenance.rescue import tend
+from airflow_provider_zkmq.engine.core.claim.order import judged, matching_lanes
+from airflow_provider_zkmq.engine.core.client.context import Context, Schedule
+from airflow_provider_zkmq.engine.core.maintenance.rescue import maintain
 from airflow_provider_zkmq.engine.core.model.policy import Conf
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.time import Duration
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Seat, Wait
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait, WaitPlace
 from airflow_provider_zkmq.engine.core.read.cache import listing
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
 from airflow_provider_zkmq.engine.core.read.nodes import WHOLE_AT_ONCE, Deadline, never_stopping
@@ -62,32 +62,32 @@ def ready(
     refuse, and `QueueNotFound`, also while it waits.
     """
     deadline = yield from Deadline.after(context, timeout)
-    asked = yield from wanted(context, node, filter_method, selector)
-    seat = Seat(("ready", asked.kind))
+    request = yield from wanted(context, node, filter_method, selector)
+    place = WaitPlace(("ready", request.kind))
     try:
         while not stopping():
-            seen, agenda = context.signal.count, context.agenda()
-            if (yield from _look(context, asked.selector, agenda)):
+            seen, schedule = context.signal.count, context.schedule()
+            if (yield from _look(context, request.selector, schedule)):
                 return True
-            if deadline.passed and not agenda.more:
+            if deadline.passed and not schedule.more:
                 return False
-            left = agenda.left(inf if deadline.left is None else deadline.left)
-            yield Wait(context.signal, seen, None if left == inf else left, seat=seat)
+            left = schedule.left(inf if deadline.left is None else deadline.left)
+            yield Wait(context.signal, seen, None if left == inf else left, place=place)
         return False
     finally:
-        if seat.kept:  # woken for all of its kind, perhaps: however it ends, another one looks after it
-            context.signal.pass_on(seat.kind)
+        if place.kept:  # woken for all of its kind, perhaps: however it ends, another one looks after it
+            context.signal.notify_one(place.kind)
 
 
-def _look(context: Context, selector: Selector, agenda: Agenda) -> Procedure[bool]:
-    """One look at the queue, without waiting; `agenda` tells when to look again."""
+def _look(context: Context, selector: Selector, schedule: Schedule) -> Procedure[bool]:
+    """One look at the queue, without waiting; `schedule` tells when to look again."""
     conf = yield from read_conf(context)
-    yield from tend(context, agenda)
+    yield from maintain(context, schedule)
     if conf.paused:
         return False
     chooser = _Chooser(conf, selector)
     names = yield from listing(context, context.paths.at("queue"))
-    lanes = yield from fitting_lanes(context, chooser, names or ())
+    lanes = yield from matching_lanes(context, chooser, names or ())
     for name, judge in lanes:
         if (yield from _lane_has_any(context, chooser, context.paths.at("queue", name), judge=judge)):
             return True
@@ -101,23 +101,23 @@ def _lane_has_any(context: Context, chooser: _Chooser, lane: str, *, judge: bool
         names = (yield from listing(context, segment)) or []
         if judge:
             names = yield from judged(context, chooser, segment, names)
-        picks = [Pick(name, segment) for name in names]
-        open_picks = [pick for pick in picks if pick.path not in context.quarantine]
+        picks = [RankedEntry(name, segment) for name in names]
+        open_picks = [ranked for ranked in picks if ranked.path not in context.ignored_paths]
         if (yield from _any_deliverable(context, chooser.conf, open_picks)):
             return True
     return False
 
 
-def _any_deliverable(context: Context, conf: Conf, picks: Sequence[Pick]) -> Procedure[bool]:
+def _any_deliverable(context: Context, conf: Conf, picks: Sequence[RankedEntry]) -> Procedure[bool]:
     """Whether one of some entries stands for a task that a claim would get: most often the first one does."""
     size = 1
     while picks:
-        ids = {pick: task_id for pick in picks[:size] if (task_id := task_of_entry(context, pick)) is not None}
+        ids = {ranked: task_id for ranked in picks[:size] if (task_id := task_of_entry(context, ranked)) is not None}
         nodes = yield from read_tasks(context, list(ids.values()))
-        for (pick, task_id), read in zip(ids.items(), nodes, strict=True):
-            if (yield from deliverable(context, conf, task_id, pick.path, read)) is not None:
+        for (ranked, task_id), read in zip(ids.items(), nodes, strict=True):
+            if (yield from deliverable(context, conf, task_id, ranked.path, read)) is not None:
                 return True
-            if may_be_tried(context, pick):
-                yield from step_over_if_there(context, pick)
+            if may_be_tried(context, ranked):
+                yield from step_over_if_there(context, ranked)
         picks, size = picks[size:], min(2 * size, WHOLE_AT_ONCE)
     return False

@@ -42,11 +42,11 @@ class Claimed:
     """When its handler began, by the driver's monotonic clock; None: that is not known."""
     handled: float | None = None
     """When its handler ended; None: it has not, or it ends its delivery itself."""
-    ahead: bool = False
-    """Taken ahead, and no handler has begun: until one does, the death of its consumer counts no attempt."""
+    prefetched: bool = False
+    """Prefetched, and no handler has begun: until one does, the death of its consumer counts no attempt."""
     chained: bool = False
     """It is being settled together with others, which send its transaction (`core.write.group_commit`)."""
-    told: bool = False
+    reported: bool = False
     """Whoever settles it has been told that it is over: settled, or lost."""
     claim: dict[str, Any] = field(default_factory=dict)
     """What the claim's znode holds, less the progress; ``began``: when another process said that it begins."""
@@ -106,7 +106,7 @@ class Handover:
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class UnsettledClaim:
     """A claim that nobody settles any more, and how its client does."""
 
     claimed: Claimed
@@ -115,20 +115,20 @@ class Owed:
 
 
 @dataclass(slots=True, eq=False)
-class Journey:
+class Sender:
     """A call that takes along what was put down; ``over``: it does not any more. That is a statement of its own."""
 
     over: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Leaving:
+class DeferredCompletion:
     """A claim that has been handled, and is settled together with others: see `core.tasks.deferred_completions`."""
 
     claimed: Claimed
     settle: Callable[[], Procedure[Any]]
     """Settles it; asked for again after a `TransportError`."""
-    told: Callable[[Any, Exception | None], None]
+    on_settled: Callable[[Any, Exception | None], None]
     """Called with what `settle` returned, or raised in the end; with the client's memory locked: it waits for nothing.
 
     A `TransportError` is told only where nobody tries again: of a client that was closed. Where an interrupt meets it,
@@ -138,7 +138,7 @@ class Leaving:
     """When it is settled at the latest, by our monotonic clock, whether anything goes with it or not."""
     error: Exception | None = None
     """Why the latest try has failed."""
-    journey: Journey | None = None
+    sender: Sender | None = None
     """Who has taken it along last."""
     settling: Any = None
     """How far that has come (`core.write.group_commit.Settling`)."""
@@ -146,20 +146,20 @@ class Leaving:
     @property
     def waits(self) -> bool:
         """Whether nobody has taken it along."""
-        return self.journey is None or self.journey.over
+        return self.sender is None or self.sender.over
 
 
 @dataclass(slots=True, eq=False)
-class Claims:
+class ClaimTable:
     """As many as this client has in flight and in hand; of settlements by token, the latest `MAX_UNSURE`."""
 
-    in_hand: WeakValueDictionary[str, Claimed] = field(default_factory=WeakValueDictionary)
+    held: WeakValueDictionary[str, Claimed] = field(default_factory=WeakValueDictionary)
     """What is in the hands of this client's callers, by task; whoever lets go of a claim takes it off."""
     handovers: dict[str, Handover] = field(default_factory=dict)
     """One for each call, by the nonce of the claim that it noted first."""
-    owed: dict[tuple[str, int], Owed] = field(default_factory=dict)
+    unsettled: dict[tuple[str, int], UnsettledClaim] = field(default_factory=dict)
     """Claims of transactions whose rollback was cut off, and of loops that were left, by task and token."""
-    leaving: dict[tuple[str, int], Leaving] = field(default_factory=dict)
+    deferred: dict[tuple[str, int], DeferredCompletion] = field(default_factory=dict)
     """What has been handled, by task and token, until it is told: it goes with this client's next claim, or soon."""
     unsure: dict[tuple[str, int], Claimed] = field(default_factory=dict)
     """What was settled by token and ended in an unknown outcome, by task and token."""
@@ -173,26 +173,26 @@ class Claims:
         """
         claimed.token = token
         claimed.sent = sent
-        other = self.in_hand.get(claimed.task_id)
+        other = self.held.get(claimed.task_id)
         if other is not None and other.token > claimed.token:
             claimed.lost = True
             return
         if other is not None and other is not claimed:
             other.lost = True
-        self.in_hand[claimed.task_id] = claimed
+        self.held[claimed.task_id] = claimed
 
     def let_go(self, claimed: Claimed) -> None:
         """The claim is over, settled or lost."""
         claimed.lost = True
-        if self.in_hand.get(claimed.task_id) is claimed:
-            del self.in_hand[claimed.task_id]
+        if self.held.get(claimed.task_id) is claimed:
+            del self.held[claimed.task_id]
 
     def end_session(self, session: int, zxid: int) -> None:
         """This client is a new session's: what was bound to another one is lost.
 
         So is what was claimed later than `zxid`, the server's latest transaction: it was restored from an older state.
         """
-        for claimed in list(self.in_hand.values()):
+        for claimed in list(self.held.values()):
             if (claimed.ends_with_session and claimed.session != session) or claimed.token > zxid:
                 self.let_go(claimed)
 
@@ -225,9 +225,9 @@ class Claims:
         if key in handovers:
             del handovers[key]
 
-    def left_behind(self) -> bool:
+    def has_undelivered(self) -> bool:
         """Whether a caller went away from a claim, a rollback was cut off, or a loop was left."""
-        return bool(self.owed) or any(handover.caller.left for handover in self.handovers.values())
+        return bool(self.unsettled) or any(handover.caller.left for handover in self.handovers.values())
 
     def remember_unsure(self, claimed: Claimed) -> None:
         """A claim whose settling by token was sent, and whose outcome is not known."""
@@ -242,19 +242,19 @@ class Claims:
 
 
 @dataclass(slots=True, eq=False)
-class Debts:
+class PendingOperations:
     """At most what is in flight when a connection is lost."""
 
     batches: set[str] = field(default_factory=set)
     """Batches whose last member may be off, and which were not ended."""
-    orphans: dict[str, str] = field(default_factory=dict)
+    lost_claims: dict[str, str] = field(default_factory=dict)
     """Of claims that were lost while their session lives: the task by the note, which may still stand."""
-    unmarked: dict[tuple[str, int], Claimed] = field(default_factory=dict)
+    unmarked_starts: dict[tuple[str, int], Claimed] = field(default_factory=dict)
     """Claims whose handlers have begun, and where that does not stand, by task and token.
 
     The connection's thread adds to it, without the client's lock: it is read as a copy, and changed by a statement.
     """
-    paying: bool = False
+    finishing: bool = False
     """A thread puts things right in the background; changed with the client's lock held, read without it."""
 
 
@@ -265,7 +265,7 @@ class Maintenance:
     content: str | None = None
     """What the lock holds when it is this client's: made before it is first sent, kept for good."""
     busy: bool = False
-    leaving: bool = False
+    closing: bool = False
     """The client is being closed: a clean-up under way ends soon, where it is. Anybody may set it."""
     left: bool = False
     """A clean-up of this client was cut short or never heard of its end: its lock may still stand."""

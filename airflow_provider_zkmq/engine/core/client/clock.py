@@ -59,9 +59,9 @@ class Clock:
     def _contradicts(latest: ServerTime, best: ServerTime) -> bool:
         """Whether the best one is too old, or the server's clock was set, or is another server's."""
         age = latest.sent - best.sent
-        ahead = best.ms + age * 1000 - latest.ms  # each of the two may be late by its span
+        lead = best.ms + age * 1000 - latest.ms  # each of the two may be late by its span
         late, early = best.span * 1000 + DRIFT_MS, latest.span * 1000 + DRIFT_MS
-        return age > TRUSTED_SECONDS or not -early <= ahead <= late
+        return age > TRUSTED_SECONDS or not -early <= lead <= late
 
     def at(self, moment: float) -> int | None:
         """The server's clock at a moment of our monotonic one, as far as it is known; rather late than early."""

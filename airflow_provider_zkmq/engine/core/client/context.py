@@ -10,7 +10,7 @@ from itertools import islice
 from os import getpid
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.client.claims import Claims, Debts, Maintenance
+from airflow_provider_zkmq.engine.core.client.claims import ClaimTable, Maintenance, PendingOperations
 from airflow_provider_zkmq.engine.core.client.clock import Clock
 from airflow_provider_zkmq.engine.core.model.names import Lane, Paths
 from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
@@ -26,7 +26,7 @@ MAX_LATER: Final = 1_000
 
 
 @dataclass(slots=True, eq=False)
-class Agenda:
+class Schedule:
     """When one look at a queue is to be followed by another, by our monotonic clock. Each look has its own."""
 
     monotonic: Callable[[], float]
@@ -34,7 +34,7 @@ class Agenda:
     more: bool = False
     """There is more to look after than this look was allowed to do, and it got on: another one follows at once."""
 
-    def within(self, seconds: float) -> None:
+    def no_later_than(self, seconds: float) -> None:
         """Look again in so many seconds at the latest."""
         at = self.monotonic() + max(0.0, seconds)
         self.due = at if self.due is None else min(at, self.due)
@@ -53,25 +53,25 @@ class Pause:
 
 
 @dataclass(slots=True, eq=False)
-class Postponed:
+class RetryTimes:
     """What was refused to those who look after the queue, by its path: each time it is left alone for longer."""
 
     monotonic: Callable[[], float]
     pauses: dict[str, Pause] = field(default_factory=dict)
 
-    def waits(self, path: str, agenda: Agenda) -> bool:
+    def waits(self, path: str, schedule: Schedule) -> bool:
         """Whether something that was refused is not to be tried again yet; then it is on the agenda."""
         pause = self.pauses.get(path)
         if pause is None or pause.until <= self.monotonic():
             return False
-        agenda.within(pause.until - self.monotonic())
+        schedule.no_later_than(pause.until - self.monotonic())
         return True
 
-    def postpone(self, path: str, agenda: Agenda) -> None:
+    def retry_later(self, path: str, schedule: Schedule) -> None:
         """Something was refused: try again soon, and less and less often while it goes on being refused."""
         known = self.pauses.get(path)
         if known is not None and known.until > self.monotonic():  # another call was refused at the same moment
-            agenda.within(known.until - self.monotonic())
+            schedule.no_later_than(known.until - self.monotonic())
             return
         tries = 0 if known is None else known.tries + 1
         seconds = min(LONGEST_PAUSE, FIRST_PAUSE * 2**tries)
@@ -79,7 +79,7 @@ class Postponed:
             old = self.monotonic() - LONGEST_PAUSE
             self.pauses = {other: pause for other, pause in self.pauses.items() if pause.until > old}
         self.pauses[path] = Pause(self.monotonic() + seconds, tries)
-        agenda.within(seconds)
+        schedule.no_later_than(seconds)
 
     def done(self, path: str) -> None:
         """It was carried out, or is no matter any more."""
@@ -115,9 +115,9 @@ class Marks:
         try:
             return self._chances.pop()
         except IndexError:
-            several = os.urandom(_CHANCE * _AT_ONCE)
-            self._chances += [several[at : at + _CHANCE] for at in range(_CHANCE, len(several), _CHANCE)]
-            return several[:_CHANCE]
+            chances = os.urandom(_CHANCE * _AT_ONCE)
+            self._chances += [chances[at : at + _CHANCE] for at in range(_CHANCE, len(chances), _CHANCE)]
+            return chances[:_CHANCE]
 
     def stamp(self, now: int) -> str:
         """A time-ordered mark for an entry, rising within this client and like no other client's (22 hex digits).
@@ -140,11 +140,11 @@ class Marks:
 
 # --- Foreign and damaged znodes that were told of: each once. Owner: `Context.report`; bounded.
 
-MAX_QUARANTINE: Final = 10_000
+MAX_IGNORED_PATHS: Final = 10_000
 
 
 @dataclass(slots=True, eq=False)
-class Quarantine:
+class IgnoredPaths:
     """Paths that are stepped over, and damages that were told of."""
 
     paths: set[str] = field(default_factory=set)
@@ -158,7 +158,7 @@ class Quarantine:
 
     def wait(self, path: str) -> None:
         """Step over it for the time being."""
-        if len(self.waiting) >= MAX_QUARANTINE:
+        if len(self.waiting) >= MAX_IGNORED_PATHS:
             self.waiting.clear()
         self.waiting.add(path)
 
@@ -166,7 +166,7 @@ class Quarantine:
         """Whether something damaged is met for the first time."""
         if not damage or damage in self.damages:
             return not damage
-        if len(self.damages) >= MAX_QUARANTINE:
+        if len(self.damages) >= MAX_IGNORED_PATHS:
             self.damages.clear()
         self.damages.add(damage)
         return True
@@ -175,7 +175,7 @@ class Quarantine:
         """Step over it from now on; False if that was so already."""
         if path in self.paths:
             return False
-        if len(self.paths) >= MAX_QUARANTINE:
+        if len(self.paths) >= MAX_IGNORED_PATHS:
             self.paths.clear()
         self.paths.add(path)
         return True
@@ -204,7 +204,7 @@ class Mark:
 
 
 @dataclass(slots=True, eq=False)
-class Unresolved:
+class UnknownOutcomes:
     """What calls left, the oldest first."""
 
     marks: dict[str, Mark] = field(default_factory=dict)
@@ -226,14 +226,14 @@ class Unresolved:
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class GroupMember:
     """A transaction that stands in line; ``signal`` is fired when its call is to go on."""
 
     make: Callable[[], Multi]
     """Makes the transaction when it is sent: what was sent before may have changed what it has to do."""
     signal: Signal
     multi: Multi = field(default_factory=lambda: Multi(()))
-    leads: bool = False
+    is_leader: bool = False
     """Its call is to send it, together with others; it has a place among those that are on their way."""
     sent: float | None = None
     """When it was sent, by our monotonic clock."""
@@ -243,13 +243,13 @@ class Part:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class GroupQueue:
     """How many transactions are on their way, and what waits."""
 
     on_their_way: int = 0
     carried: int = 0
     """How many transactions are sent by another call at this moment."""
-    waiting: deque[Part] = field(default_factory=deque)
+    waiting: deque[GroupMember] = field(default_factory=deque)
 
 
 # --- What was read under watches, and what was worked out from it. Owner: this module and `core.read.cache`.
@@ -261,7 +261,7 @@ Filters = Mapping[str, str]
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class CachedRead:
     """Something read under a watch: a listing (names, sorted), or a znode; None where there is none."""
 
     signal: Signal
@@ -272,11 +272,11 @@ class Reading:
     read_at: float = 0.0
     subscribers: dict[Signal, None] = field(default_factory=dict)
     """Who waits for a change, in the order in which they came; thousands may wait for one znode."""
-    stock: list[str] | None = None
+    cached_entries: list[str] | None = None
     """Of a segment's entries those that this client has not tried yet; made anew from each listing."""
     ranks: dict[str, int] = field(default_factory=dict)
     """The ranks of a segment's entries; replaced, never changed."""
-    verdicts: dict[str, Filters | None] = field(default_factory=dict)
+    entry_filters: dict[str, Filters | None] = field(default_factory=dict)
     """The filters of the entries of a mixed lane's segment; replaced, never changed. None: they cannot be read."""
     lane: Filters | None = None
     """What a lane with a shortened name stands for."""
@@ -292,13 +292,13 @@ class Listings:
     """The readings of one client, by path."""
 
     new_signal: Callable[[], Signal]
-    readings: dict[str, Reading] = field(default_factory=dict)
+    readings: dict[str, CachedRead] = field(default_factory=dict)
 
-    def at(self, path: str) -> Reading:
+    def at(self, path: str) -> CachedRead:
         """The shared memory of what was read at `path`."""
         reading = self.readings.get(path)
         if reading is None:
-            reading = self.readings[path] = Reading(self.new_signal())
+            reading = self.readings[path] = CachedRead(self.new_signal())
         return reading
 
     def forget(self, path: str) -> None:
@@ -324,15 +324,15 @@ class Listings:
         reading = self.readings.get(path)
         return reading is not None and reading.fresh and name in (reading.value or ())
 
-    def restock(self, path: str) -> None:
+    def forget_tried(self, path: str) -> None:
         """What was tried of a segment is tried again."""
         if path in self.readings:
-            self.readings[path].stock = None
+            self.readings[path].cached_entries = None
 
-    def restock_all(self) -> None:
+    def forget_all_tried(self) -> None:
         """What was tried is tried again."""
         for reading in self.readings.values():
-            reading.stock = None
+            reading.cached_entries = None
 
 
 # --- Candidates that were read before they are claimed. Owner: `core.claim.candidates`.
@@ -345,7 +345,7 @@ FIRST: Final = 4
 #: Claims that follow one another within so many seconds read ahead; what was read longer ago is read again.
 PACE_SECONDS: Final = 1.0
 #: A client remembers what it read for so many kinds of claims.
-MOST_KINDS: Final = 8
+MOST_PACES: Final = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -360,7 +360,7 @@ class ReadAhead:
     most: int = MOST
     """So many are worth to be read at once."""
     read_at: float = float("-inf")
-    asked_at: float = float("-inf")
+    requested_at: float = float("-inf")
     """When one of the claims began."""
     busy: bool = False
     """One of them is reading for those to come."""
@@ -384,15 +384,15 @@ class Paces:
     monotonic: Callable[[], float]
     kinds: dict[Hashable, ReadAhead] = field(default_factory=dict)
 
-    def ask(self, kind: Hashable) -> ReadAhead | None:
+    def begin(self, kind: Hashable) -> ReadAhead | None:
         """A claim of this kind begins; what it may read ahead with, if another one has begun just before."""
         now = self.monotonic()
-        ahead = self.kinds.pop(kind, None) or ReadAhead(most=FIRST)
-        self.kinds[kind] = ahead
-        while len(self.kinds) > MOST_KINDS:
+        read_ahead = self.kinds.pop(kind, None) or ReadAhead(most=FIRST)
+        self.kinds[kind] = read_ahead
+        while len(self.kinds) > MOST_PACES:
             del self.kinds[next(iter(self.kinds))]
-        close, ahead.asked_at = now - ahead.asked_at <= PACE_SECONDS, now
-        return ahead if close else None
+        close, read_ahead.requested_at = now - read_ahead.requested_at <= PACE_SECONDS, now
+        return read_ahead if close else None
 
 
 # --- Who this client is as a consumer, and who else lives.
@@ -401,7 +401,7 @@ class Paces:
 
 
 @dataclass(slots=True)
-class Consumer:
+class Registered:
     """A registration under ``consumers``, good for one ZooKeeper session."""
 
     id: str
@@ -414,23 +414,23 @@ class Consumer:
 class Registration:
     """This client's own record. Other threads may read ``consumer`` without the lock."""
 
-    consumer: Consumer | None = None
+    consumer: Registered | None = None
     cancel_watch: Watch | None = None
     joining: dict[int, Signal] = field(default_factory=dict)
     """The threads that register this client, by session; the others wait for the signal."""
 
     @property
-    def heeded(self) -> bool:
+    def cancellations_checked(self) -> bool:
         """Whether nothing was told to this consumer since it looked; there is none before it registers."""
         return self.consumer is None or (self.cancel_watch is not None and not self.cancel_watch.fired)
 
 
 @dataclass(slots=True, eq=False)
-class Census:
+class KnownConsumers:
     """The consumers as last read, and until when the claims hold that have a deadline."""
 
     live: list[str] = field(default_factory=list)
-    unburied: list[str] = field(default_factory=list)
+    unrescued: list[str] = field(default_factory=list)
     """Dead consumers that are still on the register."""
     watch: Watch | None = None
     lease_ends: dict[str, int] = field(default_factory=dict)
@@ -461,7 +461,7 @@ class Runtime:
     """How often the servers turned out to have gone back to an older state: what was written before may be gone."""
     unwatch: Callable[[str], None]
     """Nobody waits for changes of this znode's data any more: its watch may go. Does not wait, does not raise."""
-    pay: Callable[[], None]
+    finish_later: Callable[[], None]
     """Have what calls have left (`core.maintenance.rescue`) put right in the background; from any thread.
 
     Does not wait, does not raise.
@@ -496,12 +496,12 @@ class OpenSegment:
 
 
 @dataclass(slots=True, eq=False)
-class Slots:
+class OpenSegments:
     """A bounded memory: what was used last is kept."""
 
     open: dict[str, OpenSegment] = field(default_factory=dict)
     """By the name of the lane that was wanted."""
-    opening: dict[str, Signal] = field(default_factory=dict)
+    searching: dict[str, Signal] = field(default_factory=dict)
     """Lanes whose newest segment a call is looking for, each with what is fired when it has; the others wait."""
     buckets: set[str] = field(default_factory=set)
 
@@ -554,15 +554,15 @@ class Context:
     describe: dict[str, Any] = field(default_factory=dict)
     """What the client's record as a consumer tells of its process."""
     configuration: Configuration = field(default_factory=Configuration)
-    slots: Slots = field(default_factory=Slots)
-    claims: Claims = field(default_factory=Claims)
-    line: Line = field(default_factory=Line)
+    segments: OpenSegments = field(default_factory=OpenSegments)
+    claims: ClaimTable = field(default_factory=ClaimTable)
+    group: GroupQueue = field(default_factory=GroupQueue)
     registration: Registration = field(default_factory=Registration)
-    census: Census = field(default_factory=Census)
-    debts: Debts = field(default_factory=Debts)
+    known_consumers: KnownConsumers = field(default_factory=KnownConsumers)
+    pending: PendingOperations = field(default_factory=PendingOperations)
     maintenance: Maintenance = field(default_factory=Maintenance)
-    unresolved: Unresolved = field(default_factory=Unresolved)
-    quarantine: Quarantine = field(default_factory=Quarantine)
+    unknown_outcomes: UnknownOutcomes = field(default_factory=UnknownOutcomes)
+    ignored_paths: IgnoredPaths = field(default_factory=IgnoredPaths)
     shared: dict[str, Signal] = field(default_factory=dict)
     """What one thread does for all; fired when it has ended. Owner: `core.read.nodes`."""
     listings: Listings = field(init=False)
@@ -571,14 +571,14 @@ class Context:
     clock: Clock = field(init=False)
     """Of a client with several queues it is one clock for all of them."""
     marks: Marks = field(init=False)
-    postponed: Postponed = field(init=False)
+    retry_times: RetryTimes = field(init=False)
     paces: Paces = field(init=False)
 
     def __post_init__(self) -> None:
         self.listings, self.sizes = Listings(self.run.new_signal), Listings(self.run.new_signal)
         self.clock = Clock(self.run.monotonic)
         self.marks = Marks(self.run.wall_ms)
-        self.postponed = Postponed(self.run.monotonic)
+        self.retry_times = RetryTimes(self.run.monotonic)
         self.paces = Paces(self.run.monotonic)
 
     def report(self, path: str, why: str, damage: str = "") -> None:
@@ -586,7 +586,7 @@ class Context:
 
         `path` is stepped over from now on. `damage`: what is the matter, which other paths may suffer from, too.
         """
-        if self.quarantine.add(path) and self.quarantine.is_news(damage):
+        if self.ignored_paths.add(path) and self.ignored_paths.is_news(damage):
             self.run.report(path, why)
 
     def forget_queue(self) -> None:
@@ -596,27 +596,27 @@ class Context:
         """
         self.configuration = Configuration(changed=self.configuration.changed)
         self.registration.consumer = self.registration.cancel_watch = None
-        self.census = Census()
-        self.debts.batches.clear()
-        self.debts.unmarked.clear()
+        self.known_consumers = KnownConsumers()
+        self.pending.batches.clear()
+        self.pending.unmarked_starts.clear()
         self.maintenance.left = False
-        self.quarantine = Quarantine()
-        self.postponed.pauses.clear()
-        self.slots.open.clear()
-        self.slots.buckets.clear()
-        self.unresolved.marks.clear()
+        self.ignored_paths = IgnoredPaths()
+        self.retry_times.pauses.clear()
+        self.segments.open.clear()
+        self.segments.buckets.clear()
+        self.unknown_outcomes.marks.clear()
         self.listings.forget_unused()
         self.sizes.readings.clear()
 
-    def tell(self, path: str, why: str, damage: str = "") -> None:
+    def warn_once(self, path: str, why: str, damage: str = "") -> None:
         """Tell of damage, once, and do not step over `path`: it was mended, or somebody may put it right."""
-        if self.quarantine.is_news(damage or f"{path}: {why}"):
+        if self.ignored_paths.is_news(damage or f"{path}: {why}"):
             self.run.report(path, why)
 
     def new_watch(self) -> Watch:
         """A watch whose event wakes whoever waits for this queue."""
         return Watch(self.signal)
 
-    def agenda(self) -> Agenda:
+    def schedule(self) -> Schedule:
         """An empty agenda."""
-        return Agenda(self.run.monotonic)
+        return Schedule(self.run.monotonic)

@@ -38,8 +38,8 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Stat,
 )
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
-from airflow_provider_zkmq.engine.core.read.completion_log import list_letters, version_of, versions_of
-from airflow_provider_zkmq.engine.core.read.configuration import known_conf, read_conf, trimmed_upto
+from airflow_provider_zkmq.engine.core.read.completion_log import list_history, version_of, versions_of
+from airflow_provider_zkmq.engine.core.read.configuration import known_conf, read_conf, read_truncated_at
 from airflow_provider_zkmq.engine.core.read.nodes import (
     AT_ONCE,
     Record,
@@ -64,7 +64,7 @@ from airflow_provider_zkmq.engine.core.write.commit import (
     one,
     send_together,
 )
-from airflow_provider_zkmq.engine.core.write.transitions import tree_deletes
+from airflow_provider_zkmq.engine.core.write.transitions import task_deletes
 
 # --- What clean-up does beside deleting tasks: idle lanes go, batches are ended, old ones deleted.
 
@@ -160,12 +160,12 @@ def _has_no_end(context: Context, base: str, node: Node) -> bool:
 # --- Trimming the log of ended runs: who follows a queue is told of what goes, before it goes; letters nobody wants go.
 
 
-def publish_trimmed(context: Context, versions: Iterable[int]) -> Procedure[None]:
+def publish_truncation(context: Context, versions: Iterable[int]) -> Procedure[None]:
     """Say that runs which ended in these transactions may be gone; to be called before they are deleted."""
     path, highest = context.paths.at("followed"), max(versions, default=0)
     while highest:
         node: Node | None = yield Get(path)
-        if node is None or trimmed_upto(context, path, node) >= highest:
+        if node is None or read_truncated_at(context, path, node) >= highest:
             return
         multi = Multi((SetData(path, dump({"trimmed": highest}), node.stat.version),))
         outcome = yield from transact(multi, never)
@@ -175,20 +175,24 @@ def publish_trimmed(context: Context, versions: Iterable[int]) -> Procedure[None
             raise refused("saying what clean-up deletes", outcome, multi)
 
 
-def collect_letters(context: Context, conf: Conf, cutoff: int) -> Procedure[None]:
+def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None]:
     """Delete the runs that have left and are in the queue's archive by now, or are too old for those who follow it.
 
     All of them where the queue is neither archived nor followed.
     """
-    letters = yield from list_letters(context)
+    history_entries = yield from list_history(context)
     if conf.follow:
-        letters = [each for each in letters if each.name.when <= cutoff]
+        history_entries = [each for each in history_entries if each.name.when <= cutoff]
     if conf.archive is not None:
-        archived = {each.place for each in (yield from versions_of(context, letters)) if each.version <= conf.archive}
-        letters = [each for each in letters if each.place in archived]
+        archived = {
+            each.place for each in (yield from versions_of(context, history_entries)) if each.version <= conf.archive
+        }
+        history_entries = [each for each in history_entries if each.place in archived]
     if conf.follow:
-        yield from publish_trimmed(context, [each.version for each in (yield from versions_of(context, letters))])
-    paths = [context.paths.at("unarchived", each.place) for each in letters]
+        yield from publish_truncation(
+            context, [each.version for each in (yield from versions_of(context, history_entries))]
+        )
+    paths = [context.paths.at("unarchived", each.place) for each in history_entries]
     for chunk in chunked([*paths, *{path.rpartition("/")[0] for path in paths}]):
         yield Pipeline(tuple(Multi((Delete(path),)) for path in chunk))  # that of a bucket is refused while it is used
 
@@ -253,7 +257,7 @@ def collect_locked(context: Context, lifetime: float, last: Stat | None) -> Proc
     finally:
         context.maintenance.busy = False
         if context.maintenance.left:
-            context.run.pay()
+            context.run.finish_later()
 
 
 def _lock_and_collect(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
@@ -272,7 +276,7 @@ def _lock_and_collect(context: Context, lifetime: float, last: Stat | None) -> P
 
 def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     report = Collected()
-    context.census.watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
+    context.known_consumers.watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
     report.rescued = yield from bring_back(context)
     began = yield from tick(context)
     now = began.time
@@ -281,11 +285,11 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     rules = _Rules(now - int(lifetime * 1000), began.zxid, conf, batches)
     for index in INDEXES:
         yield from _collect_index(context, index, rules, report)
-    if context.maintenance.leaving:
+    if context.maintenance.closing:
         return report  # it does not say that it has run: whoever looks next goes on
     yield from collect_batches(context, rules.cutoff)
     yield from prune_lanes(context, now)
-    yield from collect_letters(context, rules.conf, rules.cutoff)
+    yield from collect_history(context, rules.conf, rules.cutoff)
     yield from _note_run(context, report, lifetime)
     return report
 
@@ -314,7 +318,7 @@ def _collect_bucket(context: Context, bucket: str, rules: _Rules, report: Collec
     entries, after = (yield Children(bucket)), rules.cutoff + 1
     due = [name for name in sorted(entries or ()) if (entry_time(name) or after) < after]
     for chunk in chunked(due):
-        if context.maintenance.leaving:
+        if context.maintenance.closing:
             return
         trees = yield from _judge(context, bucket, chunk, rules, report)
         yield from _delete(context, trees, report)
@@ -346,7 +350,7 @@ def _judge(
             plans.append(_deletion(context, record, entry))
             versions.append(version_of(record))
     if rules.conf.follow:
-        yield from publish_trimmed(context, versions)
+        yield from publish_truncation(context, versions)
     return plans
 
 
@@ -358,7 +362,7 @@ def _listed_by(context: Context, record: Record, entry: str) -> bool:
 
 
 def _deletion(context: Context, record: Record, entry: str) -> Plan:
-    tree = tree_deletes(context, record.task_id, record.state, record.stat.version)
+    tree = task_deletes(context, record.task_id, record.state, record.stat.version)
     return one(Change(context, record.task_id, [*tree, Delete(entry)]))
 
 
@@ -367,13 +371,13 @@ def _delete(context: Context, plans: list[Plan], report: Collected) -> Procedure
     groups = list(mergeable(plans, TREES_PER_MULTI))
     for group, sent in zip(groups, (yield from send_together(list(map(merge, groups)))), strict=True):
         if sent.outcome.committed:
-            report.collected += sum(map(_is_tree, group))
+            report.collected += sum(map(_deletes_task, group))
         else:
             for plan in group:
                 yield from _delete_one(context, plan, report)
 
 
-def _is_tree(plan: Plan) -> bool:
+def _deletes_task(plan: Plan) -> bool:
     """Whether a plan deletes a tree, and not only an entry without one."""
     return len(plan.changes[0].ops) > 1
 
@@ -382,7 +386,7 @@ def _delete_one(context: Context, plan: Plan, report: Collected) -> Procedure[No
     """One tree alone. Deletes may be repeated: what is gone already was deleted by us or by another clean-up."""
     refusal = (yield from commit(plan)).refusal
     if refusal is None:
-        report.collected += _is_tree(plan)
+        report.collected += _deletes_task(plan)
         return
     failure, record = refusal.outcome.failure, plan.changes[0].ops[0].path
     report.kept_changed += failure in {Failure.BAD_VERSION, Failure.NOT_EMPTY}

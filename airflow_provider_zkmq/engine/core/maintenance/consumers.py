@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.client.context import Consumer, Context
+from airflow_provider_zkmq.engine.core.client.context import Context, Registered
 from airflow_provider_zkmq.engine.core.model.codec import dump
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Wait,
 )
 from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
-from airflow_provider_zkmq.engine.core.read.nodes import Record, Unread, once, read_records, restored
+from airflow_provider_zkmq.engine.core.read.nodes import Record, Unread, read_records, restored, single_flight
 from airflow_provider_zkmq.engine.errors import TransportError
 
 # --- The maintenance lock: an ephemeral znode, which ends with its holder's session at the latest.
@@ -45,16 +45,16 @@ def take_lock(context: Context) -> Procedure[bool]:
     )
     context.maintenance.left = True
     lock = Create(context.paths.at("lock"), context.maintenance.content.encode(), ephemeral=True)
-    outcome = yield from transact(Multi((lock,)), lambda: _ours(context))
+    outcome = yield from transact(Multi((lock,)), lambda: _proof(context))
     if not outcome.committed:
-        outcome = (yield from _ours(context)) or outcome
+        outcome = (yield from _proof(context)) or outcome
     context.maintenance.left = outcome.committed
     if outcome.failure is Failure.OTHER:
-        context.tell(lock.path, f"clean-up goes on without its lock, which cannot be made: {outcome.detail}")
+        context.warn_once(lock.path, f"clean-up goes on without its lock, which cannot be made: {outcome.detail}")
     return outcome.committed or outcome.failure is Failure.OTHER
 
 
-def _ours(context: Context) -> Procedure[Outcome | None]:
+def _proof(context: Context) -> Procedure[Outcome | None]:
     node: Node | None = yield Get(context.paths.at("lock"))
     mine = node is not None and node.data == (context.maintenance.content or "").encode()
     return Outcome(committed=True) if mine else None
@@ -80,7 +80,7 @@ def release_abandoned_lock(context: Context) -> Procedure[None]:
         return
     context.maintenance.busy = True
     try:
-        if (yield from _ours(context)) is not None:
+        if (yield from _proof(context)) is not None:
             yield from give_lock_back(context)
         else:
             context.maintenance.left = False
@@ -93,7 +93,7 @@ def release_abandoned_lock(context: Context) -> Procedure[None]:
 MAX_ACCEPTS: Final = 16
 
 
-def register(context: Context, accepts: str | None = None) -> Procedure[Consumer]:
+def register(context: Context, accepts: str | None = None) -> Procedure[Registered]:
     """This session's record under ``consumers``, made once. A new session is a new consumer.
 
     `accepts`: a selector, which it announces: by it the question is answered why nobody takes a task. None: it asks for
@@ -124,7 +124,7 @@ def register(context: Context, accepts: str | None = None) -> Procedure[Consumer
 
 def _join(context: Context, session: int, accepts: str | None) -> Procedure[None]:
     """Make the record; where the session became another one meanwhile, it is made again."""
-    consumer = Consumer(
+    consumer = Registered(
         f"{context.describe.get('name', 'consumer')}-{session & (1 << 64) - 1:x}-{context.marks.nonce()[:8]}",
         session,
         [] if accepts is None else [accepts],
@@ -133,12 +133,12 @@ def _join(context: Context, session: int, accepts: str | None) -> Procedure[None
     ops = Ops().set(paths.at("clock"), b"", -1).create(paths.live(consumer.id), ephemeral=True)
     ops.create(paths.consumer(consumer.id), _record(context, consumer)).create(paths.consumer(consumer.id, "current"))
 
-    def ours() -> Procedure[Outcome | None]:
+    def proof() -> Procedure[Outcome | None]:
         node: Node | None = yield Get(paths.live(consumer.id))
         return None if node is None else Outcome(committed=True, time=node.stat.ctime)
 
     while True:  # until nothing is missing any more in which it stands
-        outcome = yield from transact(ops.multi(), ours)
+        outcome = yield from transact(ops.multi(), proof)
         if outcome.committed or not (yield from restored(context, failed_at(outcome, ops.multi()))):
             break
     if not outcome.committed:
@@ -152,20 +152,22 @@ def _join(context: Context, session: int, accepts: str | None) -> Procedure[None
     context.claims.end_session(session, context.run.zxid())
 
 
-def _record(context: Context, consumer: Consumer) -> bytes:
+def _record(context: Context, consumer: Registered) -> bytes:
     return dump({**context.describe, "accepts": consumer.accepts})
 
 
-def _announce(context: Context, consumer: Consumer, accepts: str) -> Procedure[None]:
+def _announce(context: Context, consumer: Registered, accepts: str) -> Procedure[None]:
     """Add a selector to the record; the oldest are dropped. Only a hint to people: a refusal harms nothing."""
     consumer.accepts = [*consumer.accepts, accepts][-MAX_ACCEPTS:]
     yield Multi((SetData(context.paths.consumer(consumer.id), _record(context, consumer)),))
 
 
-def heed(context: Context) -> Procedure[None]:
+def check_cancellations(context: Context) -> Procedure[None]:
     """Learn which claims in hand were taken away: who cancels a task, say, writes to the znode under this one watch."""
-    if not context.registration.heeded:
-        yield from once(context, "cancelled", lambda: context.registration.heeded, lambda: _listen(context))
+    if not context.registration.cancellations_checked:
+        yield from single_flight(
+            context, "cancelled", lambda: context.registration.cancellations_checked, lambda: _listen(context)
+        )
 
 
 def _listen(context: Context) -> Procedure[None]:
@@ -175,7 +177,7 @@ def _listen(context: Context) -> Procedure[None]:
     node: Node | None = yield Get(context.paths.consumer(consumer.id, "current"), watch)
     if node is not None:  # else it was taken for dead, as the next claim finds out, or the queue was deleted
         context.registration.cancel_watch = watch
-    claimed = list(context.claims.in_hand.values())
+    claimed = list(context.claims.held.values())
     if not claimed or (node is not None and node.stat.version == 0):
         return
     if (yield from _let_go_lost(context, claimed)) or node is not None:
@@ -190,8 +192,8 @@ def _let_go_lost(context: Context, claimed: list[Claimed]) -> Procedure[bool]:
     records = yield from read_records(context, [claim.task_id for claim in claimed])
     lost = False
     for claim, record in zip(claimed, records, strict=True):
-        ours = claim.settling is not None or claim.chained or claim.unsure
-        if ours or record is Unread.CORRUPT or (isinstance(record, Record) and _is_claimed(record.state, claim.state)):
+        proof = claim.settling is not None or claim.chained or claim.unsure
+        if proof or record is Unread.CORRUPT or (isinstance(record, Record) and _is_claimed(record.state, claim.state)):
             continue
         lost, claim.cancelled = True, isinstance(record, Record) and record.state.state is State.CANCELLED
         context.claims.let_go(claim)

@@ -22,16 +22,16 @@ SPACING: Final = {"default": 0.004, "fifo": 0.008}
 #: Seconds between the looks of the first and the last of them at the most.
 LONGEST: Final = {"default": 0.2, "fifo": 0.4}
 #: Of so many entries a consumer of a crowd tries any first that has none in its own share.
-FRONT: Final = 8
+WIDTH: Final = 8
 
 
 def share(context: Context) -> tuple[int, int]:
     """This consumer's place among the living, and how many they are."""
-    names, consumer = context.census.live, context.registration.consumer
+    names, consumer = context.known_consumers.live, context.registration.consumer
     return (names.index(consumer.id), len(names)) if consumer is not None and consumer.id in names else (0, 1)
 
 
-def take_turns(context: Context, most: float) -> Procedure[None]:
+def stagger(context: Context, most: float) -> Procedure[None]:
     """Wait for this consumer's turn to look, at most so many seconds; a small crowd needs none."""
     place, count = share(context)
     if count > FEW:
@@ -46,10 +46,10 @@ def _spacing(context: Context, count: int) -> float:
 def any_of_the_first(context: Context, many: int) -> int:
     """Where to begin among so many entries, none of which is of this consumer's share: by chance, if it is a crowd."""
     _, count = share(context)
-    return int(context.run.random() * min(many, FRONT)) if count > FEW else 0
+    return int(context.run.random() * min(many, WIDTH)) if count > FEW else 0
 
 
-def step_back(context: Context) -> Procedure[None]:
+def back_off(context: Context) -> Procedure[None]:
     """After a lost race: let those pass who are at it, the longer the more they are."""
     _, count = share(context)
     if count > FEW:
@@ -74,5 +74,5 @@ def unless_damaged(context: Context, path: str, procedure: Procedure[bool]) -> P
     except (TransportError, ConfigError):
         raise
     except ZkmqError as error:
-        context.tell(path, str(error), damage=str(error))
+        context.warn_once(path, str(error), damage=str(error))
         return False

@@ -109,7 +109,7 @@ def _mark(context: Context) -> Procedure[None]:
     """Take the configuration away and set the mark, at once. Raises `QueueNotFound` where others deleted the queue."""
     conf, marker = context.paths.at(THERE), context.paths.at("deleting")
 
-    def ours() -> Procedure[Outcome | None]:
+    def proof() -> Procedure[Outcome | None]:
         return None if (yield Exists(marker)) is None else Outcome(committed=True)
 
     for _ in range(PASSES):
@@ -117,7 +117,7 @@ def _mark(context: Context) -> Procedure[None]:
         values = [f"{conf}/{name}" for name in names or ()]
         gone = [] if names is None else [*values, conf]
         multi = Multi((*map(Delete, gone), Create(marker)))
-        outcome = yield from transact(multi, ours)
+        outcome = yield from transact(multi, proof)
         if outcome.committed or (yield Exists(marker)) is not None:
             return
         if outcome.failure is Failure.NOT_EMPTY:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.client.context import Agenda, Context
+from airflow_provider_zkmq.engine.core.client.context import Context, Schedule
 from airflow_provider_zkmq.engine.core.maintenance.contention import share, unless_damaged
 from airflow_provider_zkmq.engine.core.model.names import BUCKET_MS, bucket_start, entry_task, entry_time
 from airflow_provider_zkmq.engine.core.model.records import TaskState
@@ -51,16 +51,16 @@ class _Due:
         return Current(self.record.task_id, stat.version, self.state, zxid=stat.mzxid)
 
 
-def promote_due(context: Context, agenda: Agenda | None = None, most: int = MOST) -> Procedure[int]:
+def promote_due(context: Context, schedule: Schedule | None = None, most: int = MOST) -> Procedure[int]:
     """Move what has come due into its lane, and insert the runs in escrow whose time has come; at most so many."""
-    agenda = agenda or context.agenda()
+    schedule = schedule or context.schedule()
     count = 0
     for index in ("scheduled", "requeued"):
-        count += yield from _promote_index(context, index, agenda, most - count)
+        count += yield from _promote_index(context, index, schedule, most - count)
     return count
 
 
-def _promote_index(context: Context, index: str, agenda: Agenda, most: int) -> Procedure[int]:
+def _promote_index(context: Context, index: str, schedule: Schedule, most: int) -> Procedure[int]:
     buckets = yield from listing(context, context.paths.at(index))
     if not buckets:
         return 0
@@ -71,43 +71,47 @@ def _promote_index(context: Context, index: str, agenda: Agenda, most: int) -> P
         if start is None:
             context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
         elif start > now:
-            agenda.within(context.clock.until(start))
+            schedule.no_later_than(context.clock.until(start))
             break
         else:
-            count += yield from _promote_bucket(context, context.paths.at(index, name), now, agenda, most - count)
+            count += yield from _promote_bucket(context, context.paths.at(index, name), now, schedule, most - count)
     return count
 
 
-def _promote_bucket(context: Context, path: str, now: int, agenda: Agenda, most: int) -> Procedure[int]:
+def _promote_bucket(context: Context, path: str, now: int, schedule: Schedule, most: int) -> Procedure[int]:
     entries = yield from listing(context, path)
     if not entries:
         if (bucket_start(path.rpartition("/")[2]) or 0) + 2 * BUCKET_MS < now:
             yield Multi((Delete(path),))  # refused if an entry came meanwhile
-            context.slots.buckets.discard(path)
+            context.segments.buckets.discard(path)
         return 0
-    due = _due_names(context, path, entries, now, agenda)
+    due = _due_names(context, path, entries, now, schedule)
     tasks = yield from _read(context, path, due[:most])
-    done = yield from _promote(context, tasks, agenda)
+    done = yield from _promote(context, tasks, schedule)
     if len(due) > most:
-        agenda.within(0.0)
-        agenda.more = agenda.more or done > 0
+        schedule.no_later_than(0.0)
+        schedule.more = schedule.more or done > 0
     return done
 
 
-def _due_names(context: Context, path: str, entries: list[str], now: int, agenda: Agenda) -> list[str]:
+def _due_names(context: Context, path: str, entries: list[str], now: int, schedule: Schedule) -> list[str]:
     """The entries whose time has come, for this consumer; the next one is on the agenda."""
     due = []
     for name in entries:
         when = entry_time(name)
         if when is None:
             context.report(f"{path}/{name}", "no entry of ours; stepped over")
-        if when is None or f"{path}/{name}" in context.quarantine or context.postponed.waits(f"{path}/{name}", agenda):
+        if (
+            when is None
+            or f"{path}/{name}" in context.ignored_paths
+            or context.retry_times.waits(f"{path}/{name}", schedule)
+        ):
             continue
         mine = when if _my_share(context, name) else when + GRACE_MS
         if mine <= now:
             due.append(name)
         else:
-            agenda.within(context.clock.until(mine))
+            schedule.no_later_than(context.clock.until(mine))
             if when > now:
                 break  # entries sort by time
     return due
@@ -121,10 +125,10 @@ def promote_task(context: Context, record: Record) -> Procedure[bool]:
 
 def _my_share(context: Context, name: str) -> bool:
     """Whether it is this client's to promote; who only looks leaves it to the consumers, as long as there are any."""
-    if context.registration.consumer is None and context.census.live:
+    if context.registration.consumer is None and context.known_consumers.live:
         return False
-    slot, slots = share(context)
-    return zlib.crc32(name.encode()) % slots == slot
+    slot, shares = share(context)
+    return zlib.crc32(name.encode()) % shares == slot
 
 
 def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Due]]:
@@ -134,7 +138,7 @@ def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Du
     for name, record in zip(names, records, strict=True):
         entry = f"{bucket}/{name}"
         if record is Unread.CORRUPT:
-            context.quarantine.add(entry)
+            context.ignored_paths.add(entry)
         elif isinstance(record, Record) and record.state.index and context.paths.at(record.state.index) == entry:
             due.append(_Due(entry, record))
         elif context.listings.still_listed(bucket, name):
@@ -142,21 +146,21 @@ def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Du
     return due
 
 
-def _promote(context: Context, entries: list[_Due], agenda: Agenda) -> Procedure[int]:
+def _promote(context: Context, entries: list[_Due], schedule: Schedule) -> Procedure[int]:
     plain = [due for due in entries if due.state.state is State.INSERTED and not _has_place(due.state)]
-    done = yield from _promote_together(context, plain, agenda)
+    done = yield from _promote_together(context, plain, schedule)
     for due in entries:
         if due not in plain:
             promoted = yield from unless_damaged(context, due.entry, _promote_one(context, due))
-            done += _noted(context, due, promoted, agenda)
+            done += _noted(context, due, promoted, schedule)
     return done
 
 
-def _noted(context: Context, due: _Due, promoted: bool, agenda: Agenda) -> bool:
+def _noted(context: Context, due: _Due, promoted: bool, schedule: Schedule) -> bool:
     if promoted:
-        context.postponed.pauses.pop(due.entry, None)
+        context.retry_times.pauses.pop(due.entry, None)
     else:
-        context.postponed.postpone(due.entry, agenda)
+        context.retry_times.retry_later(due.entry, schedule)
     return promoted
 
 
@@ -165,7 +169,7 @@ def _has_place(state: TaskState) -> bool:
     return state.rank is not None and bool(state.place.split("/")[1])
 
 
-def _promote_together(context: Context, entries: list[_Due], agenda: Agenda) -> Procedure[int]:
+def _promote_together(context: Context, entries: list[_Due], schedule: Schedule) -> Procedure[int]:
     """To the ends of their lanes, each in a transaction of its own, all in flight together."""
     plans: list[Plan] = []
     for due in entries:
@@ -176,11 +180,11 @@ def _promote_together(context: Context, entries: list[_Due], agenda: Agenda) -> 
     for due, plan, sent in zip(entries, plans, (yield from send_together(plans)), strict=True):
         done = sent.outcome.committed
         if not done:
-            context.slots.open.clear()  # a segment may have come or gone: looked up again by the next try
+            context.segments.open.clear()  # a segment may have come or gone: looked up again by the next try
         if not done and not sent.outcome.unknown:
             build = partial(transitions.promote_to_end, context, due.current)
             done = yield from unless_damaged(context, due.entry, _committed(plan, build, sent))
-        count += _noted(context, due, done, agenda)
+        count += _noted(context, due, done, schedule)
     return count
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.client.context import Agenda, Context
-from airflow_provider_zkmq.engine.core.maintenance.consumers import heed, release_abandoned_lock
+from airflow_provider_zkmq.engine.core.client.context import Context, Schedule
+from airflow_provider_zkmq.engine.core.maintenance.consumers import check_cancellations, release_abandoned_lock
 from airflow_provider_zkmq.engine.core.maintenance.contention import unless_damaged
 from airflow_provider_zkmq.engine.core.maintenance.promote import promote_due
 from airflow_provider_zkmq.engine.core.model.names import lease_task
@@ -13,8 +13,12 @@ from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Ops, Outcome, Procedure, Wait
 from airflow_provider_zkmq.engine.core.read.cache import listing
 from airflow_provider_zkmq.engine.core.read.leases import DEADLINES, certainly_past, read_ends
-from airflow_provider_zkmq.engine.core.read.nodes import once
-from airflow_provider_zkmq.engine.core.tasks.deferred_completions import leaves_late, settle_leaving, until_leaving
+from airflow_provider_zkmq.engine.core.read.nodes import single_flight
+from airflow_provider_zkmq.engine.core.tasks.deferred_completions import (
+    has_overdue,
+    seconds_until_deferred,
+    settle_deferred,
+)
 from airflow_provider_zkmq.engine.core.tasks.holding import begin_again
 from airflow_provider_zkmq.engine.core.tasks.recovery import rescue_task
 from airflow_provider_zkmq.engine.core.tasks.settle import give_back
@@ -28,21 +32,21 @@ from airflow_provider_zkmq.engine.core.write.batch_closing import close_batches,
 # for that no longer than it may.
 
 
-def in_debt(context: Context) -> bool:
+def has_pending(context: Context) -> bool:
     """Whether anything is owed."""
     return bool(
-        context.claims.left_behind()
-        or context.claims.leaving
-        or context.debts.batches
-        or context.debts.unmarked
+        context.claims.has_undelivered()
+        or context.claims.deferred
+        or context.pending.batches
+        or context.pending.unmarked_starts
         or (context.maintenance.left and not context.maintenance.busy)
     )
 
 
-def pay_debts(context: Context) -> Procedure[int]:
+def finish_pending(context: Context) -> Procedure[int]:
     """Put right what can be; returns how many tasks were given back. Raises `TransportError`: then it is owed still."""
-    if leaves_late(context):
-        yield from settle_leaving(context)
+    if has_overdue(context):
+        yield from settle_deferred(context)
     yield from begin_again(context)
     count = yield from give_back(context)
     yield from close_pending(context)
@@ -52,7 +56,7 @@ def pay_debts(context: Context) -> Procedure[int]:
 
 def until_due(context: Context, most: float) -> float:
     """Seconds until something is to be looked at, at the most `most`; with the client's lock held."""
-    return min(most, until_leaving(context, most))
+    return min(most, seconds_until_deferred(context, most))
 
 
 # --- Giving back what nobody holds any more: the tasks of dead consumers, and of claims whose lease or lock has ended.
@@ -65,77 +69,79 @@ def until_due(context: Context, most: float) -> float:
 LEASE_LISTING_SECONDS: Final = 0.5
 
 
-def tend(context: Context, agenda: Agenda | None = None) -> Procedure[int]:
+def maintain(context: Context, schedule: Schedule | None = None) -> Procedure[int]:
     """Give back, rescue and promote what is due; returns how many tasks became claimable.
 
-    `agenda` is told when to look again; one look does a bounded amount of work, so that a claim is not kept waiting.
+    `schedule` is told when to look again; one look does a bounded amount of work, so that a claim is not kept waiting.
     """
-    agenda = agenda or context.agenda()
-    count = yield from pay_debts(context)
-    yield from heed(context)
-    count += yield from _rescue_orphans(context)
-    return count + (yield from _give_back_and_promote(context, agenda))
+    schedule = schedule or context.schedule()
+    count = yield from finish_pending(context)
+    yield from check_cancellations(context)
+    count += yield from _rescue_lost_claims(context)
+    return count + (yield from _give_back_and_promote(context, schedule))
 
 
 def bring_back(context: Context) -> Procedure[int]:
     """Give back, rescue and promote all that is due, as for a queue that nobody claims from; how many tasks."""
     count, more = 0, True
-    while more and not context.maintenance.leaving:
-        agenda = context.agenda()
-        count += yield from _give_back_and_promote(context, agenda)
-        more = agenda.more
+    while more and not context.maintenance.closing:
+        schedule = context.schedule()
+        count += yield from _give_back_and_promote(context, schedule)
+        more = schedule.more
     return count
 
 
-def _give_back_and_promote(context: Context, agenda: Agenda) -> Procedure[int]:
-    count = yield from rescue_dead(context, agenda)
-    count += yield from expire_leases(context, agenda)
-    return count + (yield from promote_due(context, agenda))
+def _give_back_and_promote(context: Context, schedule: Schedule) -> Procedure[int]:
+    count = yield from rescue_dead(context, schedule)
+    count += yield from expire_leases(context, schedule)
+    return count + (yield from promote_due(context, schedule))
 
 
 # --- dead consumers
 
 
-def _rescue_orphans(context: Context) -> Procedure[int]:
+def _rescue_lost_claims(context: Context) -> Procedure[int]:
     """Give back what this client had in hand and lost since somebody deleted the claim's znode.
 
     Its session lives, so that nobody else would ever take it away. Elsewhere settled or cancelled, it has no note.
     """
     count = 0
-    for note, task_id in list(context.debts.orphans.items()):
-        if context.debts.orphans.pop(note, None) is None:
+    for note, task_id in list(context.pending.lost_claims.items()):
+        if context.pending.lost_claims.pop(note, None) is None:
             continue  # another call is at it
         if (yield Exists(context.paths.task(task_id, "claim"))) is None:
             count += yield from unless_damaged(context, note, rescue_task(context, task_id, note))
     return count
 
 
-def rescue_dead(context: Context, agenda: Agenda | None = None) -> Procedure[int]:
+def rescue_dead(context: Context, schedule: Schedule | None = None) -> Procedure[int]:
     """Give back what consumers without a live session were working on.
 
     ``consumers`` is listed before ``live``: who registers in between is seen alive. The watch tells of the next
     death; a burial that was refused is on the agenda, since no watch tells of that.
     """
-    agenda = agenda or context.agenda()
-    if not context.census.stands:
-        yield from once(context, "census", lambda: context.census.stands, lambda: _take_census(context))
+    schedule = schedule or context.schedule()
+    if not context.known_consumers.stands:
+        yield from single_flight(
+            context, "census", lambda: context.known_consumers.stands, lambda: _read_consumers(context)
+        )
     count = 0
-    for consumer in list(context.census.unburied):
-        if not context.postponed.waits(context.paths.consumer(consumer), agenda):
-            count += yield from _bury(context, consumer, agenda)
+    for consumer in list(context.known_consumers.unrescued):
+        if not context.retry_times.waits(context.paths.consumer(consumer), schedule):
+            count += yield from _rescue_consumer(context, consumer, schedule)
     return count
 
 
-def _take_census(context: Context) -> Procedure[None]:
+def _read_consumers(context: Context) -> Procedure[None]:
     watch = context.new_watch()
     registered = yield Children(context.paths.at("consumers"))
     live = yield Children(context.paths.at("live"), watch)
-    context.census.live = sorted(live or ())
-    context.census.unburied = sorted(set(registered or ()) - set(context.census.live))
-    context.census.watch = watch
+    context.known_consumers.live = sorted(live or ())
+    context.known_consumers.unrescued = sorted(set(registered or ()) - set(context.known_consumers.live))
+    context.known_consumers.watch = watch
 
 
-def _bury(context: Context, consumer: str, agenda: Agenda) -> Procedure[int]:
+def _rescue_consumer(context: Context, consumer: str, schedule: Schedule) -> Procedure[int]:
     """Rescue one dead consumer's tasks, then take it off the register; what is refused is put off."""
     count = 0
     path = context.paths.consumer(consumer)
@@ -143,17 +149,17 @@ def _bury(context: Context, consumer: str, agenda: Agenda) -> Procedure[int]:
     for task_id in current or ():
         note = context.paths.current(consumer, task_id)
         count += yield from unless_damaged(context, note, rescue_task(context, task_id, note))
-    if (yield from _strike_off(context, consumer, noted=current is not None)):
-        context.postponed.pauses.pop(path, None)
-        if consumer in context.census.unburied:
-            context.census.unburied.remove(consumer)
+    if (yield from _deregister(context, consumer, noted=current is not None)):
+        context.retry_times.pauses.pop(path, None)
+        if consumer in context.known_consumers.unrescued:
+            context.known_consumers.unrescued.remove(consumer)
         yield from close_batches(context)
     else:  # something of it is left: a task that somebody else was changing, or a znode that is not ours
-        context.postponed.postpone(path, agenda)
+        context.retry_times.retry_later(path, schedule)
     return count
 
 
-def _strike_off(context: Context, consumer: str, *, noted: bool) -> Procedure[bool]:
+def _deregister(context: Context, consumer: str, *, noted: bool) -> Procedure[bool]:
     """Take a dead consumer off the register; `noted`: what lists its tasks goes too. Whether nothing of it is left."""
     path, ops = context.paths.consumer(consumer), Ops()
     if noted:
@@ -165,31 +171,31 @@ def _strike_off(context: Context, consumer: str, *, noted: bool) -> Procedure[bo
 # --- leases
 
 
-def expire_leases(context: Context, agenda: Agenda) -> Procedure[int]:
+def expire_leases(context: Context, schedule: Schedule) -> Procedure[int]:
     """Rescue the claims whose lease or lock has ended, judged by the server's clock."""
-    names = yield from _leases(context, agenda)
+    names = yield from _leases(context, schedule)
     if not names:
-        context.census.lease_ends.clear()
+        context.known_consumers.lease_ends.clear()
         return 0
     now = yield from certainly_past(context)
     yield from read_ends(context, names, now)
     count = 0
     for path in names:
-        count += yield from _expire_if_over(context, path, now, agenda)
+        count += yield from _expire_if_over(context, path, now, schedule)
     return count
 
 
-def _expire_if_over(context: Context, path: str, now: int, agenda: Agenda) -> Procedure[bool]:
-    end = context.census.lease_ends.get(path)
+def _expire_if_over(context: Context, path: str, now: int, schedule: Schedule) -> Procedure[bool]:
+    end = context.known_consumers.lease_ends.get(path)
     if end is not None and end <= now:
-        return (yield from _expire(context, path, agenda))
+        return (yield from _expire(context, path, schedule))
     if end is not None:
-        context.postponed.pauses.pop(path, None)  # it was extended: the next end is a new one
-        agenda.within(context.clock.until(end))
+        context.retry_times.pauses.pop(path, None)  # it was extended: the next end is a new one
+        schedule.no_later_than(context.clock.until(end))
     return False
 
 
-def _leases(context: Context, agenda: Agenda) -> Procedure[list[str]]:
+def _leases(context: Context, schedule: Schedule) -> Procedure[list[str]]:
     names: list[str] = []
     for index in DEADLINES:
         path = context.paths.at(index)
@@ -198,33 +204,33 @@ def _leases(context: Context, agenda: Agenda) -> Procedure[list[str]]:
             continue  # the queue is gone
         listed = context.listings.at(path)
         if not listed.fresh:  # the names are not of this moment: look again when they are as old as they may be
-            agenda.within(listed.read_at + LEASE_LISTING_SECONDS - context.run.monotonic())
-        names += [name for name in (f"{path}/{name}" for name in leases or ()) if name not in context.quarantine]
+            schedule.no_later_than(listed.read_at + LEASE_LISTING_SECONDS - context.run.monotonic())
+        names += [name for name in (f"{path}/{name}" for name in leases or ()) if name not in context.ignored_paths]
     return names
 
 
-def _expire(context: Context, path: str, agenda: Agenda) -> Procedure[bool]:
-    if context.postponed.waits(path, agenda):
+def _expire(context: Context, path: str, schedule: Schedule) -> Procedure[bool]:
+    if context.retry_times.waits(path, schedule):
         return False
     task_id = lease_task(path.rpartition("/")[2])
     if task_id is None:
         context.report(path, "no lease of ours; stepped over")
         return False
     if (yield from unless_damaged(context, path, rescue_task(context, task_id, path))):
-        context.postponed.pauses.pop(path, None)
+        context.retry_times.pauses.pop(path, None)
         return True
-    context.census.lease_ends.pop(path, None)
-    context.postponed.postpone(path, agenda)  # extended, or gone, or somebody is at it: the next look finds out
+    context.known_consumers.lease_ends.pop(path, None)
+    context.retry_times.retry_later(path, schedule)  # extended, or gone, or somebody is at it: the next look finds out
     return False
 
 
 # --- What a worker's keeper does for its queue while every slot of the worker is busy: idle ones do it themselves.
 
 
-def look_after(context: Context) -> Procedure[None]:
+def run_maintenance(context: Context) -> Procedure[None]:
     """Rescue and promote what is due, as a claim would; nothing is done by a client that has not claimed yet."""
     if context.registration.consumer is not None:
-        yield from tend(context)
+        yield from maintain(context)
 
 
 def wait_for_change(context: Context, seen: int, timeout: Duration) -> Procedure[bool]:

@@ -341,7 +341,7 @@ class Unreadable(Ended):
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class HistoryEntry:
     """What a run was: the record, the metadata's text, payload and result. Times are the server's, in milliseconds.
 
     ``version``: the transaction in which it ended; 0: the one in which the letter was written.
@@ -365,7 +365,7 @@ class Letter:
         return dump({**head, "size": len(self.data)}) + b"\n" + self.data + self.result
 
     @classmethod
-    def decode(cls, path: str, raw: bytes) -> Letter:
+    def decode(cls, path: str, raw: bytes) -> HistoryEntry:
         """Read what `encode` wrote. Raises `CorruptRecord`."""
         head, _, body = raw.partition(b"\n")
         record = load(path, head)
@@ -387,13 +387,13 @@ class Letter:
         return cls(task_id, *times, state, record["metadata"], body[:size], result)
 
 
-def letter_path(when_ms: int, task_id: str, version: int) -> str:
+def history_path(when_ms: int, task_id: str, version: int) -> str:
     """Where a letter is kept, relative to the queue; its name tells which run it is, so that nobody need read it."""
     stamp = f"{max(0, when_ms):015d}+{version:016x}"
     return f"unarchived/{bucket_of(when_ms)}/{entry_name(stamp, task_id)}"
 
 
-class LetterName(NamedTuple):
+class HistoryName(NamedTuple):
     """What the name of a letter tells: the task, when it left, and the version."""
 
     task_id: str
@@ -401,9 +401,9 @@ class LetterName(NamedTuple):
     version: int
 
 
-def parse_letter(entry: str) -> LetterName | None:
+def parse_history_name(entry: str) -> HistoryName | None:
     """What the name of a letter tells; None for a foreign name."""
     named, task_id = _ENTRY.match(entry), entry_task(entry)
     if named is None or task_id is None:
         return None
-    return LetterName(task_id, int(named[1]), int(named[2], 16))
+    return HistoryName(task_id, int(named[1]), int(named[2], 16))

@@ -62,7 +62,7 @@ class Event(StrEnum):
     REQUEUE = "requeue"
     RERUN = "rerun"
     ENQUEUE_AGAIN = "enqueue-again"
-    EXHAUST = "exhaust"
+    ATTEMPTS_EXHAUSTED = "exhaust"
     GIVE_UP_RUN = "give-up-run"
 
 
@@ -71,7 +71,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.INSERTED, Event.PROMOTE): State.INSERTED,
     (State.INSERTED, Event.CANCEL): State.CANCELLED,
     (State.INSERTED, Event.UPDATE): State.INSERTED,
-    (State.INSERTED, Event.EXHAUST): State.DEAD,
+    (State.INSERTED, Event.ATTEMPTS_EXHAUSTED): State.DEAD,
     (State.INSERTED, Event.RERUN): State.INSERTED,
     (State.CLAIMED, Event.COMPLETE): State.FINISHED,
     (State.CLAIMED, Event.FAIL): State.INSERTED,

@@ -19,14 +19,14 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class WaitPlace:
     """A place among those of one ``kind``, for the time of one call; ``kept``: it was taken before."""
 
     kind: Hashable
     kept: bool = False
 
 
-class Seats(Generic[K]):
+class WaitQueue(Generic[K]):
     """The waiters of one signal: those in seats by kind, in the order in which they came, and the others."""
 
     def __init__(self) -> None:
@@ -36,21 +36,21 @@ class Seats(Generic[K]):
         """How many wait."""
         return sum(map(len, tuple(self._rows.values())))  # asked without the lock, too
 
-    def take(self, who: K, seat: Seat | None) -> None:
+    def take(self, who: K, place: WaitPlace | None) -> None:
         """Sit down; who has had this seat before is the first of its kind again. None: with those of no kind."""
-        row = self._rows.setdefault(_kind(seat), OrderedDict())
+        row = self._rows.setdefault(_kind(place), OrderedDict())
         row[who] = None
-        if seat is not None:
-            if seat.kept:
+        if place is not None:
+            if place.kept:
                 row.move_to_end(who, last=False)
-            seat.kept = True
+            place.kept = True
 
-    def leave(self, who: K, seat: Seat | None) -> None:
+    def leave(self, who: K, place: WaitPlace | None) -> None:
         """Get up, woken or not."""
-        row = self._rows.get(_kind(seat), OrderedDict())
+        row = self._rows.get(_kind(place), OrderedDict())
         row.pop(who, None)
         if not row:
-            self._rows.pop(_kind(seat), None)
+            self._rows.pop(_kind(place), None)
 
     def everybody(self) -> list[K]:
         """All who wait; they have got up."""
@@ -74,8 +74,8 @@ class Seats(Generic[K]):
         return [who]
 
 
-def _kind(seat: Seat | None) -> Hashable:
-    return None if seat is None else seat.kind
+def _kind(place: WaitPlace | None) -> Hashable:
+    return None if place is None else place.kind
 
 
 # --- Transactions: the operations that they are made of, and how they end.
@@ -216,10 +216,10 @@ class Signal(Protocol):
     def fire(self) -> None:
         """It happened: wake whoever waits."""
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """It happened: wake one of each kind of those in seats, and all others."""
 
-    def pass_on(self, kind: Hashable) -> None:
+    def notify_one(self, kind: Hashable) -> None:
         """Wake one more in a seat of this kind; nothing is counted: who looks now need not look once more."""
 
 
@@ -237,7 +237,7 @@ class Watch:
     def fire(self) -> None:
         """Mark what was read under this watch as stale and wake one waiter of each kind."""
         self.fired = True
-        self.signal.nudge()
+        self.signal.notify()
 
     def lose(self) -> None:
         """The connection is lost, and the watch with it: each waiter is to learn that by itself."""
@@ -346,18 +346,18 @@ class Wait:
 
     ``turn``: it happens when another call of this client has done what this one needs, too. That is waited for as long
     as for a server: the driver raises `Unavailable` when the time of the waiting call itself is over. ``seat``: others
-    who sit there for the same kind of thing are as good as this call to see to what `Signal.nudge` tells of.
+    who sit there for the same kind of thing are as good as this call to see to what `Signal.notify` tells of.
     """
 
     signal: Signal
     seen: int
     timeout: float | None = None
     turn: bool = False
-    seat: Seat | None = None
+    place: WaitPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class SetTimeout:
     """The caller gave this call a time of its own: from now on it ends within so many seconds.
 
     What a driver waits for longer raises `Unavailable`.
@@ -384,7 +384,7 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Callback:
     """Call a function of the user's, outside of the lock on the client's memory; what it raises is thrown."""
 
     call: Callable[[], object]
@@ -407,10 +407,10 @@ Op: TypeAlias = (
     | CreateContainer
     | Pipeline
     | Wait
-    | Within
+    | SetTimeout
     | Reconnect
     | Sync
-    | Tell
+    | Callback
     | EnsureRoot
 )
 T = TypeVar("T")

@@ -28,32 +28,32 @@ from airflow_provider_zkmq.engine.errors import CorruptRecord, OutcomeUnknown, S
 TRIES: Final = 10
 
 
-def transact(multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
+def transact(multi: Multi | CreateContainer, proof: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
     """Carry out `multi` and know its outcome.
 
-    `ours` is asked when a re-issued transaction was refused: it reads what the first try would have written and
+    `proof` is asked when a re-issued transaction was refused: it reads what the first try would have written and
     returns that try's outcome, or None if the refusal is another's doing. Raises `Unavailable` where nothing was
     sent, and `OutcomeUnknown` when the connection does not come back in time, or is lost again and again: once
     something was sent, nothing else tells that it may have been written.
     """
     outcome: Outcome = yield multi
-    return (yield from resolved(multi, outcome, ours))
+    return (yield from resolved(multi, outcome, proof))
 
 
 def resolved(
-    multi: Multi | CreateContainer, outcome: Outcome, ours: Callable[[], Procedure[Outcome | None]]
+    multi: Multi | CreateContainer, outcome: Outcome, proof: Callable[[], Procedure[Outcome | None]]
 ) -> Procedure[Outcome]:
     """What became of a transaction that was sent: its outcome; an unknown one is found out as by `transact`."""
     if not outcome.unknown:
         return outcome
     try:
-        return (yield from _resolve(multi, ours, outcome.sent))
+        return (yield from _resolve(multi, proof, outcome.sent))
     except (Unavailable, SessionLost) as error:
         raise _unknown(error) from error
 
 
 def _resolve(
-    multi: Multi | CreateContainer, ours: Callable[[], Procedure[Outcome | None]], sent: float | None
+    multi: Multi | CreateContainer, proof: Callable[[], Procedure[Outcome | None]], sent: float | None
 ) -> Procedure[Outcome]:
     """Issue a write of unknown outcome again until it is known, or too long ago."""
     lost = 0
@@ -64,7 +64,7 @@ def _resolve(
         if outcome.committed:
             return outcome
         if not outcome.unknown:
-            mine = yield from ours()
+            mine = yield from proof()
             return mine or outcome
 
 

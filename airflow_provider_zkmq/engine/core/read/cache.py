@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from airflow_provider_zkmq.engine.core.client.context import Context, Reading
+from airflow_provider_zkmq.engine.core.client.context import CachedRead, Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Get, Node, Pipeline, Procedure, Signal, Wait, Watch
 from airflow_provider_zkmq.engine.core.read.nodes import restored
 
@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.core.read.nodes import restored
 class _Fan:
     """A signal that wakes those who wait for one entry, and nobody else."""
 
-    entry: Reading
+    entry: CachedRead
 
     @property
     def count(self) -> int:
@@ -25,9 +25,9 @@ class _Fan:
         for subscriber in tuple(self.entry.subscribers):
             subscriber.fire()
 
-    nudge = fire
+    notify = fire
 
-    def pass_on(self, kind: Hashable) -> None:
+    def notify_one(self, kind: Hashable) -> None:
         """Nobody sits here."""
 
 
@@ -47,7 +47,7 @@ def listing(context: Context, path: str, *, max_age: float | None = None) -> Pro
         yield Wait(entry.signal, entry.signal.count, turn=True)
 
 
-def _list(context: Context, path: str, entry: Reading) -> Procedure[list[str] | None]:
+def _list(context: Context, path: str, entry: CachedRead) -> Procedure[list[str] | None]:
     watch, read_at = context.new_watch(), context.run.monotonic()
     entry.pending = True
     try:
@@ -62,7 +62,7 @@ def _list(context: Context, path: str, entry: Reading) -> Procedure[list[str] | 
         return None
     for gone in set(entry.value or ()) - set(names):
         context.listings.forget(f"{path}/{gone}")
-    entry.watch, entry.value, entry.read_at, entry.stock = watch, sorted(names), read_at, None
+    entry.watch, entry.value, entry.read_at, entry.cached_entries = watch, sorted(names), read_at, None
     context.listings.readings[path] = entry  # another thread may have forgotten it meanwhile
     return entry.value  # type: ignore[no-any-return]
 
@@ -89,7 +89,7 @@ def shared_nodes(context: Context, paths: list[str], mine: Signal) -> Procedure[
             yield Wait(entries[stale[0]].signal, seen[stale[0]], turn=True)
 
 
-def _refresh(stale: list[tuple[str, Reading]]) -> Procedure[None]:
+def _refresh(stale: list[tuple[str, CachedRead]]) -> Procedure[None]:
     watches = [Watch(_Fan(entry)) for _, entry in stale]
     for _, entry in stale:
         entry.pending = True

@@ -10,17 +10,17 @@ from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.model.names import bucket_start, entry_task, entry_time, is_name
 from airflow_provider_zkmq.engine.core.model.records import (
     Ended,
-    Letter,
-    LetterName,
+    HistoryEntry,
+    HistoryName,
     TaskState,
     Unreadable,
     clip,
-    parse_letter,
+    parse_history_name,
 )
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Node, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.inspect import Task, assemble, task_of_letter
+from airflow_provider_zkmq.engine.core.read.inspect import Task, assemble, task_of_history_entry
 from airflow_provider_zkmq.engine.core.read.nodes import (
     AT_ONCE,
     PARTS,
@@ -44,21 +44,21 @@ from airflow_provider_zkmq.engine.errors import CorruptRecord
 BARE_AT_ONCE: Final = 8 * AT_ONCE
 
 
-class Kept(NamedTuple):
+class KeptRuns(NamedTuple):
     """A letter by what its name tells, and its place below ``unarchived``."""
 
-    name: LetterName
+    name: HistoryName
     place: str
 
 
-def list_letters(context: Context, after: int = 0) -> Procedure[list[Kept]]:
+def list_history(context: Context, after: int = 0) -> Procedure[list[KeptRuns]]:
     """The letters that are kept; those of buckets in which nothing has come or gone after that transaction left out."""
     parent = context.paths.at("unarchived")
     buckets = yield from changed_buckets(parent, after)
     listings = yield from list_children([f"{parent}/{name}" for name in buckets])
     places = [f"{bucket}/{entry}" for bucket, names in zip(buckets, listings, strict=True) for entry in names]
-    named = [(parse_letter(place.rpartition("/")[2]), place) for place in places]
-    return [Kept(name, place) for name, place in named if name is not None]
+    named = [(parse_history_name(place.rpartition("/")[2]), place) for place in places]
+    return [KeptRuns(name, place) for name, place in named if name is not None]
 
 
 def changed_buckets(parent: str, after: int) -> Procedure[dict[str, bool]]:
@@ -72,17 +72,17 @@ def changed_buckets(parent: str, after: int) -> Procedure[dict[str, bool]]:
     }
 
 
-def versions_of(context: Context, letters: Sequence[Kept]) -> Procedure[list[Ended]]:
+def versions_of(context: Context, history_entries: Sequence[KeptRuns]) -> Procedure[list[Ended]]:
     """The runs that letters hold. Most names tell; one that ended as its letter was written is read off the Stat."""
-    versions = {each.place: each.name.version for each in letters}
+    versions = {each.place: each.name.version for each in history_entries}
     own = [place for place, version in versions.items() if version == 0]
     for place, stat in zip(own, (yield from read_stats([_path(context, place) for place in own])), strict=True):
         versions[place] = 0 if stat is None else stat.czxid
-    ended = [Ended(each.name.task_id, versions[each.place], each.place) for each in letters]
+    ended = [Ended(each.name.task_id, versions[each.place], each.place) for each in history_entries]
     return [each for each in ended if each.version]
 
 
-def read_letters(context: Context, places: Sequence[str]) -> Procedure[list[Task | None]]:
+def read_history_entries(context: Context, places: Sequence[str]) -> Procedure[list[Task | None]]:
     """The runs that are kept at these places, None for what is gone.
 
     What is corrupt is reported, and told with its bytes as data and the reason as error: there is no other place from
@@ -98,28 +98,28 @@ def _path(context: Context, place: str) -> str:
 
 
 def _task(context: Context, path: str, node: Node) -> Task:
-    letter = _letter(context, path, node)
+    history_entry = _history_entry(context, path, node)
     try:
-        return task_of_letter(path, letter)
+        return task_of_history_entry(path, history_entry)
     except CorruptRecord as error:
-        return task_of_letter(path, _told_of(context, path, node, error))
+        return task_of_history_entry(path, _is_listed(context, path, node, error))
 
 
-def _letter(context: Context, path: str, node: Node) -> Letter:
+def _history_entry(context: Context, path: str, node: Node) -> HistoryEntry:
     """The letter; of a corrupt one, which is reported, what can be told."""
     try:
-        letter = Letter.decode(path, node.data)
+        history_entry = HistoryEntry.decode(path, node.data)
     except CorruptRecord as error:
-        return _told_of(context, path, node, error)
-    return replace(letter, version=letter.version or node.stat.czxid)
+        return _is_listed(context, path, node, error)
+    return replace(history_entry, version=history_entry.version or node.stat.czxid)
 
 
-def _told_of(context: Context, path: str, node: Node, error: CorruptRecord) -> Letter:
+def _is_listed(context: Context, path: str, node: Node, error: CorruptRecord) -> HistoryEntry:
     context.report(path, str(error))
-    name, came = parse_letter(path.rpartition("/")[2]), node.stat.ctime
+    name, came = parse_history_name(path.rpartition("/")[2]), node.stat.ctime
     state = TaskState(State.DEAD, "", "", error=clip(str(error)))
     version = (name.version if name else 0) or node.stat.czxid
-    return Letter(name.task_id if name else "", version, came, came, state, "{}", node.data)
+    return HistoryEntry(name.task_id if name else "", version, came, came, state, "{}", node.data)
 
 
 # --- The log of ended runs: which ended after one transaction and up to another, and each as it was when it ended.
@@ -143,20 +143,20 @@ def ended_between(context: Context, after: int, until: int | None = None) -> Pro
 
     Finished, cancelled and dead ones, each once, whether the task stands as it ended or has left: the runs that leave
     are kept in an archived or followed queue. Complete where `until` came from `zxid` or `latest_end`, of whichever
-    client, as far as clean-up has not trimmed it (`trimmed`). One whose record is corrupt is reported, and told as
+    client, as far as clean-up has not trimmed it (`truncated_at`). One whose record is corrupt is reported, and told as
     `Unreadable`. Costs by what has come or gone since. Raises `ConfigError` where the queue does not exist.
     """
     yield from read_conf(context)
     yield Sync(context.paths.base)  # whoever told `until` may have asked a server that is ahead of ours
     ended: dict[tuple[str, int], Ended] = {}
-    met = [*(yield from _standing(context, after)), *(yield from _departed(context, after))]
-    for each in (_within(one, until) for one in met):
+    found = [*(yield from _standing(context, after)), *(yield from _left_between(context, after))]
+    for each in (_is_between(one, until) for one in found):
         if after < each.version and (until is None or each.version <= until):
             ended.setdefault((each.id, each.version), each)
     return sorted(ended.values(), key=lambda each: (each.version, each.id))
 
 
-def _within(each: Ended, until: int | None) -> Ended:
+def _is_between(each: Ended, until: int | None) -> Ended:
     """A run; a damaged one that was written once more since is told all the same: nobody knows when it ended."""
     if until is None or not isinstance(each, Unreadable):
         return each
@@ -219,9 +219,9 @@ def version_of(record: Record) -> int:
     return record.state.ended_zxid or record.stat.mzxid
 
 
-def _departed(context: Context, after: int) -> Procedure[list[Ended]]:
-    letters = yield from list_letters(context, after)
-    wanted = [each for each in letters if not each.name.version or each.name.version > after]
+def _left_between(context: Context, after: int) -> Procedure[list[Ended]]:
+    history_entries = yield from list_history(context, after)
+    wanted = [each for each in history_entries if not each.name.version or each.name.version > after]
     return (yield from versions_of(context, wanted))
 
 
@@ -258,13 +258,13 @@ def read_ended(context: Context, ended: Sequence[Ended], *, parts: Collection[Pa
     yield from read_conf(context)
     chosen = checked_parts(parts)
     runs: dict[_Key, Task] = {}
-    yield from _add_departed(context, [each for each in ended if each.place is not None], runs)
+    yield from _add_history(context, [each for each in ended if each.place is not None], runs)
     standing = [each for each in ended if each.place is None]
     yield from _add_standing(context, standing, chosen, runs, torn=False)
     missing = [each for each in standing if _key(each) not in runs]
     if missing:
         yield Sync(context.paths.base)  # the server that we read from may lag behind
-        yield from _add_departed(context, (yield from _letters_of(context, missing)), runs)
+        yield from _add_history(context, (yield from _history_of(context, missing)), runs)
         left = [each for each in missing if _key(each) not in runs]
         yield from _add_standing(context, left, chosen, runs, torn=True)
     return [runs[key] for key in dict.fromkeys(map(_key, ended)) if key in runs]
@@ -307,18 +307,18 @@ def _whole(nodes: Sequence[Node | None]) -> bool:
     )
 
 
-def _letters_of(context: Context, ended: Sequence[Ended]) -> Procedure[list[Ended]]:
+def _history_of(context: Context, ended: Sequence[Ended]) -> Procedure[list[Ended]]:
     """Where runs are kept that have left: they left after they had ended."""
     wanted = set(map(_key, ended))
-    letters = yield from list_letters(context, min(each.version for each in ended) - 1)
+    history_entries = yield from list_history(context, min(each.version for each in ended) - 1)
     ids = {each.id for each in ended}
-    kept = yield from versions_of(context, [each for each in letters if each.name.task_id in ids])
+    kept = yield from versions_of(context, [each for each in history_entries if each.name.task_id in ids])
     return [each for each in kept if _key(each) in wanted]
 
 
-def _add_departed(context: Context, ended: Sequence[Ended], runs: dict[_Key, Task]) -> Procedure[None]:
+def _add_history(context: Context, ended: Sequence[Ended], runs: dict[_Key, Task]) -> Procedure[None]:
     """Add runs that have left. What stands at a place may be damaged, and would not tell which run it is."""
-    tasks = yield from read_letters(context, [each.place or "" for each in ended])
+    tasks = yield from read_history_entries(context, [each.place or "" for each in ended])
     for each, task in zip(ended, tasks, strict=True):
         if task is not None:
             runs[_key(each)] = replace(task, id=each.id, version=each.version)

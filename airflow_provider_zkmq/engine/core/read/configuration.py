@@ -18,11 +18,11 @@ from airflow_provider_zkmq.engine.core.read.nodes import (
     THERE,
     create_skeleton,
     list_children,
-    once,
     queue_missing,
     read_nodes,
     refuse_missing,
     reread,
+    single_flight,
     unless_corrupt,
     watched_parts,
 )
@@ -58,9 +58,9 @@ def retry_policy(context: Context, node: Node | None) -> tuple[RetryPolicy, str 
         known = context.configuration.policy
         return (UNKNOWN_POLICY, str(policy)) if known is None else (known, None)
     context.configuration.policy = policy
-    if context.quarantine.waiting:  # for a policy that could not be read
-        context.quarantine.waiting.clear()
-        context.listings.restock_all()
+    if context.ignored_paths.waiting:  # for a policy that could not be read
+        context.ignored_paths.waiting.clear()
+        context.listings.forget_all_tried()
     return policy, None
 
 
@@ -116,7 +116,9 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
     known = fresh_conf(context)
     if known is not None:
         return known
-    read = yield from once(context, "conf", lambda: fresh_conf(context), lambda: _read_conf(context, create=create))
+    read = yield from single_flight(
+        context, "conf", lambda: fresh_conf(context), lambda: _read_conf(context, create=create)
+    )
     return read or fresh_conf(context) or (yield from _read_conf(context, create=create))
 
 
@@ -342,7 +344,7 @@ def _text(value: object) -> str | None:
 # --- Up to where clean-up may have deleted ended runs of a queue that streams follow, taken or not.
 
 
-class Trimmed(NamedTuple):
+class Truncation(NamedTuple):
     """What clean-up has deleted of the log of a followed queue.
 
     ``upto``: no run that ended after this zxid was deleted; 0 where nothing was. ``since``: the transaction that made
@@ -350,25 +352,25 @@ class Trimmed(NamedTuple):
     followed for a while, it is another one afterwards.
     """
 
-    upto: int
+    last_zxid: int
     since: int
 
 
-def trimmed(context: Context) -> Procedure[Trimmed | None]:
+def truncated_at(context: Context) -> Procedure[Truncation | None]:
     """Up to where clean-up may have deleted runs of the log; None where the queue is not followed.
 
-    Whoever began when `Trimmed.since` was the same, and has taken everything up to `Trimmed.upto`, has lost nothing.
-    Read anew each time. Raises `QueueNotFound`.
+    Whoever began when `Truncation.since` was the same, and has taken everything up to `Truncation.last_zxid`, has lost
+    nothing. Read anew each time. Raises `QueueNotFound`.
     """
     path = context.paths.at("followed")
     yield Sync(path)  # the server that we read from may lag behind
     node: Node | None = yield Get(path)
     if node is None:
         yield from refuse_missing(context)
-    return None if node is None else Trimmed(trimmed_upto(context, path, node), node.stat.czxid)
+    return None if node is None else Truncation(read_truncated_at(context, path, node), node.stat.czxid)
 
 
-def trimmed_upto(context: Context, path: str, node: Node) -> int:
+def read_truncated_at(context: Context, path: str, node: Node) -> int:
     """What the mark says; of one that cannot be read it is known only that nothing was deleted since it was written."""
     highest = unless_corrupt(context, path, partial(_load, path, node.data), "its last write counts")
     return node.stat.mzxid if highest is None else highest

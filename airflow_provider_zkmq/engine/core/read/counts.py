@@ -75,10 +75,10 @@ def _two_levels(context: Context, index: str) -> Procedure[list[str]]:
 def _parts(context: Context, index: str) -> Procedure[list[str]]:
     """The buckets of an index, or the segments of a lane; what is neither is not looked into."""
     names: list[str] = (yield Children(context.paths.at(index))) or []
-    ours = (
+    own = (
         segments_of(names) if index.startswith("queue/") else [name for name in names if bucket_start(name) is not None]
     )
-    return sorted(ours)
+    return sorted(own)
 
 
 def _pending_entries(context: Context) -> Procedure[list[str]]:

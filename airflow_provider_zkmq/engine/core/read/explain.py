@@ -21,7 +21,7 @@ from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerVerdict:
+class ConsumerMatch:
     """A live consumer and a task: ``refuses`` names the condition that keeps it from it; None: it accepts it."""
 
     consumer: str
@@ -37,7 +37,7 @@ class Explanation:
     task_id: str
     status: str
     reasons: tuple[str, ...]
-    consumers: tuple[ConsumerVerdict, ...]
+    consumers: tuple[ConsumerMatch, ...]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -46,9 +46,9 @@ class Explanation:
         """The explanation for people, a line each."""
         yield f"task {self.task_id} is {self.status}"
         yield from (f"  {reason}" for reason in self.reasons)
-        for verdict in self.consumers:
-            busy = f" ({verdict.in_hand} in hand)" if verdict.in_hand else ""
-            yield f"  consumer {verdict.consumer}{busy}: {verdict.refuses or 'accepts it'}"
+        for matched in self.consumers:
+            busy = f" ({matched.in_hand} in hand)" if matched.in_hand else ""
+            yield f"  consumer {matched.consumer}{busy}: {matched.refuses or 'accepts it'}"
 
 
 def explain(context: Context, task_id: str) -> Procedure[Explanation]:
@@ -59,12 +59,12 @@ def explain(context: Context, task_id: str) -> Procedure[Explanation]:
     conf = yield from read_conf(context)
     task: Task = yield from read_task(context, task_id)
     now = yield from server_time(context)
-    verdicts = (yield from _verdicts(context, conf, task)) if task.state is State.INSERTED else ()
-    reasons = tuple(_reasons(conf, task, now, verdicts))
-    return Explanation(task.id, str(task.status), reasons, verdicts)
+    matches = (yield from _matches(context, conf, task)) if task.state is State.INSERTED else ()
+    reasons = tuple(_reasons(conf, task, now, matches))
+    return Explanation(task.id, str(task.status), reasons, matches)
 
 
-def _reasons(conf: Conf, task: Task, now: int, verdicts: tuple[ConsumerVerdict, ...]) -> Iterator[str]:
+def _reasons(conf: Conf, task: Task, now: int, matches: tuple[ConsumerMatch, ...]) -> Iterator[str]:
     match task.state:
         case State.CLAIMED:
             yield f"it is with consumer {task.consumer}, attempt {task.attempt}"
@@ -79,18 +79,18 @@ def _reasons(conf: Conf, task: Task, now: int, verdicts: tuple[ConsumerVerdict, 
         case State.CANCELLED:
             yield "it was cancelled; redrive puts it back"
         case State.INSERTED:
-            yield from _waiting(conf, task, now, verdicts)
+            yield from _waiting(conf, task, now, matches)
 
 
-def _waiting(conf: Conf, task: Task, now: int, verdicts: tuple[ConsumerVerdict, ...]) -> Iterator[str]:
+def _waiting(conf: Conf, task: Task, now: int, matches: tuple[ConsumerMatch, ...]) -> Iterator[str]:
     if conf.paused:
         yield "the queue is paused; resume hands out tasks again"
     if task.status is Status.QUEUED_WITH_BACKOFF:
         why = f"backoff after: {task.error}" if task.error else "its delay"
         yield f"it is not to be handled for another {_span((task.due_ms or now) - now)} ({why})"
-    if not verdicts:
+    if not matches:
         yield "no live consumer is registered"
-    elif all(verdict.refuses for verdict in verdicts):
+    elif all(matched.refuses for matched in matches):
         yield "no live consumer accepts it"
     elif not conf.paused and task.status is Status.QUEUED:
         yield "it waits for its turn"
@@ -100,25 +100,25 @@ def _span(milliseconds: int) -> str:
     return f"{max(0, milliseconds) / 1000:.1f} s"
 
 
-def _verdicts(context: Context, conf: Conf, task: Task) -> Procedure[tuple[ConsumerVerdict, ...]]:
+def _matches(context: Context, conf: Conf, task: Task) -> Procedure[tuple[ConsumerMatch, ...]]:
     live = sorted((yield Children(context.paths.at("live"))) or ())
     parts = [(context.paths.consumer(name), context.paths.consumer(name, "current")) for name in live]
     nodes = yield from read_nodes([path for both in parts for path in both])
     consumers = zip(live, nodes[::2], nodes[1::2], strict=True)
     return tuple(
-        _verdict(context, conf, task, name, record, 0 if current is None else current.stat.children)
+        _match(context, conf, task, name, record, 0 if current is None else current.stat.children)
         for name, record, current in consumers
         if record is not None
     )
 
 
-def _verdict(context: Context, conf: Conf, task: Task, name: str, record: Node, in_hand: int) -> ConsumerVerdict:
+def _match(context: Context, conf: Conf, task: Task, name: str, record: Node, in_hand: int) -> ConsumerMatch:
     try:
         written: Any = load(context.paths.consumer(name), record.data).get("accepts", [])
         accepts = tuple(codec.shown(text) for text in written if isinstance(text, str))
         refusals = [parse_selector(text).refusal(task.filters, conf.types) for text in accepts]
     except (CorruptRecord, ConfigError, TypeError) as error:
-        return ConsumerVerdict(name, (), f"what it accepts cannot be read: {error}", in_hand)
+        return ConsumerMatch(name, (), f"what it accepts cannot be read: {error}", in_hand)
     refusing = [why for why in refusals if why is not None]
     why = "; ".join(refusing) if refusals and len(refusing) == len(refusals) else None
-    return ConsumerVerdict(name, accepts, why if accepts else "it has announced nothing that it accepts", in_hand)
+    return ConsumerMatch(name, accepts, why if accepts else "it has announced nothing that it accepts", in_hand)

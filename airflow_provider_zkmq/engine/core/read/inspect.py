@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeV
 from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.model.codec import load, optional_whole_number
 from airflow_provider_zkmq.engine.core.model.names import check_name
-from airflow_provider_zkmq.engine.core.model.records import Attempt, Letter, TaskState, claimed_before, load_claim
+from airflow_provider_zkmq.engine.core.model.records import Attempt, HistoryEntry, TaskState, claimed_before, load_claim
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State, Status, derive_status
 from airflow_provider_zkmq.engine.core.model.time import moment_of, optional_moment_of
@@ -136,7 +136,7 @@ class Task:
 
     @property
     def started_at(self) -> DateTime | None:
-        """When the handler began that finished it, or that has it: later than the claim of what was claimed ahead.
+        """When the handler began that finished it, or that has it: later than the claim of what was prefetched.
 
         None for any other task, and while others have it, who tell when they are done. Of what was completed without
         a handler, when it was claimed. It is the server's time as far as the consumer's client knew it.
@@ -155,7 +155,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
+class _TaskNodes:
     """The znodes of a task that tell about it."""
 
     state: Node
@@ -173,7 +173,7 @@ class _Content(NamedTuple):
     metadata: dict[str, Any]
 
 
-def _content(context: Context, task_id: str, tree: _Tree, *, strict: bool) -> _Content | None:
+def _content(context: Context, task_id: str, tree: _TaskNodes, *, strict: bool) -> _Content | None:
     """What a task's tree says; None where its record cannot be read, which is reported.
 
     Of what else cannot be read, that is reported, and nothing is known. `strict`: raises `CorruptRecord` instead.
@@ -191,7 +191,7 @@ def _content(context: Context, task_id: str, tree: _Tree, *, strict: bool) -> _C
     return None if state is None else _Content(state, claim or {}, metadata or {})
 
 
-def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task:
+def _build(task_id: str, tree: _TaskNodes, content: _Content, status: Status) -> Task:
     stat, state = tree.state.stat, content.state
     ended = ended_ms(state.state, state.started, state.ended, state.ended_zxid, stat)
     claimed = claimed_before(state.claimed, ended)
@@ -223,14 +223,19 @@ def _build(task_id: str, tree: _Tree, content: _Content, status: Status) -> Task
     )
 
 
-def task_of_letter(path: str, letter: Letter) -> Task:
+def task_of_history_entry(path: str, history_entry: HistoryEntry) -> Task:
     """A run that has left what listed it, as the task that it was. Raises `CorruptRecord`."""
-    record = Node(b"", Stat(letter.version, letter.version, letter.ended, letter.ended, 0, 0, 0))
-    data = Node(letter.data, Stat(letter.version, letter.version, letter.enqueued, letter.enqueued, 0, 0, 0))
-    content = _Content(letter.state, {}, load(path, letter.metadata.encode()))
-    result = None if letter.result is None else data._replace(data=letter.result)
-    status = derive_status(letter.state.state, scheduled=False)
-    return _build(letter.task_id, _Tree(record, data, None, result, None), content, status)
+    record = Node(
+        b"", Stat(history_entry.version, history_entry.version, history_entry.ended, history_entry.ended, 0, 0, 0)
+    )
+    data = Node(
+        history_entry.data,
+        Stat(history_entry.version, history_entry.version, history_entry.enqueued, history_entry.enqueued, 0, 0, 0),
+    )
+    content = _Content(history_entry.state, {}, load(path, history_entry.metadata.encode()))
+    result = None if history_entry.result is None else data._replace(data=history_entry.result)
+    status = derive_status(history_entry.state.state, scheduled=False)
+    return _build(history_entry.task_id, _TaskNodes(record, data, None, result, None), content, status)
 
 
 #: What a finished record tells of the delivery that succeeded: number, consumer, when it was claimed, begun and ended.
@@ -304,7 +309,7 @@ def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict
     record, *others = nodes
     if record is None:
         return None
-    tree = _Tree(record, *others)
+    tree = _TaskNodes(record, *others)
     content = _content(context, task_id, tree, strict=strict)
     if content is None:
         return None
@@ -498,7 +503,7 @@ def checked_columns(names: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReadPlan:
     """What a scan reads: fields of the records, and parts of the tasks' trees."""
 
     fields: tuple[str, ...]

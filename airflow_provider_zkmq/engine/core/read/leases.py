@@ -14,8 +14,8 @@ from airflow_provider_zkmq.engine.core.model.names import (
     bucket_start,
     check_name,
     entry_time,
+    is_prefetched,
     lease_task,
-    taken_ahead,
 )
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load_claim, load_span
@@ -88,13 +88,13 @@ def _current(context: Context, task_id: str, token: int, nonce: str | None) -> P
     if claim is None or claim.stat.czxid != token or state.state is not State.CLAIMED:
         raise claim_lost(task_id, token, state)
     path = context.paths.task(task_id, "claim")
-    record, ahead = load_claim(path, claim.data), taken_ahead(path, claim.data)
+    record, prefetched = load_claim(path, claim.data), is_prefetched(path, claim.data)
     plain = _plain_claim(record)
     if nonce is not None and plain.get("nonce", nonce) != nonce:
         raise claim_lost(task_id, token, state)
-    if claim.stat.version and not ahead and "progress" not in record:  # written once more, to say that it begins
+    if claim.stat.version and not prefetched and "progress" not in record:  # written once more, to say that it begins
         plain.setdefault("began", claim.stat.mtime)
-    return Claimed(task_id, token, node.stat.version, state, node.stat.ctime, ahead=ahead, claim=plain)
+    return Claimed(task_id, token, node.stat.version, state, node.stat.ctime, prefetched=prefetched, claim=plain)
 
 
 def _plain_claim(record: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def lease_path(context: Context, state: TaskState) -> str:
 
 
 def mark_path(context: Context, task_id: str, state: TaskState) -> str:
-    """Where a claim taken ahead says so; see `core.model.names`."""
+    """Where a claim prefetched says so; see `core.model.names`."""
     if state.bound or state.lease is None:
         return context.paths.current(state.consumer or "", task_id)
     return context.paths.task(task_id, "claim")
@@ -195,7 +195,7 @@ def end_of(context: Context, path: str, node: Node) -> int | None:
 
 def read_ends(context: Context, paths: Sequence[str], now: int) -> Procedure[None]:
     """Have in memory when each of these leases and locks ends; what is known to hold still is not read again."""
-    ends = context.census.lease_ends
+    ends = context.known_consumers.lease_ends
     for path in set(ends).difference(paths):
         del ends[path]
     unknown = [path for path in paths if ends.get(path, 0) <= now]
@@ -220,7 +220,7 @@ def lapsed_of(context: Context, paths: Sequence[str]) -> Procedure[dict[str, Lap
         return {}
     past = yield from certainly_past(context)
     yield from read_ends(context, paths, past)
-    ended = [path for path in paths if context.census.lease_ends.get(path, past + 1) <= past]
+    ended = [path for path in paths if context.known_consumers.lease_ends.get(path, past + 1) <= past]
     ids = list(filter(None, (lease_task(path.rpartition("/")[2]) for path in ended)))
     records = yield from read_records(context, ids)
     known = {record.task_id: record.state for record in records if isinstance(record, Record)}
@@ -241,7 +241,7 @@ def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure
         lease, mark = nodes[number], nodes[len(held) + number]
         end = None if lease is None else end_of(context, leases[number], lease)
         if end is not None and end <= past:
-            begun = mark is None or not taken_ahead(marks[number], mark.data)
+            begun = mark is None or not is_prefetched(marks[number], mark.data)
             lapsed[task_id] = _next(state, policy, end, begun=begun)
     return lapsed
 

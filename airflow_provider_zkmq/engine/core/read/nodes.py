@@ -8,7 +8,7 @@ from enum import Enum
 from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.core.client.context import Context, Reading
+from airflow_provider_zkmq.engine.core.client.context import CachedRead, Context
 from airflow_provider_zkmq.engine.core.model.codec import dump
 from airflow_provider_zkmq.engine.core.model.names import Paths, check_layout, check_name
 from airflow_provider_zkmq.engine.core.model.records import TaskState
@@ -28,12 +28,12 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Outcome,
     Pipeline,
     Procedure,
+    SetTimeout,
     Signal,
     Stat,
     Sync,
     Wait,
     Watch,
-    Within,
 )
 from airflow_provider_zkmq.engine.core.protocol.transact import never, refused, transact
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
@@ -58,7 +58,7 @@ class Deadline:
         """
         span = optional_seconds("timeout", timeout)
         if span:  # who does not wait at all waits for the servers all the same
-            yield Within(span)
+            yield SetTimeout(span)
         return cls(context, None if span is None else context.run.monotonic() + span, span)
 
     @property
@@ -164,7 +164,7 @@ def unless_corrupt(context: Context, path: str, read: Callable[[], T], consequen
 # --- What all threads of a client need at the same moment is asked for once: when they begin, and when it has changed.
 
 
-def once(
+def single_flight(
     context: Context, what: str, is_done: Callable[[], object], procedure: Callable[[], Procedure[T]]
 ) -> Procedure[T | None]:
     """Carry a procedure out, unless another thread of this client is at it and that will do: None then.
@@ -212,13 +212,13 @@ class _Whole:
         self.context.configuration.changed()
         self.context.signal.fire()
 
-    nudge = fire
+    notify = fire
 
-    def pass_on(self, kind: Hashable) -> None:
+    def notify_one(self, kind: Hashable) -> None:
         """Nobody sits here."""
 
 
-def watched_parts(context: Context) -> dict[str, Reading]:
+def watched_parts(context: Context) -> dict[str, CachedRead]:
     """What was read of each znode, under a watch of its own: one that changes costs no reading of the others."""
     return {name: context.listings.at(path) for name, path in _part_paths(context.paths).items()}
 
@@ -229,7 +229,7 @@ def _part_paths(paths: Paths) -> Mapping[str, str]:
     return {name: paths.at(name) for name in (THERE, *_MARKS)} | {name: paths.conf(name) for name in _NAMES}
 
 
-def reread(context: Context, parts: dict[str, Reading]) -> Procedure[None]:
+def reread(context: Context, parts: dict[str, CachedRead]) -> Procedure[None]:
     """Read what has changed. What is missing from a queue is looked for again under a watch that sees it come."""
     context.configuration.watch = context.new_watch()
     stale = [name for name, part in parts.items() if not part.fresh]
@@ -240,7 +240,7 @@ def reread(context: Context, parts: dict[str, Reading]) -> Procedure[None]:
 
 
 def _read(
-    context: Context, parts: dict[str, Reading], names: Sequence[str], optional: Sequence[str]
+    context: Context, parts: dict[str, CachedRead], names: Sequence[str], optional: Sequence[str]
 ) -> Procedure[None]:
     """Read parts; only the watch of those that are `optional` stands on a missing znode too."""
     ops: list[Get | Exists] = []
@@ -290,7 +290,7 @@ def restored(context: Context, path: str) -> Procedure[bool]:
     for each in (path.rpartition("/")[0], path):
         outcome: Outcome | None = (yield Multi((there, Create(each)))) if each in permanent else None
         if outcome is not None and outcome.committed:
-            context.tell(each, "it was missing; made anew")
+            context.warn_once(each, "it was missing; made anew")
             made = True
     return made
 

@@ -20,7 +20,7 @@ from airflow_provider_zkmq.engine.core.model.time import Moment, optional_millis
 from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
 from airflow_provider_zkmq.engine.core.read.counts import as_state
-from airflow_provider_zkmq.engine.core.read.inspect import COLUMNS, Plan, Row, checked_columns, checked_ids
+from airflow_provider_zkmq.engine.core.read.inspect import COLUMNS, ReadPlan, Row, checked_columns, checked_ids
 from airflow_provider_zkmq.engine.core.read.leases import Lapsed, certainly_past, lapsed_tasks
 from airflow_provider_zkmq.engine.core.read.nodes import (
     SLIM_AT_ONCE,
@@ -74,7 +74,7 @@ def scan(
     ids, names = checked_ids(task_ids), checked_columns(columns)
     window = min(whole_number("in_flight", in_flight, 1), MAX_IN_FLIGHT)
     wanted = yield from _sought(context, states, selector, since)
-    scanning = _Scan(context, Plan.of((*names, *wanted.columns())), window)
+    scanning = _Scan(context, ReadPlan.of((*names, *wanted.columns())), window)
     yield from scanning.read(ids)
     if missing := scanning.missing(ids):
         yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
@@ -95,8 +95,8 @@ class _Sought:
 
     def columns(self) -> list[str]:
         """What has to be read to judge that."""
-        asked = {"filters": self.selector, "enqueued_ms": self.since}
-        return [name for name, value in asked.items() if value is not None]
+        requested = {"filters": self.selector, "enqueued_ms": self.since}
+        return [name for name, value in requested.items() if value is not None]
 
     def accepts(self, row: Row) -> bool:
         """Whether a task is asked for."""
@@ -123,7 +123,7 @@ class _Scan:
     """What was read so far: rows by their ids."""
 
     context: Context
-    plan: Plan
+    plan: ReadPlan
     in_flight: int
     rows: dict[str, Row] = field(default_factory=dict)
     corrupt: dict[str, None] = field(default_factory=dict)

@@ -45,8 +45,8 @@ def server_time(context: Context) -> Procedure[int]:
         known = context.clock.exact()
         if known is not None:
             return known
-        told = yield from tick(context)
-    return context.clock.now() or told.time
+        tick_read = yield from tick(context)
+    return context.clock.now() or tick_read.time
 
 
 def ordering_time(context: Context) -> Procedure[int]:
@@ -58,8 +58,8 @@ def ordering_time(context: Context) -> Procedure[int]:
         known = context.clock.ordering()
         if known is not None:
             return known
-        told = yield from tick(context)
-    return told.time
+        tick_read = yield from tick(context)
+    return tick_read.time
 
 
 def now(context: Context) -> Procedure[Moment]:

@@ -21,7 +21,7 @@ from airflow_provider_zkmq.engine.core.model.time import (
     optional_milliseconds,
     wait_event,
 )
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Procedure, Signal, Sync, Tell, Watch
+from airflow_provider_zkmq.engine.core.protocol.ops import Callback, Children, Procedure, Signal, Sync, Watch
 from airflow_provider_zkmq.engine.core.read.cache import shared_nodes, unsubscribe
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
 from airflow_provider_zkmq.engine.core.read.inspect import Task, read_task, read_tasks
@@ -62,7 +62,7 @@ def wait(
             seen = mine.count
             open_ids, claimed = yield from _look(context, open_ids, wanted, mine, failed)
             if on_progress is not None:
-                yield from _tell_progress(context, claimed, mine, reported, on_progress)
+                yield from _report_progress(context, claimed, mine, reported, on_progress)
             if open_ids and failed and stop_at_failure:
                 tasks = yield from _read(context, ids)
                 if any(task.state in FAILED for task in tasks):
@@ -124,10 +124,10 @@ def _read_states(context: Context, ids: Sequence[str], mine: Signal) -> Procedur
     return states
 
 
-def _tell_progress(
-    context: Context, ids: Sequence[str], mine: Signal, reported: dict[str, tuple[float, str]], tell: OnProgress
+def _report_progress(
+    context: Context, ids: Sequence[str], mine: Signal, reported: dict[str, tuple[float, str]], on_progress: OnProgress
 ) -> Procedure[None]:
-    """Call `tell` for what is new; a claim's znode comes and goes with the claim, which the record's watch tells."""
+    """Call `on_progress` for what is new. A claim's znode comes and goes with it; the record's watch tells of that."""
     for chunk in chunked(ids, WINDOW):
         paths = [context.paths.task(task_id, "claim") for task_id in chunk]
         nodes = yield from shared_nodes(context, paths, mine)
@@ -139,7 +139,7 @@ def _tell_progress(
             progress, note = record.get("progress"), record.get("note") or ""
             if progress is not None and reported.get(task_id) != (progress, note):
                 reported[task_id] = (progress, note)
-                yield Tell(partial(tell, task_id, progress, note))
+                yield Callback(partial(on_progress, task_id, progress, note))
 
 
 def _reached(state: TaskState, wanted: WaitFor) -> bool:
@@ -154,8 +154,8 @@ def _missing(context: Context, ids: set[str]) -> TaskNotFound:
 
 def not_reached(queue: str, wanted: WaitFor, limit: object, left: Sequence[str], failed: Sequence[str]) -> WaitTimeout:
     """The error for tasks that did not get there in time, and for those that did but are dead or cancelled."""
-    told = f"{len(left)} task(s) of queue {queue!r} did not reach {wanted} within {limit}: {_first(left)}"
-    return WaitTimeout(told + failed_too(failed), left=left)
+    problem = f"{len(left)} task(s) of queue {queue!r} did not reach {wanted} within {limit}: {_first(left)}"
+    return WaitTimeout(problem + failed_too(failed), left=left)
 
 
 def failed_too(failed: Sequence[str]) -> str:
@@ -209,7 +209,7 @@ def follow(context: Context, task_id: str, on_change: OnChange, timeout: Duratio
             task = yield from read_task(context, task_id)
             if task != known:
                 known = task
-                yield Tell(partial(on_change, task))
+                yield Callback(partial(on_change, task))
             # A claim that has only lapsed may be completed still: it has no end yet, whatever follows it.
             if task.state in ENDED and task.ended_ms is not None:
                 return task

@@ -20,13 +20,13 @@ from airflow_provider_zkmq.engine.core.read.inspect import checked_ids
 from airflow_provider_zkmq.engine.core.read.leases import lapsed_tasks
 from airflow_provider_zkmq.engine.core.read.nodes import Record, Unread, chunked, read_records
 from airflow_provider_zkmq.engine.core.read.server_clock import ordering_time, server_time
-from airflow_provider_zkmq.engine.core.tasks.holding import telling
+from airflow_provider_zkmq.engine.core.tasks.holding import cancel_note
 from airflow_provider_zkmq.engine.core.tasks.recovery import rescue_lapsed
 from airflow_provider_zkmq.engine.core.write import transitions
 from airflow_provider_zkmq.engine.core.write.batch_closing import rejoin
 from airflow_provider_zkmq.engine.core.write.commit import Plan, anew, commit, send_together
 from airflow_provider_zkmq.engine.core.write.escrow import next_run
-from airflow_provider_zkmq.engine.core.write.history import with_letter
+from airflow_provider_zkmq.engine.core.write.history import with_history
 from airflow_provider_zkmq.engine.core.write.record import Current, next_record
 from airflow_provider_zkmq.engine.errors import (
     CorruptRecord,
@@ -83,10 +83,10 @@ def _change(
             if current.state.state is not State.CLAIMED or not (yield from rescue_lapsed(context, task_id)):
                 raise
             continue
-        verdict = yield from commit(plan, anew(partial(build, current)))
-        if verdict.refusal is None:
-            return verdict.after or current.state
-        yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, mzxid)
+        committed = yield from commit(plan, anew(partial(build, current)))
+        if committed.refusal is None:
+            return committed.after or current.state
+        yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, mzxid)
 
 
 def _changed(current: Current) -> IllegalTransition:
@@ -123,7 +123,7 @@ def _with_claim(context: Context, current: Current) -> Procedure[Current]:
 def _notice(context: Context, current: Current) -> Procedure[list[WriteOp]]:
     """Drop the run in escrow, and tell the consumer."""
     ops: list[WriteOp] = [Delete(context.paths.task(current.task_id, "requeue"))] if current.state.requeue else []
-    return [*ops, *(yield from telling(context, current.state))]
+    return [*ops, *(yield from cancel_note(context, current.state))]
 
 
 def revoke(
@@ -140,7 +140,7 @@ def revoke(
 
     def build(current: Current) -> Procedure[Plan]:
         step(task_id, current.state.state, Event.RELEASE)
-        guards, nonce = (yield from telling(context, current.state)), context.marks.nonce()
+        guards, nonce = (yield from cancel_note(context, current.state)), context.marks.nonce()
         current = yield from _with_claim(context, current)
         if error is None:
             return (yield from transitions.release(context, current, nonce, None, guards))
@@ -152,10 +152,10 @@ def revoke(
             return (yield from transitions.fail(context, current, nonce, error, due if due > now else None, guards))
         if state.requeue:
             return (yield from next_run(context, current, nonce, guards))
-        return (yield from transitions.bury(context, current, Event.FAIL_FINAL, nonce, error, now, guards))
+        return (yield from transitions.to_dead(context, current, Event.FAIL_FINAL, nonce, error, now, guards))
 
     after = yield from _change(context, task_id, "taking away of", build, version)
-    context.listings.restock(context.paths.entry(after.place).rpartition("/")[0])
+    context.listings.forget_tried(context.paths.entry(after.place).rpartition("/")[0])
     return after.state
 
 
@@ -181,7 +181,7 @@ def _redriving(context: Context, extra: list[WriteOp], current: Current) -> Proc
     members = yield from rejoin(context, current)
     batch = current.state.batch if members else None
     plan = yield from transitions.redrive(context, current, entry, extra, batch)
-    return (yield from with_letter(context, current, Plan([*plan.changes, *members])))
+    return (yield from with_history(context, current, Plan([*plan.changes, *members])))
 
 
 def redrive_many(context: Context, task_ids: Sequence[str]) -> Procedure[dict[str, ZkmqError]]:
@@ -224,8 +224,8 @@ def _redrive_together(context: Context, ids: Sequence[str], done: set[str]) -> P
         plans.append((yield from _redriving(context, [], current)))
     for current, plan, sent in zip(currents, plans, (yield from send_together(plans)) if plans else [], strict=True):
         if sent.outcome.committed or sent.outcome.unknown:  # a refused one is read again before it is tried again
-            verdict = yield from commit(plan, first=sent)
-            done |= {current.task_id} if verdict.committed else set()
+            committed = yield from commit(plan, first=sent)
+            done |= {current.task_id} if committed.committed else set()
 
 
 def _payload(context: Context, task_id: str, data: bytes) -> WriteOp:
@@ -260,7 +260,7 @@ def drop(context: Context, task_id: str, version: int | None = None) -> Procedur
         if current.state.state is State.CLAIMED:
             msg = f"task {task_id!r} is claimed: it cannot be dropped; cancel it first"
             raise IllegalTransition(msg)
-        return (yield from with_letter(context, current, transitions.delete(context, current)))
+        return (yield from with_history(context, current, transitions.delete(context, current)))
 
     yield from _change(context, task_id, "drop of", build, version)
 
@@ -280,7 +280,7 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
         records = yield from read_records(context, chunk, _KEPT)
         for task_id, record in zip(chunk, records, strict=True):
             count += yield from _clear_one(context, task_id, record, wanted)
-    context.listings.restock_all()
+    context.listings.forget_all_tried()
     return count
 
 
@@ -302,12 +302,12 @@ def _delete_task(context: Context, task_id: str, record: Record | Unread, wanted
     while isinstance(record, Record) and wanted in {None, record.state.state}:
         current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
         current = yield from _with_claim(context, current)
-        delete = transitions.delete(context, current, ours=False)
-        delete.changes[0].ops += yield from telling(context, record.state)
-        plan = yield from with_letter(context, current, delete)
-        verdict = yield from commit(plan)
-        if verdict.refusal is None:
+        delete = transitions.delete(context, current, proof=False)
+        delete.changes[0].ops += yield from cancel_note(context, record.state)
+        plan = yield from with_history(context, current, delete)
+        committed = yield from commit(plan)
+        if committed.refusal is None:
             return True
-        yield from tries.refused(verdict.refusal.outcome, verdict.refusal.multi, record.stat.mzxid)
+        yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, record.stat.mzxid)
         (record,) = yield from read_records(context, [task_id], _KEPT)
     return False

@@ -38,7 +38,7 @@ from airflow_provider_zkmq.engine.core.read.cache import shared_nodes, unsubscri
 from airflow_provider_zkmq.engine.core.read.nodes import Deadline, chunked, read_nodes, restored
 from airflow_provider_zkmq.engine.core.read.wait import failed_too
 from airflow_provider_zkmq.engine.core.write.batch_closing import close_after, close_batch, load_batch
-from airflow_provider_zkmq.engine.core.write.new_task import Tree, pack, stamped
+from airflow_provider_zkmq.engine.core.write.new_task import NewTask, pack, stamped
 from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskNotFound, WaitTimeout
 
 #: Stands among the open members while they are being written; no task can have this name.
@@ -73,7 +73,7 @@ class Opened(Enum):
     SEALED = "sealed"
 
 
-def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Procedure[Opened]:
+def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) -> Procedure[Opened]:
     """Create a batch; it may be there from a call that was broken off, and be written to its end now.
 
     `nonce` is the call's: by it a call made again knows what it has written to its end already. Raises
@@ -82,14 +82,14 @@ def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Pr
     base = context.paths.batch(name)
     if then is not None:
         yield from stamped(context, then)
-    multi = _opening(base, then, nonce)
+    multi = _creation(base, then, nonce)
 
-    def ours() -> Procedure[Outcome | None]:
+    def proof() -> Procedure[Outcome | None]:
         return Outcome(committed=True) if (yield from _is_of(base, nonce)) else None
 
     tries = Tries(f"creating batch {name!r}")
     while True:
-        outcome = yield from transact(multi, ours)
+        outcome = yield from transact(multi, proof)
         if outcome.committed:
             return Opened.FRESH
         if outcome.failure is Failure.NO_NODE and (yield from restored(context, base)):
@@ -102,7 +102,7 @@ def open_batch(context: Context, name: str, then: Tree | None, nonce: str) -> Pr
         yield from tries.refused(outcome, multi, None)
 
 
-def _opening(base: str, then: Tree | None, nonce: str) -> Multi:
+def _creation(base: str, then: NewTask | None, nonce: str) -> Multi:
     """The transaction that creates a batch, whose members are about to be written."""
     record = dump({"nonce": nonce, "then": None if then is None else then.task_id})
     ops: list[WriteOp] = [Create(base, record), *(Create(f"{base}/{part}") for part in ("open", "failed"))]
@@ -160,11 +160,11 @@ def seal_batch(context: Context, name: str, total: int, version: int = -1) -> Pr
     record = (yield from _record(base)) or {}
     multi = Multi((Delete(f"{base}/open/{WRITING}", version), SetData(base, dump(record | {"total": total}))))
 
-    def ours() -> Procedure[Outcome | None]:
+    def proof() -> Procedure[Outcome | None]:
         sealed = "total" in ((yield from _record(base)) or {})
         return Outcome(committed=True) if sealed else None
 
-    outcome = yield from transact(multi, ours)
+    outcome = yield from transact(multi, proof)
     if outcome.failure is Failure.BAD_VERSION:
         return False
     if not outcome.committed and outcome.failure is not Failure.NO_NODE:  # another call wrote the same batch

@@ -59,9 +59,9 @@ def configure(
     created = yield from create_skeleton(context, defaults() | values, [name for name, yes in marks.items() if yes])
     if not created and (yield Exists(context.paths.at("deleting"))) is not None:
         raise (yield from queue_missing(context))
-    asked = {name: yes for name, yes in marks.items() if yes is not None}
-    if not created and (values or asked):
-        yield from _set(context, values, asked)
+    requested = {name: yes for name, yes in marks.items() if yes is not None}
+    if not created and (values or requested):
+        yield from _set(context, values, requested)
 
 
 def _yes_or_no(name: str, value: object) -> bool | None:

@@ -35,7 +35,7 @@ from airflow_provider_zkmq.engine.core.write.commit import (
     send_one,
     send_together,
 )
-from airflow_provider_zkmq.engine.core.write.new_task import Tree, insert, prepare
+from airflow_provider_zkmq.engine.core.write.new_task import NewTask, insert, prepare
 from airflow_provider_zkmq.engine.errors import (
     BadMessage,
     ConfigError,
@@ -62,7 +62,7 @@ T = TypeVar("T")
 class Call:
     """One enqueue under way: what of it may have been written. ``nonce``: by which its batch is recognised."""
 
-    trees: list[Tree]
+    new_tasks: list[NewTask]
     nonce: str
     batch: str | None = None
     said: int = 0
@@ -70,35 +70,35 @@ class Call:
     restored: int = 0
     """How often the servers had gone back when it began."""
     opened: bool = False
-    sent: dict[str, Tree] = field(default_factory=dict)
+    sent: dict[str, NewTask] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
 
-    def sending(self, trees: Iterable[Tree]) -> None:
+    def sending(self, new_tasks: Iterable[NewTask]) -> None:
         """These may be written from now on."""
-        self.sent.update((tree.task_id, tree) for tree in trees)
+        self.sent.update((new.task_id, new) for new in new_tasks)
 
-    def refused(self, trees: Iterable[Tree]) -> None:
+    def refused(self, new_tasks: Iterable[NewTask]) -> None:
         """These were not written, and no request is under way that could."""
-        for tree in trees:
-            self.sent.pop(tree.task_id, None)
+        for new in new_tasks:
+            self.sent.pop(new.task_id, None)
 
-    def done(self, trees: Iterable[Tree]) -> None:
+    def done(self, new_tasks: Iterable[NewTask]) -> None:
         """These are written."""
-        self.written.update(tree.task_id for tree in trees)
+        self.written.update(new.task_id for new in new_tasks)
 
 
-def begin(context: Context, trees: list[Tree], then: Tree | None = None, batch: str | None = None) -> Call:
+def begin(context: Context, new_tasks: list[NewTask], then: NewTask | None = None, batch: str | None = None) -> Call:
     """A call is about to write: it takes over what an earlier one left with the same ids."""
-    call = Call(trees, context.marks.nonce(), batch, restored=context.run.restored())
+    call = Call(new_tasks, context.marks.nonce(), batch, restored=context.run.restored())
     if batch is not None:
         following = None if then is None else (then.task_id if not then.generated else None, _said(then))
-        call.said = hash((following, *((tree.task_id, _said(tree)) for tree in trees)))
-    if context.unresolved.marks:
+        call.said = hash((following, *((new.task_id, _said(new)) for new in new_tasks)))
+    if context.unknown_outcomes.marks:
         _take_over(context, call)
     return call
 
 
-def told(context: Context, call: Call, procedure: Procedure[T]) -> Procedure[T]:
+def run_call(context: Context, call: Call, procedure: Procedure[T]) -> Procedure[T]:
     """Carry a call out. Once something of it was sent, its caller hears success, refusal or `OutcomeUnknown`."""
     try:
         result = yield from procedure
@@ -110,7 +110,7 @@ def told(context: Context, call: Call, procedure: Procedure[T]) -> Procedure[T]:
         if not (call.sent or call.opened):
             raise
         _keep(context, call)
-        ids = [tree.task_id for tree in call.trees]
+        ids = [new.task_id for new in call.new_tasks]
         names = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
         msg = f"queue {context.queue!r}: written or not: {names}; make the same call again with these ids: {error}"
         raise OutcomeUnknown(msg, task_ids=ids) from error
@@ -128,25 +128,38 @@ def check_written(context: Context, call: Call) -> None:
 def _keep(context: Context, call: Call) -> None:
     now = context.run.monotonic()
     marks = {
-        name: Mark(now, _said(tree), tree.nonce, tree.stamp, name in call.written, call.restored, tree.generated)
-        for name, tree in call.sent.items()
+        name: Mark(
+            now,
+            _said(new),
+            new.nonce,
+            new.stamp,
+            name in call.written,
+            call.restored,
+            new.generated,
+        )
+        for name, new in call.sent.items()
     }
     if call.batch is not None and call.opened:
         marks[_of_batch(call.batch)] = Mark(now, call.said, call.nonce, restored=call.restored)
-    context.unresolved.keep(marks)
+    context.unknown_outcomes.keep(marks)
 
 
 def _take_over(context: Context, call: Call) -> None:
     """What was written before the servers went back may be gone: its ids and marks are used again all the same."""
     now = context.run.monotonic()
-    for tree in call.trees:
-        mark = context.unresolved.take(tree.task_id, _said(tree), now)
+    for new in call.new_tasks:
+        mark = context.unknown_outcomes.take(new.task_id, _said(new), now)
         if mark is not None:
-            tree.stamp, tree.nonce, tree.uncertain, tree.generated = mark.stamp, mark.nonce, True, mark.generated
-            call.sending([tree])
+            new.stamp, new.nonce, new.uncertain, new.generated = (
+                mark.stamp,
+                mark.nonce,
+                True,
+                mark.generated,
+            )
+            call.sending([new])
             if mark.written and mark.restored == call.restored:
-                call.done([tree])
-    mark = None if call.batch is None else context.unresolved.take(_of_batch(call.batch), call.said, now)
+                call.done([new])
+    mark = None if call.batch is None else context.unknown_outcomes.take(_of_batch(call.batch), call.said, now)
     if mark is not None and mark.restored == call.restored:
         call.nonce, call.opened = mark.nonce, True
 
@@ -156,28 +169,36 @@ def _of_batch(name: str) -> str:
     return f"batch/{name}"
 
 
-def _said(tree: Tree) -> int:
+def _said(new: NewTask) -> int:
     """What a caller asked for with one message, beside its id: equal for equal messages in this process."""
-    asked = (tree.data, tree.metadata, tree.lane.name, tree.delay, tree.not_before, str(tree.policy), tree.lock)
-    return hash((*asked, tree.update, tree.requeue, tree.batch, tree.only_new))
+    requested = (
+        new.data,
+        new.metadata,
+        new.lane.name,
+        new.delay,
+        new.not_before,
+        str(new.policy),
+        new.lock,
+    )
+    return hash((*requested, new.update, new.requeue, new.batch, new.only_new))
 
 
 # --- Messages for tasks that are to be new, validated; what is refused is told by its position and its part.
 
 
-def prepare_new(context: Context, conf: Conf, position: int, message: Message, batch: str | None) -> Tree:
+def prepare_new(context: Context, conf: Conf, position: int, message: Message, batch: str | None) -> NewTask:
     """A message, validated. Raises `BadMessage`, which says where in the call and in the message the trouble is."""
     try:
         if isinstance(message, Message):
-            _refuse_reuse(message)
-        tree = prepare(context, conf, message, batch)
+            _refuse_options(message)
+        new = prepare(context, conf, message, batch)
     except (ConfigError, TaskTooLarge) as error:
         raise BadMessage(str(error), position=position, part=_part(conf, message)) from error
-    tree.only_new = True
-    return tree
+    new.only_new = True
+    return new
 
 
-def _refuse_reuse(message: Message) -> None:
+def _refuse_options(message: Message) -> None:
     if message.task_id is None:
         msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
         raise ConfigError(msg)
@@ -224,15 +245,15 @@ class _Refused:
     status: str
 
 
-def write_trees(context: Context, trees: Sequence[Tree], call: Call) -> Procedure[list[str]]:
+def write_trees(context: Context, new_tasks: Sequence[NewTask], call: Call) -> Procedure[list[str]]:
     """Write validated trees; see `enqueue_many`. `call` learns what may have been written, at every moment."""
     refusals: list[_Refused] = []
-    made = groups(context, [tree for tree in trees if tree.task_id not in call.written])
+    made = groups(context, [new for new in new_tasks if new.task_id not in call.written])
     for window in chunked(made, WINDOW):
         refusals += yield from unless_deleted(context, _write(context, window, call))
     if refusals:
-        raise _duplicates(refusals, [tree.task_id for tree in trees if tree.task_id in call.written])
-    return [tree.task_id for tree in trees]
+        raise _duplicates(refusals, [new.task_id for new in new_tasks if new.task_id in call.written])
+    return [new.task_id for new in new_tasks]
 
 
 def _duplicates(refusals: list[_Refused], done: list[str]) -> DuplicateTask:
@@ -245,22 +266,22 @@ def _duplicates(refusals: list[_Refused], done: list[str]) -> DuplicateTask:
     return DuplicateTask(msg, status=first.status, duplicates=ids, enqueued=done)
 
 
-def groups(context: Context, trees: Sequence[Tree]) -> list[list[Tree]]:
+def groups(context: Context, new_tasks: Sequence[NewTask]) -> list[list[NewTask]]:
     """Trees grouped into transactions. What may meet its id goes alone: one duplicate refuses its whole group."""
-    made: list[list[Tree]] = []
+    made: list[list[NewTask]] = []
     room = 0
-    for tree in trees:
-        size = tree.size(context)
-        alone = not tree.only_new and (not tree.generated or tree.uncertain)
+    for new in new_tasks:
+        size = new.size(context)
+        alone = not new.only_new and (not new.generated or new.uncertain)
         if not made or alone or room < size or len(made[-1]) >= TREES_PER_MULTI:
             made.append([])
             room = 0 if alone else GROUP_BYTES
-        made[-1].append(tree)
+        made[-1].append(new)
         room -= size
     return made
 
 
-def _write(context: Context, groups: Sequence[list[Tree]], call: Call) -> Procedure[list[_Refused]]:
+def _write(context: Context, groups: Sequence[list[NewTask]], call: Call) -> Procedure[list[_Refused]]:
     """One window of transactions in flight together; each that did not commit at once is carried on singly.
 
     An error of one of them is raised when all have been carried to their end; without a connection none can be.
@@ -302,25 +323,25 @@ def unless_deleted(context: Context, writing: Procedure[T]) -> Procedure[T]:
         raise queue_deleted(context) from error
 
 
-def plan_of(context: Context, group: list[Tree]) -> Procedure[Plan]:
+def plan_of(context: Context, group: list[NewTask]) -> Procedure[Plan]:
     """The transaction that writes a group of trees."""
     changes = []
-    for tree in group:
-        changes.append((yield from insert(context, tree)))
+    for new in group:
+        changes.append((yield from insert(context, new)))
     return Plan(changes)
 
 
-def send(call: Call, groups: Sequence[list[Tree]], plans: list[Plan]) -> Procedure[list[Sent]]:
+def send(call: Call, groups: Sequence[list[NewTask]], plans: list[Plan]) -> Procedure[list[Sent]]:
     """Send what writes these trees; where no server is connected, nothing is sent."""
-    trees = [tree for group in groups for tree in group]
+    new_tasks = [new for group in groups for new in group]
     before = set(call.sent)
-    call.sending(trees)
+    call.sending(new_tasks)
     try:
-        if len(plans) == 1 and not trees[0].only_new:
+        if len(plans) == 1 and not new_tasks[0].only_new:
             return [(yield from send_one(plans[0]))]
         return (yield from send_together(plans))
     except Unavailable:
-        call.refused(tree for tree in trees if tree.task_id not in before)
+        call.refused(new for new in new_tasks if new.task_id not in before)
         raise
 
 
@@ -332,33 +353,33 @@ class _Group:
     the first one.
     """
 
-    trees: list[Tree]
+    new_tasks: list[NewTask]
     call: Call
     uncertain: bool
     status: str | None = None
     written: bool = False
 
     @property
-    def first(self) -> Tree:
-        return self.trees[0]
+    def first(self) -> NewTask:
+        return self.new_tasks[0]
 
 
 def _carry_on(context: Context, group: _Group, plan: Plan, sent: Sent) -> Procedure[str | None]:
     """Carry a group to its end: None when it is written, or the status of the task that holds its first id."""
     tries = Tries(f"enqueue of task {group.first.task_id!r}")
     try:
-        verdict = yield from commit(plan, partial(_anew, context, group, tries), first=sent)
+        committed = yield from commit(plan, partial(_anew, context, group, tries), first=sent)
     except Unavailable:
         if not group.uncertain:
-            group.call.refused(group.trees)
+            group.call.refused(group.new_tasks)
         raise
-    if verdict.committed or group.written:
-        group.call.done(group.trees)
+    if committed.committed or group.written:
+        group.call.done(group.new_tasks)
         return None
-    if group.status is None and verdict.refusal is not None:
-        for tree in group.trees:
-            tree.uncertain = tree.uncertain or group.uncertain
-        raise refused_group(context, group.call, group.trees, verdict.refusal)
+    if group.status is None and committed.refusal is not None:
+        for new in group.new_tasks:
+            new.uncertain = new.uncertain or group.uncertain
+        raise refused_group(context, group.call, group.new_tasks, committed.refusal)
     return group.status
 
 
@@ -366,35 +387,35 @@ def _anew(context: Context, group: _Group, tries: Tries, refusal: Refusal) -> Pr
     """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
     group.uncertain = group.uncertain or refusal.uncertain
     if not group.uncertain:
-        group.call.refused(group.trees)
+        group.call.refused(group.new_tasks)
     if refusal.why is not Why.PLACE:
         taken = refusal.path == context.paths.task(group.first.task_id)
         if not taken or refusal.outcome.failure is not Failure.NODE_EXISTS:
             return None
-        if not (yield from _met(context, group)):
+        if not (yield from _resolve_conflict(context, group)):
             return None
         yield from tries.refused(refusal.outcome, refusal.multi, None)
-    plan = yield from plan_of(context, group.trees)
-    group.call.sending(group.trees)
+    plan = yield from plan_of(context, group.new_tasks)
+    group.call.sending(group.new_tasks)
     return plan
 
 
-def _met(context: Context, group: _Group) -> Procedure[bool]:
+def _resolve_conflict(context: Context, group: _Group) -> Procedure[bool]:
     """Deal with the task that has the id; whether it is gone, so that another try makes sense."""
-    sending = partial(group.call.sending, group.trees)
-    met = yield from on_conflict.meet(context, group.first, uncertain=group.uncertain, sending=sending)
-    if met is on_conflict.Met.GONE:
+    sending = partial(group.call.sending, group.new_tasks)
+    found = yield from on_conflict.resolve(context, group.first, uncertain=group.uncertain, sending=sending)
+    if found is on_conflict.Conflict.GONE:
         return True
-    group.written = met is on_conflict.Met.WRITTEN
+    group.written = found is on_conflict.Conflict.WRITTEN
     if not group.written:
-        group.call.refused(group.trees)
-        group.status = str(met)
+        group.call.refused(group.new_tasks)
+        group.status = str(found)
     return False
 
 
-def refused_group(context: Context, call: Call, trees: Sequence[Tree], refusal: Refusal) -> ZkmqError:
+def refused_group(context: Context, call: Call, new_tasks: Sequence[NewTask], refusal: Refusal) -> ZkmqError:
     """The error for a refusal that no other try would change."""
-    call.refused(tree for tree in trees if not (refusal.uncertain or tree.uncertain))
+    call.refused(new for new in new_tasks if not (refusal.uncertain or new.uncertain))
     if refusal.outcome.failure is not Failure.NO_NODE:
         return refused("enqueue", refusal.outcome, refusal.multi)
     if refusal.path.startswith(context.paths.at("batches") + "/"):
@@ -422,9 +443,9 @@ def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[lis
     their order. The same messages with these ids, enqueued again by the same client, are the same tasks, each written
     once: what was written is found by its stamp, and what comes late is refused. See `core.tasks.enqueue`.
     """
-    trees = yield from prepare_many(context, messages)
-    call = begin(context, trees)
-    return (yield from told(context, call, write_trees(context, trees, call)))
+    new_tasks = yield from prepare_many(context, messages)
+    call = begin(context, new_tasks)
+    return (yield from run_call(context, call, write_trees(context, new_tasks, call)))
 
 
 def enqueue_all(
@@ -454,34 +475,34 @@ def enqueue_batch(
         raise ConfigError(msg)
     name = check_name("batch", batch)
     named = [_member(name, number, message) for number, message in enumerate(messages)]
-    trees = yield from prepare_many(context, named, name)
+    new_tasks = yield from prepare_many(context, named, name)
     following = None if then is None else (yield from prepare_many(context, [then]))[0]
-    if any(tree.update or tree.requeue for tree in (*trees, *filter(None, [following]))):
+    if any(new.update or new.requeue for new in (*new_tasks, *filter(None, [following]))):
         msg = f"batch {name!r}: neither its tasks nor the one that follows can update or requeue another"
         raise ConfigError(msg)
-    call = begin(context, trees, following, name)
-    return (yield from told(context, call, _write_batch(context, call, messages, name, following)))
+    call = begin(context, new_tasks, following, name)
+    return (yield from run_call(context, call, _write_batch(context, call, messages, name, following)))
 
 
 def _write_batch(
-    context: Context, call: Call, messages: Sequence[Message], name: str, then: Tree | None
+    context: Context, call: Call, messages: Sequence[Message], name: str, then: NewTask | None
 ) -> Procedure[list[str]]:
-    trees, before, call.opened = call.trees, call.opened, True
+    new_tasks, before, call.opened = call.new_tasks, call.opened, True
     try:
         opened = yield from open_batch(context, name, then, call.nonce)
     except Unavailable:
         call.opened = before  # nothing was sent now
         raise
     if opened is not Opened.SEALED:
-        for tree, message in zip(trees, messages, strict=True):
-            tree.generated = opened is Opened.FRESH and message.task_id is None
+        for new, message in zip(new_tasks, messages, strict=True):
+            new.generated = opened is Opened.FRESH and message.task_id is None
         if opened is Opened.UNFINISHED:
             ended = set((yield Children(context.paths.batch(name, "failed"))) or ())
-            call.done(tree for tree in trees if tree.task_id in ended)  # whatever became of it since, it has ended
-        yield from write_trees(context, trees, call)
+            call.done(new for new in new_tasks if new.task_id in ended)  # whatever became of it since, it has ended
+        yield from write_trees(context, new_tasks, call)
         check_written(context, call)
-        yield from seal_batch(context, name, len(trees))
-    return [tree.task_id for tree in trees]
+        yield from seal_batch(context, name, len(new_tasks))
+    return [new.task_id for new in new_tasks]
 
 
 def _member(batch: str, number: int, message: Message) -> Message:
@@ -490,17 +511,17 @@ def _member(batch: str, number: int, message: Message) -> Message:
     return replace(message, task_id=member_id(batch, number))
 
 
-def prepare_many(context: Context, messages: Sequence[Message], batch: str | None = None) -> Procedure[list[Tree]]:
+def prepare_many(context: Context, messages: Sequence[Message], batch: str | None = None) -> Procedure[list[NewTask]]:
     """Validate every message. Raises `ConfigError`, `TaskTooLarge`; nothing is written."""
     conf = yield from read_conf(context, create=True)
-    trees = [prepare(context, conf, message, batch) for message in messages]
-    refuse_twins(trees)
-    return trees
+    new_tasks = [prepare(context, conf, message, batch) for message in messages]
+    refuse_repeated_ids(new_tasks)
+    return new_tasks
 
 
-def refuse_twins(trees: Sequence[Tree]) -> None:
+def refuse_repeated_ids(new_tasks: Sequence[NewTask]) -> None:
     """Raise `ConfigError` for an id that stands twice among what one call is to write."""
-    times = Counter(tree.task_id for tree in trees)
+    times = Counter(new.task_id for new in new_tasks)
     twin, most = times.most_common(1)[0] if times else ("", 0)
     if most > 1:
         msg = f"task id {twin!r} stands twice in the same call; nothing was written"
@@ -516,7 +537,7 @@ def refuse_twins(trees: Sequence[Tree]) -> None:
 COUNTS: Final = 20
 
 
-def open_for_several(context: Context, name: str, *, then: Message | None = None) -> Procedure[Batch]:
+def open_shared(context: Context, name: str, *, then: Message | None = None) -> Procedure[Batch]:
     """Open a batch for `enqueue_new(…, batch=name)` from whichever processes; returns how it stands.
 
     One that is there already stays as it is: `Batch.written` is False as long as members can be added to it. `then`: a
@@ -524,7 +545,7 @@ def open_for_several(context: Context, name: str, *, then: Message | None = None
     """
     check_name("batch", name)
     following = yield from prepare_many(context, [] if then is None else [then])
-    if any(tree.update or tree.requeue for tree in following):
+    if any(new.update or new.requeue for new in following):
         msg = f"batch {name!r}: what follows it cannot update or requeue another task"
         raise ConfigError(msg)
     with suppress(DuplicateTask):  # one that was written to its end before stays as it is
@@ -579,10 +600,10 @@ def enqueue_new(
     began = optional_milliseconds("since", since)
     conf = yield from read_conf(context, create=True)
     name = None if batch is None else check_name("batch", batch)
-    trees = [prepare_new(context, conf, position, message, name) for position, message in enumerate(messages)]
-    refuse_twins(trees)
-    load = _Load(context, begin(context, trees), trees, name, began)
-    return (yield from told(context, load.call, unless_deleted(context, load.carry_out())))
+    new_tasks = [prepare_new(context, conf, position, message, name) for position, message in enumerate(messages)]
+    refuse_repeated_ids(new_tasks)
+    load = _Load(context, begin(context, new_tasks), new_tasks, name, began)
+    return (yield from run_call(context, load.call, unless_deleted(context, load.carry_out())))
 
 
 @dataclass(slots=True)
@@ -591,25 +612,25 @@ class _Load:
 
     context: Context
     call: Call
-    trees: list[Tree]
+    new_tasks: list[NewTask]
     batch: str | None
     since: int | None
-    met: set[str] = field(default_factory=set)
+    found: set[str] = field(default_factory=set)
     existing: set[str] = field(default_factory=set)
 
     def carry_out(self) -> Procedure[NewTasks]:
         """Write what is missing, a window of transactions after the other."""
         context = self.context
         yield Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
-        for window in chunked(groups(context, self.trees), WINDOW):
+        for window in chunked(groups(context, self.new_tasks), WINDOW):
             yield from self._in_time()
-            missing = yield from self._look([tree for group in window for tree in group])
+            missing = yield from self._look([new for group in window for new in group])
             while missing:
                 again = yield from self._write(missing)
                 if again:  # the server that we read from may lag behind the one that refused
                     yield Sync(context.paths.at("tasks"))
                 missing = yield from self._look(again)
-        ids = [tree.task_id for tree in self.trees]
+        ids = [new.task_id for new in self.new_tasks]
         new = tuple(task_id for task_id in ids if task_id in self.call.written)
         return NewTasks(new, tuple(task_id for task_id in ids if task_id not in self.call.written))
 
@@ -627,52 +648,54 @@ class _Load:
             )
             raise ConfigError(msg)
 
-    def _look(self, trees: Sequence[Tree]) -> Procedure[list[Tree]]:
+    def _look(self, new_tasks: Sequence[NewTask]) -> Procedure[list[NewTask]]:
         """Those of the trees whose ids no task has.
 
         Nor a member that failed and was dropped: it never runs again. Who drops one names it in the transaction that
         deletes its task, so that the names are read after the tasks.
         """
-        asked = [tree for tree in trees if tree.task_id not in self.existing and tree.task_id not in self.call.written]
-        records = yield from read_records(self.context, [tree.task_id for tree in asked])
-        missing: list[Tree] = []
-        for tree, record in zip(asked, records, strict=True):
+        requested = [
+            new for new in new_tasks if new.task_id not in self.existing and new.task_id not in self.call.written
+        ]
+        records = yield from read_records(self.context, [new.task_id for new in requested])
+        missing: list[NewTask] = []
+        for new, record in zip(requested, records, strict=True):
             if record is not Unread.MISSING:
-                self._stands(tree, record)
-            elif tree.task_id in self.met:
-                yield from self._gone(tree)
+                self._stands(new, record)
+            elif new.task_id in self.found:
+                yield from self._gone(new)
             else:
-                missing.append(tree)
+                missing.append(new)
         if self.batch is None or not missing:
             return missing
         failed = set((yield Children(self.context.paths.batch(self.batch, "failed"))) or ())
-        self.existing.update(tree.task_id for tree in missing if tree.task_id in failed)
-        return [tree for tree in missing if tree.task_id not in failed]
+        self.existing.update(new.task_id for new in missing if new.task_id in failed)
+        return [new for new in missing if new.task_id not in failed]
 
-    def _stands(self, tree: Tree, record: Record | Unread) -> None:
+    def _stands(self, new: NewTask, record: Record | Unread) -> None:
         """There is a task with the id of a tree: it may be this very one."""
         state = record.state if isinstance(record, Record) else None
-        if state is not None and tree.uncertain and tree.wrote(state):
-            self.call.done([tree])
+        if state is not None and new.uncertain and new.has_written(state):
+            self.call.done([new])
             return
-        self.call.refused([tree])
-        self.existing.add(tree.task_id)
+        self.call.refused([new])
+        self.existing.add(new.task_id)
         if self.batch is not None and (state is None or state.batch != self.batch):
-            msg = f"task id {tree.task_id!r} is in use by a task that is no member of batch {self.batch!r}"
-            raise DuplicateTask(msg, duplicates=[tree.task_id], enqueued=sorted(self.call.written))
+            msg = f"task id {new.task_id!r} is in use by a task that is no member of batch {self.batch!r}"
+            raise DuplicateTask(msg, duplicates=[new.task_id], enqueued=sorted(self.call.written))
 
-    def _gone(self, tree: Tree) -> Procedure[None]:
+    def _gone(self, new: NewTask) -> Procedure[None]:
         """Its id was met a moment ago and has no record: it was deleted meanwhile, unless it never was a task."""
-        yield from refuse_a_torso(self.context, tree.task_id)
-        self.existing.add(tree.task_id)
+        yield from refuse_a_torso(self.context, new.task_id)
+        self.existing.add(new.task_id)
 
-    def _write(self, trees: Sequence[Tree]) -> Procedure[list[Tree]]:
+    def _write(self, new_tasks: Sequence[NewTask]) -> Procedure[list[NewTask]]:
         """Send one window of transactions; returns the trees of those that met an id."""
-        made = groups(self.context, trees)
+        made = groups(self.context, new_tasks)
         plans: list[Plan] = []
         for group in made:
             plans.append((yield from self._plan(group)))
-        again: list[Tree] = []
+        again: list[NewTask] = []
         errors: list[ZkmqError] = []
         for group, plan, sent in zip(made, plans, (yield from send(self.call, made, plans)), strict=True):
             refusal = yield from self._carry_on(group, plan, sent)
@@ -686,7 +709,7 @@ class _Load:
             raise errors[0]
         return again
 
-    def _plan(self, group: list[Tree]) -> Procedure[Plan]:
+    def _plan(self, group: list[NewTask]) -> Procedure[Plan]:
         """A transaction that writes a group; as members of a batch only while that is open."""
         plan = yield from plan_of(self.context, group)
         if self.batch is not None:
@@ -694,17 +717,17 @@ class _Load:
             plan.changes.append(Change(self.context, self.batch, [SetData(marker, b"", -1)]))
         return plan
 
-    def _carry_on(self, group: list[Tree], plan: Plan, sent: Sent) -> Procedure[Refusal | None]:
+    def _carry_on(self, group: list[NewTask], plan: Plan, sent: Sent) -> Procedure[Refusal | None]:
         """Carry a transaction to its end: None when it is written, else why it is not."""
         self._doubt(group, unknown=sent.outcome.unknown)
         try:
-            verdict = yield from commit(plan, partial(self._anew, group), first=sent)
+            committed = yield from commit(plan, partial(self._anew, group), first=sent)
         except Unavailable:
             self._not_written(group)
             raise
-        return verdict.refusal
+        return committed.refusal
 
-    def _anew(self, group: list[Tree], refusal: Refusal) -> Procedure[Plan | None]:
+    def _anew(self, group: list[NewTask], refusal: Refusal) -> Procedure[Plan | None]:
         """The same elsewhere, where its segment came or went."""
         self._doubt(group, unknown=refusal.uncertain)
         self._not_written(group)
@@ -714,19 +737,19 @@ class _Load:
         self.call.sending(group)
         return plan
 
-    def _doubt(self, group: list[Tree], *, unknown: bool) -> None:
-        for tree in group:
-            tree.uncertain = tree.uncertain or unknown
+    def _doubt(self, group: list[NewTask], *, unknown: bool) -> None:
+        for new in group:
+            new.uncertain = new.uncertain or unknown
 
-    def _not_written(self, group: list[Tree]) -> None:
-        self.call.refused(tree for tree in group if not tree.uncertain)
+    def _not_written(self, group: list[NewTask]) -> None:
+        self.call.refused(new for new in group if not new.uncertain)
 
-    def _meets(self, group: list[Tree], refusal: Refusal) -> bool:
+    def _meets(self, group: list[NewTask], refusal: Refusal) -> bool:
         """Whether a transaction was refused since there is a task with an id of its own; which is noted."""
-        ids = {self.context.paths.task(tree.task_id): tree.task_id for tree in group}
+        ids = {self.context.paths.task(new.task_id): new.task_id for new in group}
         if refusal.path not in ids or refusal.outcome.failure is not Failure.NODE_EXISTS:
             return False
-        self.met.add(ids[refusal.path])
+        self.found.add(ids[refusal.path])
         return True
 
 
@@ -751,15 +774,15 @@ def enqueue_one(
 ) -> Procedure[str]:
     """Write one task, all or nothing; returns its id when it is durable. The arguments are `Message`'s.
 
-    `idempotency_key`: as in `enqueue_several`. Raises `ConfigError`, `TaskTooLarge`, `DuplicateTask`; then nothing was
+    `idempotency_key`: as in `enqueue_each`. Raises `ConfigError`, `TaskTooLarge`, `DuplicateTask`; then nothing was
     written. `OutcomeUnknown`: it was or was not; the same call with its ``task_ids[0]`` as `task_id` is the same task.
     """
     message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue, not_before)
-    ids = yield from enqueue_several(context, [message], idempotency_key=idempotency_key)
+    ids = yield from enqueue_each(context, [message], idempotency_key=idempotency_key)
     return ids[0]
 
 
-def enqueue_several(
+def enqueue_each(
     context: Context,
     messages: Sequence[Message],
     *,

@@ -10,7 +10,7 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.client.claims import Claimed
 from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.model.codec import dump
-from airflow_provider_zkmq.engine.core.model.names import taken_ahead
+from airflow_provider_zkmq.engine.core.model.names import is_prefetched
 from airflow_provider_zkmq.engine.core.model.records import TaskState, clip
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
@@ -58,12 +58,12 @@ class Holding:
         self.tries = Tries(self.what)
 
     def after(self, outcome: Outcome, multi: Multi, tried: int, verb: str = "") -> Procedure[TaskState | None]:
-        """After a refusal: see `still_ours`. One that says that the claim's note is gone has it written anew.
+        """After a refusal: see `still_held`. One that says that the claim's note is gone has it written anew.
 
         `tried`: the version that was refused; another thread with the same claim may have learnt of a newer one
         meanwhile. Raises `CorruptRecord` for what is refused again and again although the claim is ours.
         """
-        ended = yield from still_ours(self.context, self.claimed, verb)
+        ended = yield from still_held(self.context, self.claimed, verb)
         if ended is None and self.claimed.version == tried:
             yield from self.tries.refused(outcome, multi, tried)
             if outcome.failure is Failure.NO_NODE:
@@ -82,10 +82,10 @@ def renote(context: Context, claimed: Claimed, path: str) -> Procedure[None]:
     note = Create(path, b"" if claimed.state.lease is None or "/current/" in path else dump(span))
     outcome: Outcome = yield Multi((Check(context.paths.task(claimed.task_id, "state"), claimed.version), note))
     if outcome.committed:
-        context.tell(path, f"the note of a claim of task {claimed.task_id!r} was missing; made anew")
+        context.warn_once(path, f"the note of a claim of task {claimed.task_id!r} was missing; made anew")
 
 
-def still_ours(context: Context, claimed: Claimed, verb: str = "") -> Procedure[TaskState | None]:
+def still_held(context: Context, claimed: Claimed, verb: str = "") -> Procedure[TaskState | None]:
     """After a refusal: the claim is another's (`ClaimLost`), or ours still, as `claimed` is then updated to say.
 
     Where an earlier try of `verb` is what ended the claim, its reply having been lost: the record that it left.
@@ -98,7 +98,7 @@ def still_ours(context: Context, claimed: Claimed, verb: str = "") -> Procedure[
         if happened is not None:
             return happened
         if claimed.state.lease is None and claimed.session == context.run.session():
-            context.debts.orphans[context.paths.current(claimed.state.consumer or "", claimed.task_id)] = (
+            context.pending.lost_claims[context.paths.current(claimed.state.consumer or "", claimed.task_id)] = (
                 claimed.task_id
             )
         raise over(claimed) from error
@@ -124,7 +124,7 @@ def settled_before(context: Context, claimed: Claimed, verb: str) -> Procedure[T
     return state if claimed.nonces.get(verb) in state.settled else None
 
 
-def telling(context: Context, state: TaskState) -> Procedure[list[WriteOp]]:
+def cancel_note(context: Context, state: TaskState) -> Procedure[list[WriteOp]]:
     """What tells the consumer of a claimed task, which watches this znode, that it loses it; a dead one is not told."""
     path = context.paths.consumer(state.consumer or "", "current")
     there = state.state is State.CLAIMED and (yield Exists(path)) is not None
@@ -191,7 +191,7 @@ def check_and_set(context: Context, claimed: Claimed, op: SetData, more: Sequenc
         yield from holding.after(outcome, ops.multi(), tried)
 
 
-# --- Saying that the handler of a claim taken ahead begins: from then on the delivery counts.
+# --- Saying that the handler of a claim prefetched begins: from then on the delivery counts.
 #
 # Until then the death of its consumer, or the end of its lock or lease, counts no attempt. It is said without
 # waiting for the reply where the claim can hardly be another's by now: what was given to the system arrives
@@ -205,35 +205,35 @@ FRESH_PART: Final = 0.5
 
 
 def begin(context: Context, claimed: Claimed) -> Procedure[None]:
-    """Say that the handling of a claim taken ahead begins: from here on the delivery counts. Raises `ClaimLost`.
+    """Say that the handling of a claim prefetched begins: from here on the delivery counts. Raises `ClaimLost`.
 
     Of a claim of less than a second ago that is sent and not waited for: if it is lost, its settlement tells. Nothing
-    is written for a claim that was not taken ahead.
+    is written for a claim that was not prefetched.
     """
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)
     claimed.began = context.run.monotonic()
-    if claimed.ahead:
+    if claimed.prefetched:
         if not (yield from _post(context, claimed)):
             yield from _acknowledged(context, claimed)
-        claimed.ahead = False
+        claimed.prefetched = False
 
 
 def begin_for(context: Context, claimed: Claimed) -> Procedure[None]:
-    """Say that the handling of a claim begins that was taken ahead, by another process, say: from here on it counts.
+    """Say that the handling of a claim begins that was prefetched, by another process, say: from here on it counts.
 
     Nothing is written for a claim that has begun. Raises `ClaimLost`.
     """
     if claimed.ends_with_session:  # it stands in its consumer's note; where that is gone, the claim is over, or damaged
         path = mark_path(context, claimed.task_id, claimed.state)
         node: Node | None = yield Get(path)
-        claimed.ahead = node is None or taken_ahead(path, node.data)
+        claimed.prefetched = node is None or is_prefetched(path, node.data)
     yield from begin(context, claimed)
 
 
 def begin_again(context: Context) -> Procedure[None]:
     """Say once more what does not stand, unless the claim is over. Raises `TransportError`: then it is owed still."""
-    for key, claimed in context.debts.unmarked.copy().items():
+    for key, claimed in context.pending.unmarked_starts.copy().items():
         if claimed.settling is not None:
             continue  # that tells whose it is; what is left then is looked at again
         try:
@@ -245,7 +245,7 @@ def begin_again(context: Context) -> Procedure[None]:
         except ZkmqError as error:
             path = context.paths.task(claimed.task_id)
             context.run.report(path, f"that its handler has begun is not noted, its death may count nothing: {error}")
-        context.debts.unmarked.pop(key, None)
+        context.pending.unmarked_starts.pop(key, None)
 
 
 def _post(context: Context, claimed: Claimed) -> Procedure[bool]:
@@ -254,7 +254,7 @@ def _post(context: Context, claimed: Claimed) -> Procedure[bool]:
         return False
     multi = Multi((Check(context.paths.task(claimed.task_id, "state"), claimed.version), *_checks(context, claimed),
                    beginning(context, claimed)))  # fmt: skip
-    sent: bool = yield Post(multi, partial(_owe, context, claimed))
+    sent: bool = yield Post(multi, partial(_note_unmarked_start, context, claimed))
     return sent
 
 
@@ -275,7 +275,7 @@ def _is_fresh(context: Context, claimed: Claimed) -> bool:
     return context.run.monotonic() - claimed.sent < span
 
 
-def _owe(context: Context, claimed: Claimed) -> None:
+def _note_unmarked_start(context: Context, claimed: Claimed) -> None:
     """It does not stand. Called by the connection's thread, without the client's lock."""
-    context.debts.unmarked[claimed.task_id, claimed.token] = claimed
-    context.run.pay()
+    context.pending.unmarked_starts[claimed.task_id, claimed.token] = claimed
+    context.run.finish_later()

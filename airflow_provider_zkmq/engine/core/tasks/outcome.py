@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.model.time import Duration
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.settle import complete, failed, recover_record, snooze
-from airflow_provider_zkmq.engine.core.tasks.transaction import Transaction, commit, rollback
+from airflow_provider_zkmq.engine.core.tasks.transaction import TransactionState, commit, rollback
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
 
 Handled: TypeAlias = Success | Error | Retry | Snooze
@@ -47,7 +47,7 @@ class Settlement:
     """Once it is settled, and the delivery counted as failed."""
 
 
-class Ends(Protocol):
+class Endings(Protocol):
     """The ways in which a delivery ends."""
 
     def succeed(self, outcome: Success) -> Procedure[None]:
@@ -67,7 +67,7 @@ class Ends(Protocol):
 
 
 def settle_outcome(
-    context: Context, claimed: Claimed, outcome: Handled, transaction: Transaction | None, progress: Settlement
+    context: Context, claimed: Claimed, outcome: Handled, transaction: TransactionState | None, progress: Settlement
 ) -> Procedure[bool]:
     """Settle a claim by what its handler has done; whether that is a success.
 
@@ -87,7 +87,7 @@ def settle_by_outcome(context: Context, claimed: Claimed, outcome: Handled, prog
     return settle_outcome(context, claimed, outcome, None, progress)
 
 
-def settle_by(ends: Ends, outcome: Handled, progress: Settlement) -> Procedure[bool]:
+def settle_by(ends: Endings, outcome: Handled, progress: Settlement) -> Procedure[bool]:
     """`settle_outcome` for whatever can end a delivery."""
     progress.outcome = progress.outcome or outcome
     while True:
@@ -117,7 +117,7 @@ def _instead(refused: Handled, error: Exception) -> Handled:
     return Retry(f"{error_text(error)} (the handler's outcome was {type(refused).__name__})")
 
 
-def _carry_out(ends: Ends, outcome: Handled, progress: Settlement) -> Procedure[bool]:
+def _carry_out(ends: Endings, outcome: Handled, progress: Settlement) -> Procedure[bool]:
     if isinstance(outcome, Success):
         yield from ends.succeed(outcome)
         return True
@@ -154,7 +154,7 @@ class _OfQueue:
 
     context: Context
     claimed: Claimed
-    transaction: Transaction | None
+    transaction: TransactionState | None
 
     def succeed(self, outcome: Success) -> Procedure[None]:
         if self.transaction is None:

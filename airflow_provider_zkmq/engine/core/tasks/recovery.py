@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.model.names import taken_ahead
+from airflow_provider_zkmq.engine.core.model.names import is_prefetched
 from airflow_provider_zkmq.engine.core.model.policy import Conf
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import Event, State
@@ -17,21 +17,21 @@ from airflow_provider_zkmq.engine.core.read.configuration import read_conf
 from airflow_provider_zkmq.engine.core.read.leases import end_of, lease_path, mark_path, why_ended
 from airflow_provider_zkmq.engine.core.read.nodes import Record, read_nodes, record_of
 from airflow_provider_zkmq.engine.core.read.server_clock import server_time
-from airflow_provider_zkmq.engine.core.tasks.holding import telling
+from airflow_provider_zkmq.engine.core.tasks.holding import cancel_note
 from airflow_provider_zkmq.engine.core.write import escrow, transitions
-from airflow_provider_zkmq.engine.core.write.commit import Verdict, Why, commit, mending
+from airflow_provider_zkmq.engine.core.write.commit import CommitResult, Why, commit, mending
 from airflow_provider_zkmq.engine.core.write.record import Current
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 
 # --- A policy that was tightened binds what is pending, too.
 
 
-def used_up(conf: Conf, state: TaskState) -> bool:
+def attempts_exhausted(conf: Conf, state: TaskState) -> bool:
     """Whether a pending task has had as many deliveries as its policy, as it is now, allows."""
     return state.retry(conf.policy).exhausted(state.attempt)
 
 
-def bury_exhausted(context: Context, current: Current, now: int) -> Procedure[bool]:
+def kill_exhausted(context: Context, current: Current, now: int) -> Procedure[bool]:
     """Move a pending task to the dead letters instead of handing it out; False if it changed meanwhile.
 
     A run held in escrow is inserted.
@@ -41,7 +41,7 @@ def bury_exhausted(context: Context, current: Current, now: int) -> Procedure[bo
         return (yield from escrow.rerun(context, current, nonce)).committed
     why = f"it was delivered {state.attempt} times, and its policy has been lowered to allow no more"
     error = f"{why}; the last delivery ended with: {state.error}" if state.error else why
-    plan = yield from transitions.bury(context, current, Event.EXHAUST, nonce, error, now)
+    plan = yield from transitions.to_dead(context, current, Event.ATTEMPTS_EXHAUSTED, nonce, error, now)
     return (yield from commit(plan)).committed
 
 
@@ -87,9 +87,11 @@ def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | N
     if expired and (end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
         return False  # it was extended since it was listed
     known = {note: noted} if claim is None else {note: noted, claim_path: claim}
-    marks = yield from _marks_of_ahead(context, record, known)
-    told = (yield from telling(context, record.state)) if expired else []  # its consumer lives, it may be
-    guards: dict[str, WriteOp] = {guard.path: guard for guard in (Check(note, noted.stat.version), *marks, *told)}
+    marks = yield from _marks_of_prefetched(context, record, known)
+    cancel_notes = (yield from cancel_note(context, record.state)) if expired else []  # its consumer lives, it may be
+    guards: dict[str, WriteOp] = {
+        guard.path: guard for guard in (Check(note, noted.stat.version), *marks, *cancel_notes)
+    }
     current = Current(task_id, record.stat.version, record.state, claim_gone=claim is None)
     giving = _give_back_unbegun(context, current, guards) if marks else _give_back(context, current, guards, now)
     refusal = (yield from giving).refusal
@@ -98,14 +100,14 @@ def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | N
     raise damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
 
 
-def _marks_of_ahead(context: Context, record: Record, known: dict[str, Node]) -> Procedure[list[Check]]:
-    """What is refused once the handler of a claim taken ahead begins; nothing for a claim that counts.
+def _marks_of_prefetched(context: Context, record: Record, known: dict[str, Node]) -> Procedure[list[Check]]:
+    """What is refused once the handler of a claim prefetched begins; nothing for a claim that counts.
 
     `known`: what was read of the claim. A mark that is missing or cannot be read makes the claim count.
     """
     path = mark_path(context, record.task_id, record.state)
     node: Node | None = known[path] if path in known else (yield Get(path))
-    return [] if node is None or not taken_ahead(path, node.data) else [Check(path, node.stat.version)]
+    return [] if node is None or not is_prefetched(path, node.data) else [Check(path, node.stat.version)]
 
 
 def _claimed_with(context: Context, record: Record, note: str) -> bool:
@@ -113,14 +115,14 @@ def _claimed_with(context: Context, record: Record, note: str) -> bool:
     return record.state.state is State.CLAIMED and note in notes_of(context, record.task_id, record.state)
 
 
-def _give_back_unbegun(context: Context, current: Current, guards: Mapping[str, WriteOp]) -> Procedure[Verdict]:
-    """To its place: it was taken ahead and no handler had begun, so that the delivery counts as no attempt."""
+def _give_back_unbegun(context: Context, current: Current, guards: Mapping[str, WriteOp]) -> Procedure[CommitResult]:
+    """To its place: it was prefetched and no handler had begun, so that the delivery counts as no attempt."""
     checks, nonce = tuple(guards.values()), context.marks.nonce()
     build = partial(transitions.release, context, current, nonce, None, checks)
     return (yield from commit((yield from build()), mending(build)))
 
 
-def _give_back(context: Context, current: Current, guards: Mapping[str, WriteOp], now: int) -> Procedure[Verdict]:
+def _give_back(context: Context, current: Current, guards: Mapping[str, WriteOp], now: int) -> Procedure[CommitResult]:
     """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
     conf = yield from read_conf(context)
     state, nonce, checks = current.state, context.marks.nonce(), tuple(guards.values())
@@ -132,5 +134,5 @@ def _give_back(context: Context, current: Current, guards: Mapping[str, WriteOp]
     elif state.requeue:
         return (yield from escrow.rerun(context, current, nonce, guards=checks))
     else:
-        build = partial(transitions.bury, context, current, Event.RESCUE_FINAL, nonce, why, now, checks)
+        build = partial(transitions.to_dead, context, current, Event.RESCUE_FINAL, nonce, why, now, checks)
     return (yield from commit((yield from build()), mending(build)))

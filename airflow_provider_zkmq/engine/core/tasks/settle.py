@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.client.claims import Claimed, Handover, Owed, Sending
+from airflow_provider_zkmq.engine.core.client.claims import Claimed, Handover, Sending, UnsettledClaim
 from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import encode_data
 from airflow_provider_zkmq.engine.core.model.records import TaskState, replace
@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine.core.read.server_clock import server_time
 from airflow_provider_zkmq.engine.core.tasks.holding import Holding, over, settled_before
 from airflow_provider_zkmq.engine.core.write import escrow, transitions
 from airflow_provider_zkmq.engine.core.write.batch_closing import close_after
-from airflow_provider_zkmq.engine.core.write.commit import Plan, Refusal, Verdict, Why, alone, commit
+from airflow_provider_zkmq.engine.core.write.commit import CommitResult, Plan, Refusal, Why, alone, commit
 from airflow_provider_zkmq.engine.core.write.group_commit import send
 from airflow_provider_zkmq.engine.core.write.record import Current
 from airflow_provider_zkmq.engine.core.write.transitions import result_write
@@ -67,7 +67,7 @@ def recover_record(context: Context, claimed: Claimed) -> Procedure[bool]:
 # znode, which dies with its session; and the note of who is working on it, which a rescue takes away.
 
 #: One try at ending a claim: how it went.
-Try = Callable[[Claimed], Procedure[Verdict]]
+Try = Callable[[Claimed], Procedure[CommitResult]]
 
 
 def complete(
@@ -84,7 +84,7 @@ def complete(
     times = claimed.times(context.clock, now)
     until = now + int(window * 1000) if window else None
 
-    def attempt(claimed: Claimed) -> Procedure[Verdict]:
+    def attempt(claimed: Claimed) -> Procedure[CommitResult]:
         current, nonce = _current(claimed), nonce_of(context, claimed, "complete")
         if claimed.state.requeue and until is None:
             before = current.with_state(claimed.state.with_attempt("finished", times.ended, None, times.started))
@@ -133,7 +133,7 @@ def failed(
     wait, rand = optional_seconds("backoff", backoff), context.run.random()
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
 
-    def attempt(claimed: Claimed) -> Procedure[Verdict]:
+    def attempt(claimed: Claimed) -> Procedure[CommitResult]:
         state = claimed.state.with_attempt("failed", times.ended, text, times.started)
         nonce = nonce_of(context, claimed, "fail")
         before, policy = _current(claimed).with_state(state), state.retry(conf.policy)
@@ -144,8 +144,8 @@ def failed(
             return (yield from _carry_out(claimed, again))
         if state.requeue:
             return (yield from escrow.rerun(context, before, nonce))
-        bury = partial(transitions.bury, context, before, Event.FAIL_FINAL, nonce, text, now)
-        return (yield from _carry_out(claimed, bury))
+        to_dead = partial(transitions.to_dead, context, before, Event.FAIL_FINAL, nonce, text, now)
+        return (yield from _carry_out(claimed, to_dead))
 
     return (yield from _settle(context, claimed, "fail", attempt))
 
@@ -159,13 +159,13 @@ def release(context: Context, claimed: Claimed, delay: Duration | None = None) -
     now = (yield from server_time(context)) if span else 0
     due = now + int(span * 1000) if span else None
 
-    def attempt(claimed: Claimed) -> Procedure[Verdict]:
+    def attempt(claimed: Claimed) -> Procedure[CommitResult]:
         nonce = nonce_of(context, claimed, "release")
         back = partial(transitions.release, context, _current(claimed), nonce, due)
         return (yield from _carry_out(claimed, back))
 
     state = yield from _settle(context, claimed, "release", attempt)
-    context.listings.restock(context.paths.entry(state.place).rpartition("/")[0])
+    context.listings.forget_tried(context.paths.entry(state.place).rpartition("/")[0])
 
 
 def snooze(context: Context, claimed: Claimed, delay: Duration) -> Procedure[None]:
@@ -182,7 +182,7 @@ def _current(claimed: Claimed) -> Current:
     return Current(claimed.task_id, claimed.version, claimed.state)
 
 
-def _carry_out(claimed: Claimed, build: Callable[[], Procedure[Plan]]) -> Procedure[Verdict]:
+def _carry_out(claimed: Claimed, build: Callable[[], Procedure[Plan]]) -> Procedure[CommitResult]:
     """Settle: in a transaction that others may share, unless it is made to go with others already."""
 
     def anew(refusal: Refusal) -> Procedure[Plan | None]:
@@ -198,19 +198,19 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
 
     Raises `OutcomeUnknown` rather than `Unavailable` for as long as it is not known what became of an earlier call.
     """
-    mine, asked_before = context.run.new_signal(), True  # for as long as another thread's call is under way
+    mine, sent_before = context.run.new_signal(), True  # for as long as another thread's call is under way
     try:
         while claimed.settling is not None:
             yield Wait(claimed.settling, 0, turn=True)  # another thread's: one of the two settles it
-        claimed.settling, asked_before = mine, claimed.unsure
+        claimed.settling, sent_before = mine, claimed.unsure
         state = yield from _until_settled(context, claimed, verb, attempt)
-        claimed.told = True
+        claimed.reported = True
         return state
     except ClaimLost:
-        claimed.told = True
+        claimed.reported = True
         raise
     except Unavailable as error:
-        if not asked_before:
+        if not sent_before:
             raise
         msg = f"what became of an earlier call that settles task {claimed.task_id!r} is not known yet: {error}"
         raise OutcomeUnknown(msg) from error
@@ -228,13 +228,13 @@ def _until_settled(context: Context, claimed: Claimed, verb: str, attempt: Try) 
             tried, sent = claimed.version, claimed.unsure
             claimed.unsure = True  # until the reply is known: a call may be cut off anywhere
             try:
-                verdict = yield from attempt(claimed)
+                committed = yield from attempt(claimed)
             except Unavailable:
                 claimed.unsure = sent  # nothing was sent, or what was sent was refused
                 raise
-            claimed.unsure, state = sent or verdict.uncertain, verdict.after
-            if verdict.refusal is not None:
-                again = holding.after(verdict.refusal.outcome, verdict.refusal.multi, tried, verb)
+            claimed.unsure, state = sent or committed.uncertain, committed.after
+            if committed.refusal is not None:
+                again = holding.after(committed.refusal.outcome, committed.refusal.multi, tried, verb)
                 state = yield from _ended_by(context, claimed, again)
         else:  # its session has ended, say; an earlier call may have been carried out before
             state = yield from _ended_by(context, claimed, settled_before(context, claimed, verb))
@@ -275,7 +275,7 @@ def give_back(context: Context) -> Procedure[int]:
             yield Wait(handover.busy, 0, turn=True)  # another call is at it
         if handover is not None and handover.caller.left:  # else it has been given back, or its caller has it
             count += yield from _give_back_alone(context, nonce, handover)
-    return count + (yield from _settle_owed(context))
+    return count + (yield from _end_unsettled(context))
 
 
 def _give_back_alone(context: Context, nonce: str, handover: Handover) -> Procedure[int]:
@@ -369,27 +369,27 @@ def while_held(holder: Holder, procedure: Procedure[None]) -> Procedure[None]:
         procedure.close()
 
 
-def owe(taken: Iterable[tuple[Context, Claimed]]) -> None:
+def remember_unsettled(taken: Iterable[tuple[Context, Claimed]]) -> None:
     """The rollback of a transaction was cut off with these claims in it."""
     for context, claimed in taken:
         if not claimed.lost:
-            context.claims.owed[claimed.task_id, claimed.token] = Owed(claimed, roll_back)
-            context.run.pay()
+            context.claims.unsettled[claimed.task_id, claimed.token] = UnsettledClaim(claimed, roll_back)
+            context.run.finish_later()
 
 
-def _settle_owed(context: Context) -> Procedure[int]:
+def _end_unsettled(context: Context) -> Procedure[int]:
     count = 0
-    for key, owed in list(context.claims.owed.items()):
+    for key, unsettled in list(context.claims.unsettled.items()):
         try:
-            yield from owed.end(context, owed.claimed)
+            yield from unsettled.end(context, unsettled.claimed)
             count += 1
         except TransportError:
             raise
         except ClaimLost:  # its session has ended, or its caller was here first
             pass
         except ZkmqError as error:
-            context.run.report(context.paths.task(owed.claimed.task_id), f"what was left is not settled: {error}")
-        context.claims.owed.pop(key, None)
+            context.run.report(context.paths.task(unsettled.claimed.task_id), f"what was left is not settled: {error}")
+        context.claims.unsettled.pop(key, None)
     return count
 
 

@@ -16,14 +16,14 @@ from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Failure,
 from airflow_provider_zkmq.engine.core.protocol.transact import damaged, refused
 from airflow_provider_zkmq.engine.core.read.configuration import default_conf, fresh_conf, read_conf
 from airflow_provider_zkmq.engine.core.read.server_clock import server_time
-from airflow_provider_zkmq.engine.core.tasks.holding import still_ours
+from airflow_provider_zkmq.engine.core.tasks.holding import still_held
 from airflow_provider_zkmq.engine.core.tasks.on_conflict import ended_before, run_anew
-from airflow_provider_zkmq.engine.core.tasks.settle import REACHABLE, Holder, owe, roll_back, while_held
+from airflow_provider_zkmq.engine.core.tasks.settle import REACHABLE, Holder, remember_unsettled, roll_back, while_held
 from airflow_provider_zkmq.engine.core.write import transitions
-from airflow_provider_zkmq.engine.core.write.commit import Ours, Plan, Refusal, Why, known_bucket, merge, queue_deleted
+from airflow_provider_zkmq.engine.core.write.commit import Plan, Proof, Refusal, Why, known_bucket, merge, queue_deleted
 from airflow_provider_zkmq.engine.core.write.commit import commit as commit_plan
 from airflow_provider_zkmq.engine.core.write.escrow import next_run
-from airflow_provider_zkmq.engine.core.write.new_task import Tree, insert, prepare, with_filters
+from airflow_provider_zkmq.engine.core.write.new_task import NewTask, insert, prepare, with_filters
 from airflow_provider_zkmq.engine.core.write.record import Current, written
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from airflow_provider_zkmq.engine.errors import (
@@ -47,7 +47,7 @@ class Put:
     """A task to enqueue on commit; ``unchecked``: filters that wait for the configuration of its queue."""
 
     context: Context
-    tree: Tree
+    new_task: NewTask
     unchecked: Mapping[str, object] | None = None
     ended: Current | None = None
     """The task that has its id and has ended, as far as is known: it runs anew."""
@@ -55,12 +55,12 @@ class Put:
     @property
     def task_id(self) -> str:
         """The id of its task, given by the caller or made when it was put."""
-        return self.tree.task_id
+        return self.new_task.task_id
 
     def check(self, conf: Conf) -> None:
         """Check the filters, where they wait for that. Raises `ConfigError`, `TaskTooLarge`."""
         if self.unchecked is not None:
-            self.tree = with_filters(self.context, conf, self.tree, self.unchecked)
+            self.new_task = with_filters(self.context, conf, self.new_task, self.unchecked)
             self.unchecked = None
 
 
@@ -72,12 +72,12 @@ def put(puts: list[Put], context: Context, message: Message) -> str:
     """
     conf, filters = fresh_conf(context), message.filters
     wait = conf is None and isinstance(filters, Mapping)
-    tree = prepare(context, conf or default_conf(), replace(message, filters=None) if wait else message)
-    if tree.update or tree.requeue:
+    new = prepare(context, conf or default_conf(), replace(message, filters=None) if wait else message)
+    if new.update or new.requeue:
         msg = "a transaction can put new tasks only; update or requeue one outside of the transaction"
         raise ConfigError(msg)
-    puts.append(Put(context, tree, dict(filters) if wait and isinstance(filters, Mapping) else None))
-    return tree.task_id
+    puts.append(Put(context, new, dict(filters) if wait and isinstance(filters, Mapping) else None))
+    return new.task_id
 
 
 def make_room(puts: Sequence[Put]) -> Procedure[None]:
@@ -88,7 +88,7 @@ def make_room(puts: Sequence[Put]) -> Procedure[None]:
         except QueueNotFound:
             conf = default_conf()
         each.check(conf)
-    check_size(sum(len(each.tree.data) for each in puts))
+    check_size(sum(len(each.new_task.data) for each in puts))
     for each in puts:
         yield from read_conf(each.context, create=True)
 
@@ -109,7 +109,7 @@ _CHANGED: Final = frozenset({Failure.BAD_VERSION, Failure.NO_NODE})
 
 
 @dataclass(slots=True)
-class Transaction:
+class TransactionState:
     """What a transaction has taken and will put, and how far its end has come."""
 
     taken: list[tuple[Context, Claimed]] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Transaction:
     """What it finishes is followed at once by the run held in escrow; else clean-up inserts that, or gives it up."""
 
 
-def commit(transaction: Transaction, result: bytes | str | None = None) -> Procedure[list[str]]:
+def commit(transaction: TransactionState, result: bytes | str | None = None) -> Procedure[list[str]]:
     """Finish everything taken and enqueue everything put, at once; returns the ids put.
 
     `result` is kept with what was taken first. A run held in escrow follows at once; an id that was put runs anew where
@@ -140,31 +140,31 @@ def commit(transaction: Transaction, result: bytes | str | None = None) -> Proce
     return [put.task_id for put in transaction.put]
 
 
-def _commit(transaction: Transaction, result: bytes) -> Procedure[None]:
-    asked = transaction.sent is not None
+def _commit(transaction: TransactionState, result: bytes) -> Procedure[None]:
+    requested = transaction.sent is not None
     plan = transaction.sent if transaction.sent is not None else (yield from _plan(transaction, result))
-    if asked:
-        plan.changes[0].ours = partial(_told_once, transaction, plan.changes[0].ours)
+    if requested:
+        plan.changes[0].proof = partial(_outcome_once, transaction, plan.changes[0].proof)
     try:
         transaction.sent = plan  # before it is sent: whoever is interrupted here does not know what became of it
-        verdict = yield from commit_plan(plan, partial(_anew, transaction, result), asked=asked)
+        committed = yield from commit_plan(plan, partial(_anew, transaction, result), requested=requested)
     except OutcomeUnknown:
         raise
     except ZkmqError as error:  # not sent, or refused before it was sent
-        if asked and transaction.sent is not None and isinstance(error, TransportError):
+        if requested and transaction.sent is not None and isinstance(error, TransportError):
             raise _not_known_yet(error) from error
         transaction.sent = None
         raise
     transaction.sent = None
-    if verdict.refusal is not None:
-        raise _refusal(transaction, verdict.refusal)
+    if committed.refusal is not None:
+        raise _refusal(transaction, committed.refusal)
     _end(transaction)
 
 
-def _told_once(transaction: Transaction, ours: Ours) -> Procedure[Outcome | None]:
+def _outcome_once(transaction: TransactionState, proof: Proof) -> Procedure[Outcome | None]:
     """What became of a commit that was sent by an earlier call; where nothing tells any more, no later call asks."""
     try:
-        return (yield from ours())
+        return (yield from proof())
     except OutcomeUnknown:
         transaction.sent = None
         raise
@@ -174,12 +174,12 @@ def _not_known_yet(error: ZkmqError) -> OutcomeUnknown:
     return OutcomeUnknown(f"what became of an earlier call of commit is not known yet: {error}")
 
 
-def _became_of(transaction: Transaction) -> Procedure[Outcome | None]:
+def _became_of(transaction: TransactionState) -> Procedure[Outcome | None]:
     """What became of a commit whose outcome was not known; told once, as a later look would tell no more."""
     if transaction.sent is None:
         return None
     try:
-        outcome = yield from transaction.sent.ours()
+        outcome = yield from transaction.sent.proof()
     except OutcomeUnknown:  # what it wrote has been collected meanwhile
         transaction.sent = None
         raise
@@ -189,15 +189,15 @@ def _became_of(transaction: Transaction) -> Procedure[Outcome | None]:
     return outcome
 
 
-def _end(transaction: Transaction) -> None:
+def _end(transaction: TransactionState) -> None:
     """Everything has been committed: no claim is left."""
     transaction.ended = True
     for context, claimed in transaction.taken:
-        claimed.told = True
+        claimed.reported = True
         context.claims.let_go(claimed)
 
 
-def _plan(transaction: Transaction, result: bytes) -> Procedure[Plan]:
+def _plan(transaction: TransactionState, result: bytes) -> Procedure[Plan]:
     """Each taking is finished, each put inserted; raises `ClaimLost`, `TaskTooLarge`."""
     plans = []
     for at, (context, claimed) in enumerate(transaction.taken):
@@ -221,9 +221,9 @@ def _plan(transaction: Transaction, result: bytes) -> Procedure[Plan]:
 
 def _insert(put: Put) -> Procedure[Plan]:
     if put.ended is not None:
-        return (yield from run_anew(put.context, put.tree, put.ended))
-    change = yield from insert(put.context, put.tree)
-    change.ours = partial(written, put.context, put.task_id, put.tree.stamp)
+        return (yield from run_anew(put.context, put.new_task, put.ended))
+    change = yield from insert(put.context, put.new_task)
+    change.proof = partial(written, put.context, put.task_id, put.new_task.stamp)
     return Plan([change])
 
 
@@ -236,7 +236,7 @@ def _finish(context: Context, claimed: Claimed, result: bytes, *, runs_follow: b
     current = Current(claimed.task_id, claimed.version, claimed.state)
     nonce = context.marks.nonce()
     plan = yield from _end_of_run(context, current, nonce, result, now, times, runs_follow=runs_follow)
-    plan.changes[0].ours = partial(written, context, claimed.task_id, nonce, claimed.state.settled)
+    plan.changes[0].proof = partial(written, context, claimed.task_id, nonce, claimed.state.settled)
     for change in plan.changes:
         if change.after is not None and change.after.index is not None:
             yield from known_bucket(context, change.after.index)
@@ -257,7 +257,7 @@ def _end_of_run(
     return (yield from transitions.finish(context, current, nonce, result, now, times))
 
 
-def _anew(transaction: Transaction, result: bytes, refusal: Refusal) -> Procedure[Plan | None]:
+def _anew(transaction: TransactionState, result: bytes, refusal: Refusal) -> Procedure[Plan | None]:
     """The plan made anew: a segment came or went, the record of a claim that still holds has changed, an id is in use.
 
     Raises `DuplicateTask` for an id whose task does not run anew.
@@ -271,19 +271,19 @@ def _anew(transaction: Transaction, result: bytes, refusal: Refusal) -> Procedur
         return None
     for context, claimed in transaction.taken:
         if changed and refusal.path == context.paths.task(claimed.task_id, "state"):
-            yield from still_ours(context, claimed)
+            yield from still_held(context, claimed)
     transaction.sent = yield from _plan(transaction, result)
     return transaction.sent
 
 
-def _other_than_thought(transaction: Transaction, refusal: Refusal) -> Procedure[bool]:
+def _other_than_thought(transaction: TransactionState, refusal: Refusal) -> Procedure[bool]:
     """Whether an id that is put, or a run in escrow, is not as it was taken to be: the next plan takes it as it is."""
     path = refusal.path
     paths = [each.context.paths.task(each.task_id) for each in transaction.put]
     for base, put in zip(paths, transaction.put, strict=True):
         known = (f"{base}/state", _CHANGED) if put.ended is not None else (base, {Failure.NODE_EXISTS})
         if path == known[0] and refusal.outcome.failure in known[1] and paths.count(base) == 1:
-            put.ended = yield from ended_before(put.context, put.tree)
+            put.ended = yield from ended_before(put.context, put.new_task)
             return True
     for context, claimed in transaction.taken if transaction.runs_follow and refusal.why is Why.OTHER else ():
         if claimed.state.requeue and path.startswith(f"{context.paths.task(claimed.task_id)}/"):
@@ -292,7 +292,7 @@ def _other_than_thought(transaction: Transaction, refusal: Refusal) -> Procedure
     return False
 
 
-def _refusal(transaction: Transaction, refusal: Refusal) -> ZkmqError:
+def _refusal(transaction: TransactionState, refusal: Refusal) -> ZkmqError:
     path = refusal.path
     for context, claimed in transaction.taken:
         notes = notes_of(context, claimed.task_id, claimed.state)
@@ -309,11 +309,11 @@ def _refusal(transaction: Transaction, refusal: Refusal) -> ZkmqError:
     return refused("commit", refusal.outcome, refusal.multi)
 
 
-def rollback(transaction: Transaction, holder: Holder = REACHABLE) -> Procedure[None]:
+def rollback(transaction: TransactionState, holder: Holder = REACHABLE) -> Procedure[None]:
     """Forget what was put and give back what was taken; what was lost meanwhile needs no giving back.
 
     Each taking counts as a delivery: after the last one that its policy allows, a task is dead. May be repeated: what
-    could not be given back is still in `Transaction.taken`. One task's trouble holds up no other; it is raised last.
+    could not be given back is still in `taken`. One task's trouble holds up no other; it is raised last.
     Once the session is over, there is nothing to be asked: it held what was taken, and that is given back with it.
     Raises `IllegalTransition` where a commit of unknown outcome turns out to have happened, and `OutcomeUnknown` where
     it may still come, which only giving something back could keep out. Cut off, it is owed: its client gives back what
@@ -325,23 +325,23 @@ def rollback(transaction: Transaction, holder: Holder = REACHABLE) -> Procedure[
         else:
             yield from while_held(holder, _rollback(transaction))
     except TransportError:
-        owe(transaction.taken)
+        remember_unsettled(transaction.taken)
         if transaction.sent is not None or not holder.is_over():
             raise
         _leave_to_the_end_of_the_session(transaction)
     except BaseException:
-        owe(transaction.taken)
+        remember_unsettled(transaction.taken)
         raise
 
 
-def _leave_to_the_end_of_the_session(transaction: Transaction) -> None:
+def _leave_to_the_end_of_the_session(transaction: TransactionState) -> None:
     """Nothing is asked any more; should the session come back after all, its client gives back what it owes."""
     transaction.taken.clear()
     transaction.put.clear()
     transaction.ended = transaction.rolling_back = True
 
 
-def _rollback(transaction: Transaction) -> Procedure[None]:
+def _rollback(transaction: TransactionState) -> Procedure[None]:
     if transaction.sent is not None and not (transaction.taken or transaction.rolling_back):
         yield from _not_committed(transaction)
         msg = "the commit of this transaction was sent and may still happen: it took nothing that could be given back"
@@ -365,7 +365,7 @@ def _rollback(transaction: Transaction) -> Procedure[None]:
     transaction.ended = True
 
 
-def _not_committed(transaction: Transaction) -> Procedure[None]:
+def _not_committed(transaction: TransactionState) -> Procedure[None]:
     """Look whether a commit of unknown outcome has happened. Raises `IllegalTransition`: then it has."""
     if (yield from _became_of(transaction)) is None:
         return

@@ -73,14 +73,14 @@ def close_after(context: Context, name: str | None) -> Procedure[None]:
 
 def _remember(context: Context, name: str | None) -> None:
     if name is not None:
-        context.debts.batches.add(name)
-        context.run.pay()
+        context.pending.batches.add(name)
+        context.run.finish_later()
 
 
 def close_pending(context: Context) -> Procedure[None]:
     """End the batches that this client could not end when it took their last member off."""
-    for name in list(context.debts.batches):
-        context.debts.batches.discard(name)
+    for name in list(context.pending.batches):
+        context.pending.batches.discard(name)
         yield from close_after(context, name)
 
 
@@ -119,10 +119,10 @@ def _ending(context: Context, name: str) -> Procedure[Plan | None]:
     yield from known_bucket(context, index)
     done = dump(record | {"done": now} | ({"refused": lost} if lost else {}))
     closing = Change(context, name, [Delete(f"{base}/open"), SetData(base, done, node.stat.version)])
-    closing.ours = partial(_closed, context, name)
-    closing.based_on[base] = frozenset({Failure.BAD_VERSION})
+    closing.proof = partial(_closed, context, name)
+    closing.preconditions[base] = frozenset({Failure.BAD_VERSION})
     if lost:
-        closing.afterwards = partial(_tell, context, f"{base}/then", lost)
+        closing.on_commit = partial(_notify, context, f"{base}/then", lost)
     return Plan([closing, *following, listed_at(context, name, index)])
 
 
@@ -137,14 +137,14 @@ def _following(
     if record.get("refused"):
         return [drop], None
     try:
-        tree = unpack(context, path, node.data)
+        new = unpack(context, path, node.data)
     except CorruptRecord as error:
         return [drop], f"{error}; nothing follows the batch"
-    tree.stamp = context.marks.stamp((yield from ordering_time(context)))
-    return [drop, (yield from insert(context, tree))], None
+    new.stamp = context.marks.stamp((yield from ordering_time(context)))
+    return [drop, (yield from insert(context, new))], None
 
 
-def _tell(context: Context, path: str, why: str) -> Procedure[None]:
+def _notify(context: Context, path: str, why: str) -> Procedure[None]:
     context.report(path, why)
     return
     yield  # pragma: no cover
@@ -193,13 +193,13 @@ def rejoin(context: Context, current: Current) -> Procedure[list[Change]]:
     base, task_id = context.paths.batch(current.state.batch), current.task_id
     paths = (base, f"{base}/open", f"{base}/open/{task_id}", f"{base}/failed/{task_id}")
     batch, members, member, failed = yield from read_nodes(paths)
-    opening = [] if members is not None else (yield from _reopening(context, current.state.batch, batch))
-    if batch is None or opening is None:
+    creates = [] if members is not None else (yield from _reopening(context, current.state.batch, batch))
+    if batch is None or creates is None:
         return []
     ops: list[WriteOp] = [] if failed is None else [Delete(paths[3])]
     if member is None:  # one that is there was left by somebody else, and holds up nothing
         ops.append(Create(paths[2]))
-    return [Change(context, task_id, [*opening, *ops])]
+    return [Change(context, task_id, [*creates, *ops])]
 
 
 def _reopening(context: Context, name: str, batch: Node | None) -> Procedure[list[WriteOp] | None]:

@@ -60,33 +60,33 @@ from airflow_provider_zkmq.engine.errors import QueueNotFound, TransportError, Z
 def open_segment(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
     """Where the next entry of a lane goes; `ordered`: the queue hands out in strict order."""
     name = wanted.name
-    while name in context.slots.opening:
-        yield Wait(context.slots.opening[name], 0, turn=True)  # another call is looking for it
-    memory = context.slots.open.get(name)
+    while name in context.segments.searching:
+        yield Wait(context.segments.searching[name], 0, turn=True)  # another call is looking for it
+    memory = context.segments.open.get(name)
     if memory is None or memory.count >= SEGMENT_ENTRIES or memory.ordered != ordered:
         memory = yield from _opened(context, wanted, ordered=ordered)
     memory.count += 1
-    context.slots.remember(name, memory)
+    context.segments.remember(name, memory)
     return memory
 
 
 def _opened(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
     """Look for it; other calls of this client that need it wait meanwhile, so that one of them opens a segment."""
-    context.slots.opening[wanted.name] = looked = context.run.new_signal()
+    context.segments.searching[wanted.name] = looked = context.run.new_signal()
     try:
         lane = yield from _bounded(context, wanted)
         memory = yield from (_newest_ordered(context, lane) if ordered else _newest(context, lane))
-        context.slots.remember(wanted.name, memory)
+        context.segments.remember(wanted.name, memory)
         return memory
     finally:
-        del context.slots.opening[wanted.name]
+        del context.segments.searching[wanted.name]
         looked.fire()
 
 
 def forget_lanes(context: Context, there: Iterable[str]) -> None:
     """Forget lanes that are not there any more; `there`: a listing of the queue's lanes."""
     names = set(there)
-    context.slots.keep_lanes(names)
+    context.segments.keep_lanes(names)
     context.listings.forget_below(context.paths.at("queue"), names)
 
 
@@ -109,8 +109,8 @@ def _newest(context: Context, lane: Lane) -> Procedure[OpenSegment]:
     if room is not None:
         return OpenSegment(lane, room[0], room[1], [], [], ordered=False)
     segment = next_segment(segments_of(names or ()))
-    opening: list[WriteOp] = [] if names is not None else [Create(path, lane.encode())]
-    return OpenSegment(lane, segment, 0, [*opening, Create(f"{path}/{segment}")], [], ordered=False)
+    creates: list[WriteOp] = [] if names is not None else [Create(path, lane.encode())]
+    return OpenSegment(lane, segment, 0, [*creates, Create(f"{path}/{segment}")], [], ordered=False)
 
 
 def _newest_ordered(context: Context, lane: Lane) -> Procedure[OpenSegment]:
@@ -125,9 +125,9 @@ def _newest_ordered(context: Context, lane: Lane) -> Procedure[OpenSegment]:
         return OpenSegment(lane, room[0], room[1], checks, checks, ordered=True)
     segment = next_segment(segments_of(names or ()))
     fresh = names is None
-    opening = Create(path, lane.encode()) if fresh else SetData(path, lane.encode(), version)
+    creates = Create(path, lane.encode()) if fresh else SetData(path, lane.encode(), version)
     after = Check(path, version if fresh else version + 1)
-    return OpenSegment(lane, segment, 0, [opening, Create(f"{path}/{segment}")], [after], ordered=True)
+    return OpenSegment(lane, segment, 0, [creates, Create(f"{path}/{segment}")], [after], ordered=True)
 
 
 def _with_room(lane: str, names: Iterable[str] | None) -> Procedure[tuple[str, int] | None]:
@@ -150,13 +150,13 @@ def slot_ops(context: Context, slot: OpenSegment, opened: set[str]) -> list[Writ
 def remember_opened(context: Context, multi: Multi, outcome: Outcome) -> None:
     """Segments that now exist need no create; those of a refused transaction are looked up again."""
     touched = {op.path for op in multi.ops}
-    for name, memory in list(context.slots.open.items()):
+    for name, memory in list(context.segments.open.items()):
         if not any(op.path in touched for op in memory.ops):
             continue
         if outcome.committed:
             memory.ops = memory.then
         else:
-            context.slots.open.pop(name, None)
+            context.segments.open.pop(name, None)
 
 
 def reopens(context: Context, slot: OpenSegment, multi: Multi, outcome: Outcome) -> bool:
@@ -181,10 +181,10 @@ def _creates(multi: Multi, outcome: Outcome) -> bool:
 def known_bucket(context: Context, index: str) -> Procedure[None]:
     """Have the bucket of an index entry there; one that this client used before is taken to be."""
     bucket = context.paths.at(index).rpartition("/")[0]
-    if bucket in context.slots.buckets:
+    if bucket in context.segments.buckets:
         return
     yield from make_bucket(context, bucket)
-    context.slots.add_bucket(bucket)
+    context.segments.add_bucket(bucket)
 
 
 def make_bucket(context: Context, bucket: str) -> Procedure[None]:
@@ -199,7 +199,7 @@ def make_bucket(context: Context, bucket: str) -> Procedure[None]:
         yield from ensure_bucket(bucket)
 
 
-def home_of(context: Context, after: TaskState) -> tuple[Create, ...]:
+def parents_of(context: Context, after: TaskState) -> tuple[Create, ...]:
     """What creates the lane and the segment of a task that goes back to its place, where they were deleted meanwhile.
 
     They belong into the transaction that creates its entry: whoever meets an empty segment deletes it.
@@ -222,14 +222,14 @@ def queue_deleted(context: Context) -> QueueNotFound:
 # row of the state table, fill them (`core.write.transitions`, `core.write.new_task`); `core.write.commit`
 # carries them out.
 
-Ours: TypeAlias = Callable[[], Procedure[Outcome | None]]
+Proof: TypeAlias = Callable[[], Procedure[Outcome | None]]
 
 
 class Why(Enum):
     """What a refusal says."""
 
     PLACE = "a segment came or went"
-    HOME = "what must hold an entry is not there, or is there already"
+    PARENT = "what must hold an entry is not there, or is there already"
     BATCH = "the task is no member of its batch any more"
     CHANGED = "what the plan is based on has changed since it was read"
     OTHER = "the tree is not as its records tell, or an id is in use"
@@ -250,21 +250,21 @@ class Change:
     """The nonce of the record that it was made from."""
     superseded: bool = False
     """That record is another task's by now: one of the same id that was enqueued after it was dropped."""
-    ours: Ours = never
+    proof: Proof = never
     """Asked where its reply was lost: whether it was carried out."""
-    based_on: dict[str, frozenset[Failure]] = field(default_factory=dict)
+    preconditions: dict[str, frozenset[Failure]] = field(default_factory=dict)
     """The znodes it is based on, each with the refusals that say that it was changed."""
-    homes: dict[str, Callable[[], Procedure[None]]] = field(default_factory=dict)
+    make_parent: dict[str, Callable[[], Procedure[None]]] = field(default_factory=dict)
     """Entries of indexes whose buckets may be gone, each with what makes them."""
     parents: tuple[Create, ...] = ()
     """What creates the lane and the segment that it goes back to, which may be gone."""
     missing: tuple[Create, ...] = ()
     """Those of them that are gone, as far as is known: they are created with its entry."""
-    either: dict[str, bytes] = field(default_factory=dict)
+    upsert: dict[str, bytes] = field(default_factory=dict)
     """Znodes that hold this afterwards, whether they were there before or not: a damaged tree may have lost one."""
     batch: str | None = None
     """The batch whose last member it may take off."""
-    afterwards: Callable[[], Procedure[None]] | None = None
+    on_commit: Callable[[], Procedure[None]] | None = None
     """Follows once it is committed; must not fail."""
 
     def leave_batch(self) -> None:
@@ -277,7 +277,7 @@ class Change:
 
     def turns(self, path: str) -> bool:
         """Whether what is written at `path` matters, not what stood there: it is created where it was to be set."""
-        data = self.either.pop(path, None)
+        data = self.upsert.pop(path, None)
         if data is None:
             return False
         other: dict[type, WriteOp] = {Create: SetData(path, data), SetData: Create(path, data)}
@@ -365,9 +365,9 @@ class Plan:
             ops += change.listing
         return Multi(tuple(ops))
 
-    def ours(self) -> Procedure[Outcome | None]:
+    def proof(self) -> Procedure[Outcome | None]:
         """Whether an earlier try was carried out: what became of the first change tells of the whole."""
-        return self.changes[0].ours()
+        return self.changes[0].proof()
 
     def learn(self, multi: Multi, outcome: Outcome) -> None:
         """Remember the server's clock, and which segments are open."""
@@ -391,12 +391,12 @@ class Plan:
 
 
 def _why(change: Change, path: str, multi: Multi, outcome: Outcome) -> Why | None:
-    if outcome.failure in change.based_on.get(path, ()):
+    if outcome.failure in change.preconditions.get(path, ()):
         return Why.CHANGED
-    if path in change.homes and outcome.failure is Failure.NO_NODE:
-        return Why.HOME
+    if path in change.make_parent and outcome.failure is Failure.NO_NODE:
+        return Why.PARENT
     if change.misjudged(path, outcome.failure) is not None:
-        return Why.HOME
+        return Why.PARENT
     inside = change.batch is not None and path.startswith(f"{change.context.paths.batch(change.batch)}/")
     if inside and change.touches(path):  # a merged plan may take several members off the same batch
         return Why.BATCH
@@ -439,7 +439,7 @@ Sending: TypeAlias = Callable[[Context, Callable[[], Multi]], Procedure[tuple[Mu
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CommitResult:
     """How a commit ended: with the plan that was carried out, or with the refusal of the last one."""
 
     plan: Plan
@@ -502,7 +502,7 @@ def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
         change.superseded = yield from _is_superseded(change)
         if change.superseded:
             return None
-        change.context.tell(path, f"{described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on")
+        change.context.warn_once(path, f"{described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on")
         change.drop(path)
         return Plan([change])
 
@@ -524,34 +524,34 @@ def alone(_context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi
 
 
 def commit(
-    plan: Plan, rebuild: Rebuild = give_up, *, first: Sent | None = None, asked: bool = False, by: Sending = alone
-) -> Procedure[Verdict]:
+    plan: Plan, rebuild: Rebuild = give_up, *, first: Sent | None = None, requested: bool = False, by: Sending = alone
+) -> Procedure[CommitResult]:
     """Carry out a plan; what is missing around it is made, and what it is not a member of any more is left out.
 
     Every other refusal goes to `rebuild`. Three refusals alike, of the same operation for the same reason, with
     nothing gained in between, are no race any more: `CorruptRecord` names the path. `first`: how it ended when it was
-    sent before, among others. `asked`: an earlier call sent this plan and did not hear of it.
+    sent before, among others. `requested`: an earlier call sent this plan and did not hear of it.
     `by`: how it is sent; by `combining.send`, it may go together with what other calls send at the same time.
     Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
     """
-    tries, uncertain = Tries(plan.what), asked
+    tries, uncertain = Tries(plan.what), requested
     while True:
-        multi, outcome, unknown = yield from _send(plan, first, by, asked=asked)
+        multi, outcome, unknown = yield from _send(plan, first, by, requested=requested)
         plan.learn(multi, outcome)
         if outcome.committed:
             yield from _follow(plan)
-            return Verdict(plan, outcome)
-        first, asked, uncertain = None, False, uncertain or unknown
+            return CommitResult(plan, outcome)
+        first, requested, uncertain = None, False, uncertain or unknown
         refusal = plan.explain(multi, outcome, uncertain=uncertain)
         better = yield from _mend(plan, refusal, rebuild)
         if better is None:
             why = Why.CHANGED if refusal.change.superseded else refusal.why
-            return Verdict(plan, outcome, replace(refusal, why=why))
+            return CommitResult(plan, outcome, replace(refusal, why=why))
         yield from tries.refused(outcome, multi, None)
         plan = better
 
 
-def _send(plan: Plan, first: Sent | None, by: Sending, *, asked: bool) -> Procedure[tuple[Multi, Outcome, bool]]:
+def _send(plan: Plan, first: Sent | None, by: Sending, *, requested: bool) -> Procedure[tuple[Multi, Outcome, bool]]:
     """Send it, and resolve an unknown outcome; whether it was unknown at first.
 
     Where that is cut off, or stays unknown, the batches whose last member it may have taken off are remembered: the
@@ -561,47 +561,47 @@ def _send(plan: Plan, first: Sent | None, by: Sending, *, asked: bool) -> Proced
         context = plan.changes[0].context
         multi, outcome = (yield from by(context, plan.multi)) if first is None else (first.multi, first.outcome)
         unknown = outcome.unknown
-        outcome = yield from resolved(multi, outcome, plan.ours)
-        if asked and not unknown and not outcome.committed:
-            outcome = (yield from plan.ours()) or outcome
+        outcome = yield from resolved(multi, outcome, plan.proof)
+        if requested and not unknown and not outcome.committed:
+            outcome = (yield from plan.proof()) or outcome
     except BaseException:
-        _owe_batches(plan)
+        _remember_batches(plan)
         raise
     return multi, outcome, unknown
 
 
-def _owe_batches(plan: Plan) -> None:
+def _remember_batches(plan: Plan) -> None:
     for change in plan.changes:
         if change.batch is not None:
-            change.context.debts.batches.add(change.batch)
-            change.context.run.pay()
+            change.context.pending.batches.add(change.batch)
+            change.context.run.finish_later()
 
 
 def _follow(plan: Plan) -> Procedure[None]:
     """What follows a commit; cut off at one batch, the client remembers the others, too."""
     try:
         for change in plan.changes:
-            if change.afterwards is not None:
-                yield from change.afterwards()
+            if change.on_commit is not None:
+                yield from change.on_commit()
     except BaseException:
-        _owe_batches(plan)
+        _remember_batches(plan)
         raise
 
 
 def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild) -> Procedure[Plan | None]:
     outcome = refusal.outcome
-    gone = outcome.failure is Failure.NO_NODE and refusal.why in {Why.OTHER, Why.HOME, Why.PLACE}
+    gone = outcome.failure is Failure.NO_NODE and refusal.why in {Why.OTHER, Why.PARENT, Why.PLACE}
     if gone and (yield from restored(refusal.change.context, refusal.path)):
         return plan
     if refusal.change.turns(refusal.path):
         why = f"{described(outcome, refusal.multi)}, whatever its task's record tells; it is written all the same"
-        refusal.change.context.tell(refusal.path, why)
+        refusal.change.context.warn_once(refusal.path, why)
         return plan
     match refusal.why:
-        case Why.HOME:
+        case Why.PARENT:
             parent = refusal.change.misjudged(refusal.path, outcome.failure)
             if parent is None:
-                yield from refusal.change.homes[refusal.path]()
+                yield from refusal.change.make_parent[refusal.path]()
             else:
                 refusal.change.judge_anew(parent)
             return plan
@@ -610,7 +610,7 @@ def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild) -> Procedure[Plan | No
             return plan
         case Why.PLACE:
             for context in plan.contexts:
-                context.slots.open.clear()
+                context.segments.open.clear()
     return (yield from rebuild(refusal))
 
 

@@ -26,9 +26,9 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 )
 from airflow_provider_zkmq.engine.core.protocol.transact import damaged, refused
 from airflow_provider_zkmq.engine.core.read.server_clock import server_time
-from airflow_provider_zkmq.engine.core.write.commit import Plan, Refusal, Verdict, Why, commit
-from airflow_provider_zkmq.engine.core.write.history import with_ending, with_letter
-from airflow_provider_zkmq.engine.core.write.new_task import Tree, content_ops, due_of, pack, unpack
+from airflow_provider_zkmq.engine.core.write.commit import CommitResult, Plan, Refusal, Why, commit
+from airflow_provider_zkmq.engine.core.write.history import with_ending, with_history
+from airflow_provider_zkmq.engine.core.write.new_task import NewTask, content_ops, due_of, pack, unpack
 from airflow_provider_zkmq.engine.core.write.record import Current, next_record, still_ended
 from airflow_provider_zkmq.engine.core.write.transitions import append, relist, rewrite
 from airflow_provider_zkmq.engine.errors import CorruptRecord, TaskTooLarge
@@ -37,7 +37,7 @@ from airflow_provider_zkmq.engine.errors import CorruptRecord, TaskTooLarge
 ESCROW_ROOM: Final = 120_000
 
 
-def as_asked(state: TaskState, tree: Tree, place: str) -> TaskState:
+def as_requested(state: TaskState, new: NewTask, place: str) -> TaskState:
     """The record with what a message asks for, under the message's own nonce.
 
     By that nonce a repeated call knows what the first one wrote.
@@ -45,60 +45,60 @@ def as_asked(state: TaskState, tree: Tree, place: str) -> TaskState:
     return replace(
         state,
         place=place,
-        priority=tree.lane.priority,
-        filters=tree.filters,
-        policy=tree.policy,
-        lock=tree.lock,
-        nonce=tree.nonce,
-        settled=(*state.settled[:-1], tree.nonce),
+        priority=new.lane.priority,
+        filters=new.filters,
+        policy=new.policy,
+        lock=new.lock,
+        nonce=new.nonce,
+        settled=(*state.settled[:-1], new.nonce),
     )
 
 
 def insert_run(
     context: Context,
     current: Current,
-    tree: Tree,
+    new: NewTask,
     event: Event,
     extra: list[WriteOp],
     *,
     result: bool,
     guards: Sequence[WriteOp] = (),
 ) -> Procedure[Plan]:
-    """List the task anew, as `tree` says, with a run of its own; `result`: one is kept of the run before."""
+    """List the task anew, as `new` says, with a run of its own; `result`: one is kept of the run before."""
     now = yield from server_time(context)
-    due = yield from due_of(context, tree)
-    fresh = next_record(tree.task_id, current.state, event, tree.nonce, now=now, due=due)
+    due = yield from due_of(context, new)
+    fresh = next_record(new.task_id, current.state, event, new.nonce, now=now, due=due)
     fresh = replace(fresh, attempt=0, error=None, consumer=None, claimed=None, started=None, ended=None, dedupe=None)
-    fresh = replace(fresh, rank=None, requeue=False, result=result, batch=tree.batch, ended_zxid=None, was_due=None)
+    fresh = replace(fresh, rank=None, requeue=False, result=result, batch=new.batch, ended_zxid=None, was_due=None)
     fresh = replace(fresh, metadata=True)  # with data that are made anew they are written, whatever they hold
     if due is not None:
-        scheduled = as_asked(fresh, tree, f"{tree.lane.name}//{tree.entry}")
+        scheduled = as_requested(fresh, new, f"{new.lane.name}//{new.entry}")
         return (yield from relist(context, current, scheduled, extra, guards=guards))
 
     def at(place: str) -> TaskState:
-        return as_asked(fresh, tree, place)
+        return as_requested(fresh, new, place)
 
-    return (yield from append(context, current, at, extra, guards=guards, lane=tree.lane, entry=tree.entry))
+    return (yield from append(context, current, at, extra, guards=guards, lane=new.lane, entry=new.entry))
 
 
 # --- escrow
 
 
-def hold_in_escrow(context: Context, tree: Tree, current: Current) -> Procedure[Plan]:
+def hold_in_escrow(context: Context, new: NewTask, current: Current) -> Procedure[Plan]:
     """Keep the message beside the run under way, to be inserted when that, or the window of a done one, has ended.
 
     Raises `TaskTooLarge`: the transaction that inserts it must hold the record with its history, too.
     """
-    if len(tree.data) > MAX_REQUEST - ESCROW_ROOM:
+    if len(new.data) > MAX_REQUEST - ESCROW_ROOM:
         msg = (
-            f"the data for another run of task {tree.task_id!r} have {len(tree.data):,} bytes; a requeue takes "
+            f"the data for another run of task {new.task_id!r} have {len(new.data):,} bytes; a requeue takes "
             f"{MAX_REQUEST - ESCROW_ROOM:,}"
         )
         raise TaskTooLarge(msg)
-    state, path = current.state, context.paths.task(tree.task_id, "requeue")
-    slot: WriteOp = SetData(path, pack(tree)) if state.requeue else Create(path, pack(tree))
+    state, path = current.state, context.paths.task(new.task_id, "requeue")
+    slot: WriteOp = SetData(path, pack(new)) if state.requeue else Create(path, pack(new))
     due = state.due if state.requeue else state.dedupe  # of a claimed one neither is set
-    after = next_record(tree.task_id, state, Event.REQUEUE, tree.nonce, due=due)
+    after = next_record(new.task_id, state, Event.REQUEUE, new.nonce, due=due)
     after = replace(after, requeue=True, ended_zxid=still_ended(current))
     if after.index == state.index:
         return rewrite(context, current, after, [slot])
@@ -113,7 +113,7 @@ def rerun(
     *,
     guards: Sequence[WriteOp] = (),
     result: bool = False,
-) -> Procedure[Verdict]:
+) -> Procedure[CommitResult]:
     """Insert the run held in escrow, in the same transaction in which the run before it ends; attempts begin at 1.
 
     `result`: the ending run leaves one. A run that is missing, cannot be read or has no room in the tree is given up
@@ -133,10 +133,10 @@ def rerun(
     except CorruptRecord as error:
         drop: list[WriteOp] = [] if node is None else [Delete(path)]
         given_up = _give_up_run(context, current, nonce, [*extra, *drop], path, result=result, guards=guards)
-        verdict = yield from given_up
-        if verdict.committed:
+        committed = yield from given_up
+        if committed.committed:
             context.report(path, f"{error}; the run is given up")
-        return verdict
+        return committed
 
 
 def next_run(
@@ -160,10 +160,10 @@ def _next_run(
 ) -> Callable[[], Procedure[Plan]]:
     """What makes the plan that inserts the run held in escrow. Raises `CorruptRecord`."""
     path = context.paths.task(current.task_id, "requeue")
-    tree = _escrowed(context, path, node, current.task_id)
-    tree.nonce = nonce
-    more = [*extra, *content_ops(context, tree, current.state), Delete(path)]
-    insert = partial(insert_run, context, current, tree, Event.RERUN, more, result=result, guards=guards)
+    new = _escrowed(context, path, node, current.task_id)
+    new.nonce = nonce
+    more = [*extra, *content_ops(context, new, current.state), Delete(path)]
+    insert = partial(insert_run, context, current, new, Event.RERUN, more, result=result, guards=guards)
     return partial(_insert_after, context, current, insert, extra)
 
 
@@ -173,7 +173,7 @@ def _insert_after(
     """The plan that inserts a run, with what is kept of the run before it."""
     plan = yield from insert()
     if current.state.state is State.FINISHED:
-        return (yield from with_letter(context, current, plan))
+        return (yield from with_history(context, current, plan))
     now, path = (yield from server_time(context)), context.paths.task(current.task_id, "result")
     _, after = _as_ended(current, "", now)
     result = next((op.data for op in extra if op.path == path and isinstance(op, Create | SetData)), None)
@@ -191,16 +191,16 @@ def _refuse_damage(refusal: Refusal) -> None:
         raise damaged(f"another run of task {change.task_id!r}", refusal.outcome, refusal.multi)
 
 
-def _escrowed(context: Context, path: str, node: Node | None, task_id: str) -> Tree:
+def _escrowed(context: Context, path: str, node: Node | None, task_id: str) -> NewTask:
     """The run held in escrow. Raises `CorruptRecord` where there is none, or another task's."""
     if node is None:
         msg = f"{path} is missing, although its task's record tells of it"
         raise CorruptRecord(msg)
-    tree = unpack(context, path, node.data)
-    if tree.task_id != task_id:
-        msg = f"{path} holds a run of task {tree.task_id!r}"
+    new = unpack(context, path, node.data)
+    if new.task_id != task_id:
+        msg = f"{path} holds a run of task {new.task_id!r}"
         raise CorruptRecord(msg)
-    return tree
+    return new
 
 
 def _give_up_run(
@@ -212,7 +212,7 @@ def _give_up_run(
     *,
     result: bool,
     guards: Sequence[WriteOp],
-) -> Procedure[Verdict]:
+) -> Procedure[CommitResult]:
     """End a task whose next run is lost, as its present run ended."""
     before, after = _as_ended(current, nonce, (yield from server_time(context)))
     after = replace(after, requeue=False, result=result, dedupe=None, ended_zxid=still_ended(current))
@@ -245,5 +245,5 @@ def _last_event(before: TaskState, *, succeeded: bool) -> Event:
     if before.state is State.FINISHED:
         return Event.GIVE_UP_RUN
     if before.state is State.INSERTED:
-        return Event.EXHAUST
+        return Event.ATTEMPTS_EXHAUSTED
     return Event.COMPLETE if succeeded else Event.FAIL_FINAL

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.client.context import Context, Line, Part
+from airflow_provider_zkmq.engine.core.client.context import Context, GroupMember, GroupQueue
 from airflow_provider_zkmq.engine.core.protocol.ops import (
     Check,
     Multi,
@@ -27,7 +27,7 @@ from airflow_provider_zkmq.engine.errors import TransportError, Unavailable, Zkm
 MOST_BYTES: Final = 256_000
 
 
-class Fitting:
+class Group:
     """Transactions that go together, as they are added; the first ones are in it whatever they are."""
 
     def __init__(self, first: Sequence[Multi]) -> None:
@@ -90,56 +90,56 @@ def send(context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, 
 
     `make` is called when it is sent. Raises `Unavailable` where it was not sent.
     """
-    line = context.line
+    line = context.group
     while True:
-        part = Part(make, context.run.new_signal())
+        member = GroupMember(make, context.run.new_signal())
         try:
-            outcome = yield from _sent(context, line, part)
+            outcome = yield from _sent(context, line, member)
         finally:
-            if part.leads:  # given up by statements: an interrupt that met a call would leave all others in line
-                part.leads = False
+            if member.is_leader:  # given up by statements: an interrupt that met a call would leave all others in line
+                member.is_leader = False
                 line.on_their_way -= 1
                 _call_next(line)
         if outcome is not None:
-            return part.multi, outcome
+            return member.multi, outcome
 
 
-def _call_next(line: Line) -> None:
+def _call_next(line: GroupQueue) -> None:
     """A request is not on its way any more: the first in line sends the next one."""
     if line.waiting and line.on_their_way < ON_THEIR_WAY:
         first = line.waiting.popleft()
         line.on_their_way += 1
-        first.leads = True
+        first.is_leader = True
         first.signal.fire()
 
 
-def _sent(context: Context, line: Line, part: Part) -> Procedure[Outcome | None]:
+def _sent(context: Context, line: GroupQueue, member: GroupMember) -> Procedure[Outcome | None]:
     """Send it, or wait until another call has; None: another call was to send it, and could not.
 
     Who waits although nobody is on the way was forgotten by a call that was interrupted: the next call takes it along.
     """
     if line.on_their_way < ON_THEIR_WAY:
         line.on_their_way += 1
-        part.leads = True
-        return (yield from _lead(context, line, part))
-    line.waiting.append(part)
+        member.is_leader = True
+        return (yield from _lead(context, line, member))
+    line.waiting.append(member)
     try:
-        while not (part.leads or part.over):
-            yield Wait(part.signal, part.signal.count, turn=True)
+        while not (member.is_leader or member.over):
+            yield Wait(member.signal, member.signal.count, turn=True)
     except BaseException as error:
-        if part in line.waiting:
-            line.waiting.remove(part)
-        if isinstance(error, Unavailable) and part.sent is not None:
-            return part.outcome or _unknown(part)
+        if member in line.waiting:
+            line.waiting.remove(member)
+        if isinstance(error, Unavailable) and member.sent is not None:
+            return member.outcome or _unknown(member)
         raise
-    return (yield from _lead(context, line, part)) if part.leads else part.outcome
+    return (yield from _lead(context, line, member)) if member.is_leader else member.outcome
 
 
-def _unknown(part: Part) -> Outcome:
-    return Outcome(committed=False, unknown=True, sent=part.sent)
+def _unknown(member: GroupMember) -> Outcome:
+    return Outcome(committed=False, unknown=True, sent=member.sent)
 
 
-def _lead(context: Context, line: Line, mine: Part) -> Procedure[Outcome]:
+def _lead(context: Context, line: GroupQueue, mine: GroupMember) -> Procedure[Outcome]:
     """Send what stands in line together with `mine`. Nothing is taken out of the line before it can be sent."""
     parts = [mine]
     try:
@@ -147,62 +147,62 @@ def _lead(context: Context, line: Line, mine: Part) -> Procedure[Outcome]:
             yield Reconnect()  # who waits for a connection is told that nothing was sent
         mine.multi = mine.make()
         _join(line, parts)
-        for part in parts:
-            part.sent = context.run.monotonic()
+        for member in parts:
+            member.sent = context.run.monotonic()
         outcomes = yield from _carried_out(parts)
-        for part, each in zip(parts, outcomes, strict=True):
-            part.outcome = each
+        for member, each in zip(parts, outcomes, strict=True):
+            member.outcome = each
         return outcomes[0]
     except Unavailable:
-        for part in parts:
-            part.sent = None
+        for member in parts:
+            member.sent = None
         raise
     finally:
         line.carried -= len(parts) - 1
-        for part in parts[1:]:
-            _tell(part)
+        for member in parts[1:]:
+            _notify(member)
 
 
-def _carried_out(parts: Sequence[Part]) -> Procedure[list[Outcome]]:
+def _carried_out(parts: Sequence[GroupMember]) -> Procedure[list[Outcome]]:
     """How each ended. An error that is told of all, access denied say, is of one: each finds out by its own."""
     try:
         outcome: Outcome = yield _together(parts)
         if len(parts) > 1 and outcome.failed is not None:
-            outcomes: list[Outcome] = yield Pipeline(tuple(part.multi for part in parts))
+            outcomes: list[Outcome] = yield Pipeline(tuple(member.multi for member in parts))
             return outcomes
     except TransportError:
         raise
     except ZkmqError:
         if len(parts) == 1:
             raise
-        return [_unknown(part) for part in parts]
+        return [_unknown(member) for member in parts]
     return [outcome] * len(parts)
 
 
-def _tell(part: Part) -> None:
+def _notify(member: GroupMember) -> None:
     """Let the call go on whose part it was; cut off, what was sent is of unknown outcome."""
-    if part.outcome is None and part.sent is not None:
-        part.outcome = _unknown(part)
-    part.over = True
-    part.signal.fire()
+    if member.outcome is None and member.sent is not None:
+        member.outcome = _unknown(member)
+    member.over = True
+    member.signal.fire()
 
 
-def _together(parts: Sequence[Part]) -> Multi:
-    return joined([part.multi for part in parts])
+def _together(parts: Sequence[GroupMember]) -> Multi:
+    return joined([member.multi for member in parts])
 
 
-def _join(line: Line, parts: list[Part]) -> None:
+def _join(line: GroupQueue, parts: list[GroupMember]) -> None:
     """Add what goes with the first; what does not waits for a later one."""
     if not line.waiting:
         return
-    fitting = Fitting([parts[0].multi])
-    for part in list(line.waiting):
-        if len(parts) >= MOST or fitting.full:
+    together = Group([parts[0].multi])
+    for member in list(line.waiting):
+        if len(parts) >= MOST or together.full:
             break
-        part.multi = part.make()
-        if fitting.takes(part.multi):
-            line.waiting.remove(part)
-            parts.append(part)
+        member.multi = member.make()
+        if together.takes(member.multi):
+            line.waiting.remove(member)
+            parts.append(member)
             line.carried += 1
 
 
@@ -308,8 +308,8 @@ class Chain:
         """What is sent next, with `mine` if that is given: as much of it as goes together."""
         for each in self.settlings:
             yield from each.hold()
-        fitting = Fitting([] if mine is None else [mine])
-        return [each for each in self.settlings if each.held is not None and fitting.takes(each.held)]
+        together = Group([] if mine is None else [mine])
+        return [each for each in self.settlings if each.held is not None and together.takes(each.held)]
 
     def _exchange(self, context: Context, parts: Sequence[Settling], mine: Multi | None) -> Procedure[Outcome | None]:
         """Send them in one transaction; what became of `mine`. None: it was not carried out, because of another one."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.model.policy import Conf
-from airflow_provider_zkmq.engine.core.model.records import Letter, TaskState, letter_path
+from airflow_provider_zkmq.engine.core.model.records import HistoryEntry, TaskState, history_path
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Create, Node, Procedure, request_size
 from airflow_provider_zkmq.engine.core.protocol.transact import ensure_bucket, ensure_node
@@ -20,7 +20,7 @@ from airflow_provider_zkmq.engine.core.write.record import Current
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 
-def with_letter(context: Context, current: Current, plan: Plan) -> Procedure[Plan]:
+def with_history(context: Context, current: Current, plan: Plan) -> Procedure[Plan]:
     """A plan by which a task leaves where it is; of one that has ended, the run is kept where anybody may want it."""
     if current.state.state not in ENDED:
         return plan
@@ -28,10 +28,10 @@ def with_letter(context: Context, current: Current, plan: Plan) -> Procedure[Pla
     version = current.state.ended_zxid or current.zxid
     if audience is None or (version and not audience.wants(version)):
         return plan
-    letter = yield from _standing(context, current)
-    if letter is None or not audience.wants(letter.version):
+    history_entry = yield from _standing(context, current)
+    if history_entry is None or not audience.wants(history_entry.version):
         return plan  # the archive has it; or it has changed since it was read, and the plan will be refused
-    return (yield from _with(context, letter, plan))
+    return (yield from _with(context, history_entry, plan))
 
 
 def with_ending(
@@ -46,8 +46,8 @@ def with_ending(
     task = partial(context.paths.task, current.task_id)
     data, metadata = yield from read_nodes((task("data"), task("metadata")))
     enqueued, payload = (now, b"") if data is None else (data.stat.ctime, data.data)
-    letter = Letter(current.task_id, 0, enqueued, now, after, _text(metadata), payload, result)
-    return (yield from _with(context, letter, plan))
+    history_entry = HistoryEntry(current.task_id, 0, enqueued, now, after, _text(metadata), payload, result)
+    return (yield from _with(context, history_entry, plan))
 
 
 def _audience(context: Context) -> Procedure[Conf | None]:
@@ -62,7 +62,7 @@ def _audience(context: Context) -> Procedure[Conf | None]:
     return replace(default_conf(), follow=True) if any(mark is not None for mark in marks) else None
 
 
-def _standing(context: Context, current: Current) -> Procedure[Letter | None]:
+def _standing(context: Context, current: Current) -> Procedure[HistoryEntry | None]:
     """The run as it stands; None where that is not what was read."""
     task = partial(context.paths.task, current.task_id)
     parts = (task("state"), task("data"), task("metadata"), task("result"))
@@ -70,7 +70,7 @@ def _standing(context: Context, current: Current) -> Procedure[Letter | None]:
     if record is None or record.stat.version != current.version:
         return None
     state = _stored(parts[0], record, current)
-    return Letter(
+    return HistoryEntry(
         current.task_id,
         version=state.ended_zxid or record.stat.mzxid,
         enqueued=(record if data is None else data).stat.ctime,
@@ -94,27 +94,29 @@ def _text(metadata: Node | None) -> str:
     return "{}" if metadata is None else metadata.data.decode(errors="replace")
 
 
-def _with(context: Context, letter: Letter, plan: Plan) -> Procedure[Plan]:
+def _with(context: Context, history_entry: HistoryEntry, plan: Plan) -> Procedure[Plan]:
     """The plan, and the write that keeps the letter."""
     now = yield from server_time(context)
-    path = context.paths.at(letter_path(now, letter.task_id, letter.version))
-    write = _fitting(context, path, letter, request_size(plan.multi().ops))
-    home = partial(_ensure_home, path.rpartition("/")[0])
-    return Plan([*plan.changes, Change(context, letter.task_id, listing=[write], homes={path: home})])
+    path = context.paths.at(history_path(now, history_entry.task_id, history_entry.version))
+    write = _history_write(context, path, history_entry, request_size(plan.multi().ops))
+    parent = partial(_ensure_parent, path.rpartition("/")[0])
+    return Plan([*plan.changes, Change(context, history_entry.task_id, listing=[write], make_parent={path: parent})])
 
 
-def _fitting(context: Context, path: str, letter: Letter, beside: int) -> Create:
+def _history_write(context: Context, path: str, history_entry: HistoryEntry, beside: int) -> Create:
     """The write that keeps a letter; without payload or result where they do not fit beside it, which is told."""
-    lighter = [letter, replace(letter, data=b"")]
-    lighter += [] if letter.result is None else [replace(letter, data=b"", result=None)]
+    lighter = [history_entry, replace(history_entry, data=b"")]
+    lighter += [] if history_entry.result is None else [replace(history_entry, data=b"", result=None)]
     writes = [Create(path, each.encode()) for each in lighter]
     fits = next((write for write in writes if beside + request_size([write]) <= MAX_REQUEST), writes[-1])
     if fits is not writes[0]:
-        context.run.report(path, f"the payload of task {letter.task_id!r} does not fit; what ended is kept without")
+        context.run.report(
+            path, f"the payload of task {history_entry.task_id!r} does not fit; what ended is kept without"
+        )
     return fits
 
 
-def _ensure_home(bucket: str) -> Procedure[None]:
+def _ensure_parent(bucket: str) -> Procedure[None]:
     """Create the bucket of a letter, and where it is the queue's first one what holds all of them."""
     yield from ensure_node(bucket.rpartition("/")[0])
     yield from ensure_bucket(bucket)

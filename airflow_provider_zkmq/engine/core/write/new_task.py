@@ -38,7 +38,7 @@ RECORD_ROOM: Final = 2_000
 
 
 @dataclass(slots=True)
-class Tree:
+class NewTask:
     """A validated message, ready to be written."""
 
     task_id: str
@@ -81,7 +81,7 @@ class Tree:
         """The name of its entry, wherever among the pending it stands."""
         return entry_name(self.stamp, self.task_id)
 
-    def wrote(self, state: TaskState) -> bool:
+    def has_written(self, state: TaskState) -> bool:
         """Whether a record is this tree's doing: its entry has our stamp, whatever was changed since, or our nonce."""
         return (self.stamp != "" and state.entry.startswith(self.stamp)) or self.nonce in state.settled
 
@@ -135,7 +135,7 @@ class Tree:
         ]
 
 
-def prepare(context: Context, conf: Conf, message: Message, batch: str | None = None) -> Tree:
+def prepare(context: Context, conf: Conf, message: Message, batch: str | None = None) -> NewTask:
     """Validate a message against the queue. Raises `ConfigError` or `TaskTooLarge`; nothing is written."""
     if not isinstance(message, Message):
         msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
@@ -143,7 +143,7 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
     filters = parse_filters(conf.types, message.filters)
     delay, not_before = message.times()
     generated = message.task_id is None
-    tree = Tree(
+    new = NewTask(
         task_id=context.marks.task_id() if generated else check_name("task id", message.task_id),
         generated=generated,
         data=encode_data("data", message.data),
@@ -159,46 +159,46 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         batch=batch,
         not_before=not_before,
     )
-    _check_size(context, tree)
-    return tree
+    _check_size(context, new)
+    return new
 
 
-def with_filters(context: Context, conf: Conf, tree: Tree, filters: Mapping[str, object]) -> Tree:
+def with_filters(context: Context, conf: Conf, new: NewTask, filters: Mapping[str, object]) -> NewTask:
     """A tree that was prepared without filters, with these. Raises `ConfigError` or `TaskTooLarge`."""
     parsed = parse_filters(conf.types, filters)
-    whole = replace(tree, filters=parsed, lane=Lane(tree.lane.priority, parsed), _fixed=None)
+    whole = replace(new, filters=parsed, lane=Lane(new.lane.priority, parsed), _fixed=None)
     _check_size(context, whole)
     return whole
 
 
-def _check_size(context: Context, tree: Tree) -> None:
+def _check_size(context: Context, new: NewTask) -> None:
     """Refuse what ZooKeeper would answer by dropping the connection."""
-    size = tree.size(context)
+    size = new.size(context)
     if size > MAX_REQUEST:
         msg = (
-            f"task {tree.task_id!r} needs {size:,} bytes, ZooKeeper takes {MAX_REQUEST:,} in one request "
-            f"(data: {len(tree.data):,} bytes); store large data elsewhere and enqueue its address"
+            f"task {new.task_id!r} needs {size:,} bytes, ZooKeeper takes {MAX_REQUEST:,} in one request "
+            f"(data: {len(new.data):,} bytes); store large data elsewhere and enqueue its address"
         )
         raise TaskTooLarge(msg)
 
 
-def stamped(context: Context, tree: Tree) -> Procedure[None]:
+def stamped(context: Context, new: NewTask) -> Procedure[None]:
     """Give it its place in the default order, by the server's clock, unless an earlier try has done so."""
-    if not tree.stamp:
-        tree.stamp = context.marks.stamp((yield from ordering_time(context)))
+    if not new.stamp:
+        new.stamp = context.marks.stamp((yield from ordering_time(context)))
 
 
-def due_of(context: Context, tree: Tree) -> Procedure[int | None]:
+def due_of(context: Context, new: NewTask) -> Procedure[int | None]:
     """When it may be handled first, by the server's clock in milliseconds; None: at once.
 
     A moment is compared with the server's clock only, whatever the caller's says.
     """
-    if tree.not_before is None and not tree.delay:
+    if new.not_before is None and not new.delay:
         return None
     now = yield from server_time(context)
-    if tree.not_before is None:
-        return now + int((tree.delay or 0.0) * 1000)
-    return tree.not_before if tree.not_before > context.clock.certainly_past(now) else None
+    if new.not_before is None:
+        return now + int((new.delay or 0.0) * 1000)
+    return new.not_before if new.not_before > context.clock.certainly_past(now) else None
 
 
 def scheduled_index(context: Context, task_id: str, due: int) -> Procedure[str]:
@@ -208,12 +208,12 @@ def scheduled_index(context: Context, task_id: str, due: int) -> Procedure[str]:
     return index
 
 
-def pack(tree: Tree) -> bytes:
+def pack(new: NewTask) -> bytes:
     """A message that waits to be written, and is `stamped`: a line of JSON, then the data as they are."""
-    head: dict[str, Any] = {"task_id": tree.task_id, "metadata": tree.metadata.decode(), "filters": tree.filters}
-    head |= {"priority": tree.lane.priority, "delay": tree.delay, "policy": tree.policy, "lock": tree.lock}
-    moment = {} if tree.not_before is None else {"not_before": tree.not_before}
-    return dump(head | moment | {"stamp": tree.stamp}) + b"\n" + tree.data
+    head: dict[str, Any] = {"task_id": new.task_id, "metadata": new.metadata.decode(), "filters": new.filters}
+    head |= {"priority": new.lane.priority, "delay": new.delay, "policy": new.policy, "lock": new.lock}
+    moment = {} if new.not_before is None else {"not_before": new.not_before}
+    return dump(head | moment | {"stamp": new.stamp}) + b"\n" + new.data
 
 
 _FILTERS: Final = codec.mapping(lambda name: check_name("filter", name), codec.text)
@@ -227,7 +227,7 @@ def _moment(value: object) -> int | None:
     raise ValueError(msg)
 
 
-def unpack(context: Context, path: str, raw: bytes) -> Tree:
+def unpack(context: Context, path: str, raw: bytes) -> NewTask:
     """Read what `pack` wrote. Raises `CorruptRecord`."""
     head, _, data = raw.partition(b"\n")
     record = load(path, head)
@@ -235,7 +235,7 @@ def unpack(context: Context, path: str, raw: bytes) -> Tree:
         filters = _FILTERS(record["filters"])
         metadata: bytes = record["metadata"].encode()
         load(path, metadata)
-        return Tree(
+        return NewTask(
             task_id=check_name("task id", record["task_id"]),
             generated=False,
             data=data,
@@ -256,28 +256,28 @@ def unpack(context: Context, path: str, raw: bytes) -> Tree:
 # --- The content of a message put into a task that is there; its record tells what stands there.
 
 
-def content_ops(context: Context, tree: Tree, before: TaskState, *, fresh: bool = True) -> list[WriteOp]:
+def content_ops(context: Context, new: NewTask, before: TaskState, *, fresh: bool = True) -> list[WriteOp]:
     """Put what a message holds into a task's tree; `fresh`: the data's znode is made anew: it tells when it came."""
-    paths, at = context.paths, tree.task_id
+    paths, at = context.paths, new.task_id
     data, filters = paths.task(at, "data"), paths.task(at, "filters")
-    ops: list[WriteOp] = [Delete(data), Create(data, tree.data)] if fresh else [SetData(data, tree.data)]
-    ops += _metadata_ops(paths.task(at, "metadata"), tree, there=before.metadata, fresh=fresh)
-    if tree.filters and not before.filters:
+    ops: list[WriteOp] = [Delete(data), Create(data, new.data)] if fresh else [SetData(data, new.data)]
+    ops += _metadata_ops(paths.task(at, "metadata"), new, there=before.metadata, fresh=fresh)
+    if new.filters and not before.filters:
         ops.append(Create(filters))
-    for name in sorted({*before.filters, *tree.filters}):
-        path, value = f"{filters}/{name}", tree.filters.get(name)
+    for name in sorted({*before.filters, *new.filters}):
+        path, value = f"{filters}/{name}", new.filters.get(name)
         if value is None:
             ops.append(Delete(path))
         elif name not in before.filters:
             ops.append(Create(path, value.encode()))
         elif before.filters[name] != value:
             ops.append(SetData(path, value.encode()))
-    if before.filters and not tree.filters:
+    if before.filters and not new.filters:
         ops.append(Delete(filters))
     return ops
 
 
-def _metadata_ops(path: str, tree: Tree, *, there: bool, fresh: bool) -> list[WriteOp]:
+def _metadata_ops(path: str, new: NewTask, *, there: bool, fresh: bool) -> list[WriteOp]:
     """Write a task's metadata. Those that were written once came with the data, as scans take it to be.
 
     Without metadata, the data are taken to have come with the record: they are written with data that are made anew,
@@ -285,31 +285,31 @@ def _metadata_ops(path: str, tree: Tree, *, there: bool, fresh: bool) -> list[Wr
     together.
     """
     if there:
-        return [SetData(path, tree.metadata)]
+        return [SetData(path, new.metadata)]
     if fresh:
-        return [Create(path, tree.metadata)]
-    return [Create(path), SetData(path, tree.metadata)] if tree.has_metadata else []
+        return [Create(path, new.metadata)]
+    return [Create(path), SetData(path, new.metadata)] if new.has_metadata else []
 
 
 # --- New tasks: the constructor of inserts, and what lists something in an index.
 
 
-def insert(context: Context, tree: Tree) -> Procedure[Change]:
+def insert(context: Context, new: NewTask) -> Procedure[Change]:
     """Write a new task: its tree, and its entry in its lane, or among the scheduled."""
-    yield from stamped(context, tree)
-    due = yield from due_of(context, tree)
+    yield from stamped(context, new)
+    due = yield from due_of(context, new)
     if due is not None:
-        index = yield from scheduled_index(context, tree.task_id, due)
-        change = listed_at(context, tree.task_id, index)
-        change.listing = tree.ops(context, f"{tree.lane.name}//{tree.entry}", index, due)
+        index = yield from scheduled_index(context, new.task_id, due)
+        change = listed_at(context, new.task_id, index)
+        change.listing = new.ops(context, f"{new.lane.name}//{new.entry}", index, due)
         return change
-    slot = yield from open_segment(context, tree.lane, ordered=(yield from known_conf(context)).ordered)
-    place = f"{slot.lane.name}/{slot.segment}/{tree.entry}"
-    return Change(context, tree.task_id, slot=slot, listing=tree.ops(context, place, None, None))
+    slot = yield from open_segment(context, new.lane, ordered=(yield from known_conf(context)).ordered)
+    place = f"{slot.lane.name}/{slot.segment}/{new.entry}"
+    return Change(context, new.task_id, slot=slot, listing=new.ops(context, place, None, None))
 
 
 def listed_at(context: Context, name: str, index: str) -> Change:
     """List something in an index whose bucket may have been cleared away meanwhile."""
     path = context.paths.at(index)
     bucket = partial(make_bucket, context, path.rpartition("/")[0])
-    return Change(context, name, listing=[Create(path)], homes={path: bucket})
+    return Change(context, name, listing=[Create(path)], make_parent={path: bucket})

@@ -25,7 +25,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 from airflow_provider_zkmq.engine.core.read.configuration import known_conf
 from airflow_provider_zkmq.engine.core.read.leases import lease_path, mark_path
 from airflow_provider_zkmq.engine.core.write.batch_closing import close_after
-from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, home_of, make_bucket, one, open_segment
+from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, make_bucket, one, open_segment, parents_of
 from airflow_provider_zkmq.engine.core.write.record import (
     Current,
     deleted,
@@ -50,7 +50,7 @@ def notes_of(context: Context, task_id: str, state: TaskState) -> list[str]:
 
 def beginning(context: Context, claimed: Claimed) -> SetData:
     """Say that the handler of a claim begins. Whoever is at the claim's note meanwhile is refused."""
-    note = consumer_note(ahead=False) if claimed.ends_with_session else claim_note(claimed.claim, ahead=False)
+    note = consumer_note(prefetched=False) if claimed.ends_with_session else claim_note(claimed.claim, prefetched=False)
     return SetData(mark_path(context, claimed.task_id, claimed.state), note)
 
 
@@ -59,7 +59,7 @@ def record_write(context: Context, current: Current, after: TaskState) -> SetDat
     return SetData(context.paths.task(current.task_id, "state"), after.encode(), current.version)
 
 
-def departure(context: Context, current: Current) -> list[WriteOp]:
+def unlist(context: Context, current: Current) -> list[WriteOp]:
     """The deletes that take a task from where it is listed."""
     if current.state.state is State.CLAIMED:
         gone = [] if current.claim_gone else [context.paths.task(current.task_id, "claim")]
@@ -87,7 +87,7 @@ def membership(context: Context, task_id: str, state: TaskState, *, failed: bool
     return ops
 
 
-def tree_deletes(context: Context, task_id: str, state: TaskState, version: int) -> list[WriteOp]:
+def task_deletes(context: Context, task_id: str, state: TaskState, version: int) -> list[WriteOp]:
     """The deletes of a task's own tree; its claim, if any, is deleted by its departure."""
     task, filters = context.paths.task, bool(state.filters)
     optional = {"metadata": state.metadata, "filters": filters, "result": state.result, "requeue": state.requeue}
@@ -132,11 +132,11 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
     )
     claimed.claim = {"consumer": consumer, "nonce": nonce, "lease": span}
     ops = Ops().set(paths.task(task_id, "state"), claimed.state.encode(), claimed.version - 1)
-    note = claim_note(claimed.claim, ahead=claimed.ahead and lease is not None)
+    note = claim_note(claimed.claim, prefetched=claimed.prefetched and lease is not None)
     ops.create(paths.task(task_id, "claim"), note, ephemeral=lease is None)
     ops.delete(place).check(paths.live(consumer))
     if lease is None:
-        ops.create(paths.current(consumer, task_id), consumer_note(ahead=claimed.ahead))
+        ops.create(paths.current(consumer, task_id), consumer_note(prefetched=claimed.prefetched))
     if deadline is not None:
         ops.create(lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer}))
     return one(Change(context, task_id, ops.items, after=claimed.state))
@@ -185,7 +185,7 @@ def rescue(context: Context, current: Current, nonce: str, error: str, guards: S
     return (yield from relist(context, current, replace(state, error=error), guards=guards))
 
 
-def bury(
+def to_dead(
     context: Context, current: Current, event: Event, nonce: str, error: str, now: int, guards: Sequence[WriteOp] = ()
 ) -> Procedure[Plan]:
     """It is dead: `event` is the one of the state table by which it came to that."""
@@ -233,17 +233,17 @@ def rewrite(context: Context, current: Current, after: TaskState, extra: list[Wr
     return one(_change(context, current, after, [record_write(context, current, after), *same, *extra]))
 
 
-def delete(context: Context, current: Current, *, ours: bool = True) -> Plan:
+def delete(context: Context, current: Current, *, proof: bool = True) -> Plan:
     """Deleted whole, with all that lists it; it fails its batch unless it had ended.
 
-    `ours`: that it is gone after a lost reply is this call's doing.
+    `proof`: that it is gone after a lost reply is this call's doing.
     """
-    record, *parts = tree_deletes(context, current.task_id, current.state, current.version)
+    record, *parts = task_deletes(context, current.task_id, current.state, current.version)
     off = membership(context, current.task_id, current.state, failed=True)
     # The record goes first: if that is another by now, the refusal says so.
-    change = _change(context, current, None, [record, *departure(context, current), *parts, *off])
-    if ours:
-        change.ours = partial(deleted, context, current.task_id)
+    change = _change(context, current, None, [record, *unlist(context, current), *parts, *off])
+    if proof:
+        change.proof = partial(deleted, context, current.task_id)
     _leave(change, current.state.batch)
     return one(change)
 
@@ -292,13 +292,13 @@ def _moved(
     guards: Sequence[WriteOp],
     slot: OpenSegment | None,
 ) -> Change:
-    ops = [record_write(context, current, after), *guards, *departure(context, current), *extra]
+    ops = [record_write(context, current, after), *guards, *unlist(context, current), *extra]
     change = _change(context, current, after, ops)
     change.slot, entry = slot, arrival(context, after)
     if after.index is not None:
-        change.homes[entry.path] = partial(make_bucket, context, entry.path.rpartition("/")[0])
+        change.make_parent[entry.path] = partial(make_bucket, context, entry.path.rpartition("/")[0])
     elif slot is None:
-        change.parents = home_of(context, after)
+        change.parents = parents_of(context, after)
     if leaves_batch(current.state, after):
         failed = fails_batch(current.state, after)
         change.listing += membership(context, current.task_id, current.state, failed=failed)
@@ -310,15 +310,15 @@ def _moved(
 def _change(context: Context, current: Current, after: TaskState | None, ops: list[WriteOp]) -> Change:
     change = Change(context, current.task_id, ops, after=after, before=current.state.nonce)
     result = context.paths.task(current.task_id, "result")
-    change.either = {op.path: op.data for op in ops if op.path == result and isinstance(op, Create | SetData)}
+    change.upsert = {op.path: op.data for op in ops if op.path == result and isinstance(op, Create | SetData)}
     if after is not None:
-        change.ours = partial(written, context, current.task_id, after.nonce)
-    change.based_on[context.paths.task(current.task_id, "state")] = _CHANGED
-    change.based_on[context.paths.task(current.task_id, "claim")] = _GONE
+        change.proof = partial(written, context, current.task_id, after.nonce)
+    change.preconditions[context.paths.task(current.task_id, "state")] = _CHANGED
+    change.preconditions[context.paths.task(current.task_id, "claim")] = _GONE
     return change
 
 
 def _leave(change: Change, batch: str | None) -> None:
     if batch is not None:
         change.batch = batch
-        change.afterwards = partial(close_after, change.context, batch)
+        change.on_commit = partial(close_after, change.context, batch)

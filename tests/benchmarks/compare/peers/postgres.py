@@ -96,10 +96,10 @@ def running() -> Iterator[Path]:
 
 
 def _verb(name: str) -> Verb:
-    def fill(asked: Asked) -> None:
-        folder, clients = asked.clients.once(running, running), asked.number or 1
+    def fill(requested: Asked) -> None:
+        folder, clients = requested.clients.once(running, running), requested.number or 1
         # One for each client more than are taken: what others hold just then is skipped, and never all of it.
-        rows = max(asked.tasks, clients) + clients if name == "consume" else 0
+        rows = max(requested.tasks, clients) + clients if name == "consume" else 0
         filling = f"INSERT INTO tasks (data) {_ROW} FROM generate_series(1, {rows}); ANALYZE tasks;"
         where = ("-h", str(folder), "-U", _USER, "postgres")
         _call(folder, "psql", "-qAt", "-v", "ON_ERROR_STOP=1", *where, text=_TABLE + filling)
@@ -107,11 +107,11 @@ def _verb(name: str) -> Verb:
         script.write_text(_SCRIPTS[name], encoding="utf-8")
         script.chmod(0o644)
 
-    def run(asked: Asked) -> Done:
+    def run(requested: Asked) -> Done:
         """As pgbench says how many transactions it had in a second, without the time that connecting took."""
-        folder, clients = asked.clients.once(running, running), asked.number or 1
+        folder, clients = requested.clients.once(running, running), requested.number or 1
         each = GROUP if name == "insert-many" else 1
-        calls = max(1, asked.tasks // each // clients)
+        calls = max(1, requested.tasks // each // clients)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = calls * clients / _rate(folder, calls, clients)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -42,32 +42,32 @@ _EMPTY_S: Final = 0.05
 _TOGETHER: Final = 20
 #: The znodes of a task of the flat algorithm.
 _PARTS: Final = (("", b""), ("/filters", b""), ("/state", b"inserted"), ("/metadata", b"{}"), ("/data", PAYLOAD))
-Tree = list[tuple[str, bytes]]
+NewTask = list[tuple[str, bytes]]
 
 
-def _queue(asked: Asked) -> Any:
-    return Queue(asked.clients.kazoo, asked.path)
+def _queue(requested: Asked) -> Any:
+    return Queue(requested.clients.kazoo, requested.path)
 
 
-def _locking(asked: Asked) -> Any:
-    return LockingQueue(asked.clients.kazoo, asked.path)
+def _locking(requested: Asked) -> Any:
+    return LockingQueue(requested.clients.kazoo, requested.path)
 
 
-def _put_all(asked: Asked) -> int:
+def _put_all(requested: Asked) -> int:
     """A hundred flat znodes in each transaction."""
-    queue = _locking(asked)
-    for payloads in groups(asked.tasks):
+    queue = _locking(requested)
+    for payloads in groups(requested.tasks):
         queue.put_all(payloads)
-    return asked.tasks
+    return requested.tasks
 
 
-def _fill(asked: Asked) -> None:
+def _fill(requested: Asked) -> None:
     """`Queue` has no call for many: one transaction for a hundred of what its `put` creates."""
-    asked.clients.kazoo.ensure_path(asked.path)
-    for payloads in groups(asked.tasks):
-        transaction = asked.clients.kazoo.transaction()
+    requested.clients.kazoo.ensure_path(requested.path)
+    for payloads in groups(requested.tasks):
+        transaction = requested.clients.kazoo.transaction()
         for data in payloads:
-            transaction.create(f"{asked.path}/entry-100-", data, sequence=True)
+            transaction.create(f"{requested.path}/entry-100-", data, sequence=True)
         transaction.commit()
 
 
@@ -75,10 +75,10 @@ def _take(queue: Any, timeout: float) -> bool | None:
     return True if queue.get(timeout) is not None and queue.consume() else None
 
 
-def _get_locked(asked: Asked) -> Done:
+def _get_locked(requested: Asked) -> Done:
     """What is known to be the last get's vain wait is not counted."""
-    queue, begun, ended, count = _locking(asked), time.perf_counter(), time.perf_counter(), 0
-    while count < asked.tasks and _take(queue, _EMPTY_S):
+    queue, begun, ended, count = _locking(requested), time.perf_counter(), time.perf_counter(), 0
+    while count < requested.tasks and _take(queue, _EMPTY_S):
         count, ended = count + 1, time.perf_counter()
     return Done(count, ended - begun)
 
@@ -89,65 +89,65 @@ def _expect(queue: Any, tasks: int) -> None:
             raise BenchError(f"a LockingQueue gave nothing for {TIMEOUT_S:g} s")
 
 
-def _mixed(asked: Asked) -> int:
+def _mixed(requested: Asked) -> int:
     """One thread puts what another, with a client of its own, gets and consumes meanwhile."""
-    producer = Thread(target=times, args=(asked.tasks, partial(_locking(asked).put, PAYLOAD)))
+    producer = Thread(target=times, args=(requested.tasks, partial(_locking(requested).put, PAYLOAD)))
     producer.start()
-    with started_kazoo(asked.clients.hosts) as other:
-        _expect(LockingQueue(other, asked.path), asked.tasks)
+    with started_kazoo(requested.clients.hosts) as other:
+        _expect(LockingQueue(other, requested.path), requested.tasks)
     producer.join()
-    return asked.tasks
+    return requested.tasks
 
 
-def _payloads(asked: Asked) -> int:
-    queue = _locking(asked)
-    times(asked.tasks, partial(queue.put, b"x" * asked.number))
-    _expect(queue, asked.tasks)
-    return asked.tasks
+def _payloads(requested: Asked) -> int:
+    queue = _locking(requested)
+    times(requested.tasks, partial(queue.put, b"x" * requested.number))
+    _expect(queue, requested.tasks)
+    return requested.tasks
 
 
-def _trees(asked: Asked) -> None:
+def _trees(requested: Asked) -> None:
     """As many small trees as tasks of ours would be, to be deleted."""
-    for number in range(asked.tasks):
-        tree = f"{asked.path}/{number}"
-        asked.clients.kazoo.ensure_path(tree)
-        transaction = asked.clients.kazoo.transaction()
+    for number in range(requested.tasks):
+        tree = f"{requested.path}/{number}"
+        requested.clients.kazoo.ensure_path(tree)
+        transaction = requested.clients.kazoo.transaction()
         for name in ("data", "state", "metadata", "filters"):
             transaction.create(f"{tree}/{name}", PAYLOAD)
         transaction.commit()
 
 
-def _delete_trees(asked: Asked) -> int:
-    for number in range(asked.tasks):
-        asked.clients.kazoo.delete(f"{asked.path}/{number}", recursive=True)
-    return asked.tasks
+def _delete_trees(requested: Asked) -> int:
+    for number in range(requested.tasks):
+        requested.clients.kazoo.delete(f"{requested.path}/{number}", recursive=True)
+    return requested.tasks
 
 
 # --- the flat algorithm
 
 
-def _flat_lists(asked: Asked) -> None:
+def _flat_lists(requested: Asked) -> None:
     for name in ("tasks", "queue"):
-        asked.clients.kazoo.ensure_path(f"{asked.path}/{name}")
+        requested.clients.kazoo.ensure_path(f"{requested.path}/{name}")
 
 
-def _flat_task(path: str) -> Tree:
+def _flat_task(path: str) -> NewTask:
     task = uuid4().hex
     return [*((f"{path}/tasks/{task}{part}", data) for part, data in _PARTS), (f"{path}/queue/{task}", b"")]
 
 
-def _flat_enqueue(asked: Asked) -> None:
-    for path, data in _flat_task(asked.path):
-        asked.clients.kazoo.create(path, data)
+def _flat_enqueue(requested: Asked) -> None:
+    for path, data in _flat_task(requested.path):
+        requested.clients.kazoo.create(path, data)
 
 
-def _flat_fill(asked: Asked) -> None:
+def _flat_fill(requested: Asked) -> None:
     """The same znodes in transactions: how they came there is not measured."""
-    _flat_lists(asked)
-    for start in range(0, asked.tasks, _TOGETHER):
-        transaction = asked.clients.kazoo.transaction()
-        for _ in range(min(_TOGETHER, asked.tasks - start)):
-            for path, data in _flat_task(asked.path):
+    _flat_lists(requested)
+    for start in range(0, requested.tasks, _TOGETHER):
+        transaction = requested.clients.kazoo.transaction()
+        for _ in range(min(_TOGETHER, requested.tasks - start)):
+            for path, data in _flat_task(requested.path):
                 transaction.create(path, data)
         transaction.commit()
 
@@ -179,16 +179,16 @@ def _below(kazoo: KazooClient, path: str) -> Iterator[tuple[str, bytes]]:
         yield from _below(kazoo, f"{path}/{name}")
 
 
-def _example(asked: Asked) -> tuple[str, Tree]:
+def _example(requested: Asked) -> tuple[str, NewTask]:
     """The id of a task that the engine enqueues for the purpose, and the znodes that it consists of."""
-    queue, kazoo = asked.queue, asked.clients.kazoo
+    queue, kazoo = requested.queue, requested.clients.kazoo
     task = queue.enqueue(PAYLOAD)
     base = f"{queue.root}/{queue.name}"
     entries = [each for each in _below(kazoo, f"{base}/queue") if each[0].endswith(f"~{task}")]
     return task, [*_below(kazoo, f"{base}/tasks/{task}"), *entries]
 
 
-def _commit(kazoo: KazooClient, first: str, tree: Tree, tasks: int) -> Any:
+def _commit(kazoo: KazooClient, first: str, tree: NewTask, tasks: int) -> Any:
     transaction = kazoo.transaction()
     for _ in range(tasks):
         task = uuid4().hex
@@ -204,33 +204,35 @@ def _check(sent: Any) -> None:
 
 
 @contextmanager
-def _enqueueing_barely(asked: Asked) -> Iterator[Run]:
+def _enqueueing_barely(requested: Asked) -> Iterator[Run]:
     """As many transactions under way as `enqueue_many` of a hundred has; finding out what to write is not measured."""
-    first, tree = _example(asked)
+    first, tree = _example(requested)
 
     def run() -> Done:
         under_way: deque[Any] = deque()
-        for start in range(0, asked.tasks, _TOGETHER):
+        for start in range(0, requested.tasks, _TOGETHER):
             if len(under_way) == GROUP // _TOGETHER:
                 _check(under_way.popleft())
-            under_way.append(_commit(asked.clients.kazoo, first, tree, min(_TOGETHER, asked.tasks - start)))
+            under_way.append(_commit(requested.clients.kazoo, first, tree, min(_TOGETHER, requested.tasks - start)))
         for each in under_way:
             _check(each)
-        return Done(asked.tasks)
+        return Done(requested.tasks)
 
     yield run
 
 
 VERBS: Final[dict[str, Verb]] = {
-    "queue-put": simple(lambda asked: times(asked.tasks, partial(_queue(asked).put, PAYLOAD))),
-    "queue-get": simple(lambda asked: drained(_queue(asked).get), _fill),
-    "locking-put": simple(lambda asked: times(asked.tasks, partial(_locking(asked).put, PAYLOAD))),
+    "queue-put": simple(lambda requested: times(requested.tasks, partial(_queue(requested).put, PAYLOAD))),
+    "queue-get": simple(lambda requested: drained(_queue(requested).get), _fill),
+    "locking-put": simple(lambda requested: times(requested.tasks, partial(_locking(requested).put, PAYLOAD))),
     "locking-put-all": simple(_put_all),
     "locking-get": simple(_get_locked, _put_all),
     "locking-mixed": simple(_mixed),
     "locking-payloads": simple(_payloads),
     "kazoo-delete": simple(_delete_trees, _trees),
-    "flat-enqueue": simple(lambda asked: times(asked.tasks, partial(_flat_enqueue, asked)), _flat_lists),
-    "flat-claim": simple(lambda asked: drained(partial(_flat_consume, asked.clients.kazoo, asked.path)), _flat_fill),
+    "flat-enqueue": simple(lambda requested: times(requested.tasks, partial(_flat_enqueue, requested)), _flat_lists),
+    "flat-claim": simple(
+        lambda requested: drained(partial(_flat_consume, requested.clients.kazoo, requested.path)), _flat_fill
+    ),
     "bare-enqueue": Verb(_enqueueing_barely),
 }

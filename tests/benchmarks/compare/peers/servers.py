@@ -54,20 +54,20 @@ def threaded(running: Callable[[], AbstractContextManager[Connect]]) -> Callable
     The verb is a method of the connection; it takes how many tasks there are, and returns how many it did.
     """
 
-    def connections(asked: Asked) -> list[Any]:
-        connect = asked.clients.once(running, running)
-        return [asked.clients.once((running, each), connect) for each in range(asked.number or 1)]
+    def connections(requested: Asked) -> list[Any]:
+        connect = requested.clients.once(running, running)
+        return [requested.clients.once((running, each), connect) for each in range(requested.number or 1)]
 
     def verb(name: str) -> Verb:
-        def fill(asked: Asked) -> None:
-            first = connections(asked)[0]
+        def fill(requested: Asked) -> None:
+            first = connections(requested)[0]
             first.clear()
             if name == "consume":
-                first.put_many(asked.tasks)
+                first.put_many(requested.tasks)
 
-        def run(asked: Asked) -> int:
-            clients = connections(asked)
-            each = asked.tasks if name == "consume" else max(1, asked.tasks // len(clients))
+        def run(requested: Asked) -> int:
+            clients = connections(requested)
+            each = requested.tasks if name == "consume" else max(1, requested.tasks // len(clients))
             with ThreadPoolExecutor(len(clients)) as threads:
                 return sum(threads.map(lambda client: getattr(client, name)(each), clients))
 

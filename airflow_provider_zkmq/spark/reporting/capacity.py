@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.spark.answers.frames import Frames
+from airflow_provider_zkmq.spark.reporting.frames import Frames
 
 # --- How many consumers a class needs: what arrives for those who serve it against what they can do.
 #

@@ -14,26 +14,26 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
+from airflow_provider_zkmq.engine.api.aqueue import AsyncQueue
+from airflow_provider_zkmq.engine.api.claim_handles import in_thread
+from airflow_provider_zkmq.engine.api.methods import Api, AsyncApi, SyncApi, verb
+from airflow_provider_zkmq.engine.api.queue import Queue
+from airflow_provider_zkmq.engine.api.unit_of_work import AsyncUnitOfWork, Transaction, UnitOfWork
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.client.clock import Clock
 from airflow_provider_zkmq.engine.core.client.context import Context, Runtime
 from airflow_provider_zkmq.engine.core.maintenance.collect import collect_if_due
 from airflow_provider_zkmq.engine.core.maintenance.consumers import unregister
-from airflow_provider_zkmq.engine.core.maintenance.rescue import in_debt, pay_debts, until_due
+from airflow_provider_zkmq.engine.core.maintenance.rescue import finish_pending, has_pending, until_due
 from airflow_provider_zkmq.engine.core.model.names import Paths
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
 from airflow_provider_zkmq.engine.core.read.nodes import queue_names
 from airflow_provider_zkmq.engine.core.read.server_clock import now_below
-from airflow_provider_zkmq.engine.core.tasks.deferred_completions import settle_last, settle_leaving
+from airflow_provider_zkmq.engine.core.tasks.deferred_completions import settle_deferred, settle_last
 from airflow_provider_zkmq.engine.errors import QueueNotFound, TransportError, Unsupported, ZkmqError
-from airflow_provider_zkmq.engine.fronts.aqueue import AsyncQueue
-from airflow_provider_zkmq.engine.fronts.claims import aside
-from airflow_provider_zkmq.engine.fronts.methods import Awaited, Blocking, Front, verb
-from airflow_provider_zkmq.engine.fronts.queue import Queue
-from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, Transaction, UnitOfWork
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.zk.connecting import Patience, left
-from airflow_provider_zkmq.engine.zk.opening import open_session, run
+from airflow_provider_zkmq.engine.zk.connecting import CallDeadline, left
+from airflow_provider_zkmq.engine.zk.run import open_session, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
@@ -46,34 +46,34 @@ LOOK_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.5
 
 
-def pay(session: Session, context: Context) -> None:
+def finish_later(session: Session, context: Context) -> None:
     """Have what is owed put right by a thread of its own, as soon as there is a connection; one at a time is enough.
 
     From any thread: the connection's own must not wait for the client's lock, under which a signal's handler may wait
     for the connection's thread.
     """
-    if not context.debts.paying and (context.claims.leaving or not session.closed) and os.getpid() == session.pid:
+    if not context.pending.finishing and (context.claims.deferred or not session.closed) and os.getpid() == session.pid:
         with contextlib.suppress(RuntimeError):  # no thread is to be had: before the next claim it is put right, too
-            threading.Thread(target=_pay, args=(session, context), name="zkmq-debts", daemon=True).start()
+            threading.Thread(target=_finish_pending, args=(session, context), name="zkmq-debts", daemon=True).start()
 
 
-def _pay(session: Session, context: Context) -> None:
+def _finish_pending(session: Session, context: Context) -> None:
     with session.memory:
-        if context.debts.paying:
+        if context.pending.finishing:
             return
-        context.debts.paying = True
+        context.pending.finishing = True
     while _goes_on(session, context):
         seen, least = session.changed.count, RETRY_SECONDS
         try:
-            run(session, settle_leaving(context) if session.closed else pay_debts(context))
+            run(session, settle_deferred(context) if session.closed else finish_pending(context))
             least = 0.0
         except TransportError:
             pass
         except Exception as error:  # noqa: BLE001  whatever was met: the next debt is to be paid
             what = "what calls on queue %r left is put right before its next claim: %s"
             log.warning(what, context.queue, error, exc_info=not isinstance(error, ZkmqError))
-            if not context.claims.leaving:
-                context.debts.paying = False
+            if not context.claims.deferred:
+                context.pending.finishing = False
                 return
         if _goes_on(session, context):
             session.changed.wait(seen, max(least, _pause(session, context)))
@@ -92,9 +92,9 @@ def _goes_on(session: Session, context: Context) -> bool:
     the debt first and then asks whether anybody pays: nobody is said to, before it is asked what is owed.
     """
     with session.memory:
-        context.debts.paying = False
-        context.debts.paying = bool(context.claims.leaving) if session.closed else in_debt(context)
-        return context.debts.paying
+        context.pending.finishing = False
+        context.pending.finishing = bool(context.claims.deferred) if session.closed else has_pending(context)
+        return context.pending.finishing
 
 
 # --- What a client lends to the procedures on one of its queues: time, chance, its session, and a memory to begin with.
@@ -118,7 +118,7 @@ def new_context(session: Session, queue: str, consumer_name: str | None = None, 
             zxid=lambda: int(session.client.last_zxid),
             restored=lambda: int(session.client.restored),
             unwatch=session.unwatch,
-            pay=lambda: pay(session, context),
+            finish_later=lambda: finish_later(session, context),
         ),
         signal=ThreadSignal(),
     )
@@ -147,7 +147,7 @@ SPREAD: Final = 0.1
 MAX_SPREAD: Final = 5.0
 
 
-class Upkeep:
+class MaintenanceThread:
     """A daemon thread that collects the garbage of the queues its client uses. Started by the first use.
 
     It looks at a queue a second after its first use, or when the client is closed before that; then whenever clean-up
@@ -183,27 +183,27 @@ class Upkeep:
             self._changed.add(context.queue)
         self._wake.set()
 
-    def stop(self, patience: float) -> None:
+    def stop(self, call_deadline: float) -> None:
         """End the thread; looks that were not made yet are made, and what is under way goes on, for a moment.
 
-        `patience`: for how many seconds the client's end may be waited for at all.
+        `call_deadline`: for how many seconds the client's end may be waited for at all.
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + call_deadline
         self._stopped.set()
         self._wake.set()
-        if not self.join(patience):
+        if not self.join(call_deadline):
             with self._lock:
                 for _, context in self._due.values():
-                    context.maintenance.leaving = True
+                    context.maintenance.closing = True
             self.join(deadline - time.monotonic())
 
-    def join(self, patience: float) -> bool:
+    def join(self, call_deadline: float) -> bool:
         """Wait for the end of the thread, a moment at the most; whether it has ended."""
         with self._lock:
             thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
-        thread.join(timeout=max(0.0, min(CLOSING_SECONDS, patience)))
+        thread.join(timeout=max(0.0, min(CLOSING_SECONDS, call_deadline)))
         return not thread.is_alive()
 
     def _loop(self) -> None:
@@ -270,7 +270,7 @@ class Upkeep:
 # --- The clients of both fronts: a connection to ZooKeeper and the queues on it.
 
 
-class ClientVerbs(Front[str]):
+class ClientMethods(Api[str]):
     """What clients of both fronts are: one session, one memory for each queue."""
 
     def __init__(self, config: ConnectionConfig, *, gc: bool = True) -> None:
@@ -278,7 +278,7 @@ class ClientVerbs(Front[str]):
         self.config = config
         self._contexts: dict[str, Context] = {}
         self._clock = Clock(time.monotonic)
-        self._upkeep = Upkeep(self._session) if gc else None
+        self._maintenance = MaintenanceThread(self._session) if gc else None
 
     queues = verb(queue_names)
     now = verb(now_below)
@@ -290,8 +290,8 @@ class ClientVerbs(Front[str]):
         return context
 
     def _used(self, context: Context) -> None:
-        if self._upkeep is not None:
-            self._upkeep.add(context)
+        if self._maintenance is not None:
+            self._maintenance.add(context)
 
     @property
     def session_id(self) -> int:
@@ -315,34 +315,34 @@ class ClientVerbs(Front[str]):
         """Blocking: stop the upkeep, take the consumers off the register, end the session."""
         if self._session.closed:
             return
-        patience = self._session.farewell()
-        patience.begin()
-        deadline = patience.deadline()
+        call_deadline = self._session.close_timeout()
+        call_deadline.begin()
+        deadline = call_deadline.deadline()
         try:
-            if self._upkeep is not None:
-                self._upkeep.stop(left(deadline))
+            if self._maintenance is not None:
+                self._maintenance.stop(left(deadline))
             for context in list(self._contexts.values()):
                 context.signal.fire()
                 if os.getpid() == self._session.pid:
-                    _leave(self._session, context, patience)
+                    _leave(self._session, context, call_deadline)
         finally:
             self._session.close(left(deadline))
-            if self._upkeep is not None:
-                self._upkeep.join(left(deadline))
+            if self._maintenance is not None:
+                self._maintenance.join(left(deadline))
 
 
-def _leave(session: Session, context: Context, patience: Patience) -> None:
+def _leave(session: Session, context: Context, call_deadline: CallDeadline) -> None:
     """What was handled is settled, and the consumer taken off the register, if there is a connection."""
     try:
-        if session.connected.is_set() and context.claims.leaving:
-            run(session, settle_last(context), patience)
+        if session.connected.is_set() and context.claims.deferred:
+            run(session, settle_last(context), call_deadline)
         if session.connected.is_set():
-            run(session, unregister(context), patience)
+            run(session, unregister(context), call_deadline)
     except ZkmqError as error:
         log.info("leaving queue %r: %s; the end of the session does the rest", context.queue, error)
 
 
-class Client(ClientVerbs, Blocking[str]):
+class Client(ClientMethods, SyncApi[str]):
     """A connection to ZooKeeper, blocking; usable from several threads, and as a context manager."""
 
     def start(self) -> Self:
@@ -379,7 +379,7 @@ class Client(ClientVerbs, Blocking[str]):
         self.close()
 
 
-class AsyncZkmq(ClientVerbs, Awaited[str]):
+class AsyncZkmq(ClientMethods, AsyncApi[str]):
     """For event loops: ``async with AsyncZkmq.connect(…) as zk:`` or ``zk = await AsyncZkmq.connect(…)``."""
 
     @classmethod
@@ -395,7 +395,7 @@ class AsyncZkmq(ClientVerbs, Awaited[str]):
     async def start(self) -> Self:
         """Connect, waiting at most ``connect_timeout``; awaiting or entering it does so, too. See `Zkmq.start`."""
         try:
-            await aside(lambda: open_session(self._session))
+            await in_thread(lambda: open_session(self._session))
         except asyncio.CancelledError:
             threading.Thread(target=self._session.close, name="zkmq-ending", daemon=True).start()
             raise
@@ -426,4 +426,4 @@ class AsyncZkmq(ClientVerbs, Awaited[str]):
 
     async def close(self) -> None:
         """End the session; what was claimed in it is given back at once. Idempotent."""
-        await asyncio.shield(asyncio.ensure_future(aside(self._close)))
+        await asyncio.shield(asyncio.ensure_future(in_thread(self._close)))

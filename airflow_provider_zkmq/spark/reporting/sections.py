@@ -8,8 +8,8 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.spark.answers.frames import OTHERS, Frames, count_if, percentiles
-from airflow_provider_zkmq.spark.answers.page import (
+from airflow_provider_zkmq.spark.reporting.frames import OTHERS, Frames, count_if, percentiles
+from airflow_provider_zkmq.spark.reporting.page import (
     Column,
     Plot,
     Row,
@@ -356,7 +356,7 @@ KIND: Final = rf"^\s*({_NAMED}|{_DOTTED}|[A-Za-z_][A-Za-z_.]+(?=:\s)|exit code \
 #: The kind and the colon, of which the masked text is not to speak again.
 HEAD: Final = rf"{KIND}(?::\s*)?"
 #: Numbers that tell one error from another stay: of HTTP and the like, of exit codes, of the operating system.
-_TELLING: Final = r"(?<!code )(?<!status )(?<!HTTP )(?<!rrno )(?<!signal )"
+_CODE_NUMBER: Final = r"(?<!code )(?<!status )(?<!HTTP )(?<!rrno )(?<!signal )"
 #: In this order, each with what stands in the place.
 MASKS: Final = (
     (r"\s+", " "),
@@ -373,10 +373,11 @@ MASKS: Final = (
     (r"\b0[xX][0-9a-fA-F]+\b", "<hex>"),
     (r"\b(?=[a-fA-F]*\d)(?=\d*[a-fA-F])[0-9a-fA-F]{8,}\b", "<hex>"),
     (
-        _TELLING + r"(?<![\w<.])[-+]?\d[\d_,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.]*\w)%?(?! (?:Client|Server) Error)",
+        _CODE_NUMBER
+        + r"(?<![\w<.])[-+]?\d[\d_,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.]*\w)%?(?! (?:Client|Server) Error)",
         "<number>",
     ),
-    (_TELLING + r"(?<![\w<])(?=[\w.:-]*\d)(?=[\w.:-]*[A-Za-z_:-])[\w]+(?:[.:-]\w+)*+", "<id>"),
+    (_CODE_NUMBER + r"(?<![\w<])(?=[\w.:-]*\d)(?=[\w.:-]*[A-Za-z_:-])[\w]+(?:[.:-]\w+)*+", "<id>"),
 )
 _SHOWN: Final = 300
 _GROUPS: Final = (
@@ -408,8 +409,8 @@ _NOTE: Final = (
 
 def failed(deliveries: DataFrame) -> DataFrame:
     """The deliveries that failed, or whose consumer was lost, each with the kind and the masked text of its error."""
-    told = f.when(f.col("error").rlike(r"\S"), f.col("error"))
-    error = f.coalesce(told, f.concat(f.col("outcome"), f.lit(", no error told")))
+    with_error = f.when(f.col("error").rlike(r"\S"), f.col("error"))
+    error = f.coalesce(with_error, f.concat(f.col("outcome"), f.lit(", no error told")))
     lost = deliveries.where(f.col("outcome").isin("failed", "rescued")).withColumn(
         "error", f.substring(error, 1, LOOKED_AT)
     )

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from airflow_provider_zkmq.spark.answers.capacity import POINT, Crew, Demand, Model, Need, Stretch, Target
-from airflow_provider_zkmq.spark.answers.page import (
+from airflow_provider_zkmq.spark.reporting.capacity import POINT, Crew, Demand, Model, Need, Stretch, Target
+from airflow_provider_zkmq.spark.reporting.page import (
     Column,
     Plot,
     Row,
@@ -19,7 +19,7 @@ from airflow_provider_zkmq.spark.answers.page import (
     several,
     span,
 )
-from airflow_provider_zkmq.spark.answers.sections import label
+from airflow_provider_zkmq.spark.reporting.sections import label
 
 #: Beyond these the model is told to be unsure: of C² of run times, of C² of the times between arrivals, of tasks.
 VARIED: Final = (0.2, 4.0)

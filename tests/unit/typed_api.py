@@ -1,4 +1,4 @@
-"""What type checkers see of both fronts: checked by `test_fronts`, not run.
+"""What type checkers see of both fronts: checked by `test_api`, not run.
 
 Under ``mypy --strict`` an ignored error that does not occur is an error, too: the refusals below are all made.
 """
@@ -12,14 +12,14 @@ from typing import Any, assert_type
 import pendulum
 
 from airflow_provider_zkmq.engine import Duration, Retry, RetryPolicy, Snooze, Success, parse_duration
+from airflow_provider_zkmq.engine.api.aqueue import AsyncClaim, AsyncQueue
+from airflow_provider_zkmq.engine.api.client import AsyncZkmq
+from airflow_provider_zkmq.engine.api.queue import Claim, Queue
+from airflow_provider_zkmq.engine.api.unit_of_work import AsyncUnitOfWork, UnitOfWork
 from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
 from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read.inspect import Task
-from airflow_provider_zkmq.engine.fronts.aqueue import AsyncClaim, AsyncQueue
-from airflow_provider_zkmq.engine.fronts.client import AsyncZkmq
-from airflow_provider_zkmq.engine.fronts.queue import Claim, Queue
-from airflow_provider_zkmq.engine.fronts.transaction import AsyncUnitOfWork, UnitOfWork
 from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker
 from airflow_provider_zkmq.engine.working.handling import Running, RunningAsync
 from airflow_provider_zkmq.engine.working.worker import Worker

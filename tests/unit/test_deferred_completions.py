@@ -12,9 +12,9 @@ import pytest
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.claim.claim import claim_many, go_on
 from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.client.context import FIRST_PAUSE, Agenda, Postponed
+from airflow_provider_zkmq.engine.core.client.context import FIRST_PAUSE, RetryTimes, Schedule
 from airflow_provider_zkmq.engine.core.maintenance import rescue
-from airflow_provider_zkmq.engine.core.maintenance import rescue as debts
+from airflow_provider_zkmq.engine.core.maintenance import rescue as pending
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import Retry
 from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum, parse_selector
@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Pipeline, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.tasks import deferred_completions, enqueue, settle
 from airflow_provider_zkmq.engine.core.tasks import settle as giveback
-from airflow_provider_zkmq.engine.core.tasks.deferred_completions import Departure
+from airflow_provider_zkmq.engine.core.tasks.deferred_completions import DeferredCompletions
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
 from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, OutcomeUnknown, Unavailable, ZkmqError
 from tests.interrupting import interrupted, keyboard
@@ -32,7 +32,7 @@ from tests.unit.looping import filled, following, loop_of, rest
 from tests.unit.world import Client, Fault, new_queue
 
 I, C, F = State.INSERTED, State.CLAIMED, State.FINISHED  # noqa: E741
-CODES = {getattr(Departure, name).__code__ for name in ("_board", "_tell", "_end", "close")}
+CODES = {getattr(DeferredCompletions, name).__code__ for name in ("_take_deferred", "_notify", "_end", "close")}
 AWAY, DENIED = Unavailable("no server answered"), AccessDenied("not yours")
 
 
@@ -92,7 +92,7 @@ def finished(client: Client, names: str) -> None:
     states = client.check()
     assert [name for name, state in states.items() if state.state is State.FINISHED] == ["0", *names]
     assert all(states[name].attempt == 1 for name in names)
-    line = client.context.line
+    line = client.context.group
     assert (line.on_their_way, line.carried, list(line.waiting)) == (0, 0, [])
     client.complete(client.claimed())
 
@@ -119,7 +119,7 @@ def test_what_one_is_denied_is_not_told_of_another() -> None:
         calls[2].answer(None)
         with pytest.raises(AccessDenied):
             calls[2].fail(DENIED)
-        client.complete(client.context.claims.in_hand["c"])
+        client.complete(client.context.claims.held["c"])
         finished(client, "acd" if falls_back else "abcd")
 
 
@@ -231,10 +231,10 @@ def test_an_interrupt_anywhere_loses_nothing_that_was_put_down() -> None:
         claiming = partial(client.do, claim_many(client.context, ANY, 1))
         if not interrupted(claiming, number, CODES.__contains__, events=frozenset({"call", "line"})):
             break
-        client.do(deferred_completions.settle_leaving(client.context))
+        client.do(deferred_completions.settle_deferred(client.context))
         client.do(giveback.give_back(client.context))
         assert all(errors and not any(errors) for errors in told.values()), (number, told)
-        assert not client.context.claims.leaving
+        assert not client.context.claims.deferred
         assert states(client, "abc") == [F] * 3
         assert client.work() in (["d", "e"], ["e"]), number
         client.check()
@@ -247,11 +247,11 @@ def test_a_loop_that_is_interrupted_while_it_comes_back_settles_once() -> None:
     loop = loop_of(client)
     first = following(client, loop)
     assert first is not None
-    client.context.run.pay = keyboard
+    client.context.run.finish_later = keyboard
     with pytest.raises(KeyboardInterrupt):
         client.do(go_on(loop, Caller()))
-    assert loop.hand is first
-    client.context.run.pay = lambda: None
+    assert loop.current is first
+    client.context.run.finish_later = lambda: None
     assert rest(client, loop) == ["b", "c", "d", "e"]
     assert {state.attempt for name, state in client.check().items() if name != "0"} == {1}
 
@@ -268,11 +268,11 @@ def test_who_cannot_be_told_keeps_nobody_else_from_being_told() -> None:
         client.context, claims[0], lambda: settle.complete(client.context, claims[0]), broken
     )
     told = put_down(client, claims[1:])
-    client.do(deferred_completions.settle_leaving(client.context))
+    client.do(deferred_completions.settle_deferred(client.context))
     assert told == {"b": [None], "c": [None]}
     assert states(client, "abc") == [F] * 3
     assert ["the event loop is closed" in why for _, why in client.reports] == [True]
-    assert not client.context.claims.leaving
+    assert not client.context.claims.deferred
 
 
 def test_what_a_claim_is_denied_for_is_not_what_was_handled_is_denied_for() -> None:
@@ -296,18 +296,18 @@ def test_what_another_call_has_is_late_only_when_that_gives_it_up() -> None:
     """
     client, told = two_put_down()
     client.zk.ms += 1_000
-    assert (deferred_completions.leaves_late(client.context), debts.until_due(client.context, 5.0)) == (True, 0.0)
-    stepper = step(client, deferred_completions.settle_leaving(client.context))
+    assert (deferred_completions.has_overdue(client.context), pending.until_due(client.context, 5.0)) == (True, 0.0)
+    stepper = step(client, deferred_completions.settle_deferred(client.context))
     stepper.until(Multi)
-    assert (deferred_completions.leaves_late(client.context), debts.in_debt(client.context)) == (False, True)
-    assert 0.0 < debts.until_due(client.context, 5.0) < 0.1
+    assert (deferred_completions.has_overdue(client.context), pending.has_pending(client.context)) == (False, True)
+    assert 0.0 < pending.until_due(client.context, 5.0) < 0.1
     stepper.cut()
-    assert deferred_completions.leaves_late(client.context)
-    client.do(debts.pay_debts(client.context))
-    assert (told, debts.in_debt(client.context)) == ({"a": [None], "b": [None]}, False)
+    assert deferred_completions.has_overdue(client.context)
+    client.do(pending.finish_pending(client.context))
+    assert (told, pending.has_pending(client.context)) == ({"a": [None], "b": [None]}, False)
     for end in (Stepper.cut, Stepper.finish):
         client, told = two_put_down()
-        other = step(client, deferred_completions.settle_leaving(client.context))
+        other = step(client, deferred_completions.settle_deferred(client.context))
         other.until(Multi)
         closing = step(client, deferred_completions.settle_last(client.context))
         assert not closing.over
@@ -325,15 +325,15 @@ def test_what_cannot_be_completed_any_more_is_reported_or_told() -> None:
         assert following(client, loop) is not None
     another(client).cancel("a")
     loop.leave()
-    client.do(deferred_completions.settle_leaving(client.context))
+    client.do(deferred_completions.settle_deferred(client.context))
     assert [path for path, _ in client.reports] == [client.context.paths.task("a")]
     assert (loop.errors, loop.handled) == ([], {})
     client, told = two_put_down()
     for path in [path for path in client.zk.nodes if path.startswith(client.context.paths.base)]:
         del client.zk.nodes[path]
-    client.do(deferred_completions.settle_leaving(client.context))
+    client.do(deferred_completions.settle_deferred(client.context))
     assert [type(error) for errors in told.values() for error in errors] == [ClaimLost, ClaimLost]
-    assert not client.context.claims.leaving
+    assert not client.context.claims.deferred
 
 
 def test_what_a_claim_gave_back_by_itself_is_looked_for_again() -> None:
@@ -364,7 +364,7 @@ def test_a_claim_that_finds_nothing_ends_in_time_whatever_others_put_down() -> N
         told.update(put_down(client, [claims.pop()]))
         assert client.do(claim_many(client.context, Wanted(parse_selector("c==high")), 1, span), more) == []
         assert 30 - span < len(claims) < 40
-        client.do(deferred_completions.settle_leaving(client.context))
+        client.do(deferred_completions.settle_deferred(client.context))
         assert set(map(str, told.values())) == {"[None]"}
         assert len(told) + len(claims) == 40
 
@@ -372,25 +372,25 @@ def test_a_claim_that_finds_nothing_ends_in_time_whatever_others_put_down() -> N
 def test_a_note_that_another_call_looks_after_is_left_to_it() -> None:
     """Two calls of a client tend the queue side by side: neither stumbles over what the other has done."""
     client = new_queue()
-    orphans = client.context.debts.orphans
+    lost_claims = client.context.pending.lost_claims
     for name in "ab":
-        orphans[client.context.paths.current("me", name)] = name
-    first = Stepper(client.zk, client.session, rescue._rescue_orphans(client.context))
-    assert Stepper(client.zk, client.session, rescue._rescue_orphans(client.context)).finish() == 0
+        lost_claims[client.context.paths.current("me", name)] = name
+    first = Stepper(client.zk, client.session, rescue._rescue_lost_claims(client.context))
+    assert Stepper(client.zk, client.session, rescue._rescue_lost_claims(client.context)).finish() == 0
     assert first.finish() == 0
-    assert not orphans
+    assert not lost_claims
 
 
 def test_refusals_of_one_moment_are_one_refusal() -> None:
     """Several calls that were refused side by side do not put off the next try for longer than one does."""
     now = [0.0]
-    postponed = Postponed(lambda: now[0])
+    retry_times = RetryTimes(lambda: now[0])
     for _ in range(8):
-        postponed.postpone("x", Agenda(lambda: now[0]))
-    agenda = Agenda(lambda: now[0])
-    assert postponed.waits("x", agenda)
+        retry_times.retry_later("x", Schedule(lambda: now[0]))
+    agenda = Schedule(lambda: now[0])
+    assert retry_times.waits("x", agenda)
     assert agenda.left(60.0) == FIRST_PAUSE
     now[0] += FIRST_PAUSE
-    assert not postponed.waits("x", Agenda(lambda: now[0]))
-    postponed.postpone("x", agenda)
-    assert postponed.pauses["x"].until == now[0] + 2 * FIRST_PAUSE
+    assert not retry_times.waits("x", Schedule(lambda: now[0]))
+    retry_times.retry_later("x", agenda)
+    assert retry_times.pauses["x"].until == now[0] + 2 * FIRST_PAUSE

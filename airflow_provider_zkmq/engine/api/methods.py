@@ -16,14 +16,14 @@ from collections.abc import Callable, Coroutine
 from types import MethodType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from airflow_provider_zkmq.engine.core.claim.claim import Asked
+from airflow_provider_zkmq.engine.api.claim_handles import ClaimHandle, handed_over, handed_over_async
+from airflow_provider_zkmq.engine.core.claim.claim import ClaimRequest
 from airflow_provider_zkmq.engine.core.client.claims import Claimed
 from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
-from airflow_provider_zkmq.engine.fronts.claims import Hand, handed_over, handed_over_async
-from airflow_provider_zkmq.engine.zk.connecting import Patience, left
-from airflow_provider_zkmq.engine.zk.opening import arun, run
+from airflow_provider_zkmq.engine.zk.connecting import CallDeadline, left
+from airflow_provider_zkmq.engine.zk.run import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 
 # --- The two kinds of front: objects whose calls block, and objects whose calls are awaited.
@@ -36,7 +36,7 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 
-class Front(Generic[S]):
+class Api(Generic[S]):
     """An object whose calls are procedures on its subject, carried out over one session."""
 
     def __init__(self, session: Session, subject: S) -> None:
@@ -56,7 +56,7 @@ class Front(Generic[S]):
         """Tasks are about to be enqueued or claimed. A queue overrides this: its client then takes part in clean-up."""
 
 
-class Blocking(Front[S]):
+class SyncApi(Api[S]):
     """A front whose calls block the calling thread until they are carried out."""
 
     def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
@@ -64,7 +64,7 @@ class Blocking(Front[S]):
         return run(self._session, self._explained(call(self._subject)))
 
 
-class Awaited(Front[S]):
+class AsyncApi(Api[S]):
     """A front whose calls are coroutines; the event loop goes on meanwhile."""
 
     async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
@@ -72,59 +72,63 @@ class Awaited(Front[S]):
         return await arun(self._session, self._explained(call(self._subject)))
 
 
-class BlockingTaker(Blocking[S], Generic[S, C]):
+class SyncClaiming(SyncApi[S], Generic[S, C]):
     """A blocking front that claims tasks and hands each over as a `C`."""
 
     @abstractmethod
     def _receive(self, context: Context, claimed: Claimed) -> C:
         """What the caller gets for a claim. May neither block nor fail."""
 
-    def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
+    def _take(
+        self, make_request: Callable[[S], Procedure[ClaimRequest]], call_deadline: CallDeadline | None = None
+    ) -> C | None:
         """Claim what is asked for. After `deliver`, inside of `handed_over`, nothing may happen but returns.
 
         An interrupt of the calling thread is raised at the next call or end of a ``with`` block; one that fell there
         would lose a claim that the client does not remember any more.
         """
-        patience = patience or self._session.patience()
-        asked = run(self._session, ask(self._subject), patience)
+        call_deadline = call_deadline or self._session.call_deadline()
+        request = run(self._session, make_request(self._subject), call_deadline)
         self._mark_used()
-        first = lambda claims: self._receive(asked.context, claims[0]) if claims else None  # noqa: E731
-        return handed_over(self._session, asked, first, patience)
+        first = lambda claims: self._receive(request.context, claims[0]) if claims else None  # noqa: E731
+        return handed_over(self._session, request, first, call_deadline)
 
-    def _take_all(self, ask: Callable[[S], Procedure[Asked]]) -> list[C]:
+    def _take_all(self, make_request: Callable[[S], Procedure[ClaimRequest]]) -> list[C]:
         """Claim what is asked for, several at once; as in `_take`, nothing happens after `deliver`."""
-        patience = self._session.patience()
-        asked = run(self._session, ask(self._subject), patience)
+        call_deadline = self._session.call_deadline()
+        request = run(self._session, make_request(self._subject), call_deadline)
         self._mark_used()
-        all_of = lambda claims: [self._receive(asked.context, each) for each in claims]  # noqa: E731
-        return handed_over(self._session, asked, all_of, patience)
+        all_of = lambda claims: [self._receive(request.context, each) for each in claims]  # noqa: E731
+        return handed_over(self._session, request, all_of, call_deadline)
 
 
-class AwaitedTaker(Awaited[S], Generic[S, C]):
+class AsyncClaiming(AsyncApi[S], Generic[S, C]):
     """An awaited front that claims tasks and hands each over as a `C`."""
 
     @abstractmethod
     def _receive(self, context: Context, claimed: Claimed) -> C:
         """What the caller gets for a claim. May not fail."""
 
-    async def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
+    async def _take(
+        self, make_request: Callable[[S], Procedure[ClaimRequest]], call_deadline: CallDeadline | None = None
+    ) -> C | None:
         """Claim what is asked for. Cancelled, it gives back what it took."""
-        patience = patience or self._session.patience()
-        asked = await arun(self._session, ask(self._subject), patience)
+        call_deadline = call_deadline or self._session.call_deadline()
+        request = await arun(self._session, make_request(self._subject), call_deadline)
         self._mark_used()
-        first = lambda claims: self._receive(asked.context, claims[0]) if claims else None  # noqa: E731
-        return await handed_over_async(self._session, asked, first, patience)
+        first = lambda claims: self._receive(request.context, claims[0]) if claims else None  # noqa: E731
+        return await handed_over_async(self._session, request, first, call_deadline)
 
-    async def _take_all(self, ask: Callable[[S], Procedure[Asked]]) -> list[C]:
+    async def _take_all(self, make_request: Callable[[S], Procedure[ClaimRequest]]) -> list[C]:
         """Claim what is asked for, several at once. Cancelled, it gives back all that it took."""
-        patience = self._session.patience()
-        asked = await arun(self._session, ask(self._subject), patience)
+        call_deadline = self._session.call_deadline()
+        request = await arun(self._session, make_request(self._subject), call_deadline)
         self._mark_used()
-        all_of = lambda claims: [self._receive(asked.context, each) for each in claims]  # noqa: E731
-        return await handed_over_async(self._session, asked, all_of, patience)
+        all_of = lambda claims: [self._receive(request.context, each) for each in claims]  # noqa: E731
+        return await handed_over_async(self._session, request, all_of, call_deadline)
 
 
-class BlockingInTurn(BlockingTaker[S, C]):
+class SyncInTurn(SyncClaiming[S, C]):
     """A blocking front whose calls are carried out one after the other, from whichever threads they come.
 
     A call waits for its turn as long as it would for a server. Raises `Unavailable` past that: it has sent nothing.
@@ -136,29 +140,31 @@ class BlockingInTurn(BlockingTaker[S, C]):
 
     def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
-        patience = self._begin()
+        call_deadline = self._begin()
         try:
-            return run(self._session, self._explained(call(self._subject)), patience)
+            return run(self._session, self._explained(call(self._subject)), call_deadline)
         finally:
             self._turn.release()
 
-    def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
+    def _take(
+        self, make_request: Callable[[S], Procedure[ClaimRequest]], call_deadline: CallDeadline | None = None
+    ) -> C | None:
         """Claim what is asked for; the subject remembers it, so an interrupt after the handing over loses nothing."""
-        patience = self._begin()
+        call_deadline = self._begin()
         try:
-            return super()._take(ask, patience)
+            return super()._take(make_request, call_deadline)
         finally:
             self._turn.release()
 
-    def _begin(self) -> Patience:
-        patience = self._session.patience()
-        patience.begin()
-        if not self._turn.acquire(timeout=left(patience.deadline())):
-            raise self._session.unavailable(patience.limit)
-        return patience
+    def _begin(self) -> CallDeadline:
+        call_deadline = self._session.call_deadline()
+        call_deadline.begin()
+        if not self._turn.acquire(timeout=left(call_deadline.deadline())):
+            raise self._session.unavailable(call_deadline.limit)
+        return call_deadline
 
 
-class AwaitedInTurn(AwaitedTaker[S, C]):
+class AsyncInTurn(AsyncClaiming[S, C]):
     """An awaited front whose calls are carried out one after the other, from whichever coroutines they come."""
 
     def __init__(self, session: Session, subject: S) -> None:
@@ -167,29 +173,31 @@ class AwaitedInTurn(AwaitedTaker[S, C]):
 
     async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
-        patience = await self._begin()
+        call_deadline = await self._begin()
         try:
-            return await arun(self._session, self._explained(call(self._subject)), patience)
+            return await arun(self._session, self._explained(call(self._subject)), call_deadline)
         finally:
             self._turn.release()
 
-    async def _take(self, ask: Callable[[S], Procedure[Asked]], patience: Patience | None = None) -> C | None:
+    async def _take(
+        self, make_request: Callable[[S], Procedure[ClaimRequest]], call_deadline: CallDeadline | None = None
+    ) -> C | None:
         """Claim what is asked for, when it is this call's turn."""
-        patience = await self._begin()
+        call_deadline = await self._begin()
         try:
-            return await super()._take(ask, patience)
+            return await super()._take(make_request, call_deadline)
         finally:
             self._turn.release()
 
-    async def _begin(self) -> Patience:
-        patience = self._session.patience()
-        patience.begin()
+    async def _begin(self) -> CallDeadline:
+        call_deadline = self._session.call_deadline()
+        call_deadline.begin()
         try:
-            async with asyncio.timeout(left(patience.deadline())):
+            async with asyncio.timeout(left(call_deadline.deadline())):
                 await self._turn.acquire()
         except TimeoutError:
-            raise self._session.unavailable(patience.limit) from None
-        return patience
+            raise self._session.unavailable(call_deadline.limit) from None
+        return call_deadline
 
 
 # --- Verbs: one procedure is a blocking method of one front and a coroutine of the other.
@@ -203,116 +211,116 @@ F = TypeVar("F", bound=Callable[..., Any])
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Twins:
+class SyncAndAsync:
     """Two functions of one name: the blocking front's and the awaited one's. Subclasses say what their types are."""
 
-    def __init__(self, blocking: Callable[..., Any], awaited: Callable[..., Any]) -> None:
-        self.functions: Final = (blocking, awaited)
+    def __init__(self, sync: Callable[..., Any], awaited: Callable[..., Any]) -> None:
+        self.functions: Final = (sync, awaited)
 
     def __set_name__(self, owner: type, name: str) -> None:
         for function in self.functions:
             function.__name__, function.__qualname__ = name, f"{owner.__qualname__}.{name}"
 
-    def of(self, front: object, owner: type) -> Any:
+    def of(self, api: object, owner: type) -> Any:
         """The function of one front, bound where it is asked of an object."""
-        function = self.functions[issubclass(owner, Awaited)]
-        return function if front is None else MethodType(function, front)
+        function = self.functions[issubclass(owner, AsyncApi)]
+        return function if api is None else MethodType(function, api)
 
 
-class verb(Twins, Generic[S, P, T]):  # noqa: N801  reads like a decorator
+class verb(SyncAndAsync, Generic[S, P, T]):  # noqa: N801  reads like a decorator
     """A procedure on a front's subject. `marks_used`: its queue takes part in clean-up from the first call on."""
 
     def __init__(self, procedure: Callable[Concatenate[S, P], Procedure[T]], *, marks_used: bool = False) -> None:
-        def blocking(self: Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def sync(self: SyncApi[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
             if marks_used:
                 self._mark_used()
             return self._carry_out(lambda subject: procedure(subject, *args, **kwargs))
 
-        async def awaited(self: Awaited[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def awaited(self: AsyncApi[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
             if marks_used:
                 self._mark_used()
             return await self._carry_out(lambda subject: procedure(subject, *args, **kwargs))
 
-        super().__init__(shown(blocking, procedure), shown(awaited, procedure))
+        super().__init__(shown(sync, procedure), shown(awaited, procedure))
 
     @overload
-    def __get__(self, front: Blocking[S], owner: type) -> Callable[P, T]: ...
+    def __get__(self, api: SyncApi[S], owner: type) -> Callable[P, T]: ...
     @overload
-    def __get__(self, front: Awaited[S], owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, api: AsyncApi[S], owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     @overload
-    def __get__(self, front: None, owner: type[Blocking[S]]) -> Callable[Concatenate[Blocking[S], P], T]: ...
+    def __get__(self, api: None, owner: type[SyncApi[S]]) -> Callable[Concatenate[SyncApi[S], P], T]: ...
     @overload
     def __get__(
-        self, front: None, owner: type[Awaited[S]]
-    ) -> Callable[Concatenate[Awaited[S], P], Coroutine[Any, Any, T]]: ...
-    def __get__(self, front: object, owner: type) -> Any:
+        self, api: None, owner: type[AsyncApi[S]]
+    ) -> Callable[Concatenate[AsyncApi[S], P], Coroutine[Any, Any, T]]: ...
+    def __get__(self, api: object, owner: type) -> Any:
         """The verb of an object, or of a front's class."""
-        return self.of(front, owner)
+        return self.of(api, owner)
 
 
-class claiming(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
+class claiming(SyncAndAsync, Generic[S, P]):  # noqa: N801  reads like a decorator
     """A procedure that asks for a claim; what the front makes of it is handed over to the caller, or given back.
 
     `returns`: what the blocking and the awaited one are shown to return.
     """
 
-    def __init__(self, ask: Callable[Concatenate[S, P], Procedure[Asked]], *returns: str) -> None:
-        def blocking(self: BlockingTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:
-            return self._take(lambda subject: ask(subject, *args, **kwargs))
+    def __init__(self, make_request: Callable[Concatenate[S, P], Procedure[ClaimRequest]], *returns: str) -> None:
+        def sync(self: SyncClaiming[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:
+            return self._take(lambda subject: make_request(subject, *args, **kwargs))
 
-        async def awaited(self: AwaitedTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:
-            return await self._take(lambda subject: ask(subject, *args, **kwargs))
+        async def awaited(self: AsyncClaiming[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:
+            return await self._take(lambda subject: make_request(subject, *args, **kwargs))
 
-        super().__init__(shown(blocking, ask), shown(awaited, ask))
+        super().__init__(shown(sync, make_request), shown(awaited, make_request))
         for function, text in zip(self.functions, returns, strict=True):
             show_result(function, text)
 
     @overload
-    def __get__(self, front: BlockingTaker[S, C], owner: type) -> Callable[P, C | None]: ...
+    def __get__(self, api: SyncClaiming[S, C], owner: type) -> Callable[P, C | None]: ...
     @overload
-    def __get__(self, front: AwaitedTaker[S, C], owner: type) -> Callable[P, Coroutine[Any, Any, C | None]]: ...
-    @overload
-    def __get__(
-        self, front: None, owner: type[BlockingTaker[S, C]]
-    ) -> Callable[Concatenate[BlockingTaker[S, C], P], C | None]: ...
+    def __get__(self, api: AsyncClaiming[S, C], owner: type) -> Callable[P, Coroutine[Any, Any, C | None]]: ...
     @overload
     def __get__(
-        self, front: None, owner: type[AwaitedTaker[S, C]]
-    ) -> Callable[Concatenate[AwaitedTaker[S, C], P], Coroutine[Any, Any, C | None]]: ...
-    def __get__(self, front: object, owner: type) -> Any:
+        self, api: None, owner: type[SyncClaiming[S, C]]
+    ) -> Callable[Concatenate[SyncClaiming[S, C], P], C | None]: ...
+    @overload
+    def __get__(
+        self, api: None, owner: type[AsyncClaiming[S, C]]
+    ) -> Callable[Concatenate[AsyncClaiming[S, C], P], Coroutine[Any, Any, C | None]]: ...
+    def __get__(self, api: object, owner: type) -> Any:
         """The verb of an object, or of a front's class."""
-        return self.of(front, owner)
+        return self.of(api, owner)
 
 
-class claiming_many(Twins, Generic[S, P]):  # noqa: N801  reads like a decorator
+class claiming_many(SyncAndAsync, Generic[S, P]):  # noqa: N801  reads like a decorator
     """`claiming` for a procedure that asks for several claims at once: the caller gets a list."""
 
-    def __init__(self, ask: Callable[Concatenate[S, P], Procedure[Asked]], *returns: str) -> None:
-        def blocking(self: BlockingTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> list[C]:
-            return self._take_all(lambda subject: ask(subject, *args, **kwargs))
+    def __init__(self, make_request: Callable[Concatenate[S, P], Procedure[ClaimRequest]], *returns: str) -> None:
+        def sync(self: SyncClaiming[S, C], /, *args: P.args, **kwargs: P.kwargs) -> list[C]:
+            return self._take_all(lambda subject: make_request(subject, *args, **kwargs))
 
-        async def awaited(self: AwaitedTaker[S, C], /, *args: P.args, **kwargs: P.kwargs) -> list[C]:
-            return await self._take_all(lambda subject: ask(subject, *args, **kwargs))
+        async def awaited(self: AsyncClaiming[S, C], /, *args: P.args, **kwargs: P.kwargs) -> list[C]:
+            return await self._take_all(lambda subject: make_request(subject, *args, **kwargs))
 
-        super().__init__(shown(blocking, ask), shown(awaited, ask))
+        super().__init__(shown(sync, make_request), shown(awaited, make_request))
         for function, text in zip(self.functions, returns, strict=True):
             show_result(function, text)
 
     @overload
-    def __get__(self, front: BlockingTaker[S, C], owner: type) -> Callable[P, list[C]]: ...
+    def __get__(self, api: SyncClaiming[S, C], owner: type) -> Callable[P, list[C]]: ...
     @overload
-    def __get__(self, front: AwaitedTaker[S, C], owner: type) -> Callable[P, Coroutine[Any, Any, list[C]]]: ...
-    @overload
-    def __get__(
-        self, front: None, owner: type[BlockingTaker[S, C]]
-    ) -> Callable[Concatenate[BlockingTaker[S, C], P], list[C]]: ...
+    def __get__(self, api: AsyncClaiming[S, C], owner: type) -> Callable[P, Coroutine[Any, Any, list[C]]]: ...
     @overload
     def __get__(
-        self, front: None, owner: type[AwaitedTaker[S, C]]
-    ) -> Callable[Concatenate[AwaitedTaker[S, C], P], Coroutine[Any, Any, list[C]]]: ...
-    def __get__(self, front: object, owner: type) -> Any:
+        self, api: None, owner: type[SyncClaiming[S, C]]
+    ) -> Callable[Concatenate[SyncClaiming[S, C], P], list[C]]: ...
+    @overload
+    def __get__(
+        self, api: None, owner: type[AsyncClaiming[S, C]]
+    ) -> Callable[Concatenate[AsyncClaiming[S, C], P], Coroutine[Any, Any, list[C]]]: ...
+    def __get__(self, api: object, owner: type) -> Any:
         """The verb of an object, or of a front's class."""
-        return self.of(front, owner)
+        return self.of(api, owner)
 
 
 class ByToken(Protocol[P, T_co]):
@@ -322,7 +330,7 @@ class ByToken(Protocol[P, T_co]):
         """Settle the claim."""
 
 
-class by_token(Twins, Generic[P, T]):  # noqa: N801  reads like a decorator
+class by_token(SyncAndAsync, Generic[P, T]):  # noqa: N801  reads like a decorator
     """A procedure on a claim, for whoever knows the task's id and the claim's token: another process, say.
 
     What ended in `OutcomeUnknown` is remembered, so that asking again tells what happened.
@@ -344,23 +352,23 @@ class by_token(Twins, Generic[P, T]):  # noqa: N801  reads like a decorator
         super().__init__(*of_queue.functions)
 
     @overload
-    def __get__(self, front: Blocking[Context], owner: type) -> ByToken[P, T]: ...
+    def __get__(self, api: SyncApi[Context], owner: type) -> ByToken[P, T]: ...
     @overload
-    def __get__(self, front: Awaited[Context], owner: type) -> ByToken[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, api: AsyncApi[Context], owner: type) -> ByToken[P, Coroutine[Any, Any, T]]: ...
     @overload
-    def __get__(self, front: None, owner: type) -> Callable[..., Any]: ...
-    def __get__(self, front: object, owner: type) -> Any:
+    def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
+    def __get__(self, api: object, owner: type) -> Any:
         """The verb of an object, or of a front's class."""
-        return self.of(front, owner)
+        return self.of(api, owner)
 
 
-def settling(procedure: Callable[Concatenate[Context, Claimed, P], Procedure[T]]) -> verb[Hand, P, T]:
+def settling(procedure: Callable[Concatenate[Context, Claimed, P], Procedure[T]]) -> verb[ClaimHandle, P, T]:
     """A procedure on a claim as a verb of claims."""
 
-    def of_hand(hand: Hand, /, *args: P.args, **kwargs: P.kwargs) -> Procedure[T]:
-        return procedure(hand.context, hand.claimed, *args, **kwargs)
+    def of_handle(handle: ClaimHandle, /, *args: P.args, **kwargs: P.kwargs) -> Procedure[T]:
+        return procedure(handle.context, handle.claimed, *args, **kwargs)
 
-    return verb(shown(of_hand, procedure, 2))
+    return verb(shown(of_handle, procedure, 2))
 
 
 def shown(function: F, procedure: Callable[..., Any], taken: int = 1) -> F:
@@ -394,4 +402,4 @@ def _returned(signature: inspect.Signature) -> object:
     if not text.startswith("Procedure["):
         return signature.return_annotation
     inner = text.removeprefix("Procedure[").removesuffix("]")
-    return signature.empty if inner == Asked.__name__ else inner
+    return signature.empty if inner == ClaimRequest.__name__ else inner

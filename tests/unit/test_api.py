@@ -32,9 +32,9 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
     model,
 )
+from airflow_provider_zkmq.engine.api.methods import SyncAndAsync
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.tasks import configure
-from airflow_provider_zkmq.engine.fronts.methods import Twins
 
 NOWHERE = ConnectionConfig.of("127.0.0.1:1")
 TOP = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def shape(function: Any) -> list[tuple[str, Any, Any]]:
 def test_both_fronts_show_the_same_of_each_verb(subtests: pytest.Subtests) -> None:
     """Name, parameters and documentation; one is a function, the other a coroutine function, or makes a loop."""
     for blocking, awaited in FRONTS:
-        verbs = {name for kind in blocking.__mro__ for name, it in vars(kind).items() if isinstance(it, Twins)}
+        verbs = {name for kind in blocking.__mro__ for name, it in vars(kind).items() if isinstance(it, SyncAndAsync)}
         for name in verbs:
             with subtests.test(front=blocking.__name__, verb=name):
                 mine, theirs = getattr(blocking, name), getattr(awaited, name)
@@ -121,9 +121,9 @@ def test_help_shows_verbs(queue: type) -> None:
 
 
 def test_type_checkers_see_both_fronts() -> None:
-    """`typed_fronts` says what they see; it is checked strictly, refusals and all."""
+    """`typed_api` says what they see; it is checked strictly, refusals and all."""
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "tests/unit/typed_fronts.py"],
+        [sys.executable, "-m", "mypy", "--strict", "tests/unit/typed_api.py"],
         cwd=TOP,
         env={**os.environ, "MYPYPATH": str(TOP)},
         capture_output=True,

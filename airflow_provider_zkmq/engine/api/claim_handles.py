@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from airflow_provider_zkmq.engine.core.claim.claim import Asked
+from airflow_provider_zkmq.engine.core.claim.claim import ClaimRequest
 from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.model.states import State, derive_status
@@ -18,8 +18,8 @@ from airflow_provider_zkmq.engine.core.tasks.settle import give_back
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
-from airflow_provider_zkmq.engine.zk.connecting import Patience
-from airflow_provider_zkmq.engine.zk.opening import arun, run
+from airflow_provider_zkmq.engine.zk.connecting import CallDeadline
+from airflow_provider_zkmq.engine.zk.run import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 
 # --- Calls that block, in a thread of their own beside the event loop.
@@ -27,7 +27,7 @@ from airflow_provider_zkmq.engine.zk.session import Session
 T = TypeVar("T")
 
 
-async def aside(call: Callable[[], T]) -> T:
+async def in_thread(call: Callable[[], T]) -> T:
     """What `call` returns or raises. Cancelled, the call goes on.
 
     Not on the loop's own threads: of those there are few, so that many clients that wait for one server would wait
@@ -64,7 +64,7 @@ UNKNOWN_SESSION: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Hand:
+class ClaimHandle:
     """A claim, and its client's memory of the queue that it was taken from."""
 
     context: Context
@@ -84,7 +84,7 @@ class Hand:
 class Adopting(Protocol):
     """A transaction, as far as a claim enters it."""
 
-    def adopt(self, hand: Hand) -> None:
+    def adopt(self, handle: ClaimHandle) -> None:
         """Make a claim of the same session part of the transaction, and the one that `settle` is about."""
 
 
@@ -117,10 +117,12 @@ def task_of(context: Context, claimed: Claimed) -> Task:
 # --- Claims on their way through the fronts: whoever is cut off before it has its claim leaves nothing behind.
 
 #: For so many seconds a cancelled call waits until what it took has been given back; then that goes on behind it.
-PATIENCE: Final = 1.0
+DELIVERY_SECONDS: Final = 1.0
 
 
-def handed_over(session: Session, asked: Asked, receive: Callable[[list[Claimed]], T], patience: Patience) -> T:
+def handed_over(
+    session: Session, request: ClaimRequest, receive: Callable[[list[Claimed]], T], call_deadline: CallDeadline
+) -> T:
     """Claim, and hand what `receive` makes of it to the caller; cut off, the client gives it back before it claims.
 
     What was claimed together is delivered by one statement: the caller has all of it, or none.
@@ -128,9 +130,9 @@ def handed_over(session: Session, asked: Asked, receive: Callable[[list[Claimed]
     Since it may never claim again, that is also done in the background, as soon as there is a connection.
     Nothing that an interrupt could cut in two stands between `deliver` and the return.
     """
-    context, caller = asked.context, Caller()
+    context, caller = request.context, Caller()
     try:
-        claims = run(session, asked.claiming(caller), patience)
+        claims = run(session, request.claiming(caller), call_deadline)
         received = receive(claims)
         if not claims:
             return received
@@ -139,30 +141,30 @@ def handed_over(session: Session, asked: Asked, receive: Callable[[list[Claimed]
     except BaseException:
         caller.left = True
         if context.claims.handovers:
-            context.run.pay()
+            context.run.finish_later()
         raise
 
 
 async def handed_over_async(
-    session: Session, asked: Asked, receive: Callable[[list[Claimed]], T], patience: Patience
+    session: Session, request: ClaimRequest, receive: Callable[[list[Claimed]], T], call_deadline: CallDeadline
 ) -> T:
     """The same on an event loop. Cancelled, it stops the claim, and gives back what that may have taken.
 
     That is waited for, but not for long: then, or cancelled once more, it goes on in the background.
     """
-    context, caller = asked.context, Caller()
-    job = asyncio.ensure_future(arun(session, asked.claiming(caller), patience))
+    context, caller = request.context, Caller()
+    job = asyncio.ensure_future(arun(session, request.claiming(caller), call_deadline))
     try:
         claims = await asyncio.shield(job)
     except asyncio.CancelledError:
         caller.left = True  # a claim that waits is told by the signal
         context.signal.fire()
-        await asyncio.wait({OF_CALLS.do(_put_right(session, context, job))}, timeout=PATIENCE)
+        await asyncio.wait({OF_CALLS.do(_put_right(session, context, job))}, timeout=DELIVERY_SECONDS)
         raise
     except BaseException:
         caller.left = True
         if context.claims.handovers:
-            context.run.pay()
+            context.run.finish_later()
         raise
     received = receive(claims)
     if claims:
@@ -178,4 +180,4 @@ async def _put_right(session: Session, context: Context, job: asyncio.Future[Any
     try:
         await arun(session, give_back(context))
     except ZkmqError:
-        context.run.pay()
+        context.run.finish_later()

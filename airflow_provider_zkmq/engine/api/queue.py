@@ -6,8 +6,21 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
+from airflow_provider_zkmq.engine.api.claim_handles import Adopting, ClaimHandle, task_of
+from airflow_provider_zkmq.engine.api.loops import claim_loop
+from airflow_provider_zkmq.engine.api.methods import (
+    Api,
+    SyncApi,
+    SyncClaiming,
+    by_token,
+    claiming,
+    claiming_many,
+    settling,
+    verb,
+)
+from airflow_provider_zkmq.engine.api.unit_of_work import UnitOfWork
 from airflow_provider_zkmq.engine.core.claim import by_id, ready
-from airflow_provider_zkmq.engine.core.claim.claim import ask, ask_in_turn, ask_many, wanted
+from airflow_provider_zkmq.engine.core.claim.claim import request_claim, request_claims, request_loop, wanted
 from airflow_provider_zkmq.engine.core.client.claims import Claimed
 from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.maintenance import collect, deletion, rescue
@@ -30,26 +43,13 @@ from airflow_provider_zkmq.engine.core.read.wait import wait as wait_for
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, configure, holding, settle
 from airflow_provider_zkmq.engine.core.tasks.deferred_completions import settle_later
 from airflow_provider_zkmq.engine.core.tasks.enqueue import (
+    enqueue_each,
     enqueue_new,
     enqueue_one,
-    enqueue_several,
-    open_for_several,
+    open_shared,
     seal,
 )
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by_outcome
-from airflow_provider_zkmq.engine.fronts.claims import Adopting, Hand, task_of
-from airflow_provider_zkmq.engine.fronts.loops import looping
-from airflow_provider_zkmq.engine.fronts.methods import (
-    Blocking,
-    BlockingTaker,
-    Front,
-    by_token,
-    claiming,
-    claiming_many,
-    settling,
-    verb,
-)
-from airflow_provider_zkmq.engine.fronts.transaction import UnitOfWork
 from airflow_provider_zkmq.engine.working.worker import Worker
 from airflow_provider_zkmq.engine.zk.session import Session
 
@@ -59,14 +59,14 @@ T = TypeVar("T")
 U = TypeVar("U", bound=Adopting)
 
 
-class ClaimVerbs(Front[Hand], Generic[U]):
+class ClaimMethods(Api[ClaimHandle], Generic[U]):
     """What claims of both fronts are. `begin` begins a transaction over the same connection.
 
     ``result``: with what `q.claims` completes it, unless the body of the loop settles it.
     """
 
-    def __init__(self, session: Session, hand: Hand, begin: Callable[[], U]) -> None:
-        super().__init__(session, hand)
+    def __init__(self, session: Session, handle: ClaimHandle, begin: Callable[[], U]) -> None:
+        super().__init__(session, handle)
         self._begin = begin
         self.result: bytes | str | None = None
 
@@ -123,9 +123,9 @@ class ClaimVerbs(Front[Hand], Generic[U]):
         return self._subject.is_over(self._session)
 
     @property
-    def ahead(self) -> bool:
-        """Whether it was taken ahead, and nobody has said yet that its handling begins: see `begin`."""
-        return self._claimed.ahead
+    def prefetched(self) -> bool:
+        """Whether it was prefetched, and nobody has said yet that its handling begins: see `begin`."""
+        return self._claimed.prefetched
 
     def mark_begun(self) -> int | None:
         """Its handler begins now: kept with what settles the claim. The server's time, as far as it is known."""
@@ -138,15 +138,16 @@ class ClaimVerbs(Front[Hand], Generic[U]):
         self._claimed.handled = self._subject.context.clock.monotonic()
 
     def settle_later(
-        self, outcome: Handled, progress: Settlement, told: Callable[[bool, Exception | None], None]
+        self, outcome: Handled, progress: Settlement, on_settled: Callable[[bool, Exception | None], None]
     ) -> None:
         """End the delivery by what its handler has done, soon: together with others, and with the client's next claim.
 
-        `told` hears whether it was a success, or what kept it from being ended: in any thread; it waits for nothing.
+        `on_settled` is called with whether it was a success, or what kept it from being ended: in any thread. It must
+        not wait.
         """
         context, claimed = self._subject.context, self._claimed
         with self._session.memory:
-            settle_later(context, claimed, partial(settle_by_outcome, context, claimed, outcome, progress), told)
+            settle_later(context, claimed, partial(settle_by_outcome, context, claimed, outcome, progress), on_settled)
 
     def transaction(self) -> U:
         """A transaction with this claim in it, which ends the claim by what it does itself."""
@@ -158,7 +159,7 @@ class ClaimVerbs(Front[Hand], Generic[U]):
         return f"<{type(self).__name__} {self.token} of task {self._claimed.task_id!r}>"
 
 
-class QueueVerbs(Front[Context]):
+class QueueMethods(Api[Context]):
     """What queues of both fronts are: a new verb is one line here.
 
     The settling verbs take a task's id and its claim's token; see `Claim`. `used` is told of claims and enqueues.
@@ -195,7 +196,7 @@ class QueueVerbs(Front[Context]):
     ended_between = verb(completion_log.ended_between)
     read_ended = verb(completion_log.read_ended)
     latest_end = verb(completion_log.latest_end)
-    trimmed = verb(configuration.trimmed)
+    truncated_at = verb(configuration.truncated_at)
     archive = verb(server_clock.archive)
     collect_garbage = verb(collect.collect_garbage)
     redrive = verb(admin.redrive)
@@ -212,19 +213,19 @@ class QueueVerbs(Front[Context]):
     begin = by_token(holding.begin_for)
     extend = by_token(holding.extend)
     progress = by_token(holding.progress)
-    enqueue_many = verb(enqueue_several, marks_used=True)
+    enqueue_many = verb(enqueue_each, marks_used=True)
     enqueue_new = verb(enqueue_new, marks_used=True)
-    open_batch = verb(open_for_several, marks_used=True)
+    open_batch = verb(open_shared, marks_used=True)
     seal_batch = verb(seal)
     enqueue = verb(enqueue_one, marks_used=True)
-    claim = claiming(ask, "Claim | None", "AsyncClaim | None")
-    claim_many = claiming_many(ask_many, "list[Claim]", "list[AsyncClaim]")
-    claims = looping(ask_in_turn, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
-    claim_task = claiming(by_id.ask_by_id, "Claim | None", "AsyncClaim | None")
-    take_over = claiming(by_id.ask_over, "Claim | None", "AsyncClaim | None")
+    claim = claiming(request_claim, "Claim | None", "AsyncClaim | None")
+    claim_many = claiming_many(request_claims, "list[Claim]", "list[AsyncClaim]")
+    claims = claim_loop(request_loop, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
+    claim_task = claiming(by_id.request_by_id, "Claim | None", "AsyncClaim | None")
+    take_over = claiming(by_id.request_adoption, "Claim | None", "AsyncClaim | None")
     ready = verb(ready.ready)
     check_wanted = verb(wanted)
-    look_after = verb(rescue.look_after)
+    run_maintenance = verb(rescue.run_maintenance)
     wait_for_change = verb(rescue.wait_for_change)
 
     @property
@@ -271,14 +272,14 @@ class QueueVerbs(Front[Context]):
 # --- The blocking front: `Queue` and `Claim`.
 
 
-class Claim(ClaimVerbs[UnitOfWork], Blocking[Hand]):
+class Claim(ClaimMethods[UnitOfWork], SyncApi[ClaimHandle]):
     """A task in hand. Settle it with exactly one of `complete`, `fail`, `release` and `snooze`.
 
     A session-bound claim ends with its ZooKeeper session, or with its lock; a leased one at its deadline.
     """
 
 
-class Queue(QueueVerbs, BlockingTaker[Context, Claim]):
+class Queue(QueueMethods, SyncClaiming[Context, Claim]):
     """A queue, each call blocking until ZooKeeper has answered. Usable from several threads.
 
     The settling methods take a task's id and its claim's token, from whichever process; see `Claim`.
@@ -296,7 +297,7 @@ class Queue(QueueVerbs, BlockingTaker[Context, Claim]):
 
     def _receive(self, context: Context, claimed: Claimed) -> Claim:
         """The claim that a caller gets."""
-        return Claim(self._session, Hand(context, claimed), self._begin)
+        return Claim(self._session, ClaimHandle(context, claimed), self._begin)
 
     def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
         """A worker that claims, runs `handler` and settles; the options are `Worker`'s."""

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
+from airflow_provider_zkmq.engine.api.claim_handles import DELIVERY_SECONDS
+from airflow_provider_zkmq.engine.api.methods import AsyncClaiming, SyncAndAsync, SyncClaiming, show_result, shown
 from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on, wind_up
 from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.errors import TransportError
-from airflow_provider_zkmq.engine.fronts.claims import PATIENCE
-from airflow_provider_zkmq.engine.fronts.methods import AwaitedTaker, BlockingTaker, Twins, show_result, shown
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
-from airflow_provider_zkmq.engine.zk.opening import arun, run
+from airflow_provider_zkmq.engine.zk.run import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 
 
@@ -35,7 +35,7 @@ class LoopOf(Generic[C]):
 
     What its body does not settle is completed with ``claim.result`` when the loop comes back. An error of that is
     raised by the step, after which the loop can go on: what is over is not met again, anything else is settled once
-    more. A loop that is left, or closed, fails what is unsettled, and gives back what it has taken ahead.
+    more. A loop that is left, or closed, fails what is unsettled, and gives back what it has prefetched.
     """
 
     def __init__(self, session: Session, loop: Loop, receive: Callable[[Context, Claimed], C]) -> None:
@@ -50,7 +50,7 @@ class LoopOf(Generic[C]):
         if self._claim is not None:
             self._loop.result = self._claim.result
 
-    def _hand_out(self) -> C:
+    def _next_claim(self) -> C:
         """The next one, for the body.
 
         There are only statements at the end: an interrupt comes with a call, and would leave in between a claim that
@@ -59,7 +59,7 @@ class LoopOf(Generic[C]):
         loop = self._loop
         claim = self._receive(loop.context, loop.ready[0])
         self._claim = claim
-        loop.hand, loop.ready = loop.ready[0], loop.ready[1:]
+        loop.current, loop.ready = loop.ready[0], loop.ready[1:]
         return claim
 
     def _leave(self) -> None:
@@ -84,12 +84,12 @@ class Claims(LoopOf[C]):
             raise StopIteration
         self._come_back()
         if run(self._session, go_on(self._loop, Caller())):
-            return self._hand_out()
+            return self._next_claim()
         self._ended, self._claim = True, None
         raise StopIteration
 
     def close(self) -> None:
-        """Leave the loop: what is unsettled fails, what was taken ahead is given back. Idempotent.
+        """Leave the loop: what is unsettled fails, what was prefetched is given back. Idempotent.
 
         What cannot be settled now, since no server answers, is settled in the background.
         """
@@ -131,13 +131,13 @@ class AsyncClaims(LoopOf[C]):
             caller.left = True  # a claim that waits is told by the signal
             self._loop.context.signal.fire()
             self._step.add_done_callback(_log)
-            await asyncio.wait({self._step}, timeout=PATIENCE)
+            await asyncio.wait({self._step}, timeout=DELIVERY_SECONDS)
             raise
         finally:
             if self._step.done():
                 self._step = None
         if more:
-            return self._hand_out()
+            return self._next_claim()
         self._ended, self._claim = True, None
         raise StopAsyncIteration
 
@@ -171,28 +171,28 @@ def _log(step: asyncio.Task[bool]) -> None:
         log.info("a cancelled step of a loop ended with: %s", error)
 
 
-class looping(Twins, Generic[P]):  # noqa: N801  reads like a decorator
+class claim_loop(SyncAndAsync, Generic[P]):  # noqa: N801  reads like a decorator
     """What asks for claims one after the other: the caller gets a loop. `returns`: what that is shown to be."""
 
-    def __init__(self, ask: Callable[Concatenate[Context, P], Loop], *returns: str) -> None:
-        def blocking(self: BlockingTaker[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> Claims[C]:
+    def __init__(self, request: Callable[Concatenate[Context, P], Loop], *returns: str) -> None:
+        def sync(self: SyncClaiming[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> Claims[C]:
             self._mark_used()
-            return Claims(self._session, ask(self._subject, *args, **kwargs), self._receive)
+            return Claims(self._session, request(self._subject, *args, **kwargs), self._receive)
 
-        def awaited(self: AwaitedTaker[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> AsyncClaims[C]:
+        def awaited(self: AsyncClaiming[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> AsyncClaims[C]:
             self._mark_used()
-            return AsyncClaims(self._session, ask(self._subject, *args, **kwargs), self._receive)
+            return AsyncClaims(self._session, request(self._subject, *args, **kwargs), self._receive)
 
-        super().__init__(shown(blocking, ask), shown(awaited, ask))
+        super().__init__(shown(sync, request), shown(awaited, request))
         for function, text in zip(self.functions, returns, strict=True):
             show_result(function, text)
 
     @overload
-    def __get__(self, front: BlockingTaker[Context, C], owner: type) -> Callable[P, Claims[C]]: ...
+    def __get__(self, api: SyncClaiming[Context, C], owner: type) -> Callable[P, Claims[C]]: ...
     @overload
-    def __get__(self, front: AwaitedTaker[Context, C], owner: type) -> Callable[P, AsyncClaims[C]]: ...
+    def __get__(self, api: AsyncClaiming[Context, C], owner: type) -> Callable[P, AsyncClaims[C]]: ...
     @overload
-    def __get__(self, front: None, owner: type) -> Callable[..., Any]: ...
-    def __get__(self, front: object, owner: type) -> Any:
+    def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
+    def __get__(self, api: object, owner: type) -> Any:
         """The verb of an object, or of a front's class."""
-        return self.of(front, owner)
+        return self.of(api, owner)

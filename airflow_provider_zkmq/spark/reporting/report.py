@@ -16,11 +16,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
-from airflow_provider_zkmq.spark.answers import advice, sections
-from airflow_provider_zkmq.spark.answers import sections as failures
-from airflow_provider_zkmq.spark.answers.capacity import Load, Target
-from airflow_provider_zkmq.spark.answers.frames import OTHERS, Frames, read
-from airflow_provider_zkmq.spark.answers.page import Row, Section, known, page, render, several
+from airflow_provider_zkmq.spark.reporting import advice, sections
+from airflow_provider_zkmq.spark.reporting import sections as failures
+from airflow_provider_zkmq.spark.reporting.capacity import Load, Target
+from airflow_provider_zkmq.spark.reporting.frames import OTHERS, Frames, read
+from airflow_provider_zkmq.spark.reporting.page import Row, Section, known, page, render, several
 from airflow_provider_zkmq.spark.session import spark_session
 
 #: More rows than these in a table nobody reads.
@@ -83,13 +83,13 @@ class Report:
     def write_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to a file, at one stroke, and return its path."""
         target = Path(path).absolute()
-        draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.draft")
         text = self.html()
         try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(target)
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(target)
         finally:
-            draft.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return target
 
     @property

@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from airflow_provider_zkmq.engine.core.claim.claim import Asked, Method, claim, wanted
+from airflow_provider_zkmq.engine.api.claim_handles import UNKNOWN_SESSION, ClaimHandle, task_of
+from airflow_provider_zkmq.engine.api.methods import Api, AsyncInTurn, SyncInTurn, claiming, verb
+from airflow_provider_zkmq.engine.core.claim.claim import ClaimRequest, Method, claim, wanted
 from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
 from airflow_provider_zkmq.engine.core.client.context import Context
 from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
 from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, Wait, Within
+from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, SetTimeout, Wait
 from airflow_provider_zkmq.engine.core.read.inspect import Task
 from airflow_provider_zkmq.engine.core.read.leases import unless_queue_gone
 from airflow_provider_zkmq.engine.core.read.nodes import unless_missing
@@ -21,8 +23,6 @@ from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement,
 from airflow_provider_zkmq.engine.core.tasks.settle import Holder, give_back
 from airflow_provider_zkmq.engine.core.tasks.transaction import put
 from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
-from airflow_provider_zkmq.engine.fronts.claims import UNKNOWN_SESSION, Hand, task_of
-from airflow_provider_zkmq.engine.fronts.methods import AwaitedInTurn, BlockingInTurn, Front, claiming, verb
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
 from airflow_provider_zkmq.engine.zk.connecting import left
@@ -35,9 +35,9 @@ class Transaction:
     """One unit of work of either front, and the session that it is bound to."""
 
     def __init__(self, session: Session, context_of: Callable[[str], Context], used: Callable[[Context], None]) -> None:
-        self.transaction = transaction.Transaction()
+        self.transaction = transaction.TransactionState()
         self.open = True
-        self.adopted: Hand | None = None
+        self.adopted: ClaimHandle | None = None
         """The claim that a worker's handler was called for."""
         self.context_of = context_of
         self._used = used
@@ -53,8 +53,8 @@ class Transaction:
             msg = "this transaction has ended; begin another with transaction()"
             raise ZkmqError(msg)
         self._session_id = self._session_id or self._session.id  # begun while the connection was lost
-        asking = ending and self.transaction.sent is not None  # what became of a commit is told, whatever session asks
-        if not asking and self._session.id not in {self._session_id, UNKNOWN_SESSION}:
+        sent = ending and self.transaction.sent is not None  # its outcome is told, whatever session asks
+        if not sent and self._session.id not in {self._session_id, UNKNOWN_SESSION}:
             msg = "the session of this transaction has ended; what it had taken is given back"
             raise SessionLost(msg)
         if not ending and (self.transaction.sent is not None or self.transaction.ended):
@@ -68,11 +68,11 @@ class Transaction:
         """Claim a task for it, unless it is closed meanwhile: then what was claimed is given back."""
         span = seconds("timeout", timeout)
         if span > 0:
-            yield Within(span)
-        asked = yield from wanted(context, node, filter_method, selector, None)
+            yield SetTimeout(span)
+        request = yield from wanted(context, node, filter_method, selector, None)
         self._used(context)
         self._contexts.add(context)
-        taking = claim(context, asked, span, lambda: not self.open or caller.left, caller)
+        taking = claim(context, request, span, lambda: not self.open or caller.left, caller)
         claimed = yield from unless_missing(context, taking)
         if claimed is None or self.open:
             return [] if claimed is None else [claimed]
@@ -93,14 +93,14 @@ class Transaction:
 
     def reach(self) -> Procedure[None]:
         """Wait until the server can be asked, or the session is over. Raises `Unavailable`."""
-        patience = self._session.patience()
-        deadline = patience.deadline()
+        call_deadline = self._session.call_deadline()
+        deadline = call_deadline.deadline()
         while True:
             seen, wait = self._session.changed.count, self._left()
             if wait is None or self.is_over():
                 return
             if not left(deadline):
-                raise self._session.unavailable(patience.limit)
+                raise self._session.unavailable(call_deadline.limit)
             yield Wait(self._session.changed, seen, min(wait, left(deadline)))
 
     def held(self) -> dict[Context, Claimed]:
@@ -118,11 +118,11 @@ class Transaction:
         self.transaction.taken.append((context, claimed))
         return task_of(context, claimed)
 
-    def adopt(self, hand: Hand) -> None:
+    def adopt(self, handle: ClaimHandle) -> None:
         """Make the claim part of it that its handler was called for."""
-        self._session_id = hand.claimed.session
-        self.adopted = hand
-        self.add(hand.context, hand.claimed)
+        self._session_id = handle.claimed.session
+        self.adopted = handle
+        self.add(handle.context, handle.claimed)
 
     def close(self) -> None:
         """Let nobody take or put any more; a `try_take` that waits is woken and takes nothing."""
@@ -144,12 +144,12 @@ def _try_take(
     *,
     selector: Selector | str | None = None,
     timeout: Duration = 0,
-) -> Procedure[Asked]:
+) -> Procedure[ClaimRequest]:
     """Lock the first task that fits, without removing it; None when there is none within `timeout` seconds."""
     tx.check()
     context = tx.context_of(queue)
     yield from ()
-    return Asked(context, lambda caller: tx.take(context, node, filter_method, selector, timeout, caller))
+    return ClaimRequest(context, lambda caller: tx.take(context, node, filter_method, selector, timeout, caller))
 
 
 def _put(
@@ -197,11 +197,11 @@ def _settle(tx: Transaction, outcome: Handled, progress: Settlement) -> Procedur
     if tx.adopted is None:
         msg = "this transaction adopted no claim that could be settled: commit it, or roll it back"
         raise ZkmqError(msg)
-    hand = tx.adopted
-    return (yield from settle_outcome(hand.context, hand.claimed, outcome, tx.transaction, progress))
+    handle = tx.adopted
+    return (yield from settle_outcome(handle.context, handle.claimed, outcome, tx.transaction, progress))
 
 
-class UnitVerbs(Front[Transaction]):
+class TransactionMethods(Api[Transaction]):
     """What units of work of both fronts are."""
 
     try_take = claiming(_try_take, "Task | None", "Task | None")
@@ -221,9 +221,9 @@ class UnitVerbs(Front[Transaction]):
         """Whether it can still be committed."""
         return self._subject.open
 
-    def adopt(self, hand: Hand) -> None:
+    def adopt(self, handle: ClaimHandle) -> None:
         """Make a claim of the same session part of this transaction; a transactional worker does."""
-        self._subject.adopt(hand)
+        self._subject.adopt(handle)
 
     def close(self) -> None:
         """Let its handler take and put no more; a `try_take` that waits is woken and takes nothing."""
@@ -234,7 +234,7 @@ class UnitVerbs(Front[Transaction]):
         return self._subject.add(context, claimed)
 
 
-class UnitOfWork(UnitVerbs, BlockingInTurn[Transaction, Task]):
+class UnitOfWork(TransactionMethods, SyncInTurn[Transaction, Task]):
     """Take tasks and put tasks, in one transaction across queues; leaving its context uncommitted rolls back.
 
     Bound to the session it began in: once that ended, what it had taken is given back by the server and only
@@ -255,7 +255,7 @@ class UnitOfWork(UnitVerbs, BlockingInTurn[Transaction, Task]):
             _report(error, trouble)
 
 
-class AsyncUnitOfWork(UnitVerbs, AwaitedInTurn[Transaction, Task]):
+class AsyncUnitOfWork(TransactionMethods, AsyncInTurn[Transaction, Task]):
     """`UnitOfWork` on an event loop: ``async with zk.transaction() as tx:``. Its calls are made one after the other."""
 
     async def __aenter__(self) -> Self:

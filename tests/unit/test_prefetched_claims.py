@@ -1,4 +1,4 @@
-"""Claims taken ahead, for oneself or for others: only what had begun counts an attempt, whatever ends the claim."""
+"""Claims prefetched, for oneself or for others: only what had begun counts an attempt, whatever ends the claim."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.client.claims import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import rescue
-from airflow_provider_zkmq.engine.core.maintenance import rescue as debts
+from airflow_provider_zkmq.engine.core.maintenance import rescue as pending
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -27,12 +27,12 @@ HOWEVER_BOUND = pytest.mark.parametrize("options", BOUND.values(), ids=BOUND)
 
 
 def one_ahead(options: dict[str, Any]) -> tuple[Client, Claimed]:
-    """A claim taken ahead; the one that came with it and began at once is settled."""
+    """A claim prefetched; the one that came with it and began at once is settled."""
     client = new_queue()
     for name in ("lead", "t0"):
         client.put(task_id=name, lock=options.get("lock"))
-    lead, claimed = many(client, 2, Wanted(EVERYTHING, options.get("lease"), ahead=True))
-    assert [(each.task_id, each.ahead) for each in (lead, claimed)] == [("lead", False), ("t0", True)]
+    lead, claimed = many(client, 2, Wanted(EVERYTHING, options.get("lease"), prefetch=True))
+    assert [(each.task_id, each.prefetched) for each in (lead, claimed)] == [("lead", False), ("t0", True)]
     client.complete(lead)
     client.do(admin.drop(client.context, "lead"))
     return client, claimed
@@ -90,7 +90,7 @@ def test_extending_what_was_taken_ahead_does_not_begin_it(options: dict[str, Any
         deadline = claimed.state.lease and client.zk.nodes[lease_path(client.context, claimed.state)].mzxid
         client.zk.ms += held
         begin(client, claimed, at(0, LOST_REPLY))
-        assert (claimed.ahead, mark_of(client, claimed) == before) == (False, False)
+        assert (claimed.prefetched, mark_of(client, claimed) == before) == (False, False)
         if deadline:
             assert client.zk.nodes[lease_path(client.context, claimed.state)].mzxid == deadline
         client.complete(claimed)
@@ -127,7 +127,7 @@ def test_what_may_be_over_begins_only_when_the_server_says_so(why: str) -> None:
         case "unknown":
             claimed.sent = None
     seen = begin(client, claimed, at(0, NOT_SENT, Post) if why == "not sent" else at(0, None))
-    assert (seen, claimed.ahead) == (["Post", "Multi"] if why == "not sent" else ["Multi"], False)
+    assert (seen, claimed.prefetched) == (["Post", "Multi"] if why == "not sent" else ["Multi"], False)
     die(client)
     assert after_rescue(client).state("t0").attempt == 1
 
@@ -146,8 +146,8 @@ def test_a_lost_mark_of_a_claim_that_is_over_is_nobody_s(end: str) -> None:
         case "session over":
             client.context.claims.end_session(client.session + 1, client.zk.zxid)
     tree = dict(client.zk.nodes)
-    client.do(debts.pay_debts(client.context))
-    assert not debts.in_debt(client.context)
+    client.do(pending.finish_pending(client.context))
+    assert not pending.has_pending(client.context)
     assert client.zk.nodes == tree
     assert client.reports == []
     if end != "settled":
@@ -202,9 +202,9 @@ def test_extending_by_token_begins_nothing_and_progress_does(said: str, counted:
     if said == "progress":
         by_token(run, claimed, holding.progress, 0.5)
     client.zk.ms += 60_000
-    assert run.do(rescue.tend(run.context)) == 0
+    assert run.do(rescue.maintain(run.context)) == 0
     client.zk.ms += 60_000
-    assert run.do(rescue.tend(run.context)) == 1
+    assert run.do(rescue.maintain(run.context)) == 1
     assert attempts(run) == {"t0": (State.INSERTED, counted, counted)}
 
 

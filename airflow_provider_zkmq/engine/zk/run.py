@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import Op, Procedure, Reconn
 from airflow_provider_zkmq.engine.core.read.nodes import refuse_another_layout
 from airflow_provider_zkmq.engine.errors import HostNotFound
 from airflow_provider_zkmq.engine.zk.async_driver import execute as execute_on_loop
-from airflow_provider_zkmq.engine.zk.connecting import Patience, is_address, left, over
+from airflow_provider_zkmq.engine.zk.connecting import CallDeadline, is_address, left, over
 from airflow_provider_zkmq.engine.zk.session import CLOSING_SECONDS, Session
 from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
 from airflow_provider_zkmq.engine.zk.sync_driver import carry_out, execute
@@ -22,25 +22,25 @@ from airflow_provider_zkmq.engine.zk.sync_driver import carry_out, execute
 # under the session's ``memory`` lock; operations are carried out without it. Threads and coroutines of a client
 # therefore interleave at operations and nowhere else. A watch's event only sets flags, from kazoo's thread.
 #
-# A call's `Patience` bounds all that it waits for, also for other calls; a wait takes its own time. However a call
+# A call's `CallDeadline` bounds all that it waits for, also for other calls; a wait takes its own time. However a call
 # ends, by an interrupt or by being cancelled too, the procedure is closed and nothing of ours is left with signals or
 # with kazoo.
 
 T = TypeVar("T")
 
 
-def run(session: Session, procedure: Procedure[T], patience: Patience | None = None) -> T:
+def run(session: Session, procedure: Procedure[T], call_deadline: CallDeadline | None = None) -> T:
     """Carry a procedure out, blocking the calling thread. Raises `TransportError` in a process forked since.
 
-    `patience`: the call's, where it has waited for something before.
+    `call_deadline`: the call's, where it has waited for something before.
     """
     session.refuse_a_fork()
-    patience = patience or session.patience()
+    call_deadline = call_deadline or session.call_deadline()
     try:
         op = _resume(session, procedure.send, None)
         while True:
             try:
-                result = execute(session, op, patience)
+                result = execute(session, op, call_deadline)
             except Exception as error:  # noqa: BLE001  every failure belongs to the procedure that asked
                 op = _resume(session, procedure.throw, error)
             else:
@@ -53,21 +53,21 @@ def run(session: Session, procedure: Procedure[T], patience: Patience | None = N
             procedure.close()
 
 
-async def arun(session: Session, procedure: Procedure[T], patience: Patience | None = None) -> T:
+async def arun(session: Session, procedure: Procedure[T], call_deadline: CallDeadline | None = None) -> T:
     """Carry a procedure out on the running event loop, which is never blocked for long.
 
-    A step does no I/O, and of many that are ready at once some go on in a later round; see `rounds`.
+    A step does no I/O, and of many that are ready at once some go on in a later round; see `fairness`.
     """
     session.refuse_a_fork()
-    patience = patience or session.patience()
+    call_deadline = call_deadline or session.call_deadline()
     try:
-        await session.rounds.turn()
+        await session.fairness.turn()
         op = _resume(session, procedure.send, None)
         while True:
             try:
-                result = await execute_on_loop(session, op, patience)
+                result = await execute_on_loop(session, op, call_deadline)
                 if isinstance(op, Wait | Reconnect):  # what one event wakes, many at once; nothing of theirs is sent
-                    await session.rounds.turn()
+                    await session.fairness.turn()
             except Exception as error:  # noqa: BLE001  every failure belongs to the procedure that asked
                 op = _resume(session, procedure.throw, error)
             else:
@@ -96,16 +96,16 @@ def open_session(session: Session) -> None:
     `ConfigError` where what stands under the root has another layout.
     """
     limit = session.config.connect_timeout
-    patience = Patience(limit, "connect_timeout")
-    patience.within(limit, "connect_timeout", grace=0.0)
-    patience.begin()
+    call_deadline = CallDeadline(limit, "connect_timeout")
+    call_deadline.limit_to(limit, "connect_timeout", grace=0.0)
+    call_deadline.begin()
     try:
-        _check_names(session, patience)
-        session.open(patience)
-        carry_out(session, session.access.look_around(), patience)
-        run(session, refuse_another_layout(session.config.root), patience)
+        _check_names(session, call_deadline)
+        session.open(call_deadline)
+        carry_out(session, session.access.look_around(), call_deadline)
+        run(session, refuse_another_layout(session.config.root), call_deadline)
     except BaseException:
-        session.close(patience=CLOSING_SECONDS)
+        session.close(call_deadline=CLOSING_SECONDS)
         raise
 
 
@@ -132,7 +132,7 @@ class _Lookup:
         return f"{self.host} ({self.error and (self.error.strerror or self.error)})"
 
 
-def _check_names(session: Session, patience: Patience) -> None:
+def _check_names(session: Session, call_deadline: CallDeadline) -> None:
     """Return when one of the servers can be looked for. Raises `HostNotFound` where none of their names is known."""
     hosts: Sequence[tuple[str, int]] = session.client.hosts
     if any(is_address(host) for host, _ in hosts):
@@ -146,6 +146,6 @@ def _check_names(session: Session, patience: Patience) -> None:
         if all(lookup.over for lookup in lookups):
             unknown = ", ".join(map(str, lookups))
             raise HostNotFound(f"no ZooKeeper server can be looked for: its name is not known here: {unknown}")
-        if over(patience.deadline()):
-            raise session.unavailable(patience.limit)
-        answered.wait(seen, left(patience.deadline()))
+        if over(call_deadline.deadline()):
+            raise session.unavailable(call_deadline.limit)
+        answered.wait(seen, left(call_deadline.deadline()))

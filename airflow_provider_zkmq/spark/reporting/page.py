@@ -55,10 +55,10 @@ def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> li
     archived = sorted(path.parent.name for path in root.glob(f"*/{NAME}"))
     if not archived:
         raise ConfigError(f"{root} holds no archive of any queue: give the archive's directory, or {_FIRST}")
-    asked = archived if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
-    for queue in asked:
+    requested = archived if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
+    for queue in requested:
         _check(root, queue, archived)
-    return asked
+    return requested
 
 
 def _check(root: Path, queue: str, archived: Sequence[str]) -> None:
