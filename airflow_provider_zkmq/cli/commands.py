@@ -16,8 +16,8 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from airflow_provider_zkmq.cli import guard
-from airflow_provider_zkmq.cli.guard import TERMINATE_SECONDS, end_commands
+from airflow_provider_zkmq.cli import child_processes
+from airflow_provider_zkmq.cli.child_processes import TERMINATE_SECONDS, end_commands
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.engine import Running
@@ -41,7 +41,7 @@ class Guard:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = {**environment, "GUARD": guard.__file__}
+        self._environment = {**environment, "GUARD": child_processes.__file__}
         self._leaders: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._missing = False
@@ -80,7 +80,7 @@ class Guard:
 
     def _start(self) -> None:
         process = self._begin()
-        if process.stdout is not None and process.stdout.readline().strip() == guard.READY.encode():
+        if process.stdout is not None and process.stdout.readline().strip() == child_processes.READY.encode():
             self._process = process
             return
         self._missing = True

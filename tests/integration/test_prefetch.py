@@ -26,7 +26,7 @@ import os, signal, sys
 from airflow_provider_zkmq.engine import Zkmq
 hosts, root, lease = sys.argv[1:]
 with Zkmq.connect(hosts, root=root, session_timeout=1.5) as zk:
-    claims = zk.queue("in").claim_many(3, ahead=True, lease=float(lease) or None, timeout=10)
+    claims = zk.queue("in").claim_many(3, prefetch=True, lease=float(lease) or None, timeout=10)
     claims[1].begin()
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -87,7 +87,7 @@ def test_a_keeper_in_trouble_delays_no_heartbeat(
     q: Queue, front: Any, monkeypatch: pytest.MonkeyPatch, tend: Callable[..., Any]
 ) -> None:
     """Looking after the queue takes for ever, or fails: the lock of what is in hand is extended all the same."""
-    monkeypatch.setattr(rescue, "tend", tend)
+    monkeypatch.setattr(rescue, "maintain", tend)
     keeps_its_lock(q, front)
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from airflow_provider_zkmq.cli import commands, guard, options
 from airflow_provider_zkmq.cli import main as cli
+from airflow_provider_zkmq.cli.child_processes import Process, _started_by
 from airflow_provider_zkmq.cli.commands import CommandFailed, Commands, Guard
-from airflow_provider_zkmq.cli.guard import Process, _started_by
 from tests.support import eventually
 from tests.unit.test_cli import InHand, a_task
 

@@ -1,4 +1,4 @@
-"""The asynchronous front: `AsyncQueue` and `AsyncClaim`, the same names, awaitable."""
+"""The asynchronous API: `AsyncQueue` and `AsyncClaim`, the same names, awaitable."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ async def in_thread(call: Callable[[], T]) -> T:
     return await future
 
 
-# --- A claim in a caller's hand: what claims of both fronts, workers and transactions know of it.
+# --- A claim in a caller's hand: what claims of both APIs, workers and transactions know of it.
 
 #: What a session's id is while it is not known, which is no news of its end.
 UNKNOWN_SESSION: Final = 0
@@ -114,7 +114,7 @@ def task_of(context: Context, claimed: Claimed) -> Task:
     )
 
 
-# --- Claims on their way through the fronts: whoever is cut off before it has its claim leaves nothing behind.
+# --- Claims on their way through the APIs: whoever is cut off before it has its claim leaves nothing behind.
 
 #: For so many seconds a cancelled call waits until what it took has been given back; then that goes on behind it.
 DELIVERY_SECONDS: Final = 1.0

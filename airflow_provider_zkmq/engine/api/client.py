@@ -1,4 +1,4 @@
-"""The clients of both fronts: a connection to ZooKeeper and the queues on it."""
+"""The clients of both APIs: a connection to ZooKeeper and the queues on it."""
 
 from __future__ import annotations
 
@@ -267,11 +267,11 @@ class MaintenanceThread:
         return max(MIN_PAUSE, pause + spread)
 
 
-# --- The clients of both fronts: a connection to ZooKeeper and the queues on it.
+# --- The clients of both APIs: a connection to ZooKeeper and the queues on it.
 
 
 class ClientMethods(Api[str]):
-    """What clients of both fronts are: one session, one memory for each queue."""
+    """What clients of both APIs are: one session, one memory for each queue."""
 
     def __init__(self, config: ConnectionConfig, *, gc: bool = True) -> None:
         super().__init__(Session(config), config.root)

@@ -31,7 +31,7 @@ C = TypeVar("C", bound=InLoop)
 
 
 class LoopOf(Generic[C]):
-    """What loops of both fronts are. Each is one thread's, or one coroutine's.
+    """What loops of both APIs are. Each is one thread's, or one coroutine's.
 
     What its body does not settle is completed with ``claim.result`` when the loop comes back. An error of that is
     raised by the step, after which the loop can go on: what is over is not met again, anything else is settled once
@@ -194,5 +194,5 @@ class claim_loop(SyncAndAsync, Generic[P]):  # noqa: N801  reads like a decorato
     @overload
     def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of a front's class."""
+        """The verb of an object, or of a API's class."""
         return self.of(api, owner)

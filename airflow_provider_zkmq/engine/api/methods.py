@@ -1,8 +1,8 @@
-"""One description for both fronts: a procedure, described as a verb, is a blocking method here and a coroutine there.
+"""One description for both APIs: a procedure, described as a verb, is a blocking method here and a coroutine there.
 
-``pause = verb(configure.pause)`` in a class that both fronts inherit is all that it takes. Which of its two functions
-an attribute is depends on the front that it is asked of, at run time and for type checkers; both show the procedure's
-parameters (less the subject, which the front provides), its documentation and the verb's name.
+``pause = verb(configure.pause)`` in a class that both APIs inherit is all that it takes. Which of its two functions
+an attribute is depends on the API that it is asked of, at run time and for type checkers; both show the procedure's
+parameters (less the subject, which the API provides), its documentation and the verb's name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine.zk.connecting import CallDeadline, left
 from airflow_provider_zkmq.engine.zk.run import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 
-# --- The two kinds of front: objects whose calls block, and objects whose calls are awaited.
+# --- The two kinds of API: objects whose calls block, and objects whose calls are awaited.
 #
 # Everything that the two do differently stands here and in `handover`, once; what can be asked of them is described
 # in `methods` and `verbs`, once for both.
@@ -57,7 +57,7 @@ class Api(Generic[S]):
 
 
 class SyncApi(Api[S]):
-    """A front whose calls block the calling thread until they are carried out."""
+    """A API whose calls block the calling thread until they are carried out."""
 
     def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject."""
@@ -65,7 +65,7 @@ class SyncApi(Api[S]):
 
 
 class AsyncApi(Api[S]):
-    """A front whose calls are coroutines; the event loop goes on meanwhile."""
+    """A API whose calls are coroutines; the event loop goes on meanwhile."""
 
     async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
         """Carry out the procedure that `call` makes of the subject."""
@@ -73,7 +73,7 @@ class AsyncApi(Api[S]):
 
 
 class SyncClaiming(SyncApi[S], Generic[S, C]):
-    """A blocking front that claims tasks and hands each over as a `C`."""
+    """A blocking API that claims tasks and hands each over as a `C`."""
 
     @abstractmethod
     def _receive(self, context: Context, claimed: Claimed) -> C:
@@ -103,7 +103,7 @@ class SyncClaiming(SyncApi[S], Generic[S, C]):
 
 
 class AsyncClaiming(AsyncApi[S], Generic[S, C]):
-    """An awaited front that claims tasks and hands each over as a `C`."""
+    """An awaited API that claims tasks and hands each over as a `C`."""
 
     @abstractmethod
     def _receive(self, context: Context, claimed: Claimed) -> C:
@@ -129,7 +129,7 @@ class AsyncClaiming(AsyncApi[S], Generic[S, C]):
 
 
 class SyncInTurn(SyncClaiming[S, C]):
-    """A blocking front whose calls are carried out one after the other, from whichever threads they come.
+    """A blocking API whose calls are carried out one after the other, from whichever threads they come.
 
     A call waits for its turn as long as it would for a server. Raises `Unavailable` past that: it has sent nothing.
     """
@@ -165,7 +165,7 @@ class SyncInTurn(SyncClaiming[S, C]):
 
 
 class AsyncInTurn(AsyncClaiming[S, C]):
-    """An awaited front whose calls are carried out one after the other, from whichever coroutines they come."""
+    """An awaited API whose calls are carried out one after the other, from whichever coroutines they come."""
 
     def __init__(self, session: Session, subject: S) -> None:
         super().__init__(session, subject)
@@ -200,11 +200,11 @@ class AsyncInTurn(AsyncClaiming[S, C]):
         return call_deadline
 
 
-# --- Verbs: one procedure is a blocking method of one front and a coroutine of the other.
+# --- Verbs: one procedure is a blocking method of one API and a coroutine of the other.
 #
-# ``pause = verb(configure.pause)`` in a class that both fronts inherit is all that it takes. Which of its two functions
-# an attribute is depends on the front that it is asked of, at run time and for type checkers; both show the procedure's
-# parameters (less the subject, which the front provides), its documentation and the verb's name.
+# ``pause = verb(configure.pause)`` in a class that both APIs inherit is all that it takes. Which of its two functions
+# an attribute is depends on the API that it is asked of, at run time and for type checkers; both show the procedure's
+# parameters (less the subject, which the API provides), its documentation and the verb's name.
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -212,7 +212,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SyncAndAsync:
-    """Two functions of one name: the blocking front's and the awaited one's. Subclasses say what their types are."""
+    """Two functions of one name: the blocking API's and the awaited one's. Subclasses say what their types are."""
 
     def __init__(self, sync: Callable[..., Any], awaited: Callable[..., Any]) -> None:
         self.functions: Final = (sync, awaited)
@@ -222,13 +222,13 @@ class SyncAndAsync:
             function.__name__, function.__qualname__ = name, f"{owner.__qualname__}.{name}"
 
     def of(self, api: object, owner: type) -> Any:
-        """The function of one front, bound where it is asked of an object."""
+        """The function of one API, bound where it is asked of an object."""
         function = self.functions[issubclass(owner, AsyncApi)]
         return function if api is None else MethodType(function, api)
 
 
 class verb(SyncAndAsync, Generic[S, P, T]):  # noqa: N801  reads like a decorator
-    """A procedure on a front's subject. `marks_used`: its queue takes part in clean-up from the first call on."""
+    """A procedure on a API's subject. `marks_used`: its queue takes part in clean-up from the first call on."""
 
     def __init__(self, procedure: Callable[Concatenate[S, P], Procedure[T]], *, marks_used: bool = False) -> None:
         def sync(self: SyncApi[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -254,12 +254,12 @@ class verb(SyncAndAsync, Generic[S, P, T]):  # noqa: N801  reads like a decorato
         self, api: None, owner: type[AsyncApi[S]]
     ) -> Callable[Concatenate[AsyncApi[S], P], Coroutine[Any, Any, T]]: ...
     def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of a front's class."""
+        """The verb of an object, or of a API's class."""
         return self.of(api, owner)
 
 
 class claiming(SyncAndAsync, Generic[S, P]):  # noqa: N801  reads like a decorator
-    """A procedure that asks for a claim; what the front makes of it is handed over to the caller, or given back.
+    """A procedure that asks for a claim; what the API makes of it is handed over to the caller, or given back.
 
     `returns`: what the blocking and the awaited one are shown to return.
     """
@@ -288,7 +288,7 @@ class claiming(SyncAndAsync, Generic[S, P]):  # noqa: N801  reads like a decorat
         self, api: None, owner: type[AsyncClaiming[S, C]]
     ) -> Callable[Concatenate[AsyncClaiming[S, C], P], Coroutine[Any, Any, C | None]]: ...
     def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of a front's class."""
+        """The verb of an object, or of a API's class."""
         return self.of(api, owner)
 
 
@@ -319,7 +319,7 @@ class claiming_many(SyncAndAsync, Generic[S, P]):  # noqa: N801  reads like a de
         self, api: None, owner: type[AsyncClaiming[S, C]]
     ) -> Callable[Concatenate[AsyncClaiming[S, C], P], Coroutine[Any, Any, list[C]]]: ...
     def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of a front's class."""
+        """The verb of an object, or of a API's class."""
         return self.of(api, owner)
 
 
@@ -358,7 +358,7 @@ class by_token(SyncAndAsync, Generic[P, T]):  # noqa: N801  reads like a decorat
     @overload
     def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of a front's class."""
+        """The verb of an object, or of a API's class."""
         return self.of(api, owner)
 
 
@@ -397,7 +397,7 @@ def _annotation(parameter: inspect.Parameter) -> object:
 
 
 def _returned(signature: inspect.Signature) -> object:
-    """What is returned at the end of a procedure; what a claim is handed over as depends on the front."""
+    """What is returned at the end of a procedure; what a claim is handed over as depends on the API."""
     text = str(signature.return_annotation)
     if not text.startswith("Procedure["):
         return signature.return_annotation

@@ -1,4 +1,4 @@
-"""The blocking front: `Queue` and `Claim`."""
+"""The blocking API: `Queue` and `Claim`."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement,
 from airflow_provider_zkmq.engine.working.worker import Worker
 from airflow_provider_zkmq.engine.zk.session import Session
 
-# --- What can be asked of claims and of queues: each verb once for both fronts, see `methods`.
+# --- What can be asked of claims and of queues: each verb once for both APIs, see `methods`.
 
 T = TypeVar("T")
 U = TypeVar("U", bound=Adopting)
 
 
 class ClaimMethods(Api[ClaimHandle], Generic[U]):
-    """What claims of both fronts are. `begin` begins a transaction over the same connection.
+    """What claims of both APIs are. `begin` begins a transaction over the same connection.
 
     ``result``: with what `q.claims` completes it, unless the body of the loop settles it.
     """
@@ -160,7 +160,7 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
 
 
 class QueueMethods(Api[Context]):
-    """What queues of both fronts are: a new verb is one line here.
+    """What queues of both APIs are: a new verb is one line here.
 
     The settling verbs take a task's id and its claim's token; see `Claim`. `used` is told of claims and enqueues.
     """
@@ -269,7 +269,7 @@ class QueueMethods(Api[Context]):
         return f"<{type(self).__name__} {self._context.paths.base} at {self._session.config.hosts}>"
 
 
-# --- The blocking front: `Queue` and `Claim`.
+# --- The blocking API: `Queue` and `Claim`.
 
 
 class Claim(ClaimMethods[UnitOfWork], SyncApi[ClaimHandle]):

@@ -28,11 +28,11 @@ from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
 from airflow_provider_zkmq.engine.zk.connecting import left
 from airflow_provider_zkmq.engine.zk.session import Session
 
-# --- One unit of work of either front: what it has taken and put, and the session that it is bound to.
+# --- One unit of work of either API: what it has taken and put, and the session that it is bound to.
 
 
 class Transaction:
-    """One unit of work of either front, and the session that it is bound to."""
+    """One unit of work of either API, and the session that it is bound to."""
 
     def __init__(self, session: Session, context_of: Callable[[str], Context], used: Callable[[Context], None]) -> None:
         self.transaction = transaction.TransactionState()
@@ -202,7 +202,7 @@ def _settle(tx: Transaction, outcome: Handled, progress: Settlement) -> Procedur
 
 
 class TransactionMethods(Api[Transaction]):
-    """What units of work of both fronts are."""
+    """What units of work of both APIs are."""
 
     try_take = claiming(_try_take, "Task | None", "Task | None")
     put = verb(_put)

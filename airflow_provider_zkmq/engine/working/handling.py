@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 class InHandler(Task, Generic[R]):
-    """What handlers of both fronts get; `R`: what its calls return, nothing or what is to be awaited."""
+    """What handlers of both APIs get; `R`: what its calls return, nothing or what is to be awaited."""
 
     __slots__ = ("_claim",)
     _claim: Held[R]

@@ -197,7 +197,7 @@ LEFT: Final = "its loop was left before it was settled"
 class Loop:
     """What one loop asks for, what its body has in hand, and what was claimed and not handed out yet.
 
-    ``hand`` is set by the front, by a statement, together with taking it off ``ready``.
+    ``hand`` is set by the API, by a statement, together with taking it off ``ready``.
     """
 
     context: Context

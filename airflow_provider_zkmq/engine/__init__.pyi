@@ -1,0 +1,97 @@
+# The public names of the package, each with the module that holds it: see `airflow_provider_zkmq.lazy`.
+
+from airflow_provider_zkmq.engine.api.aqueue import AsyncClaim as AsyncClaim, AsyncQueue as AsyncQueue
+from airflow_provider_zkmq.engine.api.client import AsyncZkmq as AsyncZkmq
+from airflow_provider_zkmq.engine.api.loops import AsyncClaims as AsyncClaims, Claims as Claims
+from airflow_provider_zkmq.engine.api.queue import Claim as Claim, Queue as Queue
+from airflow_provider_zkmq.engine.api.unit_of_work import AsyncUnitOfWork as AsyncUnitOfWork, UnitOfWork as UnitOfWork
+from airflow_provider_zkmq.engine.config import ConnectionConfig as ConnectionConfig, Tls as Tls
+from airflow_provider_zkmq.engine.connect import (
+    AnyClaim as AnyClaim,
+    AnyClient as AnyClient,
+    AnyQueue as AnyQueue,
+    Zkmq as Zkmq,
+)
+from airflow_provider_zkmq.engine.core.model.messages import (
+    Message as Message,
+    NewTasks as NewTasks,
+    idempotency_series as idempotency_series,
+)
+from airflow_provider_zkmq.engine.core.model.names import check_name as check_name
+from airflow_provider_zkmq.engine.core.model.policy import (
+    ConsumeOnce as ConsumeOnce,
+    ConsumeTimes as ConsumeTimes,
+    Error as Error,
+    Retry as Retry,
+    RetryPolicy as RetryPolicy,
+    Snooze as Snooze,
+    Success as Success,
+)
+from airflow_provider_zkmq.engine.core.model.records import Attempt as Attempt, Ended as Ended, Unreadable as Unreadable
+from airflow_provider_zkmq.engine.core.model.selectors import (
+    AllOf as AllOf,
+    AnyOf as AnyOf,
+    Condition as Condition,
+    FilterType as FilterType,
+    FilterTypes as FilterTypes,
+    Integer as Integer,
+    OrderedEnum as OrderedEnum,
+    Selector as Selector,
+    String as String,
+    parse_selector as parse_selector,
+    parse_type as parse_type,
+)
+from airflow_provider_zkmq.engine.core.model.states import State as State, Status as Status
+from airflow_provider_zkmq.engine.core.model.time import (
+    Duration as Duration,
+    Moment as Moment,
+    WaitFor as WaitFor,
+    parse_duration as parse_duration,
+    parse_moment as parse_moment,
+    spell_duration as spell_duration,
+    wait_event as wait_event,
+)
+from airflow_provider_zkmq.engine.core.read.configuration import (
+    Consumer as Consumer,
+    QueueConf as QueueConf,
+    Truncation as Truncation,
+)
+from airflow_provider_zkmq.engine.core.read.explain import ConsumerMatch as ConsumerMatch, Explanation as Explanation
+from airflow_provider_zkmq.engine.core.read.inspect import Task as Task
+from airflow_provider_zkmq.engine.core.read.nodes import Part as Part, Znode as Znode
+from airflow_provider_zkmq.engine.core.read.scan import Scanned as Scanned
+from airflow_provider_zkmq.engine.core.read.server_clock import Archive as Archive
+from airflow_provider_zkmq.engine.core.tasks.batches import Batch as Batch
+from airflow_provider_zkmq.engine.errors import (
+    AccessDenied as AccessDenied,
+    BadMessage as BadMessage,
+    ClaimLost as ClaimLost,
+    ConfigError as ConfigError,
+    CorruptRecord as CorruptRecord,
+    DuplicateTask as DuplicateTask,
+    HostNotFound as HostNotFound,
+    IllegalTransition as IllegalTransition,
+    NotSecured as NotSecured,
+    OutcomeUnknown as OutcomeUnknown,
+    QueueError as QueueError,
+    QueueNotFound as QueueNotFound,
+    SessionLost as SessionLost,
+    TaskNotFound as TaskNotFound,
+    TaskTooLarge as TaskTooLarge,
+    TlsRefused as TlsRefused,
+    TransportError as TransportError,
+    Unavailable as Unavailable,
+    Unsupported as Unsupported,
+    WaitTimeout as WaitTimeout,
+    ZkmqError as ZkmqError,
+)
+from airflow_provider_zkmq.engine.model import MAX_PAYLOAD as MAX_PAYLOAD
+from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker as AsyncWorker
+from airflow_provider_zkmq.engine.working.handling import (
+    Monitor as Monitor,
+    Poll as Poll,
+    Running as Running,
+    RunningAsync as RunningAsync,
+    monitor as monitor,
+)
+from airflow_provider_zkmq.engine.working.worker import Worker as Worker
