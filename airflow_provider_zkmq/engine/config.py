@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from airflow_provider_zkmq.engine.core.model.names import check_root
 from airflow_provider_zkmq.engine.core.model.time import seconds
@@ -21,12 +21,16 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?\Z")
 
 
 class Secret(str):
-    """A text that is not shown where an object that holds it is: not by `repr`, nor by what `asdict` makes of it."""
+    """A text that is not shown where an object that holds it is: not by `repr`, nor in what `asdict` makes of it."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
         return "'…'"
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> str:
+        """`dataclasses.asdict` copies what it finds; the objects below, which hold secrets, copy as themselves."""
+        return "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,9 @@ class Tls:
         if self.key_password is not None:
             object.__setattr__(self, "key_password", Secret(self.key_password))
 
+    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
@@ -78,6 +85,9 @@ class ConnectionConfig:
         if self.auth is not None:
             user, password = self.auth
             object.__setattr__(self, "auth", (user, Secret(password)))
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
+        return self
 
     @classmethod
     def of(cls, hosts: object = DEFAULT_HOSTS, root: object = DEFAULT_ROOT, **options: Any) -> ConnectionConfig:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
+import pickle
 import re
 import traceback
 from dataclasses import asdict, replace
@@ -73,6 +76,9 @@ def test_no_representation_of_a_connection_shows_a_password() -> None:
     ]
     assert not [repr(each) for each in shown if SECRET in f"{each!r} {each}"]
     assert session.client.auth_data == {("digest", f"ann:{SECRET}")}
+    assert SECRET not in json.dumps(asdict(config))
+    for again in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):  # noqa: S301  our own
+        assert (again, again.auth) == (config, ("ann", SECRET))
     assert replace(config, auth=config.auth) == ConnectionConfig.of("127.0.0.1:1", auth=config.auth, tls=config.tls)
 
 
