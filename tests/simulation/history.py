@@ -107,7 +107,10 @@ class History:
         self.members: dict[Key, int] = {}
         world.zk.committed = self.on_commit
         world.sends = self.on_send
-        world.posted = self.marks.posted
+        world.posted = self._posted
+
+    def _posted(self, client: Client, multi: Multi) -> None:
+        self.marks.posted(client, multi)  # they are others once the servers went back
 
     def stands(self, key: Key, claimed: Claimed) -> bool:
         """Whether a claim is the current one."""
