@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.cli import commands, guard, options
+from airflow_provider_zkmq.cli import child_processes, commands, options
 from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.cli.child_processes import Process, _started_by
 from airflow_provider_zkmq.cli.commands import CommandFailed, Commands, Guard
@@ -117,7 +117,7 @@ def test_exec_ends_the_command_of_a_task_that_is_lost(
     alive = tmp_path / "alive"
     command = trap + held_open(alive)
     if not proc:
-        monkeypatch.setattr(guard, "_processes", set)
+        monkeypatch.setattr(child_processes, "_processes", set)
         command = command.replace("setsid ", "")
     run = Commands(command, "q")
     with ThreadPoolExecutor(1) as pool:
@@ -216,7 +216,7 @@ def test_exec_says_that_there_is_no_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where none can be started the log says so once, and the commands are run."""
-    monkeypatch.setattr(guard, "__file__", str(tmp_path / "nothing.py"))
+    monkeypatch.setattr(child_processes, "__file__", str(tmp_path / "nothing.py"))
     run = Commands("cat", "q")
     assert [run(a_task()), run(a_task())] == [b"payload", b"payload"]
     run.end()

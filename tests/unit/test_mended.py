@@ -14,6 +14,7 @@ from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol.ops import (
+    Children,
     Create,
     Delete,
     Exists,
@@ -187,6 +188,23 @@ def test_a_promotion_leaves_another_task_of_the_same_id_alone() -> None:
     assert [(state.state, state.priority) for state in other.check().values()] == [(State.INSERTED, 3)]
     assert not client.reports
     assert other.work() == ["t"]
+
+
+def test_a_consumer_that_came_and_died_while_consumers_were_read_is_rescued() -> None:
+    """It is on the register and in no list of the living, whose watch began when it was gone: its task comes back."""
+    client = new_queue()
+    client.put(task_id="t")
+    other = Client(client.zk, "other")
+    looking = Stepper(client.zk, client.session, rescue.maintain(client.context))
+    looking.until(Children)
+    assert looking.op.path in {client.context.paths.at(name) for name in ("consumers", "live")}
+    looking.step()  # one of the two is read; the other is read when the consumer has come and gone
+    taken = other.take()
+    client.zk.expire(other.session)
+    looking.finish()
+    client.do(rescue.maintain(client.context))
+    assert [(name, state.state) for name, state in client.check().items()] == [(taken.task_id, State.INSERTED)]
+    assert client.work() == ["t"]
 
 
 # --- given up and reported

@@ -133,12 +133,17 @@ def rescue_dead(context: Context, schedule: Schedule | None = None) -> Procedure
 
 
 def _read_consumers(context: Context) -> Procedure[None]:
-    watch = context.new_watch()
-    registered = yield Children(context.paths.at("consumers"))
+    """Learn who lives, under a watch, and who is registered and does not.
+
+    The register is read last. A consumer that joined or died between the two has fired the watch: then nobody is taken
+    for dead, and the next look reads both anew.
+    """
+    known, watch = context.known_consumers, context.new_watch()
     live = yield Children(context.paths.at("live"), watch)
-    context.known_consumers.live = sorted(live or ())
-    context.known_consumers.unrescued = sorted(set(registered or ()) - set(context.known_consumers.live))
-    context.known_consumers.watch = watch
+    registered = yield Children(context.paths.at("consumers"))
+    known.live = sorted(live or ())
+    known.unrescued = [] if watch.fired else sorted(set(registered or ()) - set(known.live))
+    known.watch = watch
 
 
 def _rescue_consumer(context: Context, consumer: str, schedule: Schedule) -> Procedure[int]:
