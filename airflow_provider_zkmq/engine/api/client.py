@@ -54,7 +54,7 @@ def finish_later(session: Session, context: Context) -> None:
     """
     if not context.pending.finishing and (context.claims.deferred or not session.closed) and os.getpid() == session.pid:
         with contextlib.suppress(RuntimeError):  # no thread is to be had: before the next claim it is put right, too
-            threading.Thread(target=_finish_pending, args=(session, context), name="zkmq-debts", daemon=True).start()
+            threading.Thread(target=_finish_pending, args=(session, context), name="zkmq-pending", daemon=True).start()
 
 
 def _finish_pending(session: Session, context: Context) -> None:
@@ -69,7 +69,7 @@ def _finish_pending(session: Session, context: Context) -> None:
             least = 0.0
         except TransportError:
             pass
-        except Exception as error:  # noqa: BLE001  whatever was met: the next debt is to be paid
+        except Exception as error:  # noqa: BLE001  whatever was met: what is pending next is to be done
             what = "what calls on queue %r left is put right before its next claim: %s"
             log.warning(what, context.queue, error, exc_info=not isinstance(error, ZkmqError))
             if not context.claims.deferred:
@@ -80,16 +80,16 @@ def _finish_pending(session: Session, context: Context) -> None:
 
 
 def _pause(session: Session, context: Context) -> float:
-    """How long what is owed may wait, unless the connection changes; what is put down meanwhile is looked at, too."""
+    """How long what is pending, or deferred meanwhile, may wait unless the connection changes."""
     with session.memory:
         return until_due(context, RETRY_SECONDS if session.connected.is_set() else LOOK_SECONDS)
 
 
 def _goes_on(session: Session, context: Context) -> bool:
-    """Whether anything is owed still; no debt falls in between. Of a client that was closed: what was put down is told.
+    """Whether anything is pending still; nothing falls in between. Of a closed client: whether completions are.
 
-    What is owed later is owed by somebody who has the client's memory after us; or, without it, by somebody who notes
-    the debt first and then asks whether anybody pays: nobody is said to, before it is asked what is owed.
+    Whoever adds to it later holds the client's memory after us; or adds without it, and then asks whether a thread is
+    at it: no thread is said to be before it is asked what is pending.
     """
     with session.memory:
         context.pending.finishing = False

@@ -40,11 +40,11 @@ class ThreadSignal:
         self._wake(1, self._callbacks.everybody)
 
     def notify(self) -> None:
-        """Count one, and wake one of each kind of those in seats, and all others."""
+        """Count one, and wake one of each kind of those with a place, and all others."""
         self._wake(1, self._callbacks.one_of_each)
 
     def notify_one(self, kind: Hashable) -> None:
-        """Wake one more in a seat of this kind; nothing is counted."""
+        """Wake one more waiter of this kind; nothing is counted."""
         self._wake(0, partial(self._callbacks.next_of, kind))
 
     def _wake(self, happened: int, chosen: Callable[[], list[Callable[[], None]]]) -> None:

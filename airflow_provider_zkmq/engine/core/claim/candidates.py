@@ -378,7 +378,7 @@ def deliverable(
 ) -> Procedure[tuple[TaskState, dict[str, Any]] | None]:
     """A task's record and its metadata, if it may be delivered from this entry; else None.
 
-    What cannot be read is reported. A task whose attempts are used up is buried.
+    What cannot be read is reported. A task whose attempts are used up becomes a dead letter.
     """
     parts = [context.paths.task(task_id, part) for part in _PARTS]
     node, data, metadata = nodes

@@ -111,7 +111,7 @@ def _read_filters(context: Context, names: list[str]) -> Procedure[dict[str, Map
 
 #: Names of a listing whose watch has fired are used this long, so that a busy segment is not listed for every claim.
 LISTING_SECONDS: Final = 0.25
-#: So many of the first entries are looked at in a crowd, and at the most.
+#: So many of the first entries are looked at where many consumers are, and at the most.
 SPREAD_WINDOW: Final = 64
 MOST_SPREAD: Final = 256
 #: How often one look tries the same entry, which somebody else may be changing, before it is put off.
@@ -169,7 +169,7 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], s
 
 
 def _width(context: Context, taker: Taker) -> int:
-    """How many entries are worth to be looked at: in a crowd, in which one's own share is to be as large as is wanted.
+    """How many entries are worth to be looked at: beside many consumers, so many that one's own share is enough.
 
     Alone: those that are wanted, and one more, which tells that there is work for another thread, too.
     """

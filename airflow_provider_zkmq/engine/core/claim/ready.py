@@ -1,6 +1,6 @@
 """Whether there is work that fits, waited for as a claim waits; nothing is claimed.
 
-Who only looks is no consumer: it is not on the register, and has no share of what a crowd of consumers divides among
+Who only looks is no consumer: it is not on the register, and has no share of what consumers divide among
 themselves. It looks after the queue as they do, so that delays, ended leases and dead consumers are no reason to sleep
 over work. It sits among its like: what wakes one of those who claim never wakes it instead.
 """

@@ -60,7 +60,7 @@ class RetryTimes:
     pauses: dict[str, Pause] = field(default_factory=dict)
 
     def waits(self, path: str, schedule: Schedule) -> bool:
-        """Whether something that was refused is not to be tried again yet; then it is on the agenda."""
+        """Whether something that was refused is not to be tried again yet; then it is on the schedule."""
         pause = self.pauses.get(path)
         if pause is None or pause.until <= self.monotonic():
             return False
@@ -618,5 +618,5 @@ class Context:
         return Watch(self.signal)
 
     def schedule(self) -> Schedule:
-        """An empty agenda."""
+        """An empty schedule."""
         return Schedule(self.run.monotonic)

@@ -1,1 +1,1 @@
-"""What keeps a queue going: consumers, rescue, promotion, clean-up, debts."""
+"""What keeps a queue going: consumers, rescue, promotion, clean-up, pending operations."""

@@ -14,14 +14,14 @@ from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, Zkm
 # own share. Those who wait look one after the other when something comes: for most of them it is gone when their
 # turn is there, and they have looked once instead of racing.
 
-#: So many consumers are no crowd: all of them look at once.
+#: So many consumers look all at once.
 FEW: Final = 8
 #: Seconds between the looks of two waiting consumers: in the default order, and in strict order, where one claim must
 #: be over before the next one can be.
 SPACING: Final = {"default": 0.004, "fifo": 0.008}
 #: Seconds between the looks of the first and the last of them at the most.
 LONGEST: Final = {"default": 0.2, "fifo": 0.4}
-#: Of so many entries a consumer of a crowd tries any first that has none in its own share.
+#: A consumer without an entry in its own share begins at any of so many.
 WIDTH: Final = 8
 
 
@@ -32,7 +32,7 @@ def share(context: Context) -> tuple[int, int]:
 
 
 def stagger(context: Context, most: float) -> Procedure[None]:
-    """Wait for this consumer's turn to look, at most so many seconds; a small crowd needs none."""
+    """Wait for this consumer's turn to look, at most so many seconds; few consumers need none."""
     place, count = share(context)
     if count > FEW:
         yield from _rest(context, min(most, place * _spacing(context, count)))
@@ -44,7 +44,7 @@ def _spacing(context: Context, count: int) -> float:
 
 
 def any_of_the_first(context: Context, many: int) -> int:
-    """Where to begin among so many entries, none of which is of this consumer's share: by chance, if it is a crowd."""
+    """Where to begin among so many entries, none of this consumer's share: by chance, if consumers are many."""
     _, count = share(context)
     return int(context.run.random() * min(many, WIDTH)) if count > FEW else 0
 

@@ -95,7 +95,7 @@ def _promote_bucket(context: Context, path: str, now: int, schedule: Schedule, m
 
 
 def _due_names(context: Context, path: str, entries: list[str], now: int, schedule: Schedule) -> list[str]:
-    """The entries whose time has come, for this consumer; the next one is on the agenda."""
+    """The entries whose time has come, for this consumer; the next one is on the schedule."""
     due = []
     for name in entries:
         when = entry_time(name)

@@ -63,7 +63,7 @@ def until_due(context: Context, most: float) -> float:
 #
 # All of it is driven by watches and by the clock of the server: where nothing happened, it costs no request. What
 # it costs otherwise depends on what is in flight, not on the backlog. What is refused, because somebody else was at
-# the same task, is tried again: at once while it changes, then after a pause that is on the agenda of whoever
+# the same task, is tried again: at once while it changes, then after a pause that is on the schedule of whoever
 # looks.
 
 LEASE_LISTING_SECONDS: Final = 0.5
@@ -117,13 +117,12 @@ def _rescue_lost_claims(context: Context) -> Procedure[int]:
 def rescue_dead(context: Context, schedule: Schedule | None = None) -> Procedure[int]:
     """Give back what consumers without a live session were working on.
 
-    ``consumers`` is listed before ``live``: who registers in between is seen alive. The watch tells of the next
-    death; a burial that was refused is on the agenda, since no watch tells of that.
+    A watch tells of the next death. A rescue that was refused is on the schedule, since no watch tells of that.
     """
     schedule = schedule or context.schedule()
     if not context.known_consumers.stands:
         yield from single_flight(
-            context, "census", lambda: context.known_consumers.stands, lambda: _read_consumers(context)
+            context, "consumers", lambda: context.known_consumers.stands, lambda: _read_consumers(context)
         )
     count = 0
     for consumer in list(context.known_consumers.unrescued):

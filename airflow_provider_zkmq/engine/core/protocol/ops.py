@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 # --- Who waits for a signal, in which order, and who is woken by what: news of the queue wakes one of each kind.
 #
 # Of fifty threads of a client that wait for a task of the same kind, one finds out whether there is one, as well as
-# all fifty would. It takes its *seat* again if there was none, before those who came after it; it has the next one
+# all fifty would. If there was none it takes its place again, before those who came after it. It has the next one
 # woken when it leaves, for whatever reason, and when it sees more than it can take. So none of them sleeps over
 # work, and an event costs a client the same however many of its threads are idle.
 
@@ -27,7 +27,7 @@ class WaitPlace:
 
 
 class WaitQueue(Generic[K]):
-    """The waiters of one signal: those in seats by kind, in the order in which they came, and the others."""
+    """The waiters of one signal: those with a place by kind, in the order in which they came, and the others."""
 
     def __init__(self) -> None:
         self._rows: dict[Hashable, OrderedDict[K, None]] = {}
@@ -37,7 +37,7 @@ class WaitQueue(Generic[K]):
         return sum(map(len, tuple(self._rows.values())))  # asked without the lock, too
 
     def take(self, who: K, place: WaitPlace | None) -> None:
-        """Sit down; who has had this seat before is the first of its kind again. None: with those of no kind."""
+        """Join; who has had this place before is the first of its kind again. None: with those of no kind."""
         row = self._rows.setdefault(_kind(place), OrderedDict())
         row[who] = None
         if place is not None:
@@ -217,10 +217,10 @@ class Signal(Protocol):
         """It happened: wake whoever waits."""
 
     def notify(self) -> None:
-        """It happened: wake one of each kind of those in seats, and all others."""
+        """It happened: wake one of each kind of those with a place, and all others."""
 
     def notify_one(self, kind: Hashable) -> None:
-        """Wake one more in a seat of this kind; nothing is counted: who looks now need not look once more."""
+        """Wake one more waiter of this kind; nothing is counted: who looks now need not look once more."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -345,8 +345,8 @@ class Wait:
     """Wait until `signal` has happened more than `seen` times, or `timeout` seconds → bool: it has.
 
     ``turn``: it happens when another call of this client has done what this one needs, too. That is waited for as long
-    as for a server: the driver raises `Unavailable` when the time of the waiting call itself is over. ``seat``: others
-    who sit there for the same kind of thing are as good as this call to see to what `Signal.notify` tells of.
+    as for a server: the driver raises `Unavailable` when the time of the waiting call itself is over. ``place``: others
+    that wait there for the same kind of thing can see to what `Signal.notify` tells of as well as this call.
     """
 
     signal: Signal

@@ -36,7 +36,7 @@ from airflow_provider_zkmq.engine.errors import CorruptRecord, TransportError, Z
 # --- Ending a batch: ``open`` is deleted in the transaction that enqueues what follows, once no member is left in it.
 #
 # Whoever takes the last member off ends the batch; a crash or a lost connection in between leaves an empty
-# ``open``, which the same client's next look, a waiter, the burial of a dead consumer or a clean-up deletes.
+# ``open``, which the same client's next look, a waiter, the rescue of a dead consumer or a clean-up deletes.
 
 _FIELDS: Final[dict[str, codec.Check[Any]]] = {
     "total": codec.count,
