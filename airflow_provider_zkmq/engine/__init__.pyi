@@ -1,8 +1,8 @@
 # The public names of the package, each with the module that holds it: see `airflow_provider_zkmq.lazy`.
 
-from airflow_provider_zkmq.engine.api.aqueue import AsyncClaim as AsyncClaim, AsyncQueue as AsyncQueue
+from airflow_provider_zkmq.engine.api.queue import AsyncClaim as AsyncClaim, AsyncQueue as AsyncQueue
 from airflow_provider_zkmq.engine.api.client import AsyncZkmq as AsyncZkmq
-from airflow_provider_zkmq.engine.api.loops import AsyncClaims as AsyncClaims, Claims as Claims
+from airflow_provider_zkmq.engine.api.queue import AsyncClaims as AsyncClaims, Claims as Claims
 from airflow_provider_zkmq.engine.api.queue import Claim as Claim, Queue as Queue
 from airflow_provider_zkmq.engine.api.unit_of_work import AsyncUnitOfWork as AsyncUnitOfWork, UnitOfWork as UnitOfWork
 from airflow_provider_zkmq.engine.config import ConnectionConfig as ConnectionConfig, Tls as Tls
@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.connect import (
     AnyQueue as AnyQueue,
     Zkmq as Zkmq,
 )
-from airflow_provider_zkmq.engine.core.model.messages import (
+from airflow_provider_zkmq.engine.core.model.records import (
     Message as Message,
     NewTasks as NewTasks,
     idempotency_series as idempotency_series,
@@ -42,7 +42,7 @@ from airflow_provider_zkmq.engine.core.model.selectors import (
     parse_type as parse_type,
 )
 from airflow_provider_zkmq.engine.core.model.states import State as State, Status as Status
-from airflow_provider_zkmq.engine.core.model.time import (
+from airflow_provider_zkmq.engine.core.model.values import (
     Duration as Duration,
     Moment as Moment,
     WaitFor as WaitFor,
@@ -56,11 +56,11 @@ from airflow_provider_zkmq.engine.core.read.configuration import (
     QueueConf as QueueConf,
     Truncation as Truncation,
 )
-from airflow_provider_zkmq.engine.core.read.explain import ConsumerMatch as ConsumerMatch, Explanation as Explanation
+from airflow_provider_zkmq.engine.core.read.inspect import ConsumerMatch as ConsumerMatch, Explanation as Explanation
 from airflow_provider_zkmq.engine.core.read.inspect import Task as Task
 from airflow_provider_zkmq.engine.core.read.nodes import Part as Part, Znode as Znode
 from airflow_provider_zkmq.engine.core.read.scan import Scanned as Scanned
-from airflow_provider_zkmq.engine.core.read.server_clock import Archive as Archive
+from airflow_provider_zkmq.engine.core.read.leases import Archive as Archive
 from airflow_provider_zkmq.engine.core.tasks.batches import Batch as Batch
 from airflow_provider_zkmq.engine.errors import (
     AccessDenied as AccessDenied,

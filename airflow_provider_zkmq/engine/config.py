@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from airflow_provider_zkmq.engine.core.model.names import check_root
-from airflow_provider_zkmq.engine.core.model.time import seconds
+from airflow_provider_zkmq.engine.core.model.values import seconds
 from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT
 

@@ -7,16 +7,9 @@ below `engine` may change its place.
 
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.model.codec import (
-    dump,
-    load,
-    number_of_claims,
-    optional_whole_number,
-    whole_number,
-)
-from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks, encode_data, encode_metadata, keyed
 from airflow_provider_zkmq.engine.core.model.names import check_name
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy, Success
+from airflow_provider_zkmq.engine.core.model.records import Message, NewTasks, encode_data, encode_metadata, keyed
 from airflow_provider_zkmq.engine.core.model.selectors import (
     FilterMethod,
     FilterType,
@@ -30,21 +23,25 @@ from airflow_provider_zkmq.engine.core.model.selectors import (
     parse_filters,
 )
 from airflow_provider_zkmq.engine.core.model.states import ENDED, FAILED, State, derive_status
-from airflow_provider_zkmq.engine.core.model.time import (
+from airflow_provider_zkmq.engine.core.model.values import (
     Duration,
     Moment,
     WaitFor,
+    dump,
+    load,
     lock_seconds,
+    number_of_claims,
     optional_milliseconds,
     optional_seconds,
+    optional_whole_number,
     parse_duration,
     seconds,
     wait_event,
+    whole_number,
 )
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST
+from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST
 from airflow_provider_zkmq.engine.core.read.configuration import ORDERS, QueueConf
-from airflow_provider_zkmq.engine.core.read.counts import as_state
-from airflow_provider_zkmq.engine.core.read.inspect import Task, checked_columns, checked_ids
+from airflow_provider_zkmq.engine.core.read.inspect import Task, as_state, checked_columns, checked_ids
 from airflow_provider_zkmq.engine.core.read.nodes import PARTS, Part, checked_parts
 from airflow_provider_zkmq.engine.core.read.scan import Scanned
 from airflow_provider_zkmq.engine.core.read.wait import OnChange, OnProgress, not_reached

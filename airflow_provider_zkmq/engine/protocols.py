@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
-from airflow_provider_zkmq.engine.core.model.time import Duration
+from airflow_provider_zkmq.engine.core.model.values import Duration
 from airflow_provider_zkmq.engine.core.read.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
 

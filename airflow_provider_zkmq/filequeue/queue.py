@@ -43,7 +43,7 @@ from airflow_provider_zkmq.engine.model import (
     seconds,
     whole_number,
 )
-from airflow_provider_zkmq.engine.working.options import Handler
+from airflow_provider_zkmq.engine.working.deliveries import Handler
 from airflow_provider_zkmq.engine.working.worker import Worker
 from airflow_provider_zkmq.filequeue import refusals, settling
 from airflow_provider_zkmq.filequeue.claims import FileClaim, FileClaims

@@ -15,7 +15,7 @@ from airflow.triggers.base import TaskFailedEvent, TaskSuccessEvent
 from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.engine import AccessDenied, ClaimLost, ConfigError, CorruptRecord, Message, Unavailable, Zkmq
-from airflow_provider_zkmq.engine.api.aqueue import AsyncQueue
+from airflow_provider_zkmq.engine.api.queue import AsyncQueue
 from airflow_provider_zkmq.filequeue.queue import FileQueue
 from airflow_provider_zkmq.hooks.arguments import MOST, claim_reference
 from airflow_provider_zkmq.hooks.retry import Backoff

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.ops import (
     Create,
     CreateContainer,
     Delete,

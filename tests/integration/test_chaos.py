@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Claim, Message, Queue, RetryPolicy, String, Task, Zkmq
-from airflow_provider_zkmq.engine.core.claim import order as default_order
-from airflow_provider_zkmq.engine.core.claim import order as strict_order
+from airflow_provider_zkmq.engine.core.claim import candidates as default_order
+from airflow_provider_zkmq.engine.core.claim import candidates as strict_order
 from tests.integration.chaos_worker import POISON, Told, names_of
 from tests.integration.clients import end_session, spent, together
 from tests.integration.conftest import taken

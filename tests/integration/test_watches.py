@@ -16,10 +16,9 @@ import pytest
 
 from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import AsyncZkmq, Message, Queue, QueueNotFound, WaitTimeout, Zkmq
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Get, Sync, Watch
+from airflow_provider_zkmq.engine.core.ops import Children, Exists, Get, Sync, Watch
 from airflow_provider_zkmq.engine.zk.run import run
-from airflow_provider_zkmq.engine.zk.session import Session
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.session import Session, ThreadSignal
 from tests.faulty import Faulty
 from tests.integration.clients import spent, together
 from tests.integration.conftest import taken

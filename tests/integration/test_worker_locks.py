@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ConsumeOnce, Queue, RetryPolicy, UnitOfWork, Zkmq, ZkmqError
-from airflow_provider_zkmq.engine.core.maintenance import rescue
-from airflow_provider_zkmq.engine.core.protocol.ops import Wait
+from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.core.ops import Wait
 from airflow_provider_zkmq.engine.errors import Unavailable
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.session import ThreadSignal
 from tests.integration.conftest import started, taken
 from tests.integration.working import handled, in_time, work
 from tests.support import eventually
@@ -87,7 +87,7 @@ def test_a_keeper_in_trouble_delays_no_heartbeat(
     q: Queue, front: Any, monkeypatch: pytest.MonkeyPatch, tend: Callable[..., Any]
 ) -> None:
     """Looking after the queue takes for ever, or fails: the lock of what is in hand is extended all the same."""
-    monkeypatch.setattr(rescue, "maintain", tend)
+    monkeypatch.setattr(consumers, "maintain", tend)
     keeps_its_lock(q, front)
 
 

@@ -8,18 +8,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.claim import by_id, candidates, claim, ready
-from airflow_provider_zkmq.engine.core.claim import by_id as over
+from airflow_provider_zkmq.engine.core.claim import candidates, claim
+from airflow_provider_zkmq.engine.core.claim import claim as by_id
+from airflow_provider_zkmq.engine.core.claim import claim as over
+from airflow_provider_zkmq.engine.core.claim import claim as ready
 from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on
-from airflow_provider_zkmq.engine.core.client.claims import Caller
-from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.context import Caller, Context
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
 from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
-from airflow_provider_zkmq.engine.core.tasks import admin, configure, deferred_completions, holding, settle, transaction
-from airflow_provider_zkmq.engine.core.tasks import holding as beginning
+from airflow_provider_zkmq.engine.core.tasks import admin, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
+from airflow_provider_zkmq.engine.core.tasks import settle as beginning
+from airflow_provider_zkmq.engine.core.tasks import settle as deferred_completions
+from airflow_provider_zkmq.engine.core.tasks import settle as holding
 from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TransportError
@@ -376,7 +380,7 @@ def keeper(client: Client) -> Program:
                 about = {"queue": "q", "held": claimed, "zxid": client.world.zk.zxid}
                 yield Call("extend", holding.extend(client.context(), claimed, claimed.span or 5), about)
         if client.context().registration.consumer is not None:
-            yield Call("tend", rescue.maintain(client.context()))
+            yield Call("tend", consumers.maintain(client.context()))
         yield Pause(1.0)
 
 

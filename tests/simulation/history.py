@@ -5,12 +5,11 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.context import Claimed, Context
 from airflow_provider_zkmq.engine.core.model.names import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Check, Create, Delete, Multi, SetData
+from airflow_provider_zkmq.engine.core.ops import Check, Create, Delete, Multi, SetData
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from tests.simulation.changes import judge_change

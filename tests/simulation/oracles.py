@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.maintenance.rescue import has_pending
+from airflow_provider_zkmq.engine.core.context import Claimed
+from airflow_provider_zkmq.engine.core.maintenance.consumers import has_pending
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement
-from airflow_provider_zkmq.engine.core.write.record import KEPT_NONCES
+from airflow_provider_zkmq.engine.core.write.transitions import KEPT_NONCES
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     CorruptRecord,

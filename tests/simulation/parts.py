@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine.core.client.context import Context, Runtime
+from airflow_provider_zkmq.engine.core.context import Context, Runtime
 from airflow_provider_zkmq.engine.core.model.names import Paths
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.ops import (
     Children,
     Exists,
     Get,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum
 from airflow_provider_zkmq.engine.core.read import wait
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from airflow_provider_zkmq.engine.core.read import completion_log, server_clock
-from airflow_provider_zkmq.engine.core.tasks import configure
+from airflow_provider_zkmq.engine.core.read import completion_log, leases
+from airflow_provider_zkmq.engine.core.tasks import admin
 from tests.simulation.parts import Call, Client, Pause
 from tests.simulation.producers import Program
 
@@ -16,15 +16,15 @@ def archiver(client: Client, rand: random.Random, rounds: int) -> Program:
     context = client.context()
     for _ in range(3 * rounds):
         yield Pause(rand.choice([0.3, 2.0, 20.0]))
-        mark = yield Call("archive", server_clock.archive(context))
-        until = yield Call("zxid", server_clock.zxid(context))
+        mark = yield Call("archive", leases.archive(context))
+        until = yield Call("zxid", leases.zxid(context))
         if mark is None or until is None or not (mark.ok and until.ok) or mark.value.version is None:
             continue
         span = {"queue": "q", "after": mark.value.watermark, "until": until.value}
         ended = yield Call("ended_between", completion_log.ended_between(context, span["after"], span["until"]), span)
         if ended is not None and ended.ok:
             reached = replace(mark.value, watermark=until.value)
-            yield Call("publish", configure.publish_archive(context, reached))
+            yield Call("publish", admin.publish_archive(context, reached))
 
 
 def follower(client: Client, rand: random.Random, rounds: int) -> Program:

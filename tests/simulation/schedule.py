@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.client import context
+from airflow_provider_zkmq.engine.core import context
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.protocol.ops import Create
-from airflow_provider_zkmq.engine.core.tasks import configure
+from airflow_provider_zkmq.engine.core.ops import Create
+from airflow_provider_zkmq.engine.core.tasks import admin
 from tests.simulation import actors, faults, producers, readers
 from tests.simulation.oracles import Oracles
 from tests.simulation.parts import Call, Client, Violation
@@ -179,7 +179,7 @@ def _prepare(chosen: Plan, world: World) -> list[Client]:
     setter = Client(world, "setter")
     policy = RetryPolicy(attempts=chosen.attempts, factor=0.5)
     for queue in ("q", "r"):
-        _at_once(world, setter, configure.configure(
+        _at_once(world, setter, admin.configure(
             setter.context(queue), filters=producers.TYPES, policy=policy, order=chosen.order, archive=chosen.archived,
             follow=chosen.followed,
         ))  # fmt: skip

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.maintenance.rescue import finish_pending, has_pending
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.maintenance.consumers import finish_pending, has_pending
+from airflow_provider_zkmq.engine.core.ops import (
     Callback,
     CreateContainer,
     EnsureRoot,

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claim import by_id, claim
+from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim import claim as by_id
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.maintenance import rescue
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.context import Caller, Claimed
+from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Procedure, Reconnect, SetTimeout, Wait
+from airflow_provider_zkmq.engine.core.ops import Multi, Procedure, Reconnect, SetTimeout, Wait
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.engine.core.tasks.transaction import TransactionState
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
@@ -64,7 +65,7 @@ def ids(claims: Iterable[Claimed]) -> list[str]:
 def after_rescue(client: Client, count: int = 1) -> Client:
     """Another client, which has given so many tasks back."""
     other = another(client)
-    assert other.do(rescue.maintain(other.context)) == count
+    assert other.do(consumers.maintain(other.context)) == count
     return other
 
 

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
-from airflow_provider_zkmq.engine.core.client import context
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core import context
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Integer, String
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Exists, SetData
-from airflow_provider_zkmq.engine.core.read import server_clock
-from airflow_provider_zkmq.engine.core.tasks import admin, configure, enqueue, settle
+from airflow_provider_zkmq.engine.core.ops import Create, Delete, Exists, SetData
+from airflow_provider_zkmq.engine.core.read import leases
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.unit.world import Client, FakeZooKeeper, new_queue
@@ -137,7 +138,7 @@ def _made(order: str) -> World:
     _claimed(client, tokens)
     _waiting(client)
     _batches(client)
-    client.do(configure.publish_archive(client.context, server_clock.Archive(1 << 40, "/archive", "run")))
+    client.do(configure.publish_archive(client.context, leases.Archive(1 << 40, "/archive", "run")))
     return World(client.zk, client, tokens)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Ended
-from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, server_clock
-from airflow_provider_zkmq.engine.core.tasks import admin, configure
+from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases
+from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from tests.unit.world import Client, FakeZooKeeper
 
 
@@ -75,7 +76,7 @@ class Reader(Client):
         return [(task.id, str(task.state), task.data, task.result) for task in self.read(self.ended())]
 
     def zxid(self) -> int:
-        return self.do(server_clock.zxid(self.context))
+        return self.do(leases.zxid(self.context))
 
     def departed(self, after: int = 0) -> list[Ended]:
         """The runs that have left, by the task."""
@@ -89,7 +90,7 @@ class Reader(Client):
         return [self.context.paths.at("unarchived", each.place or "") for each in self.departed()]
 
     def archive(self) -> Any:
-        return self.do(server_clock.archive(self.context))
+        return self.do(leases.archive(self.context))
 
     def publish(self, watermark: int | None = None) -> None:
         """An archive run has come so far: to the present without a number."""

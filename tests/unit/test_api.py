@@ -33,7 +33,7 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.engine.api.methods import SyncAndAsync
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.tasks import configure
+from airflow_provider_zkmq.engine.core.tasks import admin
 
 NOWHERE = ConnectionConfig.of("127.0.0.1:1")
 TOP = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def test_signatures_are_those_of_the_procedures() -> None:
     assert all(inspect.signature(method).return_annotation == each for method, each in returned.items())
     names = lambda method: list(inspect.signature(method).parameters)
     assert str(inspect.signature(Queue.pause)) == "(self) -> 'bool'"
-    assert names(Queue.configure)[1:] == names(configure.configure)[1:]
+    assert names(Queue.configure)[1:] == names(admin.configure)[1:]
     assert names(AsyncQueue.fail) == ["self", "task_id", "token", "error", "retry", "backoff"]
     assert names(AsyncClaim.fail) == ["self", "error", "retry", "backoff"]
     queue = Zkmq(NOWHERE).queue("q")

@@ -9,9 +9,10 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.records import HistoryEntry
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Create, Delete, GetMany, SetData
+from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST, Create, Delete, GetMany, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
-from airflow_provider_zkmq.engine.core.tasks import admin, configure
+from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, Unavailable
 from tests.unit.ended_runs import Reader
 from tests.unit.world import LOST_REPLY, at

@@ -12,12 +12,12 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.maintenance import rescue
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, String, as_selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.ops import (
     Children,
     Create,
     Get,
@@ -30,9 +30,9 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 )
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
 from airflow_provider_zkmq.engine.core.read.nodes import single_flight
-from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, holding
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
 from airflow_provider_zkmq.engine.errors import IllegalTransition, TaskNotFound
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.session import ThreadSignal
 from tests.stepping import Stepper
 from tests.support import eventually
 from tests.unit.claiming import ANY, another, queue_of, step
@@ -101,9 +101,9 @@ def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment() -> None:
         other = another(client)
         other.take()  # it knows of the lease
         client.zk.advance(31)
-        stepper = step(other, rescue.maintain(other.context))
+        stepper = step(other, consumers.maintain(other.context))
         stepper.until(kind, "tasks/a/state")
-        client.do(holding.extend(client.context, claimed, 30))
+        client.do(settle.extend(client.context, claimed, 30))
         stepper.finish()
         assert client.check()["a"].state is State.CLAIMED
         client.complete(claimed)
@@ -117,7 +117,7 @@ def test_whoever_takes_a_claim_away_its_holder_hears_of_it(subtests: pytest.Subt
         "released": lambda it: admin.revoke(it.context, "a"),
         "failed": lambda it: admin.revoke(it.context, "a", "hung"),
         "dead": lambda it: admin.revoke(it.context, "a", "hung", retry=False),
-        "lapsed": lambda it: rescue.maintain(it.context),
+        "lapsed": lambda it: consumers.maintain(it.context),
     }
     for way, taking in ways.items():
         with subtests.test(way=way):
@@ -125,11 +125,11 @@ def test_whoever_takes_a_claim_away_its_holder_hears_of_it(subtests: pytest.Subt
             client.put(task_id="a", lock=5 if way == "lapsed" else None)
             client.put(task_id="b")
             claimed, others = client.claimed(), client.claimed()
-            client.do(rescue.maintain(client.context))
+            client.do(consumers.maintain(client.context))
             client.zk.advance(6)
             other = Client(client.zk, "other")
             other.do(taking(other))
-            client.do(rescue.maintain(client.context))
+            client.do(consumers.maintain(client.context))
             assert (claimed.lost, claimed.cancelled, others.lost) == (True, way == "cancelled", way == "cleared")
             assert client.check().get("a", others.state).attempt == (0 if way == "released" else 1)
             with pytest.raises(IllegalTransition if way != "cleared" else TaskNotFound):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.context import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.ops import (
     Create,
     Delete,
     Exists,
@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
 )
 from airflow_provider_zkmq.engine.core.read import inspect, wait
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
-from airflow_provider_zkmq.engine.core.write import batch_closing
+from airflow_provider_zkmq.engine.core.write import transitions
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TaskNotFound, Unavailable, WaitTimeout
 from tests.unit.claiming import many, refused, unit_of
 from tests.unit.world import BROKEN_OFF, Client, Crash, new_queue
@@ -90,7 +90,7 @@ def test_a_settlement_is_told_as_it_happened_though_its_batch_cannot_be_ended(su
             assert (client.state("a").state in ENDED, done(client)) == (True, False)
             for fault, owed in ((AWAY, {"b"}), (None, set())):
                 assert client.context.pending.batches == {"b"}
-                client.do(batch_closing.close_pending(client.context), cut(client, fault))
+                client.do(transitions.close_pending(client.context), cut(client, fault))
                 assert client.context.pending.batches == owed
             assert (done(client), client.work()) == (True, ["then"])
             client.check()
@@ -114,7 +114,7 @@ def test_two_batches_that_one_transaction_ends_both_end_though_its_caller_is_cut
     ending = unit_of(client, 2)
     with pytest.raises(Crash):
         client.do(transaction.commit(ending), cut(client, BROKEN_OFF))
-    client.do(rescue.finish_pending(client.context))
+    client.do(consumers.finish_pending(client.context))
     assert (done(client, "b"), done(client, "d"), client.do(transaction.commit(ending))) == (True, True, [])
     client.check()
 

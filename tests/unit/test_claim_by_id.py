@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConfigError, CorruptRecord
-from airflow_provider_zkmq.engine.core.claim import by_id, claim
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.maintenance import rescue
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim import claim as by_id
+from airflow_provider_zkmq.engine.core.context import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Delete, GetMany, Multi, Wait
-from airflow_provider_zkmq.engine.core.read.explain import explain
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, holding, settle
+from airflow_provider_zkmq.engine.core.ops import Delete, GetMany, Multi, Wait
+from airflow_provider_zkmq.engine.core.read.inspect import explain
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
+from airflow_provider_zkmq.engine.core.tasks import settle as holding
 from tests.unit.claiming import ANY, another, asked_by_id, delivered, queue_of, step
 from tests.unit.world import Client, new_queue
 
@@ -61,9 +63,9 @@ def test_none_where_it_cannot_be_claimed() -> None:
     client.do(enqueue.enqueue_many(client.context, [Message(b"x", delay=5) for _ in range(300)]))
     client.put(task_id="later", delay=6)
     assert take(client, "later") is None
-    client.do(configure.pause(client.context))
+    client.do(admin.pause(client.context))
     assert take(client, "other") is None
-    client.do(configure.resume(client.context))
+    client.do(admin.resume(client.context))
     held = claimed(client, "other")
     assert (take(client, "other"), take(another(client), "other")) == (None, None)
     client.complete(held)
@@ -83,7 +85,7 @@ def test_only_the_delivery_that_is_asked_for() -> None:
     taken = claimed(client, attempt=2)
     assert taken.state.attempt == 2
     client.fail(taken)
-    client.do(configure.configure(client.context, policy=RetryPolicy(attempts=1)))
+    client.do(admin.configure(client.context, policy=RetryPolicy(attempts=1)))
     assert take(client) is None
     assert client.check()["a"].state is State.DEAD
 
@@ -170,10 +172,10 @@ def test_a_cancellation_is_heard_of_although_the_claim_was_on_its_way_when_it_ca
     stepper.until(Multi, "tasks/a/claim")
     outcome = client.zk.multi(client.session, stepper.op.ops)
     another(client).cancel("a")
-    client.do(rescue.maintain(client.context))
+    client.do(consumers.maintain(client.context))
     stepper.answer(outcome)
     [taken] = stepper.finish()
-    client.do(rescue.maintain(client.context))
+    client.do(consumers.maintain(client.context))
     assert taken.cancelled
 
 

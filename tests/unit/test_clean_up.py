@@ -12,16 +12,18 @@ from airflow_provider_zkmq.engine.api import client as clients
 from airflow_provider_zkmq.engine.core.maintenance import collect as turns
 from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.maintenance.collect import Collected, collect_garbage
-from airflow_provider_zkmq.engine.core.maintenance.rescue import has_pending
+from airflow_provider_zkmq.engine.core.maintenance.consumers import has_pending
 from airflow_provider_zkmq.engine.core.model.policy import ConsumeTimes
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Create, Delete, Failure, GetMany, Multi, SetData
-from airflow_provider_zkmq.engine.core.read import counts, inspect, scan
-from airflow_provider_zkmq.engine.core.read import counts as pending
+from airflow_provider_zkmq.engine.core.ops import Children, Create, Delete, Failure, GetMany, Multi, SetData
+from airflow_provider_zkmq.engine.core.read import inspect, scan
+from airflow_provider_zkmq.engine.core.read import inspect as counts
+from airflow_provider_zkmq.engine.core.read import inspect as pending
 from airflow_provider_zkmq.engine.core.read.inspect import ids
 from airflow_provider_zkmq.engine.core.read.nodes import AT_ONCE
-from airflow_provider_zkmq.engine.core.tasks import admin, configure
+from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, Unavailable, ZkmqError
 from tests.unit.claiming import another, many, queue_of, step
 from tests.unit.looping import filled
@@ -352,6 +354,6 @@ def test_other_debts_that_cannot_be_paid_hold_nothing_back(error: Exception, mon
         raise error
         yield
 
-    monkeypatch.setattr("airflow_provider_zkmq.engine.core.maintenance.rescue.close_pending", refused)
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.maintenance.consumers.close_pending", refused)
     assert all(pause >= clients.RETRY_SECONDS for pause in finishing(client, monkeypatch))
     assert told == {"a": [None], "b": [None]}

@@ -21,13 +21,12 @@ from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import KeeperState
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Exists, Get, Multi, Watch
+from airflow_provider_zkmq.engine.core.ops import Create, Exists, Get, Multi, Watch
 from airflow_provider_zkmq.engine.zk import connection
 from airflow_provider_zkmq.engine.zk.async_driver import _ready
 from airflow_provider_zkmq.engine.zk.connection import FrameReader
 from airflow_provider_zkmq.engine.zk.operations import Request, submit
-from airflow_provider_zkmq.engine.zk.session import Session
-from airflow_provider_zkmq.engine.zk.signals import Reply, ThreadSignal
+from airflow_provider_zkmq.engine.zk.session import Reply, Session, ThreadSignal
 from tests.interrupting import interrupted, keyboard
 
 PATIENCE = 20.0

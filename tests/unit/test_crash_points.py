@@ -10,14 +10,16 @@ from typing import Any, Final
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim import candidates, claim
-from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.tasks import admin, configure, enqueue, holding, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.core.tasks import enqueue as enqueue_new
 from airflow_provider_zkmq.engine.core.tasks import enqueue as several_writers
+from airflow_provider_zkmq.engine.core.tasks import settle as holding
 from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from tests.unit.world import CRASHES, LOST, Client, Crash, FakeZooKeeper, Faults
@@ -81,7 +83,7 @@ def commit(w: World) -> Any:
     return transaction.commit(w.unit)
 
 
-TEND = of(rescue.maintain)
+TEND = of(consumers.maintain)
 
 # --- what came before, step by step
 

@@ -11,19 +11,19 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.claim.claim import claim_many, go_on
-from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.client.context import FIRST_PAUSE, RetryTimes, Schedule
-from airflow_provider_zkmq.engine.core.maintenance import rescue
-from airflow_provider_zkmq.engine.core.maintenance import rescue as pending
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.context import FIRST_PAUSE, Caller, Claimed, RetryTimes, Schedule
+from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.core.maintenance import consumers as pending
 from airflow_provider_zkmq.engine.core.model.policy import Retry
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum, parse_selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Pipeline, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.tasks import deferred_completions, enqueue, settle
+from airflow_provider_zkmq.engine.core.ops import Multi, Pipeline, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.tasks import enqueue, settle
+from airflow_provider_zkmq.engine.core.tasks import settle as deferred_completions
 from airflow_provider_zkmq.engine.core.tasks import settle as giveback
-from airflow_provider_zkmq.engine.core.tasks.deferred_completions import DeferredCompletions
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
+from airflow_provider_zkmq.engine.core.tasks.settle import DeferredCompletions
 from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, OutcomeUnknown, Unavailable, ZkmqError
 from tests.interrupting import interrupted, keyboard
 from tests.stepping import Stepper
@@ -167,8 +167,8 @@ def test_an_interrupt_leaves_nobody_in_line_for_ever(*, alone: bool) -> None:
         def lead(leader: Stepper = leader) -> None:
             (leading(leader) if isinstance(leader.op, Wait) else leader).step()
 
-        of_combining = lambda code: code.co_filename.endswith("write/group_commit.py")
-        if not interrupted(lead, number, of_combining, events=frozenset({"call"})):
+        of_commit = lambda code: code.co_filename.endswith("write/commit.py")
+        if not interrupted(lead, number, of_commit, events=frozenset({"call"})):
             break
         leader.cut()
         calls.append(completing(client, claims["abcd"[at]]))
@@ -375,8 +375,8 @@ def test_a_note_that_another_call_looks_after_is_left_to_it() -> None:
     lost_claims = client.context.pending.lost_claims
     for name in "ab":
         lost_claims[client.context.paths.current("me", name)] = name
-    first = Stepper(client.zk, client.session, rescue._rescue_lost_claims(client.context))
-    assert Stepper(client.zk, client.session, rescue._rescue_lost_claims(client.context)).finish() == 0
+    first = Stepper(client.zk, client.session, consumers._rescue_lost_claims(client.context))
+    assert Stepper(client.zk, client.session, consumers._rescue_lost_claims(client.context)).finish() == 0
     assert first.finish() == 0
     assert not lost_claims
 

@@ -12,12 +12,14 @@ import pytest
 from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueError, QueueNotFound
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.maintenance import collect, deletion, rescue
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
+from airflow_provider_zkmq.engine.core.maintenance import collect as deletion
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Create, Delete, Multi, Op
+from airflow_provider_zkmq.engine.core.ops import Children, Create, Delete, Multi, Op
 from airflow_provider_zkmq.engine.core.read import leases, nodes
-from airflow_provider_zkmq.engine.core.tasks import admin, configure, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from tests.stepping import Stepper
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, Crash, FakeZooKeeper, new_context, new_queue
@@ -246,7 +248,7 @@ BESIDE: dict[str, tuple[Any, bool]] = {
     "rollback": (lambda it, held: transaction.rollback(transaction.TransactionState([(it.context, held)])), False),
     "pause": (lambda it, _held: configure.pause(it.context), False),
     "collect": (lambda it, _held: collect.collect_garbage(it.context, 0), False),
-    "tend": (lambda it, _held: rescue.maintain(it.context), False),
+    "tend": (lambda it, _held: consumers.maintain(it.context), False),
 }
 
 

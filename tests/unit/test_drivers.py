@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol.ops import Callback, Reconnect, SetTimeout, Wait
+from airflow_provider_zkmq.engine.core.ops import Callback, Reconnect, SetTimeout, Wait
 from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable
-from airflow_provider_zkmq.engine.zk import connecting
+from airflow_provider_zkmq.engine.zk import connection
 from airflow_provider_zkmq.engine.zk.async_driver import _ready
-from airflow_provider_zkmq.engine.zk.connecting import GRACE, CallDeadline
+from airflow_provider_zkmq.engine.zk.connection import GRACE, CallDeadline
 from airflow_provider_zkmq.engine.zk.run import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.session import Session, ThreadSignal
 from tests.support import eventually
 
 PATIENCE = 20.0
@@ -193,7 +192,7 @@ def test_another_call_is_waited_for_as_long_as_a_server(drive: Any) -> None:
 @BLOCKING_OR_NOT
 def test_a_call_s_own_time_is_named_where_it_ends_first(session: Session, drive: Any, monkeypatch: Any) -> None:
     """It binds what is waited for of servers, with a little grace."""
-    monkeypatch.setattr(connecting.CallDeadline.limit_to, "__defaults__", ("timeout", 0.0))
+    monkeypatch.setattr(connection.CallDeadline.limit_to, "__defaults__", ("timeout", 0.0))
 
     def procedure() -> Any:
         yield SetTimeout(0.1)
@@ -206,7 +205,7 @@ def test_a_call_s_own_time_is_named_where_it_ends_first(session: Session, drive:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     made = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(connecting.time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(connection.time, "monotonic", lambda: made.now)
     return made
 
 

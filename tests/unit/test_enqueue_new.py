@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import collect
-from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks
+from airflow_provider_zkmq.engine.core.model.records import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, GetMany, Multi
-from airflow_provider_zkmq.engine.core.read import server_clock
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, configure, enqueue
+from airflow_provider_zkmq.engine.core.ops import Create, GetMany, Multi
+from airflow_provider_zkmq.engine.core.read import leases
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_new
 from airflow_provider_zkmq.engine.errors import (
     BadMessage,
@@ -212,7 +213,7 @@ def test_a_load_is_refused_before_clean_up_could_have_made_its_ids_free() -> Non
     """
     client = new_queue(task_gc_lifetime=100)
     client.zk.advance(86_400)
-    began = client.do(server_clock.now(client.context))
+    began = client.do(leases.now(client.context))
     assert began == datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=client.zk.ms)
     load(client, "a", since=began)
     client.work()

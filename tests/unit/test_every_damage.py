@@ -15,31 +15,24 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
-from airflow_provider_zkmq.engine.core.maintenance import rescue as keeper
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
+from airflow_provider_zkmq.engine.core.maintenance import consumers as keeper
 from airflow_provider_zkmq.engine.core.model.names import Lane
 from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, RetryPolicy, Snooze, Success
-from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, decode_types
-from airflow_provider_zkmq.engine.core.protocol.ops import Callback, Create, Pipeline, Procedure, Wait
-from airflow_provider_zkmq.engine.core.read import (
-    completion_log,
-    configuration,
-    counts,
-    explain,
-    inspect,
-    nodes,
-    server_clock,
-    wait,
-)
+from airflow_provider_zkmq.engine.core.ops import Callback, Create, Pipeline, Procedure, Wait
+from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases, nodes, wait
+from airflow_provider_zkmq.engine.core.read import inspect as counts
+from airflow_provider_zkmq.engine.core.read import inspect as explain
 from airflow_provider_zkmq.engine.core.read import inspect as ids
 from airflow_provider_zkmq.engine.core.read import inspect as many
 from airflow_provider_zkmq.engine.core.read import wait as finding
 from airflow_provider_zkmq.engine.core.read import wait as following
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, configure, enqueue, holding
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound, ZkmqError
 from tests.unit.damage import DEEP, Damage, damages, fields, kinds, world
@@ -203,7 +196,7 @@ def survive(damage: Damage, order: str = "default", *, dies: bool = True) -> Non
         tolerated(client, procedure, damage)
     for lifetime in (1000, 0):
         client.no_later_than(MOST, collect.collect_garbage(context, lifetime))
-    client.no_later_than(MOST, rescue.maintain(context))
+    client.no_later_than(MOST, consumers.maintain(context))
     put(client, "later")
     assert "later" in work(client, damage)
     told_once(client, damage)
@@ -297,7 +290,7 @@ OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "counts": counts.counts,
     "consumers": configuration.consumers,
     "conf": configuration.conf,
-    "archive": server_clock.archive,
+    "archive": leases.archive,
     "ended_between": lambda context: completion_log.ended_between(context, 0, 1 << 50),
     "read_ended": read_everything_that_ended,
     "latest_end": completion_log.latest_end,
@@ -355,8 +348,8 @@ def settle_in_hand(damage: Damage) -> None:
         claimed = client.do(current_claim(client.context, task_id, world().tokens[task_id]))
         damage.apply(client.zk)
         for procedure in (
-            holding.extend(client.context, claimed, 50),
-            holding.progress(client.context, claimed, 0.5),
+            settle.extend(client.context, claimed, 50),
+            settle.progress(client.context, claimed, 0.5),
             settle_outcome(client.context, claimed, outcome, None, Settlement()),
         ):
             tolerated(client, procedure, damage, ClaimLost, TaskNotFound)

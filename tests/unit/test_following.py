@@ -10,10 +10,11 @@ import pendulum
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.selectors import Integer
-from airflow_provider_zkmq.engine.core.protocol.ops import Get, GetMany, Op, Wait
+from airflow_provider_zkmq.engine.core.ops import Get, GetMany, Op, Wait
 from airflow_provider_zkmq.engine.core.read.inspect import Task, read_task
 from airflow_provider_zkmq.engine.core.read.wait import find_matching, follow
-from airflow_provider_zkmq.engine.core.tasks import admin, holding, settle
+from airflow_provider_zkmq.engine.core.tasks import admin, settle
+from airflow_provider_zkmq.engine.core.tasks import settle as holding
 from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout
 from tests.unit.world import Client, new_queue
 

@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_zkmq.engine.core import context
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.client import context
-from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
+from airflow_provider_zkmq.engine.core.context import Caller, Claimed
 from airflow_provider_zkmq.engine.core.maintenance.consumers import register
-from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Get, GetMany, Multi, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, holding, settle, transaction
+from airflow_provider_zkmq.engine.core.ops import Delete, Get, GetMany, Multi, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks import enqueue as enqueueing
-from airflow_provider_zkmq.engine.core.write import group_commit
+from airflow_provider_zkmq.engine.core.tasks import settle as holding
+from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     ConfigError,
@@ -169,7 +170,7 @@ def test_of_two_threads_that_settle_the_same_claim_one_does() -> None:
 
 def test_a_claim_that_is_learnt_of_late_takes_nothing_from_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease ended while its reply was on its way, and the same client claimed the task again: that claim holds."""
-    monkeypatch.setattr(group_commit, "ON_THEIR_WAY", 2)  # else the later one waits for the reply, too
+    monkeypatch.setattr(commit, "ON_THEIR_WAY", 2)  # else the later one waits for the reply, too
     client = fresh("fifo", attempts=3)  # whose consumers try what others of the client try
     late = step(client, claim.claim(client.context, LEASED))
     late.until(Multi, "tasks/a/claim")

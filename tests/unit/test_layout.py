@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.protocol import ops
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, SetData
+from airflow_provider_zkmq.engine.core import ops
+from airflow_provider_zkmq.engine.core.ops import Create, SetData
 from airflow_provider_zkmq.engine.core.read.nodes import refuse_another_layout
-from airflow_provider_zkmq.engine.core.tasks import configure
+from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.world import Client, FakeZooKeeper, new_queue
 
@@ -48,5 +48,5 @@ def test_another_layout_is_refused_and_nothing_is_written(data: bytes, told: str
     if data:
         before = dict(client.zk.nodes)
         with pytest.raises(ConfigError, match=told):
-            client.do(configure.configure(client.context, lock=5))
+            client.do(admin.configure(client.context, lock=5))
         assert client.zk.nodes == before

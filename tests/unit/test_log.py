@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.maintenance import rescue
+from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.model.records import Unreadable
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, SetData
+from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST, SetData
 from airflow_provider_zkmq.engine.core.read import completion_log, inspect
 from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.errors import ConfigError
@@ -131,7 +131,7 @@ def test_a_run_in_escrow_that_waits_for_a_window_leaves_the_run_before_it() -> N
     client.put(b"two", task_id="a", requeue=True)
     assert client.ended() == [first]
     client.zk.advance(61)
-    client.do(rescue.maintain(client.context))
+    client.do(consumers.maintain(client.context))
     assert client.state("a").state.value == "inserted"
     assert [each[:2] for each in client.ended()] == [first[:2]]
     assert client.told() == [("a", "finished", b"one", b"r")]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on
-from airflow_provider_zkmq.engine.core.client.claims import Caller
+from airflow_provider_zkmq.engine.core.context import Caller
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Wait
-from airflow_provider_zkmq.engine.core.tasks import configure
+from airflow_provider_zkmq.engine.core.ops import Wait
+from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskTooLarge
 from tests.unit.claiming import ORDERS, another, counting, step
 from tests.unit.looping import filled, following, handed_out, loop_of, rest
@@ -130,7 +130,7 @@ def test_a_settlement_waits_for_no_task() -> None:
     assert following(client, loop) is None
     all_finished(client, "ab")
     client, loop = begun()
-    client.do(configure.pause(client.context))
+    client.do(admin.pause(client.context))
     assert following(client, loop) is None
     assert client.check()["a"].state is State.FINISHED
 

@@ -7,15 +7,16 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.client import context as slots
-from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core import context as slots
+from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.names import Lane, is_lane, is_shortened
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import String
 from airflow_provider_zkmq.engine.core.read import wait
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
-from airflow_provider_zkmq.engine.core.tasks import admin, configure, settle
+from airflow_provider_zkmq.engine.core.tasks import admin, settle
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import WaitTimeout
 from tests.unit.world import Client, new_queue
@@ -134,7 +135,7 @@ def test_a_lane_that_is_being_opened_is_not_forgotten() -> None:
 
 def test_reports_come_once_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was reported long ago is forgotten when the table is full."""
-    monkeypatch.setattr("airflow_provider_zkmq.engine.core.client.context.MAX_IGNORED_PATHS", 10)
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.context.MAX_IGNORED_PATHS", 10)
     client = new_queue()
     for number in range(25):
         for _ in range(2):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim.candidates import RankedEntry, step_over_if_there
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.context import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.ops import (
     Children,
     Create,
     Delete,
@@ -26,15 +26,16 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Sync,
 )
 from airflow_provider_zkmq.engine.core.read import configuration
-from airflow_provider_zkmq.engine.core.read.cache import listing
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, holding, settle
-from airflow_provider_zkmq.engine.core.write import batch_closing, escrow
+from airflow_provider_zkmq.engine.core.read.nodes import listing
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
+from airflow_provider_zkmq.engine.core.tasks import settle as holding
+from airflow_provider_zkmq.engine.core.write import escrow, transitions
 from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit, one
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
 from airflow_provider_zkmq.engine.working import handling
+from airflow_provider_zkmq.engine.working.deliveries import WorkerOptions
 from airflow_provider_zkmq.engine.working.handling import Working
-from airflow_provider_zkmq.engine.working.options import WorkerOptions
 from tests.stepping import Stepper
 from tests.unit.damage import delete
 from tests.unit.world import Client, new_queue
@@ -179,7 +180,7 @@ def test_a_promotion_leaves_another_task_of_the_same_id_alone() -> None:
     client.put(task_id="t", delay=1)
     client.zk.ms += 60_000
     other = Client(client.zk, "other")
-    stepper = Stepper(client.zk, client.session, rescue.maintain(client.context))
+    stepper = Stepper(client.zk, client.session, consumers.maintain(client.context))
     stepper.until(Pipeline, "t/state")
     assert not stepper.over
     other.do(admin.drop(other.context, "t"))
@@ -195,14 +196,14 @@ def test_a_consumer_that_came_and_died_while_consumers_were_read_is_rescued() ->
     client = new_queue()
     client.put(task_id="t")
     other = Client(client.zk, "other")
-    looking = Stepper(client.zk, client.session, rescue.maintain(client.context))
+    looking = Stepper(client.zk, client.session, consumers.maintain(client.context))
     looking.until(Children)
     assert looking.op.path in {client.context.paths.at(name) for name in ("consumers", "live")}
     looking.step()  # one of the two is read; the other is read when the consumer has come and gone
     taken = other.take()
     client.zk.expire(other.session)
     looking.finish()
-    client.do(rescue.maintain(client.context))
+    client.do(consumers.maintain(client.context))
     assert [(name, state.state) for name, state in client.check().items()] == [(taken.task_id, State.INSERTED)]
     assert client.work() == ["t"]
 
@@ -282,7 +283,7 @@ def test_a_damaged_batch_is_named_by_who_waits_for_it_and_by_nobody_else(data: b
     assert client.do(collect.collect_garbage(client.context)).ran
     assert client.reported == [base]
     assert client.write(Delete(f"{batch(client, 'next')}/open/next1")).committed
-    client.do(batch_closing.close_batches(client.context))
+    client.do(transitions.close_batches(client.context))
     assert client.do(batches.read_batch(client.context, "next")).done
     with pytest.raises(CorruptRecord, match=base):
         client.do(batches.wait_batch(client.context, "b", 1))

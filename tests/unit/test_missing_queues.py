@@ -12,12 +12,12 @@ from airflow_provider_zkmq.engine.api.queue import QueueMethods
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim import claim as loop
 from airflow_provider_zkmq.engine.core.claim import claim as request_claim
-from airflow_provider_zkmq.engine.core.client.claims import Caller
-from airflow_provider_zkmq.engine.core.model.messages import Message
-from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Exists, Sync, Wait
+from airflow_provider_zkmq.engine.core.context import Caller
+from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.ops import Delete, Exists, Sync, Wait
 from airflow_provider_zkmq.engine.core.read import inspect, nodes, wait
-from airflow_provider_zkmq.engine.core.read.server_clock import Archive
-from airflow_provider_zkmq.engine.core.tasks import configure, enqueue, settle
+from airflow_provider_zkmq.engine.core.read.leases import Archive
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
 from tests.unit.claiming import ANY, another, in_hand, refused, step
 from tests.unit.world import Client, new_context, new_queue
 
@@ -80,7 +80,7 @@ def test_a_verb_on_a_missing_queue_creates_nothing_and_names_those_that_come_clo
     """As the fronts carry it out; the error says which names come close."""
     client = Client(new_queue().zk)
     for queue in ("census", "consensus", "orders"):
-        client.do(configure.configure(elsewhere(client, queue)))
+        client.do(admin.configure(elsewhere(client, queue)))
     context, before = elsewhere(client, "cencus"), set(client.zk.nodes)
     why = r"'cencus' does not exist under '/zkmq' \(did you mean 'census'"
     told = refused(client, QueueNotFound, nodes.unless_missing(context, called(name, context)), why)
@@ -92,7 +92,7 @@ def test_what_creates_a_queue_goes_on_creating_it() -> None:
     """Enqueues and `configure`. Where the queue is there, the error of a missing task stays what it was."""
     client = new_queue()
     client.do(enqueue.enqueue(elsewhere(client, "a"), Message(b"x")))
-    client.do(configure.configure(elsewhere(client, "b"), lock=5))
+    client.do(admin.configure(elsewhere(client, "b"), lock=5))
     assert {"/zkmq/a/conf", "/zkmq/b/conf"} <= client.zk.nodes.keys()
     reading = nodes.unless_missing(client.context, inspect.read_task(client.context, "a"))
     refused(client, TaskNotFound, reading, "never enqueued")
@@ -119,7 +119,7 @@ def test_who_waits_for_a_queue_is_woken_by_a_watch(comes: bool) -> None:
     stepper.until(Wait)
     signal = stepper.op.signal
     if comes:
-        client.do(configure.configure(elsewhere(client, "later")))
+        client.do(admin.configure(elsewhere(client, "later")))
     else:
         stop.append(True)
         context.signal.fire()
@@ -132,7 +132,7 @@ def test_a_search_waits_for_the_queue_where_it_is_told_to() -> None:
     """It says so once, with the names that come close; then it waits for tasks. A time-out tells of the queue, too."""
     client = new_queue()
     context, told = elsewhere(client, "latter"), []
-    client.do(configure.configure(elsewhere(client, "later")))
+    client.do(admin.configure(elsewhere(client, "later")))
     context.run.report = lambda _path, why: told.append(why)
     search = lambda seconds: wait.find_matching(context, "all()", 1, seconds, wait_for_queue=True)
     assert refused(client, WaitTimeout, search(5), r"'latter' did not come within timeout \(5 s\)").left == ("all()",)

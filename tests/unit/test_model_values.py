@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_zkmq.engine.core.client.context import Marks
+from airflow_provider_zkmq.engine.core.context import Marks
 from airflow_provider_zkmq.engine.core.model import selectors as types
-from airflow_provider_zkmq.engine.core.model.messages import Message
 from airflow_provider_zkmq.engine.core.model.names import (
     MAX_PRIORITY,
     Lane,
@@ -30,7 +29,7 @@ from airflow_provider_zkmq.engine.core.model.names import (
     parse_lane,
 )
 from airflow_provider_zkmq.engine.core.model.policy import ConsumeOnce, ConsumeTimes, RetryPolicy, exp_backoff
-from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, replace
+from airflow_provider_zkmq.engine.core.model.records import Attempt, Message, TaskState, replace_fields
 from airflow_provider_zkmq.engine.core.model.selectors import (
     AllOf,
     AnyOf,
@@ -289,11 +288,11 @@ def test_task_records_round_trip(text: str, number: int, filters: dict[str, str]
 
 def test_a_record_is_spelt_as_json_spells_it_and_replaced_as_any_dataclass(subtests: pytest.Subtests) -> None:
     """In the bytes of Python's encoder, without what is empty; who is replaced stays, no field is made up."""
-    full = replace(PLAIN, **{name: values[-1] for name, values in CARE.items()})
+    full = replace_fields(PLAIN, **{name: values[-1] for name, values in CARE.items()})
     kept = dataclasses.replace(full)
     for name, value in [(name, value) for name, values in CARE.items() for value in values]:
         with subtests.test(name, value=ascii(value)):
-            state, spelt = replace(PLAIN, **{name: value}), value
+            state, spelt = replace_fields(PLAIN, **{name: value}), value
             if name == "history":
                 attempts = [dataclasses.asdict(each) for each in value]
                 spelt = [{key: part for key, part in each.items() if part is not None} for each in attempts]
@@ -302,10 +301,10 @@ def test_a_record_is_spelt_as_json_spells_it_and_replaced_as_any_dataclass(subte
             told = text.encode("utf-8", "backslashreplace")
             assert state.encode() == told
             assert PLAIN.encode() == told.replace(told[len(PLAIN.encode()) - 1 : -1], b"")
-            assert replace(full, **{name: value}) == dataclasses.replace(full, **{name: value})
+            assert replace_fields(full, **{name: value}) == dataclasses.replace(full, **{name: value})
             assert full == kept
     with pytest.raises(KeyError):
-        replace(full, nothing=1)
+        replace_fields(full, nothing=1)
 
 
 def test_a_task_s_record_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,11 @@ from kazoo.protocol.states import KeeperState
 
 from airflow_provider_zkmq.engine.api import client
 from airflow_provider_zkmq.engine.api.client import new_context
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
+from airflow_provider_zkmq.engine.core.context import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Get, Multi, Post, SetData
-from airflow_provider_zkmq.engine.core.tasks import holding
+from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST, Get, Multi, Post, SetData
+from airflow_provider_zkmq.engine.core.tasks import settle
 from airflow_provider_zkmq.engine.errors import TaskTooLarge
 from airflow_provider_zkmq.engine.zk.run import arun, run
 from airflow_provider_zkmq.engine.zk.session import Access, Session
@@ -154,7 +154,7 @@ def test_a_lost_mark_is_paid_while_another_thread_has_the_memory(
     monkeypatch.setattr(client, "finish_pending", finish_later)
     session.connected.set()
     claimed = claimed_one(session)
-    run(session, holding.begin(context, claimed))
+    run(session, settle.begin(context, claimed))
     assert (claimed.prefetched, line.requests, context.pending.unmarked_starts) == (False, [(1, 14)], {})
     ends = threading.Thread(target=session.client._notify_pending, args=(KeeperState.CONNECTING,))
     with session.memory:
@@ -173,7 +173,7 @@ def test_where_no_thread_is_to_be_had_the_debt_stays(
     """The connection's thread goes on, and the next claim pays."""
     context = new_context(session, "q")
     session.connected.set()
-    run(session, holding.begin(context, claimed_one(session)))
+    run(session, settle.begin(context, claimed_one(session)))
 
     def start(_thread: object) -> None:
         raise RuntimeError("can't start new thread")

@@ -13,8 +13,7 @@ import pytest
 from airflow_provider_zkmq.engine import AsyncWorker, ClaimLost, ConfigError, Success, Worker
 from airflow_provider_zkmq.engine.working import async_worker, deliveries
 from airflow_provider_zkmq.engine.working.async_worker import Background
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery, PrefetchedDeliveries
-from airflow_provider_zkmq.engine.working.options import WorkerOptions
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery, PrefetchedDeliveries, WorkerOptions
 from tests.integration.fronts import KINDS
 from tests.support import eventually
 from tests.unit.listed import Made, workers

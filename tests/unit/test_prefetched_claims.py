@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.maintenance import rescue
-from airflow_provider_zkmq.engine.core.maintenance import rescue as pending
+from airflow_provider_zkmq.engine.core.context import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.core.maintenance import consumers as pending
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Post, Procedure
+from airflow_provider_zkmq.engine.core.ops import Multi, Post, Procedure
 from airflow_provider_zkmq.engine.core.read.leases import current_claim, lease_path, mark_path
-from airflow_provider_zkmq.engine.core.tasks import admin, holding, settle
-from airflow_provider_zkmq.engine.core.tasks import holding as beginning
+from airflow_provider_zkmq.engine.core.tasks import admin, settle
+from airflow_provider_zkmq.engine.core.tasks import settle as beginning
+from airflow_provider_zkmq.engine.core.tasks import settle as holding
 from airflow_provider_zkmq.engine.errors import ClaimLost
 from tests.unit.claiming import after_rescue, another, many, queue_of, step
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, NOT_SENT, Client, at, new_queue
@@ -202,9 +203,9 @@ def test_extending_by_token_begins_nothing_and_progress_does(said: str, counted:
     if said == "progress":
         by_token(run, claimed, holding.progress, 0.5)
     client.zk.ms += 60_000
-    assert run.do(rescue.maintain(run.context)) == 0
+    assert run.do(consumers.maintain(run.context)) == 0
     client.zk.ms += 60_000
-    assert run.do(rescue.maintain(run.context)) == 1
+    assert run.do(consumers.maintain(run.context)) == 1
     assert attempts(run) == {"t0": (State.INSERTED, counted, counted)}
 
 

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Zkmq
-from airflow_provider_zkmq.engine.core.maintenance.promote import promote_due
+from airflow_provider_zkmq.engine.core.maintenance.consumers import promote_due
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import Integer, OrderedEnum, String
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.time import moment_of
-from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Exists, GetMany, Op, Pipeline, SetData, Sync
-from airflow_provider_zkmq.engine.core.read import configuration, inspect, nodes, server_clock
+from airflow_provider_zkmq.engine.core.model.values import moment_of
+from airflow_provider_zkmq.engine.core.ops import Delete, Exists, GetMany, Op, Pipeline, SetData, Sync
+from airflow_provider_zkmq.engine.core.read import configuration, inspect, leases, nodes
 from airflow_provider_zkmq.engine.core.read import scan as scanning
 from airflow_provider_zkmq.engine.core.read.inspect import COLUMNS, Task, list_tasks, read_task
+from airflow_provider_zkmq.engine.core.read.leases import Archive, now_below
 from airflow_provider_zkmq.engine.core.read.nodes import queue_names
-from airflow_provider_zkmq.engine.core.read.server_clock import Archive, now_below
-from airflow_provider_zkmq.engine.core.tasks import configure, holding
+from airflow_provider_zkmq.engine.core.tasks import admin, settle
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
@@ -155,7 +155,7 @@ def test_parts_that_are_left_out_are_empty_and_not_read(subtests: pytest.Subtest
     """Without any part there is the record still; each part comes by itself; unknown parts are refused."""
     client = new_queue()
     client.put(data=b"payload", metadata={"owner": "me"}, task_id="t")
-    client.do(holding.progress(client.context, client.claimed(), 0.5, "half"))
+    client.do(settle.progress(client.context, client.claimed(), 0.5, "half"))
     whole = one(client, "t")
     bare = replace(whole, data=b"", metadata={}, progress=None, note=None)
     expected = {
@@ -322,7 +322,7 @@ def test_a_configuration_has_the_names_of_configure() -> None:
     """What was configured can be read; defaults are told, too."""
     chosen: dict[str, Any] = {"task_gc_lifetime": 7, "lock": 9, "order": "fifo", "policy": RetryPolicy(attempts=3)}
     client = new_queue(filters={"k": String()}, **chosen)
-    client.do(configure.pause(client.context))
+    client.do(admin.pause(client.context))
     assert client.do(configuration.conf(client.context)) == configuration.QueueConf(
         filters={"k": String()}, task_gc_interval=300, paused=True, archived=None, **chosen
     )
@@ -383,8 +383,8 @@ def test_queue_names_leave_out_what_is_no_queue() -> None:
 def test_who_publishes_the_archive_must_have_read_it() -> None:
     """The first writes version 0; of two that read the same, the second is refused; so is one that is damaged."""
     client = new_queue()
-    read = lambda: client.do(server_clock.archive(client.context))
-    publish = lambda archive: client.do(configure.publish_archive(client.context, archive))
+    read = lambda: client.do(leases.archive(client.context))
+    publish = lambda archive: client.do(admin.publish_archive(client.context, archive))
     nothing = read()
     assert nothing == Archive(born=nothing.born)
     first = replace(nothing, watermark=7, directory="/somewhere", run="a")

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim.ready import ready
-from airflow_provider_zkmq.engine.core.maintenance import consumers, deletion
+from airflow_provider_zkmq.engine.core.claim.claim import ready
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import String
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Delete, Wait
-from airflow_provider_zkmq.engine.core.tasks import admin, configure
+from airflow_provider_zkmq.engine.core.ops import Create, Delete, Wait
+from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound
 from tests.stepping import Stepper
 from tests.unit.claiming import ANY, another, queue_of, step
@@ -157,7 +158,7 @@ def test_a_queue_that_is_not_there_or_goes_while_it_is_waited_for_is_told_of() -
     """Who waits is woken for it."""
     client, looker = queue()
     waiter = waiting(looker)
-    client.do(deletion.delete(client.context, confirm=True))
+    client.do(collect.delete(client.context, confirm=True))
     assert waiter.op.signal.count > waiter.op.seen
     with pytest.raises(QueueNotFound):
         woken(waiter)

@@ -20,7 +20,8 @@ from airflow_provider_zkmq.engine import ZkmqError
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.read import completion_log, configuration
 from airflow_provider_zkmq.engine.core.read import configuration as queue_settings
-from airflow_provider_zkmq.engine.core.tasks import admin, configure
+from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from tests.unit.followed import Interrupted, Query
 from tests.unit.world import Client, new_queue
 

@@ -25,18 +25,19 @@ from airflow_provider_zkmq import engine
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy, Zkmq, parse_duration, parse_moment
 from airflow_provider_zkmq.engine.api.claim_handles import task_of
 from airflow_provider_zkmq.engine.core.claim import claim as ask
-from airflow_provider_zkmq.engine.core.client.clock import Clock, ServerTime
-from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
-from airflow_provider_zkmq.engine.core.model.records import replace
-from airflow_provider_zkmq.engine.core.model.time import LONGEST, milliseconds, moment_of, seconds
-from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Multi, Op, SetData
+from airflow_provider_zkmq.engine.core.context import Clock, ServerTime
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
+from airflow_provider_zkmq.engine.core.model.records import replace_fields
+from airflow_provider_zkmq.engine.core.model.values import LONGEST, milliseconds, moment_of, seconds
+from airflow_provider_zkmq.engine.core.ops import Delete, Multi, Op, SetData
 from airflow_provider_zkmq.engine.core.read import configuration, inspect, wait
 from airflow_provider_zkmq.engine.core.read import wait as finding
 from airflow_provider_zkmq.engine.core.read import wait as following
 from airflow_provider_zkmq.engine.core.read.scan import scan
-from airflow_provider_zkmq.engine.core.tasks import batches, configure, enqueue, holding, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import settle as holding
 from airflow_provider_zkmq.engine.core.tasks import transaction as putting
-from airflow_provider_zkmq.engine.core.tasks.holding import begin
+from airflow_provider_zkmq.engine.core.tasks.settle import begin
 from tests.unit.world import Client, new_queue
 
 #: What is no duration, by a name for it.
@@ -53,9 +54,9 @@ PROCEDURES: list[tuple[str, Callable[[Client, Any], Any]]] = [
     ("delay", lambda it, span: it.do(settle.release(it.context, it.claimed(), span))),
     ("delay", lambda it, span: it.do(settle.snooze(it.context, it.claimed(), span))),
     ("lock", lambda it, span: it.put(lock=span)),
-    ("lock", lambda it, span: it.do(configure.configure(it.context, lock=span))),
-    ("task_gc_lifetime", lambda it, span: it.do(configure.configure(it.context, task_gc_lifetime=span))),
-    ("task_gc_interval", lambda it, span: it.do(configure.configure(it.context, task_gc_interval=span))),
+    ("lock", lambda it, span: it.do(admin.configure(it.context, lock=span))),
+    ("task_gc_lifetime", lambda it, span: it.do(admin.configure(it.context, task_gc_lifetime=span))),
+    ("task_gc_interval", lambda it, span: it.do(admin.configure(it.context, task_gc_interval=span))),
     ("lifetime", lambda it, span: it.do(collect.collect_garbage(it.context, span))),
     ("lease", lambda it, span: it.do(ask.wanted(it.context, lease=span))),
     ("lease", lambda it, span: it.do(holding.extend(it.context, it.claimed(lease=9), span))),
@@ -66,7 +67,7 @@ PROCEDURES: list[tuple[str, Callable[[Client, Any], Any]]] = [
     ("timeout", lambda it, span: it.do(finding.find_matching(it.context, "all()", timeout=span))),
     ("timeout", lambda it, span: it.do(following.follow(it.context, "a", id, timeout=span))),
     ("timeout", lambda it, span: it.do(batches.wait_batch(it.context, "b", span))),
-    ("timeout", lambda it, span: it.do(rescue.wait_for_change(it.context, 0, span))),
+    ("timeout", lambda it, span: it.do(consumers.wait_for_change(it.context, 0, span))),
 ]
 #: What else takes durations, and by which names.
 OBJECTS: list[tuple[Callable[..., Any], list[str]]] = [
@@ -296,7 +297,7 @@ def test_a_task_tells_its_times_as_pendulum_s() -> None:
         assert isinstance(time, pendulum.DateTime)
         assert (time.timezone_name, round(time.timestamp() * 1000)) == ("UTC", ms)
     assert done.enqueued_at.add(seconds=1) <= done.claimed_at < done.started_at < done.ended_at
-    reckoned_late = replace(client.state("a"), claimed=client.zk.ms + 5_000, started=None)
+    reckoned_late = replace_fields(client.state("a"), claimed=client.zk.ms + 5_000, started=None)
     client.write(SetData(client.context.paths.task("a", "state"), reckoned_late.encode(), -1))
     assert (late := told()).claimed_ms == late.ended_ms
     assert client.do(scan(client.context, ["a"], ["claimed_ms"])).columns == {"claimed_ms": [late.ended_ms]}

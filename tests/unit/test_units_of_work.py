@@ -23,11 +23,12 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.engine.api.unit_of_work import Transaction
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import Delete, Multi, Reconnect, SetData
+from airflow_provider_zkmq.engine.core.ops import Delete, Multi, Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
-from airflow_provider_zkmq.engine.core.tasks import admin, configure, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from tests.unit.claiming import another, queue_of, refused, unit_of
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue

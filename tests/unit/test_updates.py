@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.maintenance import collect, rescue
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import String
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Check, Multi, SetData
-from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, server_clock
+from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST, Check, Multi, SetData
+from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, configure, enqueue, recovery, settle
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
+from airflow_provider_zkmq.engine.core.tasks import settle as recovery
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.core.write.escrow import ESCROW_ROOM
-from airflow_provider_zkmq.engine.core.write.record import Current
+from airflow_provider_zkmq.engine.core.write.transitions import Current
 from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskTooLarge
 from tests.unit.claiming import ORDERS, another, in_hand, queue_of, refused
 from tests.unit.world import Client, new_queue
@@ -291,7 +293,7 @@ def test_a_run_is_told_to_the_archive_once_although_its_record_is_written_again(
     Where the run in escrow cannot be inserted, the record is written a third time; and the next run is one of its own.
     """
     client = done()
-    now = lambda: client.do(server_clock.zxid(client.context))
+    now = lambda: client.do(leases.zxid(client.context))
     told = lambda after, until: [
         each.id for each in client.do(completion_log.ended_between(client.context, after, until))
     ]
@@ -302,7 +304,7 @@ def test_a_run_is_told_to_the_archive_once_although_its_record_is_written_again(
     if escrow == "is damaged":
         client.zk.multi(0, (SetData(client.context.paths.task("a", "requeue"), b"{"),))
         client.zk.advance(61)
-        client.do(rescue.maintain(client.context))
+        client.do(consumers.maintain(client.context))
         assert seen(client)[0] == "done-awaiting-gc"
     second = now()
     assert (told(0, first), told(first, second), told(0, second)) == (["a"], [], ["a"])

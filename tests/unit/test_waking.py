@@ -11,8 +11,8 @@ from weakref import ref
 import pytest
 from kazoo.handlers.threading import KazooTimeoutError
 
-from airflow_provider_zkmq.engine.zk import signals
-from airflow_provider_zkmq.engine.zk.signals import Fairness, Reply, Wakes
+from airflow_provider_zkmq.engine.zk import session
+from airflow_provider_zkmq.engine.zk.session import Fairness, Reply, Wakes
 from tests.integration.clients import together
 
 PATIENCE = 20.0
@@ -138,7 +138,7 @@ async def test_a_round_that_is_long_enough_goes_on_without_those_who_come_later(
 ) -> None:
     """Each gets its turn: all in one round while there is time left of it, else one in a round."""
     for share, taken in ((0.0, 10), (3600.0, 1)):
-        monkeypatch.setattr(signals, "SHARE", share)
+        monkeypatch.setattr(session, "SHARE", share)
         shared, went, now = Fairness(), list[int](), 0
 
         async def go(shared: Fairness = shared, went: list[int] = went) -> None:
@@ -154,7 +154,7 @@ async def test_a_round_that_is_long_enough_goes_on_without_those_who_come_later(
 
 def test_a_loop_that_ended_in_a_round_keeps_nobody_from_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session's rounds are those of whichever loop runs; who is cancelled before its turn leaves others theirs."""
-    monkeypatch.setattr(signals, "SHARE", 0.0)
+    monkeypatch.setattr(session, "SHARE", 0.0)
     shared = Fairness()
 
     async def second_of_three_is_cancelled() -> None:

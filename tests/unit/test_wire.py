@@ -11,9 +11,17 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol import serialization as wire
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Check, Create, Delete, SetData
-from airflow_provider_zkmq.engine.zk.connection import FrameReader
-from airflow_provider_zkmq.engine.zk.requests import Listing, MultiRequest, Read, Refused, Written, exception, rights
+from airflow_provider_zkmq.engine.core.ops import Check, Create, Delete, SetData
+from airflow_provider_zkmq.engine.zk.connection import (
+    FrameReader,
+    Listing,
+    MultiRequest,
+    Read,
+    Refused,
+    Written,
+    exception,
+    rights,
+)
 
 # --- frames
 

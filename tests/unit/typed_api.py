@@ -12,12 +12,11 @@ from typing import Any, assert_type
 import pendulum
 
 from airflow_provider_zkmq.engine import Duration, Retry, RetryPolicy, Snooze, Success, parse_duration
-from airflow_provider_zkmq.engine.api.aqueue import AsyncClaim, AsyncQueue
 from airflow_provider_zkmq.engine.api.client import AsyncZkmq
-from airflow_provider_zkmq.engine.api.queue import Claim, Queue
+from airflow_provider_zkmq.engine.api.queue import AsyncClaim, AsyncQueue, Claim, Queue
 from airflow_provider_zkmq.engine.api.unit_of_work import AsyncUnitOfWork, UnitOfWork
 from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
-from airflow_provider_zkmq.engine.core.model.messages import Message, NewTasks
+from airflow_provider_zkmq.engine.core.model.records import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read.inspect import Task
 from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker

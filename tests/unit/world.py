@@ -9,20 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from airflow_provider_zkmq.engine.core import ops
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.client.context import Context, Runtime
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.context import Claimed, Context, Runtime
 from airflow_provider_zkmq.engine.core.model.names import Paths
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import HistoryEntry, TaskState, parse_history_name
+from airflow_provider_zkmq.engine.core.model.records import HistoryEntry, Message, TaskState, parse_history_name
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, parse_selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.protocol import ops
-from airflow_provider_zkmq.engine.core.protocol.ops import Multi, Node, Op, Outcome
-from airflow_provider_zkmq.engine.core.tasks import admin, configure, enqueue, settle
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.core.ops import Multi, Node, Op, Outcome
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
+from airflow_provider_zkmq.engine.core.tasks import admin as configure
+from airflow_provider_zkmq.engine.zk.session import ThreadSignal
 from airflow_provider_zkmq.engine.zk.sync_driver import ensure_root
 from tests.simulation.history import listed_task, places_of
 from tests.simulation.zookeeper import Ensemble, Znode

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from airflow_provider_zkmq.engine.core.claim.claim import ClaimRequest
-from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.context import Caller, Claimed, Context
 from airflow_provider_zkmq.engine.core.model.states import State, derive_status
 from airflow_provider_zkmq.engine.core.read.inspect import Task
 from airflow_provider_zkmq.engine.core.tasks.settle import give_back
 from airflow_provider_zkmq.engine.errors import ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
-from airflow_provider_zkmq.engine.zk.connecting import CallDeadline
+from airflow_provider_zkmq.engine.zk.connection import CallDeadline
 from airflow_provider_zkmq.engine.zk.run import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 

@@ -18,11 +18,10 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVa
 
 from airflow_provider_zkmq.engine.api.claim_handles import ClaimHandle, handed_over, handed_over_async
 from airflow_provider_zkmq.engine.core.claim.claim import ClaimRequest
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.context import Claimed, Context
+from airflow_provider_zkmq.engine.core.ops import Procedure
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
-from airflow_provider_zkmq.engine.zk.connecting import CallDeadline, left
+from airflow_provider_zkmq.engine.zk.connection import CallDeadline, left
 from airflow_provider_zkmq.engine.zk.run import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 

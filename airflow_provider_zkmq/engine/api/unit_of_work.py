@@ -9,12 +9,11 @@ from typing import Any, Self, TypeVar
 from airflow_provider_zkmq.engine.api.claim_handles import UNKNOWN_SESSION, ClaimHandle, task_of
 from airflow_provider_zkmq.engine.api.methods import Api, AsyncInTurn, SyncInTurn, claiming, verb
 from airflow_provider_zkmq.engine.core.claim.claim import ClaimRequest, Method, claim, wanted
-from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed
-from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.model.messages import Message
+from airflow_provider_zkmq.engine.core.context import Caller, Claimed, Context
+from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, SetTimeout, Wait
+from airflow_provider_zkmq.engine.core.model.values import Duration, seconds
+from airflow_provider_zkmq.engine.core.ops import Procedure, SetTimeout, Wait
 from airflow_provider_zkmq.engine.core.read.inspect import Task
 from airflow_provider_zkmq.engine.core.read.leases import unless_queue_gone
 from airflow_provider_zkmq.engine.core.read.nodes import unless_missing
@@ -25,7 +24,7 @@ from airflow_provider_zkmq.engine.core.tasks.transaction import put
 from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
-from airflow_provider_zkmq.engine.zk.connecting import left
+from airflow_provider_zkmq.engine.zk.connection import left
 from airflow_provider_zkmq.engine.zk.session import Session
 
 # --- One unit of work of either API: what it has taken and put, and the session that it is bound to.

@@ -11,34 +11,40 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from airflow_provider_zkmq.engine.core.model.policy import Retry
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
+from airflow_provider_zkmq.engine.core.model.values import Duration, seconds
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
 from airflow_provider_zkmq.engine.errors import QueueNotFound
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import AsyncWorkerClaim, AsyncWorkerQueue, AsyncWorkerTransaction
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
+from airflow_provider_zkmq.engine.working.deliveries import (
+    NOT_BEGUN,
+    Deliveries,
+    Delivery,
+    Handler,
+    Method,
+    Settled,
+    WorkerOptions,
+    check_handler,
+)
 from airflow_provider_zkmq.engine.working.handling import (
+    CANCEL_SECONDS,
     GIVE_UP_SECONDS,
     LEFT_SECONDS,
     MAINTENANCE_SECONDS,
     RETRY_SECONDS,
+    AsyncHeartbeat,
     DeliveryResult,
     Monitor,
     RunningAsync,
     Tally,
     Working,
-    outcome_of,
-    watching,
-)
-from airflow_provider_zkmq.engine.working.heartbeat import (
-    CANCEL_SECONDS,
-    AsyncHeartbeat,
     all_of,
     end,
     is_cancelled,
+    outcome_of,
     until,
+    watching,
 )
-from airflow_provider_zkmq.engine.working.options import Handler, Method, Settled, WorkerOptions, check_handler
 
 # --- What goes on on an event loop whatever becomes of who asked for it.
 

@@ -8,17 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
+from airflow_provider_zkmq.engine.core.model.values import Duration, seconds
 from airflow_provider_zkmq.engine.errors import QueueNotFound, ZkmqError
 from airflow_provider_zkmq.engine.log import log
 from airflow_provider_zkmq.engine.protocols import WorkerClaim, WorkerQueue, WorkerTransaction
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Deliveries, Delivery
+from airflow_provider_zkmq.engine.working.deliveries import (
+    NOT_BEGUN,
+    Deliveries,
+    Delivery,
+    Handler,
+    Method,
+    Settled,
+    WorkerOptions,
+    check_handler,
+)
 from airflow_provider_zkmq.engine.working.handling import (
     GIVE_UP_SECONDS,
     LEFT_SECONDS,
     MAINTENANCE_SECONDS,
     RETRY_SECONDS,
     DeliveryResult,
+    Heartbeat,
     Monitor,
     Running,
     Tally,
@@ -26,8 +36,6 @@ from airflow_provider_zkmq.engine.working.handling import (
     call,
     watching,
 )
-from airflow_provider_zkmq.engine.working.heartbeat import Heartbeat
-from airflow_provider_zkmq.engine.working.options import Handler, Method, Settled, WorkerOptions, check_handler
 
 # --- A worker's threads: daemons that do not end silently.
 

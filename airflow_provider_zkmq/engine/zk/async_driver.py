@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.ops import (
     Callback,
     EnsureRoot,
     Op,
@@ -18,7 +18,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     WaitPlace,
 )
 from airflow_provider_zkmq.engine.errors import TransportError
-from airflow_provider_zkmq.engine.zk.connecting import CallDeadline, left, over
+from airflow_provider_zkmq.engine.zk.connection import CallDeadline, left, over
 from airflow_provider_zkmq.engine.zk.operations import (
     LOST,
     WINDOW,
@@ -34,8 +34,7 @@ from airflow_provider_zkmq.engine.zk.operations import (
     troubled,
     unknown,
 )
-from airflow_provider_zkmq.engine.zk.session import Session
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.session import Session, ThreadSignal
 from airflow_provider_zkmq.engine.zk.sync_driver import ensure_root
 
 

@@ -1,17 +1,24 @@
-"""One connection: its requests leave in one write, its replies are taken as they come together."""
+"""One connection to ZooKeeper: how it is opened, its requests and their replies."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import socket
 import ssl
 import struct
 import threading
-from collections import deque
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+import time
+from collections import deque, namedtuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
+    EXCEPTIONS,
     AuthFailedError,
     ConnectionClosedError,
     ConnectionDropped,
@@ -19,6 +26,7 @@ from kazoo.exceptions import (
     KazooException,
     NoNodeError,
     SessionExpiredError,
+    ZookeeperError,
 )
 from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import (
@@ -28,13 +36,616 @@ from kazoo.protocol.serialization import (
     Exists,
     GetChildren,
     GetChildren2,
+    GetData,
     PingInstance,
+    int_struct,
+    multiheader_struct,
+    read_string,
     reply_header_struct,
+    stat_struct,
+    write_buffer,
+    write_string,
 )
 from kazoo.protocol.states import KeeperState
+from kazoo.security import ACL
 
+from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
+from airflow_provider_zkmq.engine.core.ops import Create, Delete, SetData, WriteOp
+from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.zk.requests import exception
+
+# --- How connections are opened: time limits, TLS, and what was in the way.
+
+# --- For how long a call waits for servers: its limits, each with the name under which callers know it.
+
+#: A call whose own time is over goes on so many seconds with what a healthy server answers at once.
+GRACE: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A span that callers can set, by its name."""
+
+    name: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.seconds:g} s)"
+
+
+class CallDeadline:
+    """How long one call waits still, whatever it waits for: a reply, the connection, another call of its client.
+
+    It ends ``request_timeout`` after the last answer that the call got from a server: the work of others is no answer,
+    so callers that queue behind one another end together. A call with a time of its own (`SetTimeout`) ends with that.
+    """
+
+    def __init__(self, span: float, name: str = "request_timeout") -> None:
+        self._silence = Limit(name, span)
+        self._waiting_since: float | None = None
+        self._answered = time.monotonic()
+        self._own: tuple[float, Limit] | None = None
+
+    def begin(self) -> None:
+        """The call waits from now on, unless it does already: what it computes in between takes none of its time."""
+        if self._waiting_since is None:
+            self._waiting_since = self._answered = time.monotonic()
+
+    def answered(self) -> None:
+        """A server has answered, or what the call waited for on its own account is over."""
+        self._waiting_since, self._answered = None, time.monotonic()
+
+    def missed(self) -> None:
+        """One of several replies did not come: it has been waited for since the last one that did."""
+        if self._waiting_since is None:
+            self._waiting_since = self._answered
+
+    def limit_to(self, seconds: float, name: str = "timeout", grace: float = GRACE) -> None:
+        """The call ends in so many seconds, and `grace`, whatever is answered; never later than told before."""
+        own = (time.monotonic() + seconds + grace, Limit(name, seconds))
+        self._own = own if self._own is None or own[0] < self._own[0] else self._own
+
+    def deadline(self, since: float | None = None) -> float:
+        """When it is over, by the monotonic clock. `since`: when what it waits for began, if that is longer ago."""
+        begun = time.monotonic() if self._waiting_since is None else self._waiting_since
+        end = (begun if since is None else min(begun, since)) + self._silence.seconds
+        return end if self._own is None else min(end, self._own[0])
+
+    @property
+    def limit(self) -> Limit:
+        """Which limit it is that ends first."""
+        return self._own[1] if self._own is not None and self._own[0] <= self.deadline() else self._silence
+
+
+def left(deadline: float) -> float:
+    """Seconds to a deadline."""
+    return max(0.0, deadline - time.monotonic())
+
+
+def over(deadline: float) -> bool:
+    """Whether a deadline has passed."""
+    return time.monotonic() >= deadline
+
+
+# --- TLS as a client: whom we trust, who we are, and what went wrong where the two sides do not agree.
+
+#: OpenSSL's numbers of what is wrong with a server's certificate.
+_CERTIFICATE_NOT_YET, _CERTIFICATE_EXPIRED = 9, 10
+_NAMES_ANOTHER: Final = frozenset({62, 64})
+#: Alerts by which a server refuses a client's certificate, or the lack of one.
+_ALERTS: Final = (
+    "CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "UNKNOWN_CA", "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_REVOKED", "UNSUPPORTED_CERTIFICATE", "ACCESS_DENIED",
+)  # fmt: skip
+_HANDSHAKE: Final = "HANDSHAKE_FAILURE"
+
+
+class TlsSocket(ssl.SSLSocket):
+    """A TLS socket that tells what it met: a server refuses our certificate only after the handshake (TLS 1.3)."""
+
+    note: Callable[[OSError], None] | None = None
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """Read; what is wrong is noted on its way."""
+        try:
+            return super().recv(buflen, flags)
+        except ssl.SSLWantReadError:
+            raise
+        except ssl.SSLError as error:
+            if self.note is not None:
+                self.note(error)
+            raise
+
+
+def client_context(tls: Tls) -> ssl.SSLContext:
+    """How to speak TLS. Raises `ConfigError` for files and passwords that do not fit; never asks on the terminal."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # which checks certificates and host names
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslsocket_class = TlsSocket
+    if tls.ca is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    else:
+        _load_authorities(context, tls.ca)
+    if tls.cert is not None or tls.key is not None:
+        _load_identity(context, tls)
+    return context
+
+
+def _load_authorities(context: ssl.SSLContext, ca: str) -> None:
+    try:
+        context.load_verify_locations(cafile=ca)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"tls ca {ca!r} cannot be used, it must hold certificates in PEM: {_reason(error)}"
+        ) from error
+
+
+def _load_identity(context: ssl.SSLContext, tls: Tls) -> None:
+    if tls.cert is None:
+        raise ConfigError(f"tls key {tls.key!r} is given without a certificate: give cert, too")
+    if tls.key is None and not _holds_key(tls.cert):
+        raise ConfigError(f"tls cert {tls.cert!r} is given without its private key: give key, too")
+    key, requested = tls.key or tls.cert, False
+
+    def password() -> str:
+        nonlocal requested
+        requested = True
+        return tls.key_password or ""
+
+    try:
+        context.load_cert_chain(tls.cert, tls.key, password)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise ConfigError(_why_no_identity(tls, key, error, requested=requested)) from error
+
+
+def _holds_key(path: str) -> bool:
+    """Whether a file holds a private key; one that cannot be read is told of where it is used."""
+    try:
+        return b"PRIVATE KEY-----" in Path(path).read_bytes()
+    except OSError:
+        return True
+
+
+def _why_no_identity(tls: Tls, key: str, error: Exception, *, requested: bool) -> str:
+    if requested and not tls.key_password:
+        return f"tls key {key!r} is encrypted: give key_password, too"
+    if requested:
+        return f"tls key_password does not open the key {key!r}"
+    if "KEY_VALUES_MISMATCH" in _reason(error):
+        return f"tls key {key!r} is not that of the certificate {tls.cert!r}"
+    return f"tls cert {tls.cert!r} with key {key!r} cannot be used, they must be PEM: {_reason(error)}"
+
+
+def _reason(error: Any) -> str:
+    return str(getattr(error, "reason", None) or error)
+
+
+def refusal(error: BaseException, tls: Tls) -> str | None:
+    """What two sides do not agree about, after "the server "; None for what may pass, such as a lost connection."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _of_the_server(error, tls)
+    reason = _reason(error) if isinstance(error, ssl.SSLError) else ""
+    if any(alert in reason for alert in _ALERTS) or (_HANDSHAKE in reason and tls.cert is None):
+        return _of_the_client(reason, tls)
+    if "WRONG_VERSION_NUMBER" in reason:
+        return "does not speak TLS on this port: name its secure port"
+    return None
+
+
+def _of_the_server(error: ssl.SSLCertVerificationError, tls: Tls) -> str:
+    if error.verify_code in _NAMES_ANOTHER:
+        return f"has a certificate for another host name: {error.verify_message}"
+    if error.verify_code in {_CERTIFICATE_NOT_YET, _CERTIFICATE_EXPIRED}:
+        return f"has a certificate that does not hold now: {error.verify_message}"
+    trusted = f"the authorities in {tls.ca!r}" if tls.ca else "the system's authorities"
+    return f"has a certificate that {trusted} did not sign (tls ca): {error.verify_message}"
+
+
+def _of_the_client(reason: str, tls: Tls) -> str:
+    if tls.cert is None:
+        return "demands a client certificate: give tls cert and key"
+    return f"refuses the client certificate {tls.cert!r}: {reason.lower().replace('_', ' ')}"
+
+
+# --- How connections are opened, within a time that leaves some for the other servers, and what was in the way.
+
+Address: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What was in the way to one server. ``lasting``: another try will meet the same."""
+
+    text: str
+    lasting: bool
+
+
+_UNANSWERED: Final = Trouble("took the connection and did not answer: frozen, full, or a port for TLS only?", False)
+_UNANSWERED_TLS: Final = Trouble("took the connection over TLS and did not answer: frozen, or full?", False)
+
+
+class Dialer:
+    """Opens a client's connections, on kazoo's thread, and remembers what was in the way to each server.
+
+    kazoo would wait a whole session timeout for a server that is not there, which then has ended (kazoo #756). It also
+    trusts the system's authorities besides those that are named, and asks for passwords on the terminal.
+    """
+
+    def __init__(self, config: ConnectionConfig, troubled: Callable[[], None]) -> None:
+        self._tls = config.tls
+        self._context = None if config.tls is None else client_context(config.tls)
+        servers = config.hosts.count(",") + 1
+        self._longest = min(config.session_timeout / 2, config.connect_timeout) / servers
+        self._troubled = troubled
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._since = 0.0
+        self._cut = False
+        self._troubles: dict[str, dict[str, Trouble]] = {}
+        self._addresses: dict[str, set[str]] = {}
+
+    def dial(self, address: Address, host: str | None, timeout: float | None) -> socket.socket:
+        """A connection to an address of a host. Raises `OSError`."""
+        name = f"{host or address[0]}:{address[1]}"
+        longest = self._longest if timeout is None else min(timeout, self._longest)
+        note = partial(self._note, name, address)
+        try:
+            opened = self._open(address, host or address[0], time.monotonic() + longest, note)
+        except OSError as error:
+            note(error)
+            raise
+        self._remember(name, address, _UNANSWERED if self._tls is None else _UNANSWERED_TLS)  # until there is an answer
+        return opened
+
+    def _open(self, address: Address, host: str, deadline: float, note: Callable[[OSError], None]) -> socket.socket:
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]  # an address: nobody is asked
+        plain = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._use(plain)
+            _limit(plain, deadline)
+            plain.connect(address)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return plain if self._context is None else self._secured(plain, host, deadline, note)
+        except BaseException:
+            plain.close()
+            raise
+
+    def _secured(
+        self, plain: socket.socket, host: str, deadline: float, note: Callable[[OSError], None]
+    ) -> socket.socket:
+        assert self._context is not None  # noqa: S101  for type checkers
+        secured = self._context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
+        try:
+            if isinstance(secured, TlsSocket):
+                secured.note = note
+            self._use(secured)
+            _limit(secured, deadline)
+            secured.do_handshake()
+        except BaseException:
+            secured.close()
+            raise
+        return secured
+
+    def _use(self, opened: socket.socket) -> None:
+        with self._lock:
+            if self._cut:
+                msg = "the connection was closed"
+                raise OSError(msg)
+            self._socket, self._since = opened, time.monotonic()
+
+    def cut(self) -> None:
+        """Cut the connection, also one that is being opened, and open no more."""
+        with self._lock:
+            self._cut = True
+            self._shut_down()
+
+    def drop_stalled(self, share: float) -> None:
+        """Have the next server tried where this one has had its share of the time, in seconds."""
+        with self._lock:
+            if time.monotonic() - self._since >= share:
+                self._shut_down()
+
+    def _shut_down(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # below TLS, which another thread may be in
+
+    def _note(self, name: str, address: Address, error: OSError) -> None:
+        lasting = None if self._tls is None else refusal(error, self._tls)
+        self._remember(name, address, Trouble(lasting or _shown(error), lasting is not None))
+        if lasting is not None and name not in self._addresses:
+            self._addresses[name] = _addresses(name.rpartition(":")[0], address)
+        self._troubled()
+
+    def _remember(self, name: str, address: Address, trouble: Trouble) -> None:
+        found = self._troubles.setdefault(name, {})
+        known = found.get(address[0])
+        if trouble.lasting or known is None or not known.lasting:
+            found[address[0]] = trouble
+
+    def forget_troubles(self) -> None:
+        """A connection stands."""
+        self._troubles.clear()
+
+    def refused_by(self, hosts: Iterable[tuple[str, int]]) -> str | None:
+        """What we and servers do not agree about; None unless that is so with each of them, at all of its addresses."""
+        refusals = {name: self._refusal(name) for name in (f"{host}:{port}" for host, port in hosts)}
+        return None if None in refusals.values() else "; ".join(f"{name} {text}" for name, text in refusals.items())
+
+    def _refusal(self, name: str) -> str | None:
+        """What is in the way to one server for good: no other of its addresses is left to be tried."""
+        found = dict(self._troubles.get(name, {}))
+        left = self._addresses.get(name, set()) - found.keys()
+        return next((trouble.text for trouble in found.values() if trouble.lasting and not left), None)
+
+    def shown(self) -> str:
+        """What was in the way to each server, for an error's message."""
+        found = [(name, list(troubles.values())[-1]) for name, troubles in list(self._troubles.items())]
+        return "; ".join(f"{name} {trouble.text}" for name, trouble in found)
+
+
+def is_address(host: str) -> bool:
+    """Whether nobody need be asked where a host is."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _addresses(host: str, address: Address) -> set[str]:
+    """All addresses of a host that was looked up a moment ago."""
+    with contextlib.suppress(OSError):
+        return {str(each[4][0]) for each in socket.getaddrinfo(host, address[1], type=socket.SOCK_STREAM)}
+    return {address[0]}
+
+
+def _limit(opened: socket.socket, deadline: float) -> None:
+    opened.settimeout(max(0.01, deadline - time.monotonic()))
+
+
+def _shown(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "did not answer"
+    if isinstance(error, ConnectionRefusedError):
+        return "refused the connection"
+    if isinstance(error, ssl.SSLEOFError):
+        return "closed the connection instead of speaking TLS: full, or a port without TLS?"
+    return f"failed: {error.strerror or error}"
+
+
+# --- ZooKeeper requests that kazoo does not have, or takes long for.
+
+_CREATE, _DELETE, _GET_DATA, _SET_DATA, _CHECK = 1, 2, 4, 5, 13
+#: A create whose reply has the Stat of what was created (ZooKeeper 3.5).
+_CREATE_2 = 15
+_ERROR = -1
+_EPHEMERAL = 1
+_CONTAINER = 4
+#: Errors of the parts of a transaction that were not refused themselves.
+_ROLLED_BACK: Final = frozenset({0, -2})
+_DATA_WATCH = 2
+_NO_WATCH = struct.pack("B", 0)
+#: What stands before each part of a request or a reply of several: its kind, whether it is the last, an error's code.
+_ITEM = struct.Struct("!i?4x")
+_READ = multiheader_struct.pack(_GET_DATA, False, -1)
+_END = multiheader_struct.pack(-1, True, -1)
+#: What a part of a transaction begins with: its kind, that it is not the last, no error, the length of its path.
+_PART = struct.Struct("!iBii")
+#: Of a Stat, the number of the transaction that wrote last, and when that was.
+_LAST_WRITE = struct.Struct("!8xq8xq")
+
+
+class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requests are namedtuples
+    """``multiRead`` (opcode 22, ZooKeeper 3.6): several getData in one request; a missing znode fails alone."""
+
+    __slots__ = ()
+    type = 22
+
+    def serialize(self) -> bytes:
+        """The request's body."""
+        parts: list[bytes] = []
+        for path in self.paths:
+            spelt = path.encode()
+            parts += (_READ, int_struct.pack(len(spelt)), spelt, _NO_WATCH)
+        return b"".join((*parts, _END))
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> list[Any]:
+        """For each path (data, the values of its Stat), or the error's code.
+
+        A scan has a hundred thousand of these: nothing is made of a reply that nobody asks for.
+        """
+        results: list[Any] = []
+        kind, done = _ITEM.unpack_from(reply, offset)
+        while not done:
+            offset += _ITEM.size
+            (number,) = int_struct.unpack_from(reply, offset)
+            offset += int_struct.size
+            if kind == _ERROR:
+                results.append(number)
+            else:
+                end = offset + max(number, 0)  # -1 stands for no data
+                results.append((reply[offset:end], stat_struct.unpack_from(reply, end)))
+                offset = end + stat_struct.size
+            kind, done = _ITEM.unpack_from(reply, offset)
+        return results
+
+
+class Read(GetData):  # type: ignore[misc]  # kazoo is untyped
+    """``getData``, whose reply is not made more of than is used."""
+
+    __slots__ = ()
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> tuple[bytes, tuple[int, ...]]:
+        """The data and the values of its Stat."""
+        (length,) = int_struct.unpack_from(reply, offset)
+        begin = offset + int_struct.size
+        end = begin + max(length, 0)  # -1 stands for no data
+        return reply[begin:end], stat_struct.unpack_from(reply, end)
+
+
+class Listing(GetChildren):  # type: ignore[misc]  # kazoo is untyped
+    """``getChildren``, whose reply may be a hundred thousand names."""
+
+    __slots__ = ()
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> list[str]:
+        """The names."""
+        unpack, size = int_struct.unpack_from, int_struct.size
+        (count,) = unpack(reply, offset)
+        names: list[str] = []
+        begin = offset + size
+        for _ in range(count):
+            end = begin + size + unpack(reply, begin)[0]
+            names.append(reply[begin + size : end].decode())
+            begin = end
+        return names
+
+
+class Written(NamedTuple):
+    """A transaction was committed: when, and under which number, where it created something or set data."""
+
+    time: int | None
+    zxid: int | None
+
+
+class Refused(NamedTuple):
+    """A transaction was not committed: which part was refused, with which error; None: no part of its own account."""
+
+    at: int | None
+    code: int
+
+
+class Rights(NamedTuple):
+    """How the access control list of what is created is written, once for all creates: lasting and ephemeral."""
+
+    lasting: bytes
+    ephemeral: bytes
+
+
+def exception(code: int) -> Exception:
+    """kazoo's error for a code of ZooKeeper's, also for one that kazoo does not know."""
+    known: type[Exception] | None = EXCEPTIONS.get(code)
+    return ZookeeperError(f"error {code}") if known is None else known()
+
+
+def rights(acl: Iterable[ACL]) -> Rights:
+    """An access control list as it is written, with what follows it in a create."""
+    entries = [int_struct.pack(one.perms) + write_string(one.id.scheme) + write_string(one.id.id) for one in acl]
+    spelt = int_struct.pack(len(entries)) + b"".join(entries)
+    return Rights(spelt + int_struct.pack(0), spelt + int_struct.pack(_EPHEMERAL))
+
+
+class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  kazoo's requests are namedtuples
+    """``multi`` (opcode 14) of our own operations, encoded in one go; of the reply only what is used is decoded.
+
+    What is set tells when it was written; where nothing is set, the first create asks for that.
+    """
+
+    __slots__ = ()
+    type = 14
+
+    def serialize(self) -> bytes:
+        """The request's body."""
+        parts: list[bytes] = []
+        asks = None if any(isinstance(op, SetData) for op in self.ops) else _first_create(self.ops)
+        for op in self.ops:
+            parts += _encoded(op, self.rights, _CREATE_2 if op is asks else _CREATE)
+        parts.append(_END)
+        return b"".join(parts)
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> list[Written | Refused]:
+        """One result for the whole; kazoo wants a list. A refused transaction, too, comes without an error of its own.
+
+        Raises `ValueError` for parts that are none of ours.
+        """
+        at, written, refused = 0, Written(None, None), None
+        kind, done = _ITEM.unpack_from(reply, offset)
+        while not done:
+            offset += _ITEM.size
+            if kind in {_CREATE, _CREATE_2}:
+                offset += int_struct.size + max(int_struct.unpack_from(reply, offset)[0], 0)
+            if kind in {_SET_DATA, _CREATE_2}:
+                if written.zxid is None:
+                    zxid, time = _LAST_WRITE.unpack_from(reply, offset)
+                    written = Written(time, zxid)
+                offset += stat_struct.size
+            elif kind == _ERROR:
+                refused = _worse(refused, at, int_struct.unpack_from(reply, offset)[0])
+                offset += int_struct.size
+            elif kind not in {_CREATE, _DELETE, _CHECK}:
+                msg = f"a transaction's part of kind {kind} is not known"
+                raise ValueError(msg)
+            at += 1
+            kind, done = _ITEM.unpack_from(reply, offset)
+        return [refused or written]
+
+
+def _worse(refused: Refused | None, at: int, code: int) -> Refused:
+    """The first part that was refused itself, rather than rolled back with the others."""
+    if refused is not None and refused.at is not None:
+        return refused
+    return Refused(None, code) if code in _ROLLED_BACK else Refused(at, code)
+
+
+def _first_create(ops: Iterable[WriteOp]) -> Create | None:
+    return next((op for op in ops if isinstance(op, Create)), None)
+
+
+def _encoded(op: WriteOp, acl: Rights, create: int) -> tuple[bytes, ...]:
+    path = op.path.encode()
+    size = len(path)
+    if isinstance(op, Create):
+        tail = acl.ephemeral if op.ephemeral else acl.lasting
+        return _PART.pack(create, 0, -1, size), path, int_struct.pack(len(op.data)), op.data, tail
+    if isinstance(op, SetData):
+        head = _PART.pack(_SET_DATA, 0, -1, size)
+        return head, path, int_struct.pack(len(op.data)), op.data, int_struct.pack(op.version)
+    kind = _DELETE if isinstance(op, Delete) else _CHECK
+    return _PART.pack(kind, 0, -1, size), path, int_struct.pack(op.version)
+
+
+class ContainerCreation(namedtuple("ContainerCreation", "path acl")):  # noqa: PYI024  kazoo's requests are namedtuples
+    """``createContainer`` (opcode 19, ZooKeeper 3.5.3)."""
+
+    __slots__ = ()
+    type = 19
+
+    def serialize(self) -> bytearray:
+        """The request's body."""
+        body = bytearray(write_string(self.path) + write_buffer(b"") + int_struct.pack(len(self.acl)))
+        for entry in self.acl:
+            body += int_struct.pack(entry.perms) + write_string(entry.id.scheme) + write_string(entry.id.id)
+        body += int_struct.pack(_CONTAINER)
+        return body
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> str:
+        """The path that was created; its Stat, which follows, is not used."""
+        return str(read_string(reply, offset)[0])
+
+
+class RemoveWatches(namedtuple("RemoveWatches", "path")):  # noqa: PYI024  kazoo's requests are namedtuples
+    """``removeWatches`` (opcode 18, ZooKeeper 3.5) of the watch on a znode's data."""
+
+    __slots__ = ()
+    type = 18
+
+    def serialize(self) -> bytearray:
+        """The request's body."""
+        return bytearray(write_string(self.path) + int_struct.pack(_DATA_WATCH))
+
+    @classmethod
+    def deserialize(cls, _reply: bytes, _offset: int) -> bool:
+        """The reply has no body."""
+        return True
+
+
+# --- One connection: its requests leave in one write, its replies are taken as they come together.
 
 # --- The bytes of a connection as frames: each begins with its length.
 

@@ -26,7 +26,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization as wire
 
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.ops import (
     MAX_REQUEST,
     Children,
     CreateContainer,
@@ -45,7 +45,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     request_size,
 )
 from airflow_provider_zkmq.engine.errors import SessionLost, TaskTooLarge, TransportError, ZkmqError
-from airflow_provider_zkmq.engine.zk.requests import (
+from airflow_provider_zkmq.engine.zk.connection import (
     ContainerCreation,
     Listing,
     MultiRead,
@@ -55,9 +55,7 @@ from airflow_provider_zkmq.engine.zk.requests import (
     Written,
     exception,
 )
-from airflow_provider_zkmq.engine.zk.session import ReadAcl, Session
-from airflow_provider_zkmq.engine.zk.signals import Reply
-from airflow_provider_zkmq.engine.zk.watches import CHILD, DATA, Fan
+from airflow_provider_zkmq.engine.zk.session import CHILD, DATA, Fan, ReadAcl, Reply, Session
 
 # --- Operations to kazoo requests, and replies back.
 

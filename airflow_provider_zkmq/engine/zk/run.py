@@ -7,13 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from airflow_provider_zkmq.engine.core.protocol.ops import Op, Procedure, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.ops import Op, Procedure, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.read.nodes import refuse_another_layout
 from airflow_provider_zkmq.engine.errors import HostNotFound
 from airflow_provider_zkmq.engine.zk.async_driver import execute as execute_on_loop
-from airflow_provider_zkmq.engine.zk.connecting import CallDeadline, is_address, left, over
-from airflow_provider_zkmq.engine.zk.session import CLOSING_SECONDS, Session
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.connection import CallDeadline, is_address, left, over
+from airflow_provider_zkmq.engine.zk.session import CLOSING_SECONDS, Session, ThreadSignal
 from airflow_provider_zkmq.engine.zk.sync_driver import carry_out, execute
 
 # --- Drivers: they carry a procedure's operations out, blocking or on an event loop.

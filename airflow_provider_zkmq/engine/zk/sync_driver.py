@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.model.names import LAYOUT, check_layout
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.ops import (
     Callback,
     Create,
     EnsureRoot,
@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     WaitPlace,
 )
 from airflow_provider_zkmq.engine.errors import TransportError, ZkmqError
-from airflow_provider_zkmq.engine.zk.connecting import CallDeadline, left, over
+from airflow_provider_zkmq.engine.zk.connection import CallDeadline, left, over
 from airflow_provider_zkmq.engine.zk.operations import (
     LOST,
     WINDOW,
@@ -42,8 +42,7 @@ from airflow_provider_zkmq.engine.zk.operations import (
     troubled,
     unknown,
 )
-from airflow_provider_zkmq.engine.zk.session import Session
-from airflow_provider_zkmq.engine.zk.signals import ThreadSignal
+from airflow_provider_zkmq.engine.zk.session import Session, ThreadSignal
 
 # --- The path under which the queues live.
 

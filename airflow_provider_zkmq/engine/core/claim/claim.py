@@ -1,47 +1,91 @@
-"""Claim: look, take, wait; one by one, in groups, and in loops."""
+"""Claim: look, take, wait; by selector, by id, in groups and in loops; and whether there is something."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from math import inf
 from typing import Final, TypeVar
 
-from airflow_provider_zkmq.engine.core.claim import order
+from airflow_provider_zkmq.engine.core.claim import candidates
 from airflow_provider_zkmq.engine.core.claim.candidates import (
     CallerLeft,
     Look,
     NoRoom,
     Prefetch,
+    RankedEntry,
     Taker,
     Unregistered,
     Wanted,
+    candidate,
+    claim_together,
+    deliverable,
+    judged,
+    matching_lanes,
+    may_be_tried,
+    rank_of,
+    read_tasks,
+    step_over_if_there,
+    task_of_entry,
 )
-from airflow_provider_zkmq.engine.core.claim.order import matching_lanes
-from airflow_provider_zkmq.engine.core.client.claims import Caller, Claimed, DeferredCompletion, UnsettledClaim
-from airflow_provider_zkmq.engine.core.client.context import Context, ReadAhead, Schedule
-from airflow_provider_zkmq.engine.core.maintenance.consumers import register
-from airflow_provider_zkmq.engine.core.maintenance.contention import stagger
-from airflow_provider_zkmq.engine.core.maintenance.rescue import maintain
-from airflow_provider_zkmq.engine.core.model.codec import number_of_claims, optional_whole_number
-from airflow_provider_zkmq.engine.core.model.names import priority_of
-from airflow_provider_zkmq.engine.core.model.policy import Success
+from airflow_provider_zkmq.engine.core.context import (
+    Caller,
+    Claimed,
+    Context,
+    DeferredCompletion,
+    ReadAhead,
+    Schedule,
+    UnsettledClaim,
+)
+from airflow_provider_zkmq.engine.core.maintenance.consumers import maintain, promote_task, register, stagger
+from airflow_provider_zkmq.engine.core.model.names import check_name, priority_of
+from airflow_provider_zkmq.engine.core.model.policy import Conf, Success
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
-from airflow_provider_zkmq.engine.core.model.time import Duration, optional_seconds, seconds
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure, SetTimeout, Signal, Wait, WaitPlace
-from airflow_provider_zkmq.engine.core.read.cache import listing
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.values import (
+    Duration,
+    load,
+    number_of_claims,
+    optional_seconds,
+    optional_whole_number,
+    seconds,
+)
+from airflow_provider_zkmq.engine.core.ops import Get, Node, Procedure, SetTimeout, Signal, Sync, Wait, WaitPlace
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.nodes import never_stopping, unless_missing
-from airflow_provider_zkmq.engine.core.tasks.deferred_completions import (
+from airflow_provider_zkmq.engine.core.read.leases import check_token, current_claim, server_time
+from airflow_provider_zkmq.engine.core.read.nodes import (
+    WHOLE_AT_ONCE,
+    Deadline,
+    Record,
+    listing,
+    never_stopping,
+    unless_missing,
+)
+from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
+from airflow_provider_zkmq.engine.core.tasks.settle import (
     DeferredCompletions,
+    begin,
+    checked_result,
+    extend,
+    fail,
+    give_back,
+    release,
     settle_deferred,
     settle_later,
 )
-from airflow_provider_zkmq.engine.core.tasks.holding import begin
-from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
-from airflow_provider_zkmq.engine.core.tasks.settle import checked_result, fail, give_back, release
-from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TransportError, Unavailable, ZkmqError
+from airflow_provider_zkmq.engine.errors import (
+    ClaimLost,
+    ConfigError,
+    TaskNotFound,
+    TransportError,
+    Unavailable,
+    ZkmqError,
+)
+
+# --- Claim: look, take, wait; one by one, in groups, and in loops.
 
 # --- Claim: the first tasks that a selector accepts.
 
@@ -172,12 +216,12 @@ def claim_now(context: Context, look: Look, schedule: Schedule) -> Procedure[Non
         return
     taker = Taker(conf, consumer, look)
     if conf.order == "fifo":
-        yield from order.claim_in_order(context, taker, schedule)
+        yield from candidates.claim_in_order(context, taker, schedule)
         return
     names = yield from listing(context, context.paths.at("queue"))
     lanes = yield from matching_lanes(context, taker, names or ())
     for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
-        yield from order.claim_among(context, taker, list(group), schedule)
+        yield from candidates.claim_among(context, taker, list(group), schedule)
         if not taker.room:
             return
 
@@ -185,7 +229,7 @@ def claim_now(context: Context, look: Look, schedule: Schedule) -> Procedure[Non
 # --- A loop over claims: what its body did not settle is completed when it comes back, with the claim of the next ones.
 #
 # Both are one transaction, and the candidates are read ahead, several at once. Where several are claimed together,
-# they are completed together, too (`core.tasks.deferred_completions`). Where nothing is to be claimed, what was
+# they are completed together, too (`core.tasks.settle`). Where nothing is to be claimed, what was
 # handled is settled before anything is waited for.
 
 #: Who waits without a bound looks again after so many seconds, whether anything was heard of or not.
@@ -484,3 +528,292 @@ def _requested(context: Context, request: Wanted, most: int, span: float, stoppi
         return unless_missing(context, claim_many(context, request, most, span, stops, caller))
 
     return ClaimRequest(context, claiming)
+
+
+# --- A claim by id, and a claim that another process holds, taken over by id and token.
+
+# --- Claiming one task by its id, wherever it is pending: for whoever was told of it, and wants no other.
+#
+# It passes by what stands before it, in strict order, too: whoever asks for a task by its id knows that.
+
+#: How often a task that changes under our eyes is read again.
+TRIES: Final = 4
+
+
+def request_by_id(
+    context: Context, task_id: str, *, lease: Duration | None = None, attempt: int | None = None, prefetch: bool = False
+) -> Procedure[ClaimRequest]:
+    """Take this task and no other, if it is pending and due, in whichever lane; it waits for nothing.
+
+    None where there is no such task, it is not pending, another was faster, or the queue is paused. `attempt`: only if
+    this is its delivery of that number, the first being 1. `lease` as with `claim`. `prefetch`: it is claimed for
+    somebody who says when the handling begins (`begin`); until then the delivery counts no attempt. A task whose
+    attempts are used up is not delivered. In strict order it passes by what stands before it. A call that is cancelled
+    or interrupted gives back what it took. Raises `ConfigError` for a bad id, lease or number, `QueueNotFound`, and
+    `CorruptRecord` for a task that cannot be read.
+    """
+    name, number = check_name("task id", task_id), optional_whole_number("attempt", attempt, 1)
+    if not isinstance(prefetch, bool):
+        raise ConfigError(f"prefetch {prefetch!r} is not allowed: True or False")
+    request = replace((yield from wanted(context, lease=lease)), prefetch="all" if prefetch else False)
+
+    def claiming(caller: Caller) -> Procedure[list[Claimed]]:
+        return unless_missing(context, claim_by_id(context, request, name, number, caller))
+
+    return ClaimRequest(context, claiming)
+
+
+def claim_by_id(
+    context: Context, request: Wanted, task_id: str, attempt: int | None = None, caller: Caller | None = None
+) -> Procedure[list[Claimed]]:
+    """Claim one task; none where it cannot be. `caller`: who is to get it; without one, it counts as delivered."""
+    mine = caller or Caller()
+    claims = yield from release_if_undelivered(context, mine, _claim_named(context, request, task_id, attempt, mine))
+    if claims and caller is None:
+        context.claims.deliver(claims[0])
+    return claims
+
+
+def _claim_named(
+    context: Context, request: Wanted, task_id: str, attempt: int | None, caller: Caller
+) -> Procedure[list[Claimed]]:
+    deferred, first = DeferredCompletions(context), True
+    try:
+        while True:
+            look, again = Look(request, caller, deferred), True
+            try:
+                settled = yield from then_settle(deferred, _look_at_named(context, look, task_id, attempt))
+                again, first = settled and first, False  # once: others may go on putting down for ever
+            except Unregistered:
+                pass
+            except CallerLeft:
+                if context.claims.handovers:
+                    context.run.finish_later()
+                return []
+            if look.taken or not again:
+                return look.taken
+    finally:
+        deferred.sender.over = True
+        deferred.close()
+
+
+def _look_at_named(context: Context, look: Look, task_id: str, attempt: int | None) -> Procedure[None]:
+    """One look at the task, after the queue was looked after: it may be a dead consumer's.
+
+    Whoever was told of the task by another client may know more than the server that this one is connected to: what
+    cannot be claimed is looked at again when that has caught up.
+    """
+    conf = yield from read_conf(context)
+    consumer = yield from register(context)
+    yield from maintain(context)
+    if conf.paused:
+        return
+    taker = Taker(conf, consumer, look)
+    if not (yield from _take(context, taker, task_id, attempt)):
+        yield Sync(context.paths.task(task_id))
+        yield from _take(context, taker, task_id, attempt)
+
+
+def _take(context: Context, taker: Taker, task_id: str, attempt: int | None) -> Procedure[bool]:
+    """Try to claim it, again and again while it changes and could be claimed."""
+    for _ in range(TRIES):
+        [nodes] = yield from read_tasks(context, [task_id])
+        record = _record_of(context, task_id, nodes[0])
+        if record is None or not (yield from _may_be_claimed(context, record.state, attempt)):
+            return False
+        if record.state.index is not None:
+            yield from promote_task(context, record)
+            continue
+        claimed = yield from _candidate(context, taker, record, nodes)
+        if claimed is not None and (yield from claim_together(context, taker, [claimed])):
+            return True
+    return False
+
+
+def _record_of(context: Context, task_id: str, node: Node | None) -> Record | None:
+    """The task's record; None without the task. Raises `CorruptRecord`."""
+    path = context.paths.task(task_id, "state")
+    return None if node is None else Record(task_id, node.stat, TaskState.decode(path, node.data))
+
+
+def _may_be_claimed(context: Context, state: TaskState, attempt: int | None) -> Procedure[bool]:
+    """Whether a task is pending, due, and its next delivery the one that is asked for."""
+    if state.state is not State.INSERTED or attempt not in {None, state.attempt + 1}:
+        return False
+    if state.due is None:
+        return True
+    return state.due <= context.clock.certainly_past((yield from server_time(context)))
+
+
+def _candidate(
+    context: Context, taker: Taker, record: Record, nodes: Sequence[Node | None]
+) -> Procedure[Claimed | None]:
+    """The task, ready to be claimed; in strict order with its rank, so that it comes back to where it stood."""
+    segment, _, entry = context.paths.entry(record.state.place).rpartition("/")
+    rank: int | None = None
+    if taker.conf.ordered:
+        node: Node | None = yield Get(f"{segment}/{entry}")
+        if node is None:
+            return None
+        rank = rank_of(node)
+    return (yield from candidate(context, taker, record.task_id, RankedEntry(entry, segment, rank), nodes))
+
+
+# --- Taking a claim over: whoever was told of a task's id and its claim's token gets the claim, as if it had made it.
+
+
+def request_adoption(
+    context: Context, task_id: str, token: int, *, lease: Duration | None = None
+) -> Procedure[ClaimRequest]:
+    """Return a leased claim that another process made, to be extended and settled as one's own.
+
+    None where `token` is not the current claim's any more, or the task is gone. `lease`: it holds for so many seconds
+    from now, and from each time that a worker extends it; without it, nothing is written, and it holds as long as it
+    did. Of one that was prefetched the delivery counts when it begins. Whoever else knows the token may settle it as
+    well, and who does so first has. The client that made it, while it refers to it, gets that very claim, with the new
+    lease. That the task was cancelled is known by the claim being over. Raises `ConfigError` for a claim that ends with
+    the session which made it, and for what is no id, token or lease; `QueueNotFound`, and `CorruptRecord` for a task
+    that cannot be read.
+    """
+    name, number = check_name("task id", task_id), check_token(token)
+    span = (yield from wanted(context, lease=lease)).lease
+
+    def claiming(_: Caller) -> Procedure[list[Claimed]]:
+        return unless_missing(context, _take_over(context, name, number, span))
+
+    return ClaimRequest(context, claiming)
+
+
+def _take_over(context: Context, task_id: str, token: int, span: float | None) -> Procedure[list[Claimed]]:
+    try:
+        found = yield from current_claim(context, task_id, token)
+        claimed = yield from _mine(context, found)
+        if span is not None:
+            yield from extend(context, claimed, span)
+            claimed.claim = claimed.claim | {"lease": span}
+    except (ClaimLost, TaskNotFound):
+        return []
+    return [claimed]
+
+
+def _mine(context: Context, found: Claimed) -> Procedure[Claimed]:
+    """The claim with what its handler is given. Two of one claim could not know what became of the other."""
+    if found.ends_with_session:
+        msg = f"claim {found.token} of task {found.task_id!r} ends with the session that made it: claim with a lease"
+        raise ConfigError(msg)
+    known = _held(context, found)
+    if known is not None:
+        return known
+    [(_, data, metadata)] = yield from read_tasks(context, [found.task_id])
+    if data is None:
+        raise TaskNotFound(f"task {found.task_id!r} is not in queue {context.queue!r} any more")
+    known = _held(context, found)  # another call may have taken it over meanwhile
+    if known is None:
+        path = context.paths.task(found.task_id, "metadata")
+        extra = load(path, metadata.data) if metadata is not None else {}
+        known = replace(found, created=data.stat.ctime, data=data.data, metadata=extra)
+        context.claims.receive(known, found.token)
+    return known
+
+
+def _held(context: Context, found: Claimed) -> Claimed | None:
+    known = context.claims.held.get(found.task_id)
+    return known if known is not None and known.token == found.token else None
+
+
+# --- Whether there is work that fits, waited for as a claim waits; nothing is claimed.
+#
+# Who only looks is no consumer: it is not on the register, and has no share of what consumers divide among
+# themselves. It looks after the queue as they do, so that delays, ended leases and dead consumers are no reason to
+# sleep over work. It sits among its like: what wakes one of those who claim never wakes it instead.
+
+
+@dataclass(frozen=True, slots=True)
+class _Chooser:
+    """What is looked for, and by what rules."""
+
+    conf: Conf
+    selector: Selector
+
+    def accepts(self, filters: Mapping[str, str]) -> bool:
+        """Whether a task with these filters is wanted."""
+        return self.selector.matches(filters, self.conf.types)
+
+
+def ready(
+    context: Context,
+    node: Mapping[str, object] | Selector | str | None = None,
+    filter_method: Method = "absolute",
+    *,
+    selector: Selector | str | None = None,
+    timeout: Duration | None = 0,
+    stopping: Callable[[], bool] = never_stopping,
+) -> Procedure[bool]:
+    """Whether there is a task that fits and may be delivered now, waiting for one at most `timeout` seconds.
+
+    Nothing is claimed: by the time a caller claims, others may have been faster. Without a `timeout` (None) it waits to
+    the end. Nothing is ready while the queue is paused. Who waits looks after delays, leases and dead consumers, as a
+    claim does. `stopping` ends the wait early; it is asked whenever the queue changes. `node`, `filter_method` and
+    `selector` are `claim`'s; a selector may stand first, too. Raises `ConfigError` for what the queue's declarations
+    refuse, and `QueueNotFound`, also while it waits.
+    """
+    deadline = yield from Deadline.after(context, timeout)
+    request = yield from wanted(context, node, filter_method, selector)
+    place = WaitPlace(("ready", request.kind))
+    try:
+        while not stopping():
+            seen, schedule = context.signal.count, context.schedule()
+            if (yield from _look(context, request.selector, schedule)):
+                return True
+            if deadline.passed and not schedule.more:
+                return False
+            left = schedule.left(inf if deadline.left is None else deadline.left)
+            yield Wait(context.signal, seen, None if left == inf else left, place=place)
+        return False
+    finally:
+        if place.kept:  # woken for all of its kind, perhaps: however it ends, another one looks after it
+            context.signal.notify_one(place.kind)
+
+
+def _look(context: Context, selector: Selector, schedule: Schedule) -> Procedure[bool]:
+    """One look at the queue, without waiting; `schedule` tells when to look again."""
+    conf = yield from read_conf(context)
+    yield from maintain(context, schedule)
+    if conf.paused:
+        return False
+    chooser = _Chooser(conf, selector)
+    names = yield from listing(context, context.paths.at("queue"))
+    lanes = yield from matching_lanes(context, chooser, names or ())
+    for name, judge in lanes:
+        if (yield from _lane_has_any(context, chooser, context.paths.at("queue", name), judge=judge)):
+            return True
+    return False
+
+
+def _lane_has_any(context: Context, chooser: _Chooser, lane: str, *, judge: bool) -> Procedure[bool]:
+    """Whether a lane holds a task that fits; `judge`: its entries are judged singly."""
+    segments = yield from listing(context, lane)
+    for segment in [f"{lane}/{name}" for name in segments or ()]:
+        names = (yield from listing(context, segment)) or []
+        if judge:
+            names = yield from judged(context, chooser, segment, names)
+        picks = [RankedEntry(name, segment) for name in names]
+        open_picks = [ranked for ranked in picks if ranked.path not in context.ignored_paths]
+        if (yield from _any_deliverable(context, chooser.conf, open_picks)):
+            return True
+    return False
+
+
+def _any_deliverable(context: Context, conf: Conf, picks: Sequence[RankedEntry]) -> Procedure[bool]:
+    """Whether one of some entries stands for a task that a claim would get: most often the first one does."""
+    size = 1
+    while picks:
+        ids = {ranked: task_id for ranked in picks[:size] if (task_id := task_of_entry(context, ranked)) is not None}
+        nodes = yield from read_tasks(context, list(ids.values()))
+        for (ranked, task_id), read in zip(ids.items(), nodes, strict=True):
+            if (yield from deliverable(context, conf, task_id, ranked.path, read)) is not None:
+                return True
+            if may_be_tried(context, ranked):
+                yield from step_over_if_there(context, ranked)
+        picks, size = picks[size:], min(2 * size, WHOLE_AT_ONCE)
+    return False

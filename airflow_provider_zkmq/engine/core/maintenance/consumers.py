@@ -1,17 +1,23 @@
-"""The register of consumers, and the lock that lets one of them at a duty."""
+"""The consumers of a queue: their register, their contention, and the rescue of what dead ones held."""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.client.context import Context, Registered
-from airflow_provider_zkmq.engine.core.model.codec import dump
+from airflow_provider_zkmq.engine.core.context import Claimed, Context, Registered, Schedule
+from airflow_provider_zkmq.engine.core.model.names import BUCKET_MS, bucket_start, entry_task, entry_time, lease_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.model.values import Duration, dump, seconds
+from airflow_provider_zkmq.engine.core.ops import (
+    Children,
     Create,
     Delete,
+    Exists,
     Failure,
     Get,
     Multi,
@@ -22,10 +28,100 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Reconnect,
     SetData,
     Wait,
+    damaged,
+    failed_at,
+    never,
+    refused,
+    transact,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import failed_at, never, refused, transact
-from airflow_provider_zkmq.engine.core.read.nodes import Record, Unread, read_records, restored, single_flight
-from airflow_provider_zkmq.engine.errors import TransportError
+from airflow_provider_zkmq.engine.core.read.leases import DEADLINES, certainly_past, read_ends, server_time
+from airflow_provider_zkmq.engine.core.read.nodes import Record, Unread, listing, read_records, restored, single_flight
+from airflow_provider_zkmq.engine.core.tasks.settle import (
+    begin_again,
+    give_back,
+    has_overdue,
+    rescue_task,
+    seconds_until_deferred,
+    settle_deferred,
+)
+from airflow_provider_zkmq.engine.core.write import escrow, transitions
+from airflow_provider_zkmq.engine.core.write.commit import Plan, Sent, Why, commit, mending, send_together
+from airflow_provider_zkmq.engine.core.write.transitions import Current, close_batches, close_pending
+from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, ZkmqError
+
+# --- Many clients at one queue: they spread over its work, and report damage once.
+
+# --- Many consumers at one queue: they keep out of each other's way, so that what comes does not set all of them going.
+#
+# Each consumer has a share, told by its place among the living. In the default order it begins at entries of its
+# own share. Those who wait look one after the other when something comes: for most of them it is gone when their
+# turn is there, and they have looked once instead of racing.
+
+#: So many consumers look all at once.
+FEW: Final = 8
+#: Seconds between the looks of two waiting consumers: in the default order, and in strict order, where one claim must
+#: be over before the next one can be.
+SPACING: Final = {"default": 0.004, "fifo": 0.008}
+#: Seconds between the looks of the first and the last of them at the most.
+LONGEST: Final = {"default": 0.2, "fifo": 0.4}
+#: A consumer without an entry in its own share begins at any of so many.
+WIDTH: Final = 8
+
+
+def share(context: Context) -> tuple[int, int]:
+    """This consumer's place among the living, and how many they are."""
+    names, consumer = context.known_consumers.live, context.registration.consumer
+    return (names.index(consumer.id), len(names)) if consumer is not None and consumer.id in names else (0, 1)
+
+
+def stagger(context: Context, most: float) -> Procedure[None]:
+    """Wait for this consumer's turn to look, at most so many seconds; few consumers need none."""
+    place, count = share(context)
+    if count > FEW:
+        yield from _rest(context, min(most, place * _spacing(context, count)))
+
+
+def _spacing(context: Context, count: int) -> float:
+    order = "default" if context.configuration.conf is None else context.configuration.conf.order
+    return min(SPACING[order], LONGEST[order] / count)
+
+
+def any_of_the_first(context: Context, many: int) -> int:
+    """Where to begin among so many entries, none of this consumer's share: by chance, if consumers are many."""
+    _, count = share(context)
+    return int(context.run.random() * min(many, WIDTH)) if count > FEW else 0
+
+
+def back_off(context: Context) -> Procedure[None]:
+    """After a lost race: let those pass who are at it, the longer the more they are."""
+    _, count = share(context)
+    if count > FEW:
+        yield from _rest(context, context.run.random() * _spacing(context, count) * count / 8)
+
+
+def _rest(context: Context, seconds: float) -> Procedure[None]:
+    if seconds > 0:
+        yield Wait(context.run.new_signal(), 0, seconds)
+
+
+# --- What cannot be carried out since a znode is damaged holds up nothing else that a queue is owed.
+
+
+def unless_damaged(context: Context, path: str, procedure: Procedure[bool]) -> Procedure[bool]:
+    """Whether a duty was carried out; what refuses it for good is reported once, by the path that it is about.
+
+    It is the caller's to leave it alone for a while: somebody may put the znode right.
+    """
+    try:
+        return (yield from procedure)
+    except (TransportError, ConfigError):
+        raise
+    except ZkmqError as error:
+        context.warn_once(path, str(error), damage=str(error))
+        return False
+
+
+# --- The register of consumers, and the lock that lets one of them at a duty.
 
 # --- The maintenance lock: an ephemeral znode, which ends with its holder's session at the latest.
 #
@@ -221,3 +317,407 @@ def _strike(context: Context, name: str) -> Procedure[None]:
     outcome: Outcome = yield ops.delete(paths.live(name)).multi()
     if not outcome.committed:
         yield Multi((Delete(paths.live(name)),))
+
+
+# --- Scheduled tasks whose time has come go to their lanes; runs in escrow whose dedupe window has ended are inserted.
+#
+# One look promotes a bounded number, several transactions in flight, and says when the next one is due. What is
+# refused, because somebody changed the task at the same moment, is tried again soon: no watch would tell of it.
+
+#: Consumers promote due tasks of their own share first; after this long, anybody's.
+GRACE_MS: Final = 250
+#: How many one look promotes; a claim that looks after the queue is not kept waiting for more.
+MOST: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A task whose time has come, and the entry that says so."""
+
+    entry: str
+    record: Record
+
+    @property
+    def state(self) -> TaskState:
+        """The task's record."""
+        return self.record.state
+
+    @property
+    def current(self) -> Current:
+        """What a promotion is based on."""
+        stat = self.record.stat
+        return Current(self.record.task_id, stat.version, self.state, zxid=stat.mzxid)
+
+
+def promote_due(context: Context, schedule: Schedule | None = None, most: int = MOST) -> Procedure[int]:
+    """Move what has come due into its lane, and insert the runs in escrow whose time has come; at most so many."""
+    schedule = schedule or context.schedule()
+    count = 0
+    for index in ("scheduled", "requeued"):
+        count += yield from _promote_index(context, index, schedule, most - count)
+    return count
+
+
+def _promote_index(context: Context, index: str, schedule: Schedule, most: int) -> Procedure[int]:
+    buckets = yield from listing(context, context.paths.at(index))
+    if not buckets:
+        return 0
+    now = context.clock.certainly_past((yield from server_time(context)))
+    count = 0
+    for name in buckets:
+        start = bucket_start(name)
+        if start is None:
+            context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
+        elif start > now:
+            schedule.no_later_than(context.clock.until(start))
+            break
+        else:
+            count += yield from _promote_bucket(context, context.paths.at(index, name), now, schedule, most - count)
+    return count
+
+
+def _promote_bucket(context: Context, path: str, now: int, schedule: Schedule, most: int) -> Procedure[int]:
+    entries = yield from listing(context, path)
+    if not entries:
+        if (bucket_start(path.rpartition("/")[2]) or 0) + 2 * BUCKET_MS < now:
+            yield Multi((Delete(path),))  # refused if an entry came meanwhile
+            context.segments.buckets.discard(path)
+        return 0
+    due = _due_names(context, path, entries, now, schedule)
+    tasks = yield from _read(context, path, due[:most])
+    done = yield from _promote(context, tasks, schedule)
+    if len(due) > most:
+        schedule.no_later_than(0.0)
+        schedule.more = schedule.more or done > 0
+    return done
+
+
+def _due_names(context: Context, path: str, entries: list[str], now: int, schedule: Schedule) -> list[str]:
+    """The entries whose time has come, for this consumer; the next one is on the schedule."""
+    due = []
+    for name in entries:
+        when = entry_time(name)
+        if when is None:
+            context.report(f"{path}/{name}", "no entry of ours; stepped over")
+        if (
+            when is None
+            or f"{path}/{name}" in context.ignored_paths
+            or context.retry_times.waits(f"{path}/{name}", schedule)
+        ):
+            continue
+        mine = when if _my_share(context, name) else when + GRACE_MS
+        if mine <= now:
+            due.append(name)
+        else:
+            schedule.no_later_than(context.clock.until(mine))
+            if when > now:
+                break  # entries sort by time
+    return due
+
+
+def promote_task(context: Context, record: Record) -> Procedure[bool]:
+    """Have a scheduled task in its lane, whose time has come; False where it changed meanwhile, or is damaged."""
+    due = _Due(context.paths.at(record.state.index or ""), record)
+    return (yield from unless_damaged(context, due.entry, _promote_one(context, due)))
+
+
+def _my_share(context: Context, name: str) -> bool:
+    """Whether it is this client's to promote; who only looks leaves it to the consumers, as long as there are any."""
+    if context.registration.consumer is None and context.known_consumers.live:
+        return False
+    slot, shares = share(context)
+    return zlib.crc32(name.encode()) % shares == slot
+
+
+def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Due]]:
+    """The records of what is due; what is no task's, or another's entry, is reported and stepped over."""
+    records = yield from read_records(context, [entry_task(name) or "" for name in names])
+    due = []
+    for name, record in zip(names, records, strict=True):
+        entry = f"{bucket}/{name}"
+        if record is Unread.CORRUPT:
+            context.ignored_paths.add(entry)
+        elif isinstance(record, Record) and record.state.index and context.paths.at(record.state.index) == entry:
+            due.append(_Due(entry, record))
+        elif context.listings.still_listed(bucket, name):
+            context.report(entry, "an entry whose task is not scheduled by it; stepped over")
+    return due
+
+
+def _promote(context: Context, entries: list[_Due], schedule: Schedule) -> Procedure[int]:
+    plain = [due for due in entries if due.state.state is State.INSERTED and not _has_place(due.state)]
+    done = yield from _promote_together(context, plain, schedule)
+    for due in entries:
+        if due not in plain:
+            promoted = yield from unless_damaged(context, due.entry, _promote_one(context, due))
+            done += _noted(context, due, promoted, schedule)
+    return done
+
+
+def _noted(context: Context, due: _Due, promoted: bool, schedule: Schedule) -> bool:
+    if promoted:
+        context.retry_times.pauses.pop(due.entry, None)
+    else:
+        context.retry_times.retry_later(due.entry, schedule)
+    return promoted
+
+
+def _has_place(state: TaskState) -> bool:
+    """Whether it goes back to a place of its own: in a queue of strict order, where it once stood in a segment."""
+    return state.rank is not None and bool(state.place.split("/")[1])
+
+
+def _promote_together(context: Context, entries: list[_Due], schedule: Schedule) -> Procedure[int]:
+    """To the ends of their lanes, each in a transaction of its own, all in flight together."""
+    plans: list[Plan] = []
+    for due in entries:
+        plans.append((yield from transitions.promote_to_end(context, due.current)))
+    if not plans:
+        return 0
+    count = 0
+    for due, plan, sent in zip(entries, plans, (yield from send_together(plans)), strict=True):
+        done = sent.outcome.committed
+        if not done:
+            context.segments.open.clear()  # a segment may have come or gone: looked up again by the next try
+        if not done and not sent.outcome.unknown:
+            build = partial(transitions.promote_to_end, context, due.current)
+            done = yield from unless_damaged(context, due.entry, _committed(plan, build, sent))
+        count += _noted(context, due, done, schedule)
+    return count
+
+
+def _promote_one(context: Context, due: _Due) -> Procedure[bool]:
+    if due.state.state is State.FINISHED:  # its dedupe window has ended, and a run is held in escrow
+        state = due.state.with_attempt("finished", due.state.ended or 0, None, due.state.started)
+        current = due.current.with_state(state)
+        return (yield from escrow.rerun(context, current, context.marks.nonce())).committed
+    build = partial(transitions.promote, context, due.current)
+    return (yield from _committed((yield from build()), build))
+
+
+def _committed(plan: Plan, build: Callable[[], Procedure[Plan]], first: Sent | None = None) -> Procedure[bool]:
+    """Carry a promotion out; False where the task changed meanwhile. Raises `CorruptRecord`."""
+    refusal = (yield from commit(plan, mending(build), first=first)).refusal
+    if refusal is not None and refusal.why is not Why.CHANGED:
+        raise damaged("a promotion", refusal.outcome, refusal.multi)
+    return refusal is None
+
+
+# --- Rescue: what dead consumers and interrupted calls left is put right.
+
+# --- What calls of a client left to be put right: it is paid before the client's next claim, and in the background.
+#
+# A call that was cut off, or lost its connection at its last step, can do nothing more itself. What it leaves is
+# remembered: claims that nobody got, rollbacks, batches to be ended, the lock of a clean-up; and of handlers that
+# have begun, that this does not stand yet. So is what was handled, and goes with the client's next claim: it waits
+# for that no longer than it may.
+
+
+def has_pending(context: Context) -> bool:
+    """Whether anything is owed."""
+    return bool(
+        context.claims.has_undelivered()
+        or context.claims.deferred
+        or context.pending.batches
+        or context.pending.unmarked_starts
+        or (context.maintenance.left and not context.maintenance.busy)
+    )
+
+
+def finish_pending(context: Context) -> Procedure[int]:
+    """Put right what can be; returns how many tasks were given back. Raises `TransportError`: then it is owed still."""
+    if has_overdue(context):
+        yield from settle_deferred(context)
+    yield from begin_again(context)
+    count = yield from give_back(context)
+    yield from close_pending(context)
+    yield from release_abandoned_lock(context)
+    return count
+
+
+def until_due(context: Context, most: float) -> float:
+    """Seconds until something is to be looked at, at the most `most`; with the client's lock held."""
+    return min(most, seconds_until_deferred(context, most))
+
+
+# --- Giving back what nobody holds any more: the tasks of dead consumers, and of claims whose lease or lock has ended.
+#
+# All of it is driven by watches and by the clock of the server: where nothing happened, it costs no request. What
+# it costs otherwise depends on what is in flight, not on the backlog. What is refused, because somebody else was at
+# the same task, is tried again: at once while it changes, then after a pause that is on the schedule of whoever
+# looks.
+
+LEASE_LISTING_SECONDS: Final = 0.5
+
+
+def maintain(context: Context, schedule: Schedule | None = None) -> Procedure[int]:
+    """Give back, rescue and promote what is due; returns how many tasks became claimable.
+
+    `schedule` is told when to look again; one look does a bounded amount of work, so that a claim is not kept waiting.
+    """
+    schedule = schedule or context.schedule()
+    count = yield from finish_pending(context)
+    yield from check_cancellations(context)
+    count += yield from _rescue_lost_claims(context)
+    return count + (yield from _give_back_and_promote(context, schedule))
+
+
+def bring_back(context: Context) -> Procedure[int]:
+    """Give back, rescue and promote all that is due, as for a queue that nobody claims from; how many tasks."""
+    count, more = 0, True
+    while more and not context.maintenance.closing:
+        schedule = context.schedule()
+        count += yield from _give_back_and_promote(context, schedule)
+        more = schedule.more
+    return count
+
+
+def _give_back_and_promote(context: Context, schedule: Schedule) -> Procedure[int]:
+    count = yield from rescue_dead(context, schedule)
+    count += yield from expire_leases(context, schedule)
+    return count + (yield from promote_due(context, schedule))
+
+
+# --- dead consumers
+
+
+def _rescue_lost_claims(context: Context) -> Procedure[int]:
+    """Give back what this client had in hand and lost since somebody deleted the claim's znode.
+
+    Its session lives, so that nobody else would ever take it away. Elsewhere settled or cancelled, it has no note.
+    """
+    count = 0
+    for note, task_id in list(context.pending.lost_claims.items()):
+        if context.pending.lost_claims.pop(note, None) is None:
+            continue  # another call is at it
+        if (yield Exists(context.paths.task(task_id, "claim"))) is None:
+            count += yield from unless_damaged(context, note, rescue_task(context, task_id, note))
+    return count
+
+
+def rescue_dead(context: Context, schedule: Schedule | None = None) -> Procedure[int]:
+    """Give back what consumers without a live session were working on.
+
+    A watch tells of the next death. A rescue that was refused is on the schedule, since no watch tells of that.
+    """
+    schedule = schedule or context.schedule()
+    if not context.known_consumers.stands:
+        yield from single_flight(
+            context, "consumers", lambda: context.known_consumers.stands, lambda: _read_consumers(context)
+        )
+    count = 0
+    for consumer in list(context.known_consumers.unrescued):
+        if not context.retry_times.waits(context.paths.consumer(consumer), schedule):
+            count += yield from _rescue_consumer(context, consumer, schedule)
+    return count
+
+
+def _read_consumers(context: Context) -> Procedure[None]:
+    """Learn who lives, under a watch, and who is registered and does not.
+
+    The register is read last. A consumer that joined or died between the two has fired the watch: then nobody is taken
+    for dead, and the next look reads both anew.
+    """
+    known, watch = context.known_consumers, context.new_watch()
+    live = yield Children(context.paths.at("live"), watch)
+    registered = yield Children(context.paths.at("consumers"))
+    known.live = sorted(live or ())
+    known.unrescued = [] if watch.fired else sorted(set(registered or ()) - set(known.live))
+    known.watch = watch
+
+
+def _rescue_consumer(context: Context, consumer: str, schedule: Schedule) -> Procedure[int]:
+    """Rescue one dead consumer's tasks, then take it off the register; what is refused is put off."""
+    count = 0
+    path = context.paths.consumer(consumer)
+    current = yield Children(context.paths.consumer(consumer, "current"))
+    for task_id in current or ():
+        note = context.paths.current(consumer, task_id)
+        count += yield from unless_damaged(context, note, rescue_task(context, task_id, note))
+    if (yield from _deregister(context, consumer, noted=current is not None)):
+        context.retry_times.pauses.pop(path, None)
+        if consumer in context.known_consumers.unrescued:
+            context.known_consumers.unrescued.remove(consumer)
+        yield from close_batches(context)
+    else:  # something of it is left: a task that somebody else was changing, or a znode that is not ours
+        context.retry_times.retry_later(path, schedule)
+    return count
+
+
+def _deregister(context: Context, consumer: str, *, noted: bool) -> Procedure[bool]:
+    """Take a dead consumer off the register; `noted`: what lists its tasks goes too. Whether nothing of it is left."""
+    path, ops = context.paths.consumer(consumer), Ops()
+    if noted:
+        ops.delete(context.paths.consumer(consumer, "current"))
+    outcome: Outcome = yield ops.delete(path).multi()
+    return outcome.committed or (yield Children(path)) is None
+
+
+# --- leases
+
+
+def expire_leases(context: Context, schedule: Schedule) -> Procedure[int]:
+    """Rescue the claims whose lease or lock has ended, judged by the server's clock."""
+    names = yield from _leases(context, schedule)
+    if not names:
+        context.known_consumers.lease_ends.clear()
+        return 0
+    now = yield from certainly_past(context)
+    yield from read_ends(context, names, now)
+    count = 0
+    for path in names:
+        count += yield from _expire_if_over(context, path, now, schedule)
+    return count
+
+
+def _expire_if_over(context: Context, path: str, now: int, schedule: Schedule) -> Procedure[bool]:
+    end = context.known_consumers.lease_ends.get(path)
+    if end is not None and end <= now:
+        return (yield from _expire(context, path, schedule))
+    if end is not None:
+        context.retry_times.pauses.pop(path, None)  # it was extended: the next end is a new one
+        schedule.no_later_than(context.clock.until(end))
+    return False
+
+
+def _leases(context: Context, schedule: Schedule) -> Procedure[list[str]]:
+    names: list[str] = []
+    for index in DEADLINES:
+        path = context.paths.at(index)
+        leases = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
+        if leases is None:
+            continue  # the queue is gone
+        listed = context.listings.at(path)
+        if not listed.fresh:  # the names are not of this moment: look again when they are as old as they may be
+            schedule.no_later_than(listed.read_at + LEASE_LISTING_SECONDS - context.run.monotonic())
+        names += [name for name in (f"{path}/{name}" for name in leases or ()) if name not in context.ignored_paths]
+    return names
+
+
+def _expire(context: Context, path: str, schedule: Schedule) -> Procedure[bool]:
+    if context.retry_times.waits(path, schedule):
+        return False
+    task_id = lease_task(path.rpartition("/")[2])
+    if task_id is None:
+        context.report(path, "no lease of ours; stepped over")
+        return False
+    if (yield from unless_damaged(context, path, rescue_task(context, task_id, path))):
+        context.retry_times.pauses.pop(path, None)
+        return True
+    context.known_consumers.lease_ends.pop(path, None)
+    context.retry_times.retry_later(path, schedule)  # extended, or gone, or somebody is at it: the next look finds out
+    return False
+
+
+# --- What a worker's keeper does for its queue while every slot of the worker is busy: idle ones do it themselves.
+
+
+def run_maintenance(context: Context) -> Procedure[None]:
+    """Rescue and promote what is due, as a claim would; nothing is done by a client that has not claimed yet."""
+    if context.registration.consumer is not None:
+        yield from maintain(context)
+
+
+def wait_for_change(context: Context, seen: int, timeout: Duration) -> Procedure[bool]:
+    """Wait until the queue has changed since its `changes` were `seen`, at most for `timeout`; whether it has."""
+    return bool((yield Wait(context.signal, seen, seconds("timeout", timeout))))

@@ -35,8 +35,8 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from airflow_provider_zkmq.engine.core.model import codec
-from airflow_provider_zkmq.engine.core.model.codec import MAX_PRIORITY, corrupt_unless_read, dump, load
+from airflow_provider_zkmq.engine.core.model import values
+from airflow_provider_zkmq.engine.core.model.values import MAX_PRIORITY, corrupt_unless_read, dump, load
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._:+@=-]{1,128}\Z")
@@ -257,7 +257,7 @@ MAX_LANES: Final = 256
 MAX_NAME: Final = 200
 SEGMENT_ENTRIES: Final = 512
 _MIXED: Final = "*"
-_FILTERS: Final = codec.optional(codec.mapping(codec.text, codec.text))
+_FILTERS: Final = values.optional(values.mapping(values.text, values.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +281,7 @@ class Lane:
         """Read a lane's data. Raises `CorruptRecord`."""
         record = load(path, data)
         with corrupt_unless_read(path, "a lane"):
-            return cls(codec.priority(record.get("priority", 0)), _FILTERS(record.get("filters")))
+            return cls(values.priority(record.get("priority", 0)), _FILTERS(record.get("filters")))
 
     def mixed(self) -> Lane:
         """The mixed lane of the same priority."""

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine.core.model.codec import corrupt_unless_read, load
 from airflow_provider_zkmq.engine.core.model.selectors import FilterTypes
-from airflow_provider_zkmq.engine.core.model.time import Duration, seconds
+from airflow_provider_zkmq.engine.core.model.values import Duration, corrupt_unless_read, load, seconds
 from airflow_provider_zkmq.engine.errors import ConfigError
 
 # --- When a failed task runs again, and when it is dead.

@@ -1,22 +1,140 @@
-"""What the znodes of a task hold: its record, and the copy that is kept of a run that has left."""
+"""Messages as callers give them, and what the znodes of a task hold."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from airflow_provider_zkmq.engine.core.model import codec
-from airflow_provider_zkmq.engine.core.model.codec import UNREADABLE, corrupt_unless_read, dump, load, spell, stored
+from airflow_provider_zkmq.engine.core.model import values
 from airflow_provider_zkmq.engine.core.model.names import bucket_of, check_name, entry_name, entry_task
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.values import (
+    UNREADABLE,
+    Duration,
+    Moment,
+    corrupt_unless_read,
+    dump,
+    load,
+    optional_milliseconds,
+    optional_seconds,
+    refuse_deep,
+    spell,
+    stored,
+)
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
-if TYPE_CHECKING:
-    from dataclasses import replace
+# --- What is enqueued: messages, and their parts as they are stored.
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What to enqueue.
+
+    ``data``: bytes, or text stored as UTF-8. ``filters``: values of declared filters. ``priority``: higher comes
+    first, -9999 to 9999. ``delay``: how long it is not to be handled yet, or ``not_before``: until when, a moment with
+    a zone, by ZooKeeper's clock. ``task_id``: the caller's own id, else one is generated. ``metadata``: a JSON object
+    of the caller's. ``policy``: overrides the queue's. ``lock``: how long a claim of it holds without being extended;
+    overrides the queue's.
+
+    With a task id that is in use: ``update`` replaces a task that is still queued. It keeps its place, and its time
+    unless ``delay`` or ``not_before`` is given: a delay of 0 brings it forward, None leaves it. A change of filters or
+    priority gives it a place in its new lane; in a queue of strict order at the end. ``requeue`` has this message run
+    once more when the run under way, or the dedupe window of one that is done, has ended.
+    """
+
+    data: bytes | str
+    filters: Mapping[str, object] | None = None
+    priority: int = 0
+    delay: Duration | None = None
+    task_id: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    policy: RetryPolicy | None = None
+    lock: Duration | None = None
+    update: bool = False
+    requeue: bool = False
+    not_before: Moment | None = None
+
+    def times(self) -> tuple[float | None, int | None]:
+        """Its delay in seconds, or its moment in milliseconds since 1970; None for what is not given.
+
+        Raises `ConfigError`, also for both of them.
+        """
+        delay, moment = optional_seconds("delay", self.delay), optional_milliseconds("not_before", self.not_before)
+        if delay is not None and moment is not None:
+            msg = f"a message has a delay ({self.delay}) or not_before ({self.not_before}), not both"
+            raise ConfigError(msg)
+        return delay, moment
+
+
+def idempotency_series(queue: str, key: object) -> str:
+    """What the ids of the tasks that are enqueued with this ``idempotency_key`` begin with. Raises `ConfigError`.
+
+    A dot and the message's position, from 0, in six digits follow. Another queue's ids differ.
+    """
+    if not isinstance(key, str) or not key:
+        msg = f"idempotency_key {key!r} is not allowed: a text that is not empty"
+        raise ConfigError(msg)
+    return hashlib.blake2b(json.dumps([queue, key]).encode(), digest_size=16).hexdigest()
+
+
+def keyed(queue: str, key: object, messages: Sequence[Message]) -> list[Message]:
+    """The messages, each with the id that the key and its position give it. Raises `ConfigError`."""
+    series = idempotency_series(queue, key)
+    if any(isinstance(each, Message) and each.task_id is not None for each in messages):
+        msg = f"idempotency_key {key!r} names the tasks itself: give it, or messages with a task_id of their own"
+        raise ConfigError(msg)
+    return [
+        replace(each, task_id=f"{series}.{position:06d}") if isinstance(each, Message) else each
+        for position, each in enumerate(messages)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class NewTasks:
+    """What an enqueue of what is not there yet found: the ids that it wrote, and those that were there already."""
+
+    written: tuple[str, ...]
+    existing: tuple[str, ...]
+
+
+#: How no metadata are stored, where they are at all: a new task without has no znode for them.
+NO_METADATA: Final = b"{}"
+
+
+def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
+    """The caller's metadata as stored. Raises `ConfigError` for what JSON cannot hold."""
+    if metadata is None:
+        return NO_METADATA
+    try:
+        data = json.dumps(dict(metadata), separators=(",", ":"), allow_nan=False).encode()
+        refuse_deep(data, dict(metadata))
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"metadata must be a JSON object: {error}"
+        raise ConfigError(msg) from error
+    return data
+
+
+def encode_data(what: str, data: object) -> bytes:
+    """Payload bytes of bytes-like data or text. Raises `ConfigError`."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    if isinstance(data, str):
+        try:
+            return data.encode()
+        except UnicodeEncodeError as error:
+            msg = f"{what} is no valid text: {error}"
+            raise ConfigError(msg) from error
+    msg = f"{what} must be bytes or text, not {type(data).__name__}"
+    raise ConfigError(msg)
+
+
+# --- What the znodes of a task hold: its record, and the copy that is kept of a run that has left.
 
 # --- What each field of a stored record must be.
 
@@ -52,16 +170,16 @@ def _state(value: Any) -> State:
 
 def _place(value: object) -> str:
     """``<lane>/<segment>/<entry>``; what began delayed has no segment yet."""
-    place = codec.text(value)
+    place = values.text(value)
     lane, segment, entry = place.split("/")
     for name in (lane, segment or "-", entry):
-        codec.part(name)
+        values.part(name)
     return place
 
 
 def _index(value: object) -> str:
     """Where a task is listed that is not in a lane."""
-    parts = [codec.part(name) for name in codec.text(value).split("/")]
+    parts = [values.part(name) for name in values.text(value).split("/")]
     if _INDEXES.get(parts[0]) != len(parts):
         msg = f"{'/'.join(parts)} is no index"
         raise ValueError(msg)
@@ -70,59 +188,46 @@ def _index(value: object) -> str:
 
 def _attempt(record: object) -> Attempt:
     """One past delivery; what else is said of it is left out."""
-    known = codec.mapping(codec.text, lambda value: value)(record)
+    known = values.mapping(values.text, lambda value: value)(record)
     return Attempt(**{name: check(known[name]) for name, check in _ATTEMPT.items() if name in known})
 
 
 _STATES: Final = {str(state): state for state in State}
-_MOMENT: Final = codec.optional(codec.moment)
-_PART: Final = codec.optional(codec.part)
+_MOMENT: Final = values.optional(values.moment)
+_PART: Final = values.optional(values.part)
 #: For how many seconds something holds.
-SPAN: Final = codec.number(0, codec.MAX_SECONDS)
-_ATTEMPT: Final[dict[str, codec.Check[Any]]] = {
-    "number": codec.count,
-    "consumer": codec.shown,
-    "claimed": codec.moment,
-    "ended": codec.moment,
-    "outcome": codec.shown,
-    "error": codec.optional(codec.shown),
+SPAN: Final = values.number(0, values.MAX_SECONDS)
+_ATTEMPT: Final[dict[str, values.Check[Any]]] = {
+    "number": values.count,
+    "consumer": values.shown,
+    "claimed": values.moment,
+    "ended": values.moment,
+    "outcome": values.shown,
+    "error": values.optional(values.shown),
     "started": _MOMENT,
 }
 #: What each field of a stored record must be; a field that is not here is not read.
-FIELDS: Final[dict[str, codec.Check[Any]]] = {
+FIELDS: Final[dict[str, values.Check[Any]]] = {
     "state": _state,
     "place": _place,
-    "nonce": codec.text,
-    "priority": codec.priority,
-    "filters": codec.mapping(codec.part, codec.text),
-    "attempt": codec.count,
-    "index": codec.optional(_index),
-    "settled": codec.many(codec.text),
-    "error": codec.optional(codec.shown),
-    "policy": codec.optional(codec.mapping(codec.text, lambda value: value)),
-    "history": codec.many(_attempt),
-    "lock": codec.optional(SPAN),
-    "rank": codec.optional(codec.zxid),
-    "ended_zxid": codec.optional(codec.zxid),
-    **dict.fromkeys(("bound", "requeue", "result", "metadata"), codec.flag),
+    "nonce": values.text,
+    "priority": values.priority,
+    "filters": values.mapping(values.part, values.text),
+    "attempt": values.count,
+    "index": values.optional(_index),
+    "settled": values.many(values.text),
+    "error": values.optional(values.shown),
+    "policy": values.optional(values.mapping(values.text, lambda value: value)),
+    "history": values.many(_attempt),
+    "lock": values.optional(SPAN),
+    "rank": values.optional(values.zxid),
+    "ended_zxid": values.optional(values.zxid),
+    **dict.fromkeys(("bound", "requeue", "result", "metadata"), values.flag),
     **dict.fromkeys(("due", "was_due", "claimed", "started", "ended", "dedupe"), _MOMENT),
     **dict.fromkeys(("consumer", "lease", "batch"), _PART),
 }
 
 # --- What the znodes hold: frozen records and their byte codecs.
-
-__all__ = [
-    "MAX_ERROR",
-    "Attempt",
-    "TaskState",
-    "Times",
-    "claimed_before",
-    "clip",
-    "load_claim",
-    "load_fields",
-    "load_span",
-    "replace",
-]
 
 MAX_HISTORY: Final = 10
 MAX_ERROR: Final = 4_000
@@ -217,7 +322,7 @@ class TaskState:
         """The record with the current delivery added to its history (the last ten are kept)."""
         claimed, text = claimed_before(self.claimed, started) or 0, clip(error, MAX_PAST_ERROR)
         done = Attempt(self.attempt, self.consumer or "", claimed, ended, outcome, text, started)
-        return replace(self, history=(*self.history, done)[-MAX_HISTORY:])
+        return replace_fields(self, history=(*self.history, done)[-MAX_HISTORY:])
 
     def retry(self, default: RetryPolicy) -> RetryPolicy:
         """The task's own policy, else the queue's."""
@@ -240,21 +345,21 @@ _SPELL: Final[dict[str, Callable[[Any], str]]] = {
 #: What those that may be missing are then.
 _OPTIONAL: Final = {"filters": {}} | {name: value for name, value in _DEFAULTS.items() if value is not MISSING}
 
-if not TYPE_CHECKING:  # checkers know it as that of `dataclasses`
-    _PUT: Final = {name: vars(TaskState)[name].__set__ for name in _NAMES}
-    _PUTS: Final = tuple(_PUT.values())
+_PUT: Final = {name: vars(TaskState)[name].__set__ for name in _NAMES}
+_PUTS: Final = tuple(_PUT.values())
 
-    def replace(before: TaskState, /, **changes: Any) -> TaskState:
-        """`dataclasses.replace` for task records, which are replaced several times in each transaction.
 
-        That one goes through the constructor of a frozen class, which takes three times as long.
-        """
-        after = object.__new__(TaskState)
-        for put, value in zip(_PUTS, _VALUES(before), strict=True):
-            put(after, value)
-        for name, value in changes.items():
-            _PUT[name](after, value)
-        return after
+def replace_fields(before: TaskState, /, **changes: Any) -> TaskState:
+    """`dataclasses.replace` for task records, which are replaced several times in each transaction.
+
+    That one goes through the constructor of a frozen class, which takes three times as long.
+    """
+    after: TaskState = object.__new__(TaskState)
+    for put, value in zip(_PUTS, _VALUES(before), strict=True):
+        put(after, value)
+    for name, value in changes.items():
+        _PUT[name](after, value)
+    return after
 
 
 def load_fields(path: str, data: bytes, names: Sequence[str]) -> dict[str, Any]:
@@ -270,13 +375,13 @@ def _unread(path: str, error: Exception) -> CorruptRecord:
     return CorruptRecord(f"{path} does not hold a task's state: {error}")
 
 
-_CLAIM: Final[dict[str, codec.Check[Any]]] = {
-    "consumer": codec.shown,
-    "nonce": codec.text,
-    "lease": codec.optional(SPAN),
-    "progress": codec.optional(codec.number(0, 1)),
-    "note": codec.optional(codec.shown),
-    "began": codec.optional(codec.moment),
+_CLAIM: Final[dict[str, values.Check[Any]]] = {
+    "consumer": values.shown,
+    "nonce": values.text,
+    "lease": values.optional(SPAN),
+    "progress": values.optional(values.number(0, 1)),
+    "note": values.optional(values.shown),
+    "began": values.optional(values.moment),
 }
 
 

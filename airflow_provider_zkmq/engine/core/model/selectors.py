@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from airflow_provider_zkmq.engine.core.model import codec
-from airflow_provider_zkmq.engine.core.model.codec import corrupt_unless_read, load
+from airflow_provider_zkmq.engine.core.model import values as codec
 from airflow_provider_zkmq.engine.core.model.names import check_name
+from airflow_provider_zkmq.engine.core.model.values import corrupt_unless_read, load
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 # --- Filter types: the typed tags of a task, as zkmq declares them.

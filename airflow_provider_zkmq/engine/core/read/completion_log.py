@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from airflow_provider_zkmq.engine.core.client.context import Context
+from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.model.names import bucket_start, entry_task, entry_time, is_name
 from airflow_provider_zkmq.engine.core.model.records import (
     Ended,
@@ -18,7 +18,7 @@ from airflow_provider_zkmq.engine.core.model.records import (
     parse_history_name,
 )
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Exists, Node, Procedure, Stat, Sync
+from airflow_provider_zkmq.engine.core.ops import Children, Exists, Node, Procedure, Stat, Sync
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
 from airflow_provider_zkmq.engine.core.read.inspect import Task, assemble, task_of_history_entry
 from airflow_provider_zkmq.engine.core.read.nodes import (
@@ -38,7 +38,7 @@ from airflow_provider_zkmq.engine.core.read.nodes import (
 )
 from airflow_provider_zkmq.engine.errors import CorruptRecord
 
-# --- Runs that have left what lists them and are kept for who reads what ended (`core.write.history`).
+# --- Runs that have left what lists them and are kept for who reads what ended (`core.write.transitions`).
 
 #: So many znodes without much in them are read in one request: buckets, entries.
 BARE_AT_ONCE: Final = 8 * AT_ONCE
@@ -125,7 +125,7 @@ def _is_listed(context: Context, path: str, node: Node, error: CorruptRecord) ->
 # --- The log of ended runs: which ended after one transaction and up to another, and each as it was when it ended.
 #
 # It is no znode of its own, so that an end costs nothing: it is what lists the tasks that have ended, together with
-# the letters of the runs that have left (`core.write.history`). A run's place in the log is the transaction in
+# the letters of the runs that have left (`core.write.transitions`). A run's place in the log is the transaction in
 # which it ended. What lists it was written in that transaction or later, and never before: a bucket in which
 # nothing has come or gone after some transaction holds no run that ended after it, and is not read.
 #

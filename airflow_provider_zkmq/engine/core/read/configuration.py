@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.model import codec
-from airflow_provider_zkmq.engine.core.model.codec import corrupt_unless_read, load
+from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.model import values
 from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import FilterType, FilterTypes, Undeclared, decode_types
-from airflow_provider_zkmq.engine.core.model.time import SHORTEST_INTERVAL, seconds, spell_seconds
-from airflow_provider_zkmq.engine.core.protocol.ops import Children, Get, Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.model.values import (
+    SHORTEST_INTERVAL,
+    corrupt_unless_read,
+    load,
+    seconds,
+    spell_seconds,
+)
+from airflow_provider_zkmq.engine.core.ops import Children, Get, Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.read.nodes import (
     THERE,
     create_skeleton,
@@ -205,10 +210,10 @@ def _archived(context: Context, node: Node) -> dict[str, Any]:
     return unless_corrupt(context, path, partial(load_archive, path, node.data), "nothing is collected") or {}
 
 
-_ARCHIVE: Final[dict[str, codec.Check[Any]]] = {
-    "watermark": codec.zxid,
-    "directory": codec.optional(codec.shown),
-    "run": codec.optional(codec.text),
+_ARCHIVE: Final[dict[str, values.Check[Any]]] = {
+    "watermark": values.zxid,
+    "directory": values.optional(values.shown),
+    "run": values.optional(values.text),
 }
 
 
@@ -329,7 +334,7 @@ def _consumer(context: Context, name: str, node: Node, in_hand: tuple[str, ...],
         name=_text(record.get("name")),
         host=_text(record.get("host")),
         pid=pid if isinstance(pid, int) else None,
-        accepts=tuple(codec.shown(each) for each in accepts if isinstance(each, str))
+        accepts=tuple(values.shown(each) for each in accepts if isinstance(each, str))
         if isinstance(accepts, list)
         else (),
         in_hand=in_hand,
@@ -338,7 +343,7 @@ def _consumer(context: Context, name: str, node: Node, in_hand: tuple[str, ...],
 
 
 def _text(value: object) -> str | None:
-    return codec.shown(value) if isinstance(value, str) else None
+    return values.shown(value) if isinstance(value, str) else None
 
 
 # --- Up to where clean-up may have deleted ended runs of a queue that streams follow, taken or not.
@@ -380,4 +385,4 @@ def _load(path: str, data: bytes) -> int:
     """How far a mark says that clean-up has come. Raises `CorruptRecord`."""
     record = load(path, data)
     with corrupt_unless_read(path, "a mark of a queue that is followed"):
-        return codec.zxid(record.get("trimmed", 0))
+        return values.zxid(record.get("trimmed", 0))

@@ -11,16 +11,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.model.codec import load, whole_number
+from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.model.records import load_fields
 from airflow_provider_zkmq.engine.core.model.selectors import FilterTypes, Selector, as_selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.time import Moment, optional_milliseconds
-from airflow_provider_zkmq.engine.core.protocol.ops import Node, Procedure, Sync
+from airflow_provider_zkmq.engine.core.model.values import Moment, load, optional_milliseconds, whole_number
+from airflow_provider_zkmq.engine.core.ops import Node, Procedure, Sync
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.counts import as_state
-from airflow_provider_zkmq.engine.core.read.inspect import COLUMNS, ReadPlan, Row, checked_columns, checked_ids
+from airflow_provider_zkmq.engine.core.read.inspect import (
+    COLUMNS,
+    ReadPlan,
+    Row,
+    as_state,
+    checked_columns,
+    checked_ids,
+)
 from airflow_provider_zkmq.engine.core.read.leases import Lapsed, certainly_past, lapsed_tasks
 from airflow_provider_zkmq.engine.core.read.nodes import (
     SLIM_AT_ONCE,

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.model.codec import dump
+from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.model.names import check_name
-from airflow_provider_zkmq.engine.core.model.time import Duration
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.model.values import Duration, dump
+from airflow_provider_zkmq.engine.core.ops import (
     Check,
     Children,
     Create,
@@ -31,14 +30,24 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     Signal,
     Stat,
     Sync,
+    Tries,
     WriteOp,
+    failed_at,
+    never,
+    refused,
+    transact,
 )
-from airflow_provider_zkmq.engine.core.protocol.transact import Tries, failed_at, never, refused, transact
-from airflow_provider_zkmq.engine.core.read.cache import shared_nodes, unsubscribe
-from airflow_provider_zkmq.engine.core.read.nodes import Deadline, chunked, read_nodes, restored
+from airflow_provider_zkmq.engine.core.read.nodes import (
+    Deadline,
+    chunked,
+    read_nodes,
+    restored,
+    shared_nodes,
+    unsubscribe,
+)
 from airflow_provider_zkmq.engine.core.read.wait import failed_too
-from airflow_provider_zkmq.engine.core.write.batch_closing import close_after, close_batch, load_batch
 from airflow_provider_zkmq.engine.core.write.new_task import NewTask, pack, stamped
+from airflow_provider_zkmq.engine.core.write.transitions import close_after, close_batch, load_batch
 from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskNotFound, WaitTimeout
 
 #: Stands among the open members while they are being written; no task can have this name.

@@ -10,14 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.model.codec import shown
+from airflow_provider_zkmq.engine.core.context import Claimed, Context
 from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.records import clip
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.time import Duration
-from airflow_provider_zkmq.engine.core.protocol.ops import Procedure
+from airflow_provider_zkmq.engine.core.model.values import Duration, shown
+from airflow_provider_zkmq.engine.core.ops import Procedure
 from airflow_provider_zkmq.engine.core.tasks.settle import complete, failed, recover_record, snooze
 from airflow_provider_zkmq.engine.core.tasks.transaction import TransactionState, commit, rollback
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError

@@ -1,40 +1,601 @@
-"""Settling a claim: complete, fail, release, snooze; and giving back what nobody received."""
+"""What holders and rescuers do to a claim: extend, complete, fail, release, give back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.client.claims import Claimed, Handover, Sending, UnsettledClaim
-from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.model.messages import encode_data
-from airflow_provider_zkmq.engine.core.model.records import TaskState, replace
+from airflow_provider_zkmq.engine.core.context import (
+    Claimed,
+    Context,
+    DeferredCompletion,
+    Handover,
+    Sender,
+    Sending,
+    UnsettledClaim,
+)
+from airflow_provider_zkmq.engine.core.model.names import is_prefetched
+from airflow_provider_zkmq.engine.core.model.policy import Conf
+from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, encode_data, replace_fields
 from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.model.time import Duration, optional_seconds, seconds
-from airflow_provider_zkmq.engine.core.protocol.ops import MAX_REQUEST, Failure, Outcome, Procedure, Sync, Wait
-from airflow_provider_zkmq.engine.core.protocol.transact import refused, transact
+from airflow_provider_zkmq.engine.core.model.values import Duration, dump, optional_seconds, seconds
+from airflow_provider_zkmq.engine.core.ops import (
+    MAX_REQUEST,
+    Check,
+    Create,
+    Delete,
+    Exists,
+    Failure,
+    Get,
+    Multi,
+    Node,
+    Ops,
+    Outcome,
+    Post,
+    Procedure,
+    SetData,
+    Signal,
+    Sync,
+    Tries,
+    Wait,
+    WriteOp,
+    damaged,
+    failed_at,
+    never,
+    refused,
+    transact,
+)
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.leases import one_stands, unless_queue_gone
-from airflow_provider_zkmq.engine.core.read.nodes import read_nodes
-from airflow_provider_zkmq.engine.core.read.server_clock import server_time
-from airflow_provider_zkmq.engine.core.tasks.holding import Holding, over, settled_before
+from airflow_provider_zkmq.engine.core.read.leases import (
+    claim_lost,
+    current_claim,
+    end_of,
+    lease_path,
+    mark_path,
+    one_stands,
+    server_time,
+    unless_queue_gone,
+    why_ended,
+)
+from airflow_provider_zkmq.engine.core.read.nodes import Record, read_nodes, record_of
 from airflow_provider_zkmq.engine.core.write import escrow, transitions
-from airflow_provider_zkmq.engine.core.write.batch_closing import close_after
-from airflow_provider_zkmq.engine.core.write.commit import CommitResult, Plan, Refusal, Why, alone, commit
-from airflow_provider_zkmq.engine.core.write.group_commit import send
-from airflow_provider_zkmq.engine.core.write.record import Current
-from airflow_provider_zkmq.engine.core.write.transitions import result_write
+from airflow_provider_zkmq.engine.core.write.commit import (
+    Chain,
+    CommitResult,
+    Plan,
+    Refusal,
+    Settling,
+    Why,
+    alone,
+    commit,
+    mending,
+    send,
+)
+from airflow_provider_zkmq.engine.core.write.transitions import (
+    Current,
+    beginning,
+    close_after,
+    may_have_dropped,
+    notes_of,
+    result_write,
+)
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
+    ConfigError,
     CorruptRecord,
     OutcomeUnknown,
+    SessionLost,
+    TaskNotFound,
     TaskTooLarge,
     TransportError,
     Unavailable,
     ZkmqError,
 )
+
+# --- Completions that are sent with the client's next claim, or soon by themselves.
+
+#: What is handled waits for so long for what it may go with.
+TOGETHER_SECONDS: Final = 0.05
+#: The pause before what could not be settled, since no server answered, is tried again.
+RETRY_SECONDS: Final = 0.5
+
+
+def settle_later(
+    context: Context,
+    claimed: Claimed,
+    settle: Callable[[], Procedure[Any]],
+    on_settled: Callable[[Any, Exception | None], None],
+) -> DeferredCompletion:
+    """Put a settlement down; `on_settled` hears how it ended. Until then it is tried again while no server answers.
+
+    What is put down once more stays as it is: whoever does so was interrupted before it knew.
+    """
+    completion = DeferredCompletion(claimed, settle, on_settled, context.run.monotonic() + TOGETHER_SECONDS)
+    completion = context.claims.deferred.setdefault((claimed.task_id, claimed.token), completion)
+    context.run.finish_later()
+    return completion
+
+
+def _settled(completion: DeferredCompletion) -> Procedure[Any]:
+    """Its settlement; whatever that raises, it raises when it is carried out."""
+    return (yield from completion.settle())
+
+
+def has_overdue(context: Context) -> bool:
+    """Whether anything that was put down is to wait no longer."""
+    now = context.run.monotonic()
+    return any(completion.waits and completion.due <= now for completion in context.claims.deferred.values())
+
+
+def seconds_until_deferred(context: Context, most: float) -> float:
+    """Seconds until what was put down is to be looked at; what another call has is looked at soon, should it fail."""
+    now = context.run.monotonic()
+    spans = (max(0.0, each.due - now) if each.waits else TOGETHER_SECONDS for each in context.claims.deferred.values())
+    return min(spans, default=most)
+
+
+def settle_deferred(context: Context) -> Procedure[None]:
+    """Settle what was put down. What could not be settled, since no server answered, stays."""
+    deferred = DeferredCompletions(context)
+    try:
+        yield from deferred.finish()
+    finally:
+        deferred.sender.over = True
+        deferred.close()
+
+
+def settle_last(context: Context) -> Procedure[None]:
+    """Settle what was put down before the client is closed, also what another call has. Raises `TransportError`."""
+    yield from settle_deferred(context)
+    while (settling := _under_way(context)) is not None:
+        yield Wait(settling, 0, turn=True)
+    yield from settle_deferred(context)
+
+
+def _under_way(context: Context) -> Signal | None:
+    found = (each.claimed.settling for each in context.claims.deferred.values() if not each.waits)
+    return next((settling for settling in found if settling is not None), None)
+
+
+@dataclass(slots=True, eq=False)
+class DeferredCompletions:
+    """One call's way of taking along what was put down.
+
+    It stays put down until it has been told. Whoever makes a departure ends its journey, by a statement: whatever
+    becomes of the call then, others take along what it has not settled. Then it is closed.
+    """
+
+    context: Context
+    sender: Sender = field(default_factory=Sender)
+    chain: Chain = field(default_factory=lambda: Chain([]))
+    taken: list[DeferredCompletion] = field(default_factory=list)
+
+    def send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
+        """Send a transaction with what was put down; how it ended, as if it had been sent alone."""
+        self._take_deferred()
+        try:
+            return (yield from self.chain.send(context, make))
+        finally:
+            self._notify()
+
+    def finish(self) -> Procedure[bool]:
+        """Settle by itself what nothing went with; whether anything is. Raises nothing: who put it down is told."""
+        self._take_deferred()
+        try:
+            yield from self.chain.finish(self.context)
+        finally:
+            on_settled = self._notify()
+        return on_settled
+
+    def close(self) -> None:
+        """Nobody goes on with what it has not settled."""
+        self.chain.close()
+        for completion in self.taken:
+            completion.claimed.chained = False
+        if self.taken:
+            self.context.run.finish_later()
+
+    def _take_deferred(self) -> None:
+        """Take along what has been put down; what is over already, but was not told by an interrupted call, is told."""
+        for completion in [each for each in self.context.claims.deferred.values() if each.waits]:
+            completion.sender = self.sender
+            completion.claimed.chained = True
+            if completion.settling is None or not completion.settling.over:
+                record = self.context.paths.task(completion.claimed.task_id, "state")
+                completion.settling = Settling(_settled(completion), record)
+            self.taken.append(completion)
+        self.chain.settlings = [completion.settling for completion in self.taken]
+
+    def _notify(self) -> bool:
+        """Tell those whose settlements are over; what no server answered is put down again. Whether any is over."""
+        over = [completion for completion in self.taken if completion.settling.over]
+        for completion in over:
+            self._end(completion, completion.settling)
+        self.taken = [completion for completion in self.taken if completion.settling is not None]
+        self.chain.settlings = [completion.settling for completion in self.taken]
+        return any((each.claimed.task_id, each.claimed.token) not in self.context.claims.deferred for each in over)
+
+    def _end(self, completion: DeferredCompletion, settling: Settling) -> None:
+        """One is over. It is put down until it was told, whatever meets that."""
+        completion.error = settling.error
+        completion.claimed.chained = False
+        if isinstance(settling.error, TransportError) and not isinstance(settling.error, SessionLost):
+            completion.due = self.context.run.monotonic() + RETRY_SECONDS
+            completion.settling = completion.sender = None
+            self.context.run.finish_later()
+            return
+        try:
+            completion.on_settled(settling.value, settling.error)
+        except Exception as error:  # noqa: BLE001  it must not keep others from being told
+            path = self.context.paths.task(completion.claimed.task_id)
+            self.context.run.report(path, f"it is settled, and whoever had it cannot be told: {error!r}")
+        self.context.claims.deferred.pop((completion.claimed.task_id, completion.claimed.token), None)
+        completion.settling = None
+
+
+# --- What the holder of a claim does besides settling it: begin, extend, report progress.
+
+# --- Whose a claim is after its holder was refused: another's by now, or the holder's still, in a tree that is damaged.
+
+
+@dataclass(slots=True)
+class Holding:
+    """The tries of one call that writes as the holder of a claim."""
+
+    context: Context
+    claimed: Claimed
+    what: str
+    tries: Tries = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tries = Tries(self.what)
+
+    def after(self, outcome: Outcome, multi: Multi, tried: int, verb: str = "") -> Procedure[TaskState | None]:
+        """After a refusal: see `still_held`. One that says that the claim's note is gone has it written anew.
+
+        `tried`: the version that was refused; another thread with the same claim may have learnt of a newer one
+        meanwhile. Raises `CorruptRecord` for what is refused again and again although the claim is ours.
+        """
+        ended = yield from still_held(self.context, self.claimed, verb)
+        if ended is None and self.claimed.version == tried:
+            yield from self.tries.refused(outcome, multi, tried)
+            if outcome.failure is Failure.NO_NODE:
+                yield from renote(self.context, self.claimed, failed_at(outcome, multi))
+        return ended
+
+
+def renote(context: Context, claimed: Claimed, path: str) -> Procedure[None]:
+    """Write anew where a claim is noted, if that is what is missing: it is ours, as its record and its znode say.
+
+    A rescue takes a note off together with the record's state: without it nobody would ever end the claim.
+    """
+    if path not in notes_of(context, claimed.task_id, claimed.state):
+        return
+    span = {"seconds": claimed.span, "consumer": claimed.state.consumer}
+    note = Create(path, b"" if claimed.state.lease is None or "/current/" in path else dump(span))
+    outcome: Outcome = yield Multi((Check(context.paths.task(claimed.task_id, "state"), claimed.version), note))
+    if outcome.committed:
+        context.warn_once(path, f"the note of a claim of task {claimed.task_id!r} was missing; made anew")
+
+
+def still_held(context: Context, claimed: Claimed, verb: str = "") -> Procedure[TaskState | None]:
+    """After a refusal: the claim is another's (`ClaimLost`), or ours still, as `claimed` is then updated to say.
+
+    Where an earlier try of `verb` is what ended the claim, its reply having been lost: the record that it left.
+    """
+    try:
+        now = yield from current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
+    except (ClaimLost, TaskNotFound) as error:
+        happened = yield from settled_before(context, claimed, verb)
+        context.claims.let_go(claimed)
+        if happened is not None:
+            return happened
+        if claimed.state.lease is None and claimed.session == context.run.session():
+            context.pending.lost_claims[context.paths.current(claimed.state.consumer or "", claimed.task_id)] = (
+                claimed.task_id
+            )
+        raise over(claimed) from error
+    claimed.version, claimed.state = now.version, now.state
+    return None
+
+
+def settled_before(context: Context, claimed: Claimed, verb: str) -> Procedure[TaskState | None]:
+    """The record, if an earlier call of the same verb ended this claim; None if another verb or somebody else did.
+
+    Raises `OutcomeUnknown` where that cannot be told any more.
+    """
+    if not claimed.unsure:
+        return None
+    path = context.paths.task(claimed.task_id, "state")
+    node: Node | None = yield Get(path)
+    state = None if node is None else TaskState.decode(path, node.data)
+    known = (*claimed.state.settled[-1:], *claimed.nonces.values())
+    if state is None or may_have_dropped(state, known):
+        context.claims.let_go(claimed)  # asked once more it is lost: no later look would tell more
+        claimed.unsure, claimed.forgotten = False, True
+        raise OutcomeUnknown(str(over(claimed)))
+    return state if claimed.nonces.get(verb) in state.settled else None
+
+
+def cancel_note(context: Context, state: TaskState) -> Procedure[list[WriteOp]]:
+    """What tells the consumer of a claimed task, which watches this znode, that it loses it; a dead one is not told."""
+    path = context.paths.consumer(state.consumer or "", "current")
+    there = state.state is State.CLAIMED and (yield Exists(path)) is not None
+    return [SetData(path, b"")] if there else []
+
+
+def over(claimed: Claimed) -> ClaimLost:
+    """The error for a claim that is not the current one, which says so where a call of ours may have ended it."""
+    if not claimed.forgotten:
+        return claim_lost(claimed.task_id, claimed.token)
+    which = f"claim {claimed.token} of task {claimed.task_id!r}"
+    return ClaimLost(f"{which} is over; whether it was settled by us cannot be told any more")
+
+
+# --- What the holder of a claim does besides settling it: extend it, report its progress.
+
+
+def progress(context: Context, claimed: Claimed, value: float, note: str = "") -> Procedure[None]:
+    """Report how far the handling has come: `value` from 0 to 1, and a note. Raises `ClaimLost`.
+
+    It stands in the claim's znode, and goes with it.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        msg = f"progress {value!r} is not allowed: a number from 0 to 1"
+        raise ConfigError(msg)
+    path = context.paths.task(claimed.task_id, "claim")
+    record = dump(claimed.claim | {"progress": value, "note": clip(str(note))})
+    # The record's version alone may be that of another run of the same id; the claim's note is this one's.
+    notes = [Check(note) for note in notes_of(context, claimed.task_id, claimed.state)]
+    yield from check_and_set(context, claimed, SetData(path, record), notes)
+
+
+def extend(context: Context, claimed: Claimed, lease: Duration) -> Procedure[None]:
+    """Hold the claim for `lease` more seconds from now; for a session-bound claim, check that it still holds.
+
+    Raises `ClaimLost`.
+    """
+    span = seconds("lease", lease)
+    if claimed.lost:
+        raise claim_lost(claimed.task_id, claimed.token)
+    if claimed.state.lease is None:
+        yield from current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
+        return
+    record = dump({"seconds": span, "consumer": claimed.state.consumer})
+    # The deadline outlives the ephemeral of a session that has ended: until a rescue, only the claim's znode tells.
+    held = [Check(context.paths.task(claimed.task_id, "claim"))]
+    yield from check_and_set(context, claimed, SetData(lease_path(context, claimed.state), record), held)
+
+
+def check_and_set(context: Context, claimed: Claimed, op: SetData, more: Sequence[WriteOp] = ()) -> Procedure[None]:
+    """Write to a znode of the claim while it is the current one; `more`: what else has to hold for that."""
+    if claimed.lost:
+        raise claim_lost(claimed.task_id, claimed.token)
+    holding = Holding(context, claimed, f"writing to the claim of task {claimed.task_id!r}")
+    while True:
+        tried = claimed.version
+        ops = Ops([Check(context.paths.task(claimed.task_id, "state"), tried), *more, op])
+        outcome = yield from transact(ops.multi(), never)
+        if outcome.committed:
+            context.clock.learn(outcome)
+            return
+        if outcome.failure is Failure.OTHER:
+            raise refused("writing to the claim", outcome, ops.multi())
+        yield from holding.after(outcome, ops.multi(), tried)
+
+
+# --- Saying that the handler of a claim prefetched begins: from then on the delivery counts.
+#
+# Until then the death of its consumer, or the end of its lock or lease, counts no attempt. It is said without
+# waiting for the reply where the claim can hardly be another's by now: what was given to the system arrives
+# although this process is killed in the next moment, and before whatever settles the claim. Where it turns out not
+# to stand, because the connection was lost, it is owed, and said once more.
+
+#: Of a claim that was asked for longer ago it is not taken for granted that it is ours still: its session may be over.
+FRESH_SECONDS: Final = 1.0
+#: Nor of one of whose lock or lease this part has passed.
+FRESH_PART: Final = 0.5
+
+
+def begin(context: Context, claimed: Claimed) -> Procedure[None]:
+    """Say that the handling of a claim prefetched begins: from here on the delivery counts. Raises `ClaimLost`.
+
+    Of a claim of less than a second ago that is sent and not waited for: if it is lost, its settlement tells. Nothing
+    is written for a claim that was not prefetched.
+    """
+    if claimed.lost:
+        raise claim_lost(claimed.task_id, claimed.token)
+    claimed.began = context.run.monotonic()
+    if claimed.prefetched:
+        if not (yield from _post(context, claimed)):
+            yield from _acknowledged(context, claimed)
+        claimed.prefetched = False
+
+
+def begin_for(context: Context, claimed: Claimed) -> Procedure[None]:
+    """Say that the handling of a claim begins that was prefetched, by another process, say: from here on it counts.
+
+    Nothing is written for a claim that has begun. Raises `ClaimLost`.
+    """
+    if claimed.ends_with_session:  # it stands in its consumer's note; where that is gone, the claim is over, or damaged
+        path = mark_path(context, claimed.task_id, claimed.state)
+        node: Node | None = yield Get(path)
+        claimed.prefetched = node is None or is_prefetched(path, node.data)
+    yield from begin(context, claimed)
+
+
+def begin_again(context: Context) -> Procedure[None]:
+    """Say once more what does not stand, unless the claim is over. Raises `TransportError`: then it is owed still."""
+    for key, claimed in context.pending.unmarked_starts.copy().items():
+        if claimed.settling is not None:
+            continue  # that tells whose it is; what is left then is looked at again
+        try:
+            yield from _acknowledged(context, claimed)
+        except TransportError:
+            raise
+        except ClaimLost:
+            pass
+        except ZkmqError as error:
+            path = context.paths.task(claimed.task_id)
+            context.run.report(path, f"that its handler has begun is not noted, its death may count nothing: {error}")
+        context.pending.unmarked_starts.pop(key, None)
+
+
+def _post(context: Context, claimed: Claimed) -> Procedure[bool]:
+    """Say it and do not wait, if that will do."""
+    if not _is_fresh(context, claimed):
+        return False
+    multi = Multi((Check(context.paths.task(claimed.task_id, "state"), claimed.version), *_checks(context, claimed),
+                   beginning(context, claimed)))  # fmt: skip
+    sent: bool = yield Post(multi, partial(_note_unmarked_start, context, claimed))
+    return sent
+
+
+def _acknowledged(context: Context, claimed: Claimed) -> Procedure[None]:
+    yield from check_and_set(context, claimed, beginning(context, claimed), _checks(context, claimed))
+
+
+def _checks(context: Context, claimed: Claimed) -> list[Check]:
+    """What tells a claim from another of the same task at the same version, where its mark's own path does not."""
+    return [] if claimed.ends_with_session else [Check(lease_path(context, claimed.state))]
+
+
+def _is_fresh(context: Context, claimed: Claimed) -> bool:
+    """Whether the claim is ours still, as far as that can be told without asking."""
+    if claimed.sent is None or claimed.cancelled or claimed.session != context.run.session():
+        return False
+    span = FRESH_SECONDS if claimed.span is None else min(FRESH_SECONDS, FRESH_PART * claimed.span)
+    return context.run.monotonic() - claimed.sent < span
+
+
+def _note_unmarked_start(context: Context, claimed: Claimed) -> None:
+    """It does not stand. Called by the connection's thread, without the client's lock."""
+    context.pending.unmarked_starts[claimed.task_id, claimed.token] = claimed
+    context.run.finish_later()
+
+
+# --- Tasks whose claims have lapsed, or whose attempts are used up: given back, or dead.
+
+# --- A policy that was tightened binds what is pending, too.
+
+
+def attempts_exhausted(conf: Conf, state: TaskState) -> bool:
+    """Whether a pending task has had as many deliveries as its policy, as it is now, allows."""
+    return state.retry(conf.policy).exhausted(state.attempt)
+
+
+def kill_exhausted(context: Context, current: Current, now: int) -> Procedure[bool]:
+    """Move a pending task to the dead letters instead of handing it out; False if it changed meanwhile.
+
+    A run held in escrow is inserted.
+    """
+    nonce, state = context.marks.nonce(), current.state
+    if state.requeue:
+        return (yield from escrow.rerun(context, current, nonce)).committed
+    why = f"it was delivered {state.attempt} times, and its policy has been lowered to allow no more"
+    error = f"{why}; the last delivery ended with: {state.error}" if state.error else why
+    plan = yield from transitions.to_dead(context, current, Event.ATTEMPTS_EXHAUSTED, nonce, error, now)
+    return (yield from commit(plan)).committed
+
+
+# --- Giving one task back that nobody holds any more; what its consumer had not begun counts no attempt.
+
+#: How often one task is read again and tried again while it changes under our eyes.
+TRIES: Final = 5
+
+
+def rescue_lapsed(context: Context, task_id: str) -> Procedure[bool]:
+    """Give a task back whose claim has ended by its deadline, as it is shown already; whether that was so."""
+    node: Node | None = yield Get(context.paths.task(task_id, "state"))
+    record = record_of(context, task_id, node)
+    if not isinstance(record, Record) or record.state.state is not State.CLAIMED or record.state.lease is None:
+        return False
+    return (yield from rescue_task(context, task_id, lease_path(context, record.state)))
+
+
+def rescue_task(context: Context, task_id: str, note: str) -> Procedure[bool]:
+    """Give one claimed task back: to its old place, or to the dead letters once its attempts are used up.
+
+    Read and written again while it changes: a requeue may be added, an ephemeral may vanish, a lease be extended.
+    """
+    for _ in range(TRIES):
+        done = yield from _try_rescue(context, task_id, note)
+        if done is not None:
+            return done
+    return False
+
+
+def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | None]:
+    """One try: whether it was given back; None where it changed meanwhile."""
+    path, claim_path = context.paths.task(task_id, "state"), context.paths.task(task_id, "claim")
+    node, claim, noted = yield from read_nodes((path, claim_path, note))
+    if noted is None:
+        return False  # settled or rescued meanwhile
+    record = record_of(context, task_id, node)
+    if not isinstance(record, Record) or not _claimed_with(context, record, note):
+        yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
+        return False
+    expired = note != context.paths.current(record.state.consumer or "", task_id)
+    now = yield from server_time(context)
+    if expired and (end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
+        return False  # it was extended since it was listed
+    known = {note: noted} if claim is None else {note: noted, claim_path: claim}
+    marks = yield from _marks_of_prefetched(context, record, known)
+    cancel_notes = (yield from cancel_note(context, record.state)) if expired else []  # its consumer lives, it may be
+    guards: dict[str, WriteOp] = {
+        guard.path: guard for guard in (Check(note, noted.stat.version), *marks, *cancel_notes)
+    }
+    current = Current(task_id, record.stat.version, record.state, claim_gone=claim is None)
+    giving = _give_back_unbegun(context, current, guards) if marks else _give_back_lapsed(context, current, guards, now)
+    refusal = (yield from giving).refusal
+    if refusal is None or refusal.why is Why.CHANGED or refusal.path in guards:
+        return True if refusal is None else None
+    raise damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
+
+
+def _marks_of_prefetched(context: Context, record: Record, known: dict[str, Node]) -> Procedure[list[Check]]:
+    """What is refused once the handler of a claim prefetched begins; nothing for a claim that counts.
+
+    `known`: what was read of the claim. A mark that is missing or cannot be read makes the claim count.
+    """
+    path = mark_path(context, record.task_id, record.state)
+    node: Node | None = known[path] if path in known else (yield Get(path))
+    return [] if node is None or not is_prefetched(path, node.data) else [Check(path, node.stat.version)]
+
+
+def _claimed_with(context: Context, record: Record, note: str) -> bool:
+    """Whether a task is claimed, and this is a note of that claim."""
+    return record.state.state is State.CLAIMED and note in notes_of(context, record.task_id, record.state)
+
+
+def _give_back_unbegun(context: Context, current: Current, guards: Mapping[str, WriteOp]) -> Procedure[CommitResult]:
+    """To its place: it was prefetched and no handler had begun, so that the delivery counts as no attempt."""
+    checks, nonce = tuple(guards.values()), context.marks.nonce()
+    build = partial(transitions.release, context, current, nonce, None, checks)
+    return (yield from commit((yield from build()), mending(build)))
+
+
+def _give_back_lapsed(
+    context: Context, current: Current, guards: Mapping[str, WriteOp], now: int
+) -> Procedure[CommitResult]:
+    """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
+    conf = yield from read_conf(context)
+    state, nonce, checks = current.state, context.marks.nonce(), tuple(guards.values())
+    over = context.paths.current(state.consumer or "", current.task_id) not in guards
+    why = why_ended(state.consumer) if over else f"its consumer died ({state.consumer})"
+    current = current.with_state(state.with_attempt("rescued", now, why))
+    if not state.retry(conf.policy).exhausted(state.attempt):
+        build = partial(transitions.rescue, context, current, nonce, why, checks)
+    elif state.requeue:
+        return (yield from escrow.rerun(context, current, nonce, guards=checks))
+    else:
+        build = partial(transitions.to_dead, context, current, Event.RESCUE_FINAL, nonce, why, now, checks)
+    return (yield from commit((yield from build()), mending(build)))
+
+
+# --- Settling a claim: complete, fail, release, snooze; and giving back what nobody received.
 
 # --- A task whose record was damaged while it was in hand: its consumer still knows what stood there.
 
@@ -56,7 +617,7 @@ def recover_record(context: Context, claimed: Claimed) -> Procedure[bool]:
         claimed.state = TaskState.decode(path, node.data)
     except CorruptRecord as error:
         context.run.report(path, f"{error}; what its consumer knows takes its place")
-        claimed.state = replace(claimed.state, requeue=escrow is not None)
+        claimed.state = replace_fields(claimed.state, requeue=escrow is not None)
         return True
     return False
 

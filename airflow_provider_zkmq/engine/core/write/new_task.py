@@ -7,17 +7,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.client.context import Context
-from airflow_provider_zkmq.engine.core.model import codec
-from airflow_provider_zkmq.engine.core.model.codec import corrupt_unless_read, dump, load
-from airflow_provider_zkmq.engine.core.model.messages import NO_METADATA, Message, encode_data, encode_metadata
+from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core.model import values
 from airflow_provider_zkmq.engine.core.model.names import Lane, check_name, check_priority, entry_name, index_path
 from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.records import (
+    NO_METADATA,
+    Message,
+    TaskState,
+    encode_data,
+    encode_metadata,
+)
 from airflow_provider_zkmq.engine.core.model.selectors import parse_filters
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.time import LATEST, lock_seconds, optional_seconds
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.model.values import (
+    LATEST,
+    corrupt_unless_read,
+    dump,
+    load,
+    lock_seconds,
+    optional_seconds,
+)
+from airflow_provider_zkmq.engine.core.ops import (
     MAX_REQUEST,
     Create,
     Delete,
@@ -27,7 +38,7 @@ from airflow_provider_zkmq.engine.core.protocol.ops import (
     request_size,
 )
 from airflow_provider_zkmq.engine.core.read.configuration import known_conf
-from airflow_provider_zkmq.engine.core.read.server_clock import ordering_time, server_time
+from airflow_provider_zkmq.engine.core.read.leases import ordering_time, server_time
 from airflow_provider_zkmq.engine.core.write.commit import Change, known_bucket, make_bucket, open_segment
 from airflow_provider_zkmq.engine.errors import ConfigError, TaskTooLarge
 
@@ -216,7 +227,7 @@ def pack(new: NewTask) -> bytes:
     return dump(head | moment | {"stamp": new.stamp}) + b"\n" + new.data
 
 
-_FILTERS: Final = codec.mapping(lambda name: check_name("filter", name), codec.text)
+_FILTERS: Final = values.mapping(lambda name: check_name("filter", name), values.text)
 
 
 def _moment(value: object) -> int | None:

@@ -1,39 +1,369 @@
-"""Each transition of a task as the operations that carry it out."""
+"""Each transition of a task as operations: its record, its batch, the copy that history keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.client.claims import Claimed
-from airflow_provider_zkmq.engine.core.client.context import Context, OpenSegment
-from airflow_provider_zkmq.engine.core.model.codec import dump
-from airflow_provider_zkmq.engine.core.model.names import SEPARATOR, Lane, claim_note, consumer_note
-from airflow_provider_zkmq.engine.core.model.records import TaskState, Times, claimed_before, clip, replace
-from airflow_provider_zkmq.engine.core.model.states import ENDED, Event, State, step
-from airflow_provider_zkmq.engine.core.protocol.ops import (
+from airflow_provider_zkmq.engine.core.context import Claimed, Context, OpenSegment
+from airflow_provider_zkmq.engine.core.model import values
+from airflow_provider_zkmq.engine.core.model.names import SEPARATOR, Lane, claim_note, consumer_note, index_path
+from airflow_provider_zkmq.engine.core.model.policy import Conf
+from airflow_provider_zkmq.engine.core.model.records import (
+    HistoryEntry,
+    TaskState,
+    Times,
+    claimed_before,
+    clip,
+    history_path,
+    replace_fields,
+)
+from airflow_provider_zkmq.engine.core.model.states import ENDED, FAILED, Event, State, step
+from airflow_provider_zkmq.engine.core.model.values import corrupt_unless_read, dump, load
+from airflow_provider_zkmq.engine.core.ops import (
+    MAX_REQUEST,
     Check,
+    Children,
     Create,
     Delete,
+    Exists,
     Failure,
+    Get,
+    Multi,
+    Node,
     Ops,
+    Outcome,
     Procedure,
     SetData,
+    Stat,
     WriteOp,
+    ensure_bucket,
+    ensure_node,
+    never,
+    request_size,
+    transact,
 )
-from airflow_provider_zkmq.engine.core.read.configuration import known_conf
-from airflow_provider_zkmq.engine.core.read.leases import lease_path, mark_path
-from airflow_provider_zkmq.engine.core.write.batch_closing import close_after
-from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, make_bucket, one, open_segment, parents_of
-from airflow_provider_zkmq.engine.core.write.record import (
-    Current,
-    deleted,
-    fails_batch,
-    leaves_batch,
-    next_record,
-    written,
+from airflow_provider_zkmq.engine.core.read.configuration import default_conf, known_conf, read_conf
+from airflow_provider_zkmq.engine.core.read.inspect import ended_ms
+from airflow_provider_zkmq.engine.core.read.leases import lease_path, mark_path, ordering_time, server_time
+from airflow_provider_zkmq.engine.core.read.nodes import read_nodes, read_stats, unless_corrupt
+from airflow_provider_zkmq.engine.core.write.commit import (
+    Change,
+    Plan,
+    Refusal,
+    Why,
+    commit,
+    known_bucket,
+    make_bucket,
+    one,
+    open_segment,
+    parents_of,
 )
+from airflow_provider_zkmq.engine.core.write.new_task import insert, listed_at, unpack
+from airflow_provider_zkmq.engine.errors import CorruptRecord, OutcomeUnknown, TransportError, ZkmqError
+
+# --- A task's record as it is to be written, and what a write leaves in the caches.
+
+# --- The record of a task after an event: every change of state but the claim's is spelt here.
+
+#: How many of the last moves' nonces a record keeps: by them a repeated call knows its own.
+KEPT_NONCES: Final = 4
+
+
+def may_have_dropped(state: TaskState, known: Iterable[str]) -> bool:
+    """Whether a record has had so many moves that it keeps none of these nonces: a later one may be gone as well."""
+    return len(state.settled) >= KEPT_NONCES and not set(known) & set(state.settled)
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """A task as it was read, on which a change is based: its record, and that record's version."""
+
+    task_id: str
+    version: int
+    state: TaskState
+    claim_gone: bool = False
+    """The claim's ephemeral vanished with its session."""
+    zxid: int = 0
+    """The transaction that wrote the record; 0: not known, and of no interest."""
+
+    def with_state(self, state: TaskState) -> Current:
+        """The same reading with a record prepared for the change: its history has the present delivery, say."""
+        return dataclasses.replace(self, state=state)
+
+
+def next_record(
+    task_id: str, before: TaskState, event: Event, nonce: str, *, now: int = 0, due: int | None = None
+) -> TaskState:
+    """The record after `event`: state, index and nonce; `due` (server's milliseconds) schedules it.
+
+    Raises `IllegalTransition` where the state table has no row.
+    """
+    after = step(task_id, before.state, event)
+    settled = (*before.settled, nonce)[-KEPT_NONCES:]
+    changes: dict[str, Any] = {"ended": now} if after is State.DEAD else {}
+    if before.state is State.CLAIMED and after is not State.CLAIMED:
+        changes |= {"lease": None, "bound": False, "ended": now if after in {State.FINISHED, State.DEAD} else None}
+        if after is not State.FINISHED:
+            changes |= {"consumer": None, "claimed": None, "started": None}
+    index = _index_of(after, task_id, now, due)
+    if event is Event.PROMOTE:
+        changes["was_due"] = before.due
+    elif due is not None or event is Event.FAIL:
+        changes["was_due"] = None
+    return replace_fields(before, state=after, nonce=nonce, settled=settled, due=due, index=index, **changes)
+
+
+def still_ended(current: Current) -> int | None:
+    """The transaction in which a run ended whose record is written once more: an archive must not take it for another.
+
+    None of a task that had not ended.
+    """
+    known = current.state.ended_zxid or current.zxid or None
+    return known if current.state.state is State.FINISHED else None
+
+
+def _index_of(after: State, task_id: str, now: int, due: int | None) -> str | None:
+    if due is not None:
+        return index_path("requeued" if after is State.FINISHED else "scheduled", due, task_id)
+    if after is State.DEAD:
+        return f"dlq/{task_id}"
+    return index_path(str(after), now, task_id) if after in {State.FINISHED, State.CANCELLED} else None
+
+
+def leaves_batch(before: TaskState, after: TaskState) -> bool:
+    """Whether a change of state ends a task's part in its batch."""
+    pending = before.state in {State.INSERTED, State.CLAIMED}
+    return before.batch is not None and pending and (after.state in ENDED or after.batch is None)
+
+
+def fails_batch(before: TaskState, after: TaskState) -> bool:
+    """Whether a run ended in failure, also where another one follows it."""
+    if after.state is State.INSERTED:
+        return not before.history or before.history[-1].outcome != "finished"
+    return after.state in FAILED
+
+
+# --- Whether an earlier try of a transaction whose reply was lost is what stands in the tree.
+
+
+def written(
+    context: Context, task_id: str, mark: str, settled: Sequence[str] | None = None
+) -> Procedure[Outcome | None]:
+    """Whether a task's record, or the name of its entry, has the mark.
+
+    `settled`: the marks that the record had before. Raises `OutcomeUnknown` for a collected task, and where the record
+    has had so many marks since then that it may have dropped this one.
+    """
+    path = context.paths.task(task_id, "state")
+    node: Node | None = yield Get(path)
+    if node is None:
+        msg = f"task {task_id!r} was changed or not, and has been collected meanwhile"
+        raise OutcomeUnknown(msg)
+    state = TaskState.decode(path, node.data)
+    if mark in state.settled or state.entry.startswith(mark):
+        return Outcome(committed=True)
+    if settled is not None and may_have_dropped(state, settled[-1:]):
+        msg = f"whether task {task_id!r} was changed cannot be told any more: others have changed it since"
+        raise OutcomeUnknown(msg)
+    return None
+
+
+def deleted(context: Context, task_id: str) -> Procedure[Outcome | None]:
+    """Whether a task is gone."""
+    gone = (yield Exists(context.paths.task(task_id))) is None
+    return Outcome(committed=True) if gone else None
+
+
+# --- The end of a batch: its last member closes it; a redriven one opens it again.
+
+# --- Ending a batch: ``open`` is deleted in the transaction that enqueues what follows, once no member is left in it.
+#
+# Whoever takes the last member off ends the batch; a crash or a lost connection in between leaves an empty
+# ``open``, which the same client's next look, a waiter, the rescue of a dead consumer or a clean-up deletes.
+
+_FIELDS: Final[dict[str, values.Check[Any]]] = {
+    "total": values.count,
+    "then": values.optional(values.part),
+    "refused": values.optional(values.shown),
+    "nonce": values.optional(values.text),
+}
+
+
+def load_batch(path: str, data: bytes) -> dict[str, Any]:
+    """A batch's record. Raises `CorruptRecord`."""
+    record = load(path, data)
+    with corrupt_unless_read(path, "a batch"):
+        return record | {name: check(record[name]) for name, check in _FIELDS.items() if name in record}
+
+
+def close_after(context: Context, name: str | None) -> Procedure[None]:
+    """End a batch after a write that is committed and must not be told to have failed.
+
+    Where the connection is lost, or the call is broken off, the batch is remembered for `close_pending`.
+    """
+    if name is None:
+        return
+    try:
+        yield from close_batch(context, name)
+    except TransportError:
+        _remember(context, name)
+    except ZkmqError as error:
+        context.report(context.paths.batch(name), str(error), damage=str(error))
+    except BaseException:
+        _remember(context, name)
+        raise
+
+
+def _remember(context: Context, name: str | None) -> None:
+    if name is not None:
+        context.pending.batches.add(name)
+        context.run.finish_later()
+
+
+def close_pending(context: Context) -> Procedure[None]:
+    """End the batches that this client could not end when it took their last member off."""
+    for name in list(context.pending.batches):
+        context.pending.batches.discard(name)
+        yield from close_after(context, name)
+
+
+def close_batches(context: Context) -> Procedure[None]:
+    """End what a crash left without an end. What cannot be read is reported and stepped over."""
+    names = (yield Children(context.paths.at("batches"))) or ()
+    stats = yield from read_stats([context.paths.batch(name, "open") for name in names])
+    for name, stat in zip(names, stats, strict=True):
+        if stat is not None and not stat.children:
+            yield from close_after(context, name)
+
+
+def close_batch(context: Context, name: str | None) -> Procedure[None]:
+    """End a batch if the last of its members has ended. Raises `CorruptRecord` for a record that cannot be read."""
+    if name is None:
+        return
+    stat: Stat | None = yield Exists(context.paths.batch(name, "open"))
+    if stat is None or stat.children:
+        return
+    yield from read_conf(context)
+    plan = yield from _ending(context, name)
+    if plan is not None:
+        yield from commit(plan, partial(_anew, context, name))
+
+
+def _ending(context: Context, name: str) -> Procedure[Plan | None]:
+    """How to end a batch as it stands now; None where it is not there any more."""
+    base = context.paths.batch(name)
+    node, follow_up = yield from read_nodes((base, f"{base}/then"))
+    if node is None:
+        return None
+    record = load_batch(base, node.data)
+    following, lost = yield from _following(context, base, record, follow_up)
+    now = yield from server_time(context)
+    index = index_path("batches-done", now, name)
+    yield from known_bucket(context, index)
+    done = dump(record | {"done": now} | ({"refused": lost} if lost else {}))
+    closing = Change(context, name, [Delete(f"{base}/open"), SetData(base, done, node.stat.version)])
+    closing.proof = partial(_closed, context, name)
+    closing.preconditions[base] = frozenset({Failure.BAD_VERSION})
+    if lost:
+        closing.on_commit = partial(_notify, context, f"{base}/then", lost)
+    return Plan([closing, *following, listed_at(context, name, index)])
+
+
+def _following(
+    context: Context, base: str, record: dict[str, Any], node: Node | None
+) -> Procedure[tuple[list[Change], str | None]]:
+    """What enqueues the task that follows, or why it cannot; then only its notice is deleted."""
+    path, follow_up = f"{base}/then", record.get("then")
+    if node is None:
+        return [], f"{path} is missing: task {follow_up!r} cannot follow the batch" if follow_up else None
+    drop = Change(context, str(follow_up), [Delete(path)])
+    if record.get("refused"):
+        return [drop], None
+    try:
+        new = unpack(context, path, node.data)
+    except CorruptRecord as error:
+        return [drop], f"{error}; nothing follows the batch"
+    new.stamp = context.marks.stamp((yield from ordering_time(context)))
+    return [drop, (yield from insert(context, new))], None
+
+
+def _notify(context: Context, path: str, why: str) -> Procedure[None]:
+    context.report(path, why)
+    return
+    yield  # pragma: no cover
+
+
+def _closed(context: Context, name: str) -> Procedure[Outcome | None]:
+    gone = (yield Exists(context.paths.batch(name, "open"))) is None
+    return Outcome(committed=True) if gone else None
+
+
+def _anew(context: Context, name: str, refusal: Refusal) -> Procedure[Plan | None]:
+    """The plan made anew where its record changed or a segment came or went; without a follow-up whose id is in use."""
+    if refusal.why in {Why.CHANGED, Why.PLACE} or (yield from _follow_up_is_in_use(context, name, refusal)):
+        return (yield from _ending(context, name))
+    return None
+
+
+def _follow_up_is_in_use(context: Context, name: str, refusal: Refusal) -> Procedure[bool]:
+    """The id of the task that follows is another task's: note it, and end the batch without it."""
+    base, task_id = context.paths.batch(name), refusal.change.task_id
+    taken = refusal.outcome.failure is Failure.NODE_EXISTS and refusal.path == context.paths.task(task_id)
+    if not taken:
+        return False
+    node: Node | None = yield Get(base)
+    if node is None:
+        return False
+    why = f"task {task_id!r}, which should follow the batch, was not enqueued: its id is in use"
+    context.report(base, why)
+    yield from transact(Multi((SetData(base, dump(load_batch(base, node.data) | {"refused": why})),)), never)
+    return True
+
+
+# --- A redriven task is a member of its batch again: the batch waits for it, and opens again if it was done.
+#
+# Whoever waits for the batch from then on waits for this member, too, and is told how it ended this time. The task
+# that follows the batch was enqueued when it was done first, and is not enqueued again.
+
+
+def rejoin(context: Context, current: Current) -> Procedure[list[Change]]:
+    """What makes a task that has ended an open member of its batch again; nothing where that is gone by now.
+
+    It stands under the batch's znodes as they were read: where the batch ends at the same moment, this is refused.
+    """
+    if current.state.batch is None:
+        return []
+    base, task_id = context.paths.batch(current.state.batch), current.task_id
+    paths = (base, f"{base}/open", f"{base}/open/{task_id}", f"{base}/failed/{task_id}")
+    batch, members, member, failed = yield from read_nodes(paths)
+    creates = [] if members is not None else (yield from _reopening(context, current.state.batch, batch))
+    if batch is None or creates is None:
+        return []
+    ops: list[WriteOp] = [] if failed is None else [Delete(paths[3])]
+    if member is None:  # one that is there was left by somebody else, and holds up nothing
+        ops.append(Create(paths[2]))
+    return [Change(context, task_id, [*creates, *ops])]
+
+
+def _reopening(context: Context, name: str, batch: Node | None) -> Procedure[list[WriteOp] | None]:
+    """What opens a batch that is done; None for one that is gone, or was given up before it was written to its end."""
+    base = context.paths.batch(name)
+    record = None if batch is None else unless_corrupt(context, base, partial(load_batch, base, batch.data))
+    if batch is None or record is None or "total" not in record:
+        return None
+    done = record.pop("done", None)
+    ops: list[WriteOp] = [SetData(base, dump(record | {"then": None}), batch.stat.version), Create(f"{base}/open")]
+    listed = context.paths.at(index_path("batches-done", done, name)) if isinstance(done, int) else None
+    if listed is not None and (yield Exists(listed)) is not None:
+        ops.append(Delete(listed))
+    return ops
+
+
+# --- Each transition of a task as the operations that carry it out.
 
 # --- The operations of which changes are made: where a task is listed, noted, and a member.
 
@@ -119,7 +449,7 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
     """
     paths, task_id, nonce, before = context.paths, claimed.task_id, context.marks.nonce(), claimed.state
     place, deadline = paths.entry(before.place), f"{task_id}{SEPARATOR}{nonce}" if span else None
-    claimed.state = replace(
+    claimed.state = replace_fields(
         before,
         state=step(task_id, before.state, Event.CLAIM),
         attempt=before.attempt + 1,
@@ -150,10 +480,10 @@ def finish(
     `times`: those of its handler, which has ended some time before `now`.
     """
     started, ended = times
-    before = replace(current.state, started=started, claimed=claimed_before(current.state.claimed, started))
+    before = replace_fields(current.state, started=started, claimed=claimed_before(current.state.claimed, started))
     due = (until or now) if before.requeue else None
     state = next_record(current.task_id, before, Event.COMPLETE, nonce, now=now, due=due)
-    after = replace(state, error=None, dedupe=until, result=True, ended=ended)
+    after = replace_fields(state, error=None, dedupe=until, result=True, ended=ended)
     return (yield from relist(context, current, after, [result_write(context, current, result)]))
 
 
@@ -168,7 +498,7 @@ def fail(
 ) -> Procedure[Plan]:
     """The delivery failed; it goes back to its place, at `due` (server's milliseconds) or at once."""
     state = next_record(current.task_id, current.state, Event.FAIL, nonce, due=due)
-    return (yield from relist(context, current, replace(state, error=clip(error)), guards=guards))
+    return (yield from relist(context, current, replace_fields(state, error=clip(error)), guards=guards))
 
 
 def release(
@@ -176,13 +506,15 @@ def release(
 ) -> Procedure[Plan]:
     """Given back: the delivery counts as no attempt."""
     state = next_record(current.task_id, current.state, Event.RELEASE, nonce, due=due)
-    return (yield from relist(context, current, replace(state, attempt=max(0, state.attempt - 1)), guards=guards))
+    return (
+        yield from relist(context, current, replace_fields(state, attempt=max(0, state.attempt - 1)), guards=guards)
+    )
 
 
 def rescue(context: Context, current: Current, nonce: str, error: str, guards: Sequence[WriteOp]) -> Procedure[Plan]:
     """Nobody holds it any more: it goes back to its place."""
     state = next_record(current.task_id, current.state, Event.RESCUE, nonce)
-    return (yield from relist(context, current, replace(state, error=error), guards=guards))
+    return (yield from relist(context, current, replace_fields(state, error=error), guards=guards))
 
 
 def to_dead(
@@ -190,7 +522,7 @@ def to_dead(
 ) -> Procedure[Plan]:
     """It is dead: `event` is the one of the state table by which it came to that."""
     state = next_record(current.task_id, current.state, event, nonce, now=now)
-    return (yield from relist(context, current, replace(state, error=clip(error)), guards=guards))
+    return (yield from relist(context, current, replace_fields(state, error=clip(error)), guards=guards))
 
 
 # --- what the clock and operators do
@@ -203,7 +535,7 @@ def promote(context: Context, current: Current) -> Procedure[Plan]:
 
 def promote_to_end(context: Context, current: Current) -> Procedure[Plan]:
     """Its time has come: it goes to the end of its lane, whatever place it had."""
-    return (yield from append(context, current, lambda place: replace(_promoted(context, current), place=place)))
+    return (yield from append(context, current, lambda place: replace_fields(_promoted(context, current), place=place)))
 
 
 def _promoted(context: Context, current: Current) -> TaskState:
@@ -213,15 +545,17 @@ def _promoted(context: Context, current: Current) -> TaskState:
 def cancel(context: Context, current: Current, extra: list[WriteOp], now: int) -> Procedure[Plan]:
     """Withdrawn; `extra` tells its consumer, and drops a run in escrow."""
     state = next_record(current.task_id, current.state, Event.CANCEL, context.marks.nonce(), now=now)
-    return (yield from relist(context, current, replace(state, requeue=False), extra))
+    return (yield from relist(context, current, replace_fields(state, requeue=False), extra))
 
 
 def redrive(context: Context, current: Current, entry: str, extra: list[WriteOp], batch: str | None) -> Procedure[Plan]:
     """Put back at the end of its lane: attempts are reset, the history is kept. `batch`: the one that it counts for."""
     fresh = next_record(current.task_id, current.state, Event.REDRIVE, context.marks.nonce())
-    fresh = replace(fresh, attempt=0, error=None, claimed=None, started=None, ended=None, was_due=None, rank=None)
-    fresh = replace(fresh, batch=batch)
-    return (yield from append(context, current, lambda place: replace(fresh, place=place), extra, entry=entry))
+    fresh = replace_fields(
+        fresh, attempt=0, error=None, claimed=None, started=None, ended=None, was_due=None, rank=None
+    )
+    fresh = replace_fields(fresh, batch=batch)
+    return (yield from append(context, current, lambda place: replace_fields(fresh, place=place), extra, entry=entry))
 
 
 def rewrite(context: Context, current: Current, after: TaskState, extra: list[WriteOp]) -> Plan:
@@ -261,7 +595,7 @@ def relist(
 ) -> Procedure[Plan]:
     """From where it is listed to where `after` lists it."""
     if after.index is None and not after.placed:
-        at = lambda place: replace(after, place=place, rank=None)  # noqa: E731
+        at = lambda place: replace_fields(after, place=place, rank=None)  # noqa: E731
         lane = Lane(after.priority, dict(after.filters))
         return (yield from append(context, current, at, extra, guards=guards, lane=lane, entry=after.entry))
     return one(_moved(context, current, after, extra, guards, None))
@@ -322,3 +656,108 @@ def _leave(change: Change, batch: str | None) -> None:
     if batch is not None:
         change.batch = batch
         change.on_commit = partial(close_after, change.context, batch)
+
+
+# --- Keeps a copy of a finished run when its task is redriven, dropped or enqueued again, in the same transaction.
+
+
+def with_history(context: Context, current: Current, plan: Plan) -> Procedure[Plan]:
+    """A plan by which a task leaves where it is; of one that has ended, the run is kept where anybody may want it."""
+    if current.state.state not in ENDED:
+        return plan
+    audience = yield from _audience(context)
+    version = current.state.ended_zxid or current.zxid
+    if audience is None or (version and not audience.wants(version)):
+        return plan
+    history_entry = yield from _standing(context, current)
+    if history_entry is None or not audience.wants(history_entry.version):
+        return plan  # the archive has it; or it has changed since it was read, and the plan will be refused
+    return (yield from _with(context, history_entry, plan))
+
+
+def with_ending(
+    context: Context, current: Current, after: TaskState, now: int, result: bytes | None, plan: Plan
+) -> Procedure[Plan]:
+    """A plan in which a run ends that never stands among what ended, another one following at once.
+
+    `after`: the record that it would have had; `result`: the one that it leaves.
+    """
+    if (yield from _audience(context)) is None:
+        return plan
+    task = partial(context.paths.task, current.task_id)
+    data, metadata = yield from read_nodes((task("data"), task("metadata")))
+    enqueued, payload = (now, b"") if data is None else (data.stat.ctime, data.data)
+    history_entry = HistoryEntry(current.task_id, 0, enqueued, now, after, _text(metadata), payload, result)
+    return (yield from _with(context, history_entry, plan))
+
+
+def _audience(context: Context) -> Procedure[Conf | None]:
+    """The configuration, of a queue that is archived or followed; None of any other.
+
+    It is not read for this: of a queue whose configuration cannot be used a task can be dropped all the same.
+    """
+    conf, watch = context.configuration.conf, context.configuration.watch
+    if conf is not None and watch is not None and not watch.fired:
+        return conf if conf.has_readers else None
+    marks = yield from read_nodes((context.paths.at("archive"), context.paths.at("followed")))
+    return replace(default_conf(), follow=True) if any(mark is not None for mark in marks) else None
+
+
+def _standing(context: Context, current: Current) -> Procedure[HistoryEntry | None]:
+    """The run as it stands; None where that is not what was read."""
+    task = partial(context.paths.task, current.task_id)
+    parts = (task("state"), task("data"), task("metadata"), task("result"))
+    record, data, metadata, result = yield from read_nodes(parts)
+    if record is None or record.stat.version != current.version:
+        return None
+    state = _stored(parts[0], record, current)
+    return HistoryEntry(
+        current.task_id,
+        version=state.ended_zxid or record.stat.mzxid,
+        enqueued=(record if data is None else data).stat.ctime,
+        ended=ended_ms(state.state, state.started, state.ended, state.ended_zxid, record.stat) or record.stat.mtime,
+        state=state,
+        metadata=_text(metadata),
+        data=b"" if data is None else data.data,
+        result=None if result is None or state.state is State.DEAD else result.data,
+    )
+
+
+def _stored(path: str, record: Node, current: Current) -> TaskState:
+    """The record as it stands: a caller may have added to its reading what the next record is to hold."""
+    try:
+        return TaskState.decode(path, record.data)
+    except CorruptRecord:
+        return current.state
+
+
+def _text(metadata: Node | None) -> str:
+    return "{}" if metadata is None else metadata.data.decode(errors="replace")
+
+
+def _with(context: Context, history_entry: HistoryEntry, plan: Plan) -> Procedure[Plan]:
+    """The plan, and the write that keeps the letter."""
+    now = yield from server_time(context)
+    path = context.paths.at(history_path(now, history_entry.task_id, history_entry.version))
+    write = _history_write(context, path, history_entry, request_size(plan.multi().ops))
+    parent = partial(_ensure_parent, path.rpartition("/")[0])
+    return Plan([*plan.changes, Change(context, history_entry.task_id, listing=[write], make_parent={path: parent})])
+
+
+def _history_write(context: Context, path: str, history_entry: HistoryEntry, beside: int) -> Create:
+    """The write that keeps a letter; without payload or result where they do not fit beside it, which is told."""
+    lighter = [history_entry, replace(history_entry, data=b"")]
+    lighter += [] if history_entry.result is None else [replace(history_entry, data=b"", result=None)]
+    writes = [Create(path, each.encode()) for each in lighter]
+    fits = next((write for write in writes if beside + request_size([write]) <= MAX_REQUEST), writes[-1])
+    if fits is not writes[0]:
+        context.run.report(
+            path, f"the payload of task {history_entry.task_id!r} does not fit; what ended is kept without"
+        )
+    return fits
+
+
+def _ensure_parent(bucket: str) -> Procedure[None]:
+    """Create the bucket of a letter, and where it is the queue's first one what holds all of them."""
+    yield from ensure_node(bucket.rpartition("/")[0])
+    yield from ensure_bucket(bucket)

@@ -1,7 +1,8 @@
-"""What a client knows of one queue: paths, caches, timers, and what it has under way."""
+"""What a client knows of one queue: its clock, caches, timers, claims, and what it has under way."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -9,13 +10,367 @@ from dataclasses import dataclass, field
 from itertools import islice
 from os import getpid
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
-from airflow_provider_zkmq.engine.core.client.claims import ClaimTable, Maintenance, PendingOperations
-from airflow_provider_zkmq.engine.core.client.clock import Clock
 from airflow_provider_zkmq.engine.core.model.names import Lane, Paths
 from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
+from airflow_provider_zkmq.engine.core.model.records import TaskState, Times
 from airflow_provider_zkmq.engine.core.model.selectors import FilterTypes
-from airflow_provider_zkmq.engine.core.protocol.ops import Create, Multi, Node, Outcome, Signal, Watch, WriteOp
+from airflow_provider_zkmq.engine.core.ops import Create, Multi, Node, Outcome, Procedure, Signal, Watch, WriteOp
+
+# --- The server's clock, as writes have told it. Owner: this module; one entry, replaced as a whole.
+
+#: The server's clock is carried on by our own for so long.
+TRUSTED_SECONDS: Final = 300.0
+#: What only puts tasks in order goes by it for longer: in this time two clocks part by a second at the most.
+ORDERING_SECONDS: Final = 1800.0
+#: A write whose reply took longer tells the time too loosely, unless nothing better is known.
+SPAN_SECONDS: Final = 1.0
+#: By so much two clocks may drift apart while one is carried on by the other.
+DRIFT_MS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTime:
+    """What a write told of the server's clock: it stood at `ms` some time between `sent` and `received`, both ours."""
+
+    ms: int
+    sent: float
+    received: float
+
+    @property
+    def span(self) -> float:
+        """By how many seconds the time may be wrong."""
+        return self.received - self.sent
+
+
+@dataclass(slots=True, eq=False)
+class Clock:
+    """The time at the server in milliseconds, carried on by our monotonic clock from when a write was sent."""
+
+    monotonic: Callable[[], float]
+    last: ServerTime | None = None
+    best: ServerTime | None = None
+    """The most exact one of late: by it moments of ours are told, so that their order and distances stay."""
+
+    def learn(self, outcome: Outcome) -> None:
+        """Remember the server's clock as a transaction told it.
+
+        A reply that was long on its way says little: it is used only where nothing better is known.
+        """
+        if outcome.time is None or outcome.sent is None:
+            return
+        latest = ServerTime(outcome.time, outcome.sent, self.monotonic())
+        if latest.span <= SPAN_SECONDS or self.now() is None:
+            self.last = latest
+        if self.best is None or latest.span <= self.best.span or self._contradicts(latest, self.best):
+            self.best = latest
+
+    @staticmethod
+    def _contradicts(latest: ServerTime, best: ServerTime) -> bool:
+        """Whether the best one is too old, or the server's clock was set, or is another server's."""
+        age = latest.sent - best.sent
+        lead = best.ms + age * 1000 - latest.ms  # each of the two may be late by its span
+        late, early = best.span * 1000 + DRIFT_MS, latest.span * 1000 + DRIFT_MS
+        return age > TRUSTED_SECONDS or not -early <= lead <= late
+
+    def at(self, moment: float) -> int | None:
+        """The server's clock at a moment of our monotonic one, as far as it is known; rather late than early."""
+        return None if self.best is None else math.floor(self.best.ms + (moment - self.best.sent) * 1000)
+
+    def now(self) -> int | None:
+        """The server's clock now, as far as it is known, rather late than early; never this machine's calendar."""
+        if self.last is None or self.monotonic() - self.last.sent > TRUSTED_SECONDS:
+            return None
+        return self.last.ms + int((self.monotonic() - self.last.sent) * 1000)
+
+    def exact(self) -> int | None:
+        """Like `now`, where it was told by a write that took no longer than `SPAN_SECONDS`."""
+        return None if self.last is None or self.last.span > SPAN_SECONDS else self.now()
+
+    def ordering(self) -> int | None:
+        """The server's clock for what puts tasks in order: in the middle of what is known, as it is better than late.
+
+        None where nothing is known, or only by a write that took longer than `SPAN_SECONDS`.
+        """
+        last, now = self.last, self.monotonic()
+        if last is None or last.span > SPAN_SECONDS or now - last.sent > ORDERING_SECONDS:
+            return None
+        return last.ms + int((now - last.sent - last.span / 2) * 1000)
+
+    def certainly_past(self, now: int) -> int:
+        """A time that `now` gave, less what it may be ahead of the truth: by this, deadlines are judged."""
+        return now if self.last is None else now - math.ceil(self.last.span * 1000)
+
+    def until(self, when: int) -> float:
+        """Seconds until a time of the server's clock has certainly come; 0 where the clock is not known any more."""
+        now = self.now()
+        return 0.0 if now is None else (when - self.certainly_past(now)) / 1000
+
+
+# --- Claims of this client: on their way to their callers, in their hands, and left behind.
+
+# --- Claims of this client: on their way to their callers, in their hands, and left behind. Owner: this module.
+#
+# Without the client's lock, a caller that gets its claim takes it off with `deliver`, whoever goes away sets
+# ``Caller.left``, and anybody may read ``lost`` and ``cancelled``: each is one statement.
+
+MAX_UNSURE: Final = 256
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Claimed:
+    """A task in hand: what settling it needs. ``token`` is the zxid of the claim: rising, and unique for its task.
+
+    Tasks that were claimed in one transaction share it.
+    """
+
+    task_id: str
+    token: int
+    version: int
+    state: TaskState
+    created: int
+    data: bytes = b""
+    metadata: dict[str, Any] | None = None
+    lost: bool = False
+    cancelled: bool = False
+    session: int = 0
+    sent: float | None = None
+    """When the transaction that claimed it was sent, by the driver's monotonic clock; None: that is not known."""
+    began: float | None = None
+    """When its handler began, by the driver's monotonic clock; None: that is not known."""
+    handled: float | None = None
+    """When its handler ended; None: it has not, or it ends its delivery itself."""
+    prefetched: bool = False
+    """Prefetched, and no handler has begun: until one does, the death of its consumer counts no attempt."""
+    chained: bool = False
+    """It is being settled together with others, which send its transaction (`core.write.commit`)."""
+    reported: bool = False
+    """Whoever settles it has been told that it is over: settled, or lost."""
+    claim: dict[str, Any] = field(default_factory=dict)
+    """What the claim's znode holds, less the progress; ``began``: when another process said that it begins."""
+    nonces: dict[str, str] = field(default_factory=dict)
+    """The nonce with which each way to settle it was first sent: asked again, the same one tells what happened."""
+    settling: Signal | None = None
+    """A call that settles it is under way; fired when that is over: another thread's waits for it."""
+    unsure: bool = False
+    """A try to settle it was sent, and its outcome is not known."""
+    forgotten: bool = False
+    """What became of such a try can be told by nobody any more: the record is gone, or has no room for its nonce."""
+    handover: str = ""
+    """The key of the note under which it is on its way to its caller."""
+
+    @property
+    def span(self) -> float | None:
+        """For how many seconds it holds unless it is extended; None: as long as its session lives."""
+        return self.claim.get("lease")
+
+    def times(self, clock: Clock, now: int) -> Times:
+        """When its handler began and ended, by the server's clock, which stands at about `now`."""
+        started = self.claim.get("began") if self.began is None else clock.at(self.began)
+        if started is None:
+            return Times(None, now)
+        return Times(started, clock.at(clock.monotonic() if self.handled is None else self.handled) or now)
+
+    @property
+    def ends_with_session(self) -> bool:
+        """Whether it ends with its session, with a lock or without."""
+        return self.state.bound or self.state.lease is None
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """Whoever asked for claims; ``left``: it went away without them. ``key``: that of what is on its way to it."""
+
+    left: bool = False
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A transaction that claims, and what it claims."""
+
+    claims: tuple[Claimed, ...]
+    multi: Multi
+
+
+@dataclass(slots=True, eq=False)
+class Handover:
+    """Claims on their way to their caller, from before they are sent until the caller has all of them."""
+
+    caller: Caller
+    sent: list[Sending] = field(default_factory=list)
+    busy: Signal | None = None
+    """It is being given back; fired when that is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnsettledClaim:
+    """A claim that nobody settles any more, and how its client does."""
+
+    claimed: Claimed
+    end: Callable[[Any, Claimed], Procedure[None]]
+    """A procedure on the client's memory of the queue; raises `ClaimLost` where nothing is left to be settled."""
+
+
+@dataclass(slots=True, eq=False)
+class Sender:
+    """A call that takes along what was put down; ``over``: it does not any more. That is a statement of its own."""
+
+    over: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class DeferredCompletion:
+    """A claim that has been handled, and is settled together with others: see `core.tasks.settle`."""
+
+    claimed: Claimed
+    settle: Callable[[], Procedure[Any]]
+    """Settles it; asked for again after a `TransportError`."""
+    on_settled: Callable[[Any, Exception | None], None]
+    """Called with what `settle` returned, or raised in the end; with the client's memory locked: it waits for nothing.
+
+    A `TransportError` is told only where nobody tries again: of a client that was closed. Where an interrupt meets it,
+    it is called once more.
+    """
+    due: float
+    """When it is settled at the latest, by our monotonic clock, whether anything goes with it or not."""
+    error: Exception | None = None
+    """Why the latest try has failed."""
+    sender: Sender | None = None
+    """Who has taken it along last."""
+    settling: Any = None
+    """How far that has come (`core.write.commit.Settling`)."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody has taken it along."""
+        return self.sender is None or self.sender.over
+
+
+@dataclass(slots=True, eq=False)
+class ClaimTable:
+    """As many as this client has in flight and in hand; of settlements by token, the latest `MAX_UNSURE`."""
+
+    held: WeakValueDictionary[str, Claimed] = field(default_factory=WeakValueDictionary)
+    """What is in the hands of this client's callers, by task; whoever lets go of a claim takes it off."""
+    handovers: dict[str, Handover] = field(default_factory=dict)
+    """One for each call, by the nonce of the claim that it noted first."""
+    unsettled: dict[tuple[str, int], UnsettledClaim] = field(default_factory=dict)
+    """Claims of transactions whose rollback was cut off, and of loops that were left, by task and token."""
+    deferred: dict[tuple[str, int], DeferredCompletion] = field(default_factory=dict)
+    """What has been handled, by task and token, until it is told: it goes with this client's next claim, or soon."""
+    unsure: dict[tuple[str, int], Claimed] = field(default_factory=dict)
+    """What was settled by token and ended in an unknown outcome, by task and token."""
+    trying: set[str] = field(default_factory=set)
+    """The entries that threads of this client are claiming."""
+
+    def receive(self, claimed: Claimed, token: int, sent: float | None = None) -> None:
+        """Remember a claim; of two of the same task in this process the older one can only be lost.
+
+        The older one may be the one that is learnt of last: its reply was long on its way.
+        """
+        claimed.token = token
+        claimed.sent = sent
+        other = self.held.get(claimed.task_id)
+        if other is not None and other.token > claimed.token:
+            claimed.lost = True
+            return
+        if other is not None and other is not claimed:
+            other.lost = True
+        self.held[claimed.task_id] = claimed
+
+    def let_go(self, claimed: Claimed) -> None:
+        """The claim is over, settled or lost."""
+        claimed.lost = True
+        if self.held.get(claimed.task_id) is claimed:
+            del self.held[claimed.task_id]
+
+    def end_session(self, session: int, zxid: int) -> None:
+        """This client is a new session's: what was bound to another one is lost.
+
+        So is what was claimed later than `zxid`, the server's latest transaction: it was restored from an older state.
+        """
+        for claimed in list(self.held.values()):
+            if (claimed.ends_with_session and claimed.session != session) or claimed.token > zxid:
+                self.let_go(claimed)
+
+    def note(self, caller: Caller, claims: tuple[Claimed, ...], multi: Multi) -> Sending:
+        """A transaction that claims is about to be sent: what it takes is on its way to the caller."""
+        if caller.key not in self.handovers:
+            caller.key = claims[0].state.nonce
+            self.handovers[caller.key] = Handover(caller)
+        for claimed in claims:
+            claimed.handover = caller.key
+        sending = Sending(claims, multi)
+        self.handovers[caller.key].sent.append(sending)
+        return sending
+
+    def strike(self, caller: Caller, sending: Sending) -> None:
+        """A transaction that was to claim did not happen."""
+        handover = self.handovers.get(caller.key)
+        if handover is None:
+            return
+        handover.sent = [each for each in handover.sent if each is not sending]
+        if not handover.sent:
+            del self.handovers[caller.key]
+
+    def deliver(self, claimed: Claimed) -> None:
+        """The caller has its claim, and all that it asked for together with it: they are the caller's to settle.
+
+        A statement, not a call, takes them off, all or none: an interrupt can come after a call that has done its work.
+        """
+        handovers, key = self.handovers, claimed.handover
+        if key in handovers:
+            del handovers[key]
+
+    def has_undelivered(self) -> bool:
+        """Whether a caller went away from a claim, a rollback was cut off, or a loop was left."""
+        return bool(self.unsettled) or any(handover.caller.left for handover in self.handovers.values())
+
+    def remember_unsure(self, claimed: Claimed) -> None:
+        """A claim whose settling by token was sent, and whose outcome is not known."""
+        self.unsure[claimed.task_id, claimed.token] = claimed
+        if len(self.unsure) > MAX_UNSURE:
+            del self.unsure[next(iter(self.unsure))]
+
+
+# --- What calls left to be put right, besides claims.
+#
+# Owners: `core.write.transitions`, `core.tasks.settle`, `core.tasks.settle`, `core.maintenance.consumers`.
+
+
+@dataclass(slots=True, eq=False)
+class PendingOperations:
+    """At most what is in flight when a connection is lost."""
+
+    batches: set[str] = field(default_factory=set)
+    """Batches whose last member may be off, and which were not ended."""
+    lost_claims: dict[str, str] = field(default_factory=dict)
+    """Of claims that were lost while their session lives: the task by the note, which may still stand."""
+    unmarked_starts: dict[tuple[str, int], Claimed] = field(default_factory=dict)
+    """Claims whose handlers have begun, and where that does not stand, by task and token.
+
+    The connection's thread adds to it, without the client's lock: it is read as a copy, and changed by a statement.
+    """
+    finishing: bool = False
+    """A thread puts things right in the background; changed with the client's lock held, read without it."""
+
+
+@dataclass(slots=True, eq=False)
+class Maintenance:
+    """The maintenance lock, as far as this client has to do with it."""
+
+    content: str | None = None
+    """What the lock holds when it is this client's: made before it is first sent, kept for good."""
+    busy: bool = False
+    closing: bool = False
+    """The client is being closed: a clean-up under way ends soon, where it is. Anybody may set it."""
+    left: bool = False
+    """A clean-up of this client was cut short or never heard of its end: its lock may still stand."""
+
+
+# --- What a client knows of one queue: paths, caches, timers, and what it has under way.
 
 # --- When to look again: at what comes due, and at what was refused. Owner: this module; at most `MAX_LATER` refusals.
 
@@ -222,7 +577,7 @@ class UnknownOutcomes:
 
 # --- Transactions of this client that are to go together: those that came while others were on their way.
 #
-# Owner: `core.write.group_commit`; bounded by the calls that are under way.
+# Owner: `core.write.commit`; bounded by the calls that are under way.
 
 
 @dataclass(slots=True, eq=False)
@@ -252,7 +607,7 @@ class GroupQueue:
     waiting: deque[GroupMember] = field(default_factory=deque)
 
 
-# --- What was read under watches, and what was worked out from it. Owner: this module and `core.read.cache`.
+# --- What was read under watches, and what was worked out from it. Owner: this module and `core.read.nodes`.
 #
 # An entry stands for one path and is shared by all threads of the client. It goes when its znode is seen to be
 # gone, or when nobody waits for it any more: the memory is as large as what claims and waits look at.
@@ -397,7 +752,7 @@ class Paces:
 
 # --- Who this client is as a consumer, and who else lives.
 #
-# Owners: `core.maintenance.consumers`, `core.maintenance.rescue`.
+# Owners: `core.maintenance.consumers`, `core.maintenance.consumers`.
 
 
 @dataclass(slots=True)
@@ -462,7 +817,7 @@ class Runtime:
     unwatch: Callable[[str], None]
     """Nobody waits for changes of this znode's data any more: its watch may go. Does not wait, does not raise."""
     finish_later: Callable[[], None]
-    """Have what calls have left (`core.maintenance.rescue`) put right in the background; from any thread.
+    """Have what calls have left (`core.maintenance.consumers`) put right in the background; from any thread.
 
     Does not wait, does not raise.
     """
@@ -567,7 +922,7 @@ class Context:
     """What one thread does for all; fired when it has ended. Owner: `core.read.nodes`."""
     listings: Listings = field(init=False)
     sizes: Listings = field(init=False)
-    """How many names stand where tasks are listed; of what lists those, the names. Owner: `core.read.counts`."""
+    """How many names stand where tasks are listed; of what lists those, the names. Owner: `core.read.inspect`."""
     clock: Clock = field(init=False)
     """Of a client with several queues it is one clock for all of them."""
     marks: Marks = field(init=False)

@@ -1,1 +1,0 @@
-"""The operations that procedures yield, what a client remembers, and transactions whose outcome is never guessed."""
