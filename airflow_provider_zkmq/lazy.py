@@ -15,13 +15,16 @@ def lazily(package: str) -> tuple[list[str], Callable[[str], object]]:
     """
     stub = ast.parse(pkgutil.get_data(package, "__init__.pyi") or b"")
     holders = {
-        name.name: str(node.module) for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names
+        name.name: "." * node.level + str(node.module)
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
     }
 
     def get(name: str) -> object:
         if name not in holders:
             msg = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        return getattr(import_module(holders[name]), name)
+        return getattr(import_module(holders[name], package), name)
 
     return list(holders), get

@@ -1,24 +1,19 @@
 # The public names of the package, each with the module that holds it: see `airflow_provider_zkmq.lazy`.
 
-from airflow_provider_zkmq.engine.api.queue import AsyncClaim as AsyncClaim, AsyncQueue as AsyncQueue
-from airflow_provider_zkmq.engine.api.client import AsyncZkmq as AsyncZkmq
-from airflow_provider_zkmq.engine.api.queue import AsyncClaims as AsyncClaims, Claims as Claims
-from airflow_provider_zkmq.engine.api.queue import Claim as Claim, Queue as Queue
-from airflow_provider_zkmq.engine.api.unit_of_work import AsyncUnitOfWork as AsyncUnitOfWork, UnitOfWork as UnitOfWork
-from airflow_provider_zkmq.engine.config import ConnectionConfig as ConnectionConfig, Tls as Tls
-from airflow_provider_zkmq.engine.connect import (
-    AnyClaim as AnyClaim,
-    AnyClient as AnyClient,
-    AnyQueue as AnyQueue,
-    Zkmq as Zkmq,
+from .api.client import AsyncZkmq as AsyncZkmq
+from .api.queue import (
+    AsyncClaim as AsyncClaim,
+    AsyncClaims as AsyncClaims,
+    AsyncQueue as AsyncQueue,
+    Claim as Claim,
+    Claims as Claims,
+    Queue as Queue,
 )
-from airflow_provider_zkmq.engine.core.model.records import (
-    Message as Message,
-    NewTasks as NewTasks,
-    idempotency_series as idempotency_series,
-)
-from airflow_provider_zkmq.engine.core.model.names import check_name as check_name
-from airflow_provider_zkmq.engine.core.model.policy import (
+from .api.unit_of_work import AsyncUnitOfWork as AsyncUnitOfWork, UnitOfWork as UnitOfWork
+from .config import ConnectionConfig as ConnectionConfig, Tls as Tls
+from .connect import AnyClaim as AnyClaim, AnyClient as AnyClient, AnyQueue as AnyQueue, Zkmq as Zkmq
+from .core.model.names import check_name as check_name
+from .core.model.policy import (
     ConsumeOnce as ConsumeOnce,
     ConsumeTimes as ConsumeTimes,
     Error as Error,
@@ -27,8 +22,15 @@ from airflow_provider_zkmq.engine.core.model.policy import (
     Snooze as Snooze,
     Success as Success,
 )
-from airflow_provider_zkmq.engine.core.model.records import Attempt as Attempt, Ended as Ended, Unreadable as Unreadable
-from airflow_provider_zkmq.engine.core.model.selectors import (
+from .core.model.records import (
+    Attempt as Attempt,
+    Ended as Ended,
+    Message as Message,
+    NewTasks as NewTasks,
+    Unreadable as Unreadable,
+    idempotency_series as idempotency_series,
+)
+from .core.model.selectors import (
     AllOf as AllOf,
     AnyOf as AnyOf,
     Condition as Condition,
@@ -41,8 +43,8 @@ from airflow_provider_zkmq.engine.core.model.selectors import (
     parse_selector as parse_selector,
     parse_type as parse_type,
 )
-from airflow_provider_zkmq.engine.core.model.states import State as State, Status as Status
-from airflow_provider_zkmq.engine.core.model.values import (
+from .core.model.states import State as State, Status as Status
+from .core.model.values import (
     Duration as Duration,
     Moment as Moment,
     WaitFor as WaitFor,
@@ -51,18 +53,13 @@ from airflow_provider_zkmq.engine.core.model.values import (
     spell_duration as spell_duration,
     wait_event as wait_event,
 )
-from airflow_provider_zkmq.engine.core.read.configuration import (
-    Consumer as Consumer,
-    QueueConf as QueueConf,
-    Truncation as Truncation,
-)
-from airflow_provider_zkmq.engine.core.read.inspect import ConsumerMatch as ConsumerMatch, Explanation as Explanation
-from airflow_provider_zkmq.engine.core.read.inspect import Task as Task
-from airflow_provider_zkmq.engine.core.read.nodes import Part as Part, Znode as Znode
-from airflow_provider_zkmq.engine.core.read.scan import Scanned as Scanned
-from airflow_provider_zkmq.engine.core.read.leases import Archive as Archive
-from airflow_provider_zkmq.engine.core.tasks.batches import Batch as Batch
-from airflow_provider_zkmq.engine.errors import (
+from .core.read.configuration import Consumer as Consumer, QueueConf as QueueConf, Truncation as Truncation
+from .core.read.inspect import ConsumerMatch as ConsumerMatch, Explanation as Explanation, Task as Task
+from .core.read.leases import Archive as Archive
+from .core.read.nodes import Part as Part, Znode as Znode
+from .core.read.scan import Scanned as Scanned
+from .core.tasks.batches import Batch as Batch
+from .errors import (
     AccessDenied as AccessDenied,
     BadMessage as BadMessage,
     ClaimLost as ClaimLost,
@@ -85,13 +82,13 @@ from airflow_provider_zkmq.engine.errors import (
     WaitTimeout as WaitTimeout,
     ZkmqError as ZkmqError,
 )
-from airflow_provider_zkmq.engine.model import MAX_PAYLOAD as MAX_PAYLOAD
-from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker as AsyncWorker
-from airflow_provider_zkmq.engine.working.handling import (
+from .model import MAX_PAYLOAD as MAX_PAYLOAD
+from .working.async_worker import AsyncWorker as AsyncWorker
+from .working.handling import (
     Monitor as Monitor,
     Poll as Poll,
     Running as Running,
     RunningAsync as RunningAsync,
     monitor as monitor,
 )
-from airflow_provider_zkmq.engine.working.worker import Worker as Worker
+from .working.worker import Worker as Worker

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from airflow_provider_zkmq.engine.core.model.names import check_root
-from airflow_provider_zkmq.engine.core.model.values import seconds
-from airflow_provider_zkmq.engine.errors import ConfigError
 from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT
+
+from .core.model.names import check_root
+from .core.model.values import seconds
+from .errors import ConfigError
 
 #: Servers take no longer packet than 1 MiB.
 _LONGEST_AUTH = 1 << 16

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Self, TypeAlias
 
-from airflow_provider_zkmq.engine.api.client import Client
-from airflow_provider_zkmq.engine.api.queue import Claim, Queue
-from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
 from airflow_provider_zkmq.filequeue.claims import FileClaim
 from airflow_provider_zkmq.filequeue.client import FileClient
 from airflow_provider_zkmq.filequeue.queue import FileQueue
+
+from .api.client import Client
+from .api.queue import Claim, Queue
+from .config import ConnectionConfig
 
 #: What a connection, a queue and a claim of either are to whoever uses both.
 AnyClient: TypeAlias = "Zkmq | FileClient"

@@ -7,10 +7,10 @@ below `engine` may change its place.
 
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.model.names import check_name
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy, Success
-from airflow_provider_zkmq.engine.core.model.records import Message, NewTasks, encode_data, encode_metadata, keyed
-from airflow_provider_zkmq.engine.core.model.selectors import (
+from .core.model.names import check_name
+from .core.model.policy import RetryPolicy, Success
+from .core.model.records import Message, NewTasks, encode_data, encode_metadata, keyed
+from .core.model.selectors import (
     FilterMethod,
     FilterType,
     FilterTypes,
@@ -22,8 +22,8 @@ from airflow_provider_zkmq.engine.core.model.selectors import (
     encode_types,
     parse_filters,
 )
-from airflow_provider_zkmq.engine.core.model.states import ENDED, FAILED, State, derive_status
-from airflow_provider_zkmq.engine.core.model.values import (
+from .core.model.states import ENDED, FAILED, State, derive_status
+from .core.model.values import (
     Duration,
     Moment,
     WaitFor,
@@ -39,12 +39,12 @@ from airflow_provider_zkmq.engine.core.model.values import (
     wait_event,
     whole_number,
 )
-from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST
-from airflow_provider_zkmq.engine.core.read.configuration import ORDERS, QueueConf
-from airflow_provider_zkmq.engine.core.read.inspect import Task, as_state, checked_columns, checked_ids
-from airflow_provider_zkmq.engine.core.read.nodes import PARTS, Part, checked_parts
-from airflow_provider_zkmq.engine.core.read.scan import Scanned
-from airflow_provider_zkmq.engine.core.read.wait import OnChange, OnProgress, not_reached
+from .core.protocol import MAX_REQUEST
+from .core.read.configuration import ORDERS, QueueConf
+from .core.read.inspect import Task, as_state, checked_columns, checked_ids
+from .core.read.nodes import PARTS, Part, checked_parts
+from .core.read.scan import Scanned
+from .core.read.wait import OnChange, OnProgress, not_reached
 
 #: The largest payload and metadata, or result, of a task in bytes: the rest of a request is for its record.
 MAX_PAYLOAD: Final = MAX_REQUEST - 20_000

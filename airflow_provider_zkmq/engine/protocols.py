@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
-from airflow_provider_zkmq.engine.core.model.values import Duration
-from airflow_provider_zkmq.engine.core.read.inspect import Task
-from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
+from .core.model.selectors import FilterMethod, Selector
+from .core.model.values import Duration
+from .core.read.inspect import Task
+from .core.tasks.outcome import Handled, Settlement
 
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 

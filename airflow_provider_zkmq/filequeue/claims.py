@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
-from airflow_provider_zkmq.engine.core.ops import Procedure
+from airflow_provider_zkmq.engine.core.protocol import Procedure
 from airflow_provider_zkmq.engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
 from airflow_provider_zkmq.engine.errors import ClaimLost, QueueNotFound, TaskNotFound
 from airflow_provider_zkmq.engine.model import Duration, State, Success, Task

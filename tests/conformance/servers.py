@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.ops import (
+from airflow_provider_zkmq.engine.core.protocol import (
     Create,
     CreateContainer,
     Delete,
@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.ops import (
     Post,
     Sync,
 )
-from airflow_provider_zkmq.engine.zk.run import open_session, run
+from airflow_provider_zkmq.engine.zk.drivers import open_session, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.simulation.zookeeper import Ensemble
 from tests.support import eventually

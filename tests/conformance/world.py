@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.ops import (
+from airflow_provider_zkmq.engine.core.protocol import (
     Check,
     Create,
     Delete,

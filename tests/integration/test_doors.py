@@ -36,7 +36,7 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.engine.core.maintenance.consumers import give_lock_back, take_lock
 from airflow_provider_zkmq.engine.zk import session
-from airflow_provider_zkmq.engine.zk.run import run
+from airflow_provider_zkmq.engine.zk.drivers import run
 from tests.certificates import Authority, Pem
 from tests.integration.clients import kazoo
 from tests.integration.command import LIMIT_S, Cli, carry_out

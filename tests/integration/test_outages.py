@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Queue, Unavailable, Zkmq
-from airflow_provider_zkmq.engine.core.ops import (
+from airflow_provider_zkmq.engine.core.protocol import (
     Children,
     Create,
     EnsureRoot,
@@ -27,7 +27,7 @@ from airflow_provider_zkmq.engine.core.ops import (
     Reconnect,
     Sync,
 )
-from airflow_provider_zkmq.engine.zk.run import arun, run
+from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.faulty import Faulty, Hold, Once, is_multi
 from tests.integration.clients import together

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
 from airflow_provider_zkmq.engine.api import client as clients
 from airflow_provider_zkmq.engine.core.maintenance import consumers
-from airflow_provider_zkmq.engine.core.ops import Wait
+from airflow_provider_zkmq.engine.core.protocol import Wait
 from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from airflow_provider_zkmq.engine.core.model.names import is_prefetched
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.ops import Create, Multi, SetData
+from airflow_provider_zkmq.engine.core.protocol import Create, Multi, SetData
 from tests.simulation.parts import Client, Violation
 
 Key: TypeAlias = tuple[str, str]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine.core.context import Context, Runtime
 from airflow_provider_zkmq.engine.core.model.names import Paths
-from airflow_provider_zkmq.engine.core.ops import (
+from airflow_provider_zkmq.engine.core.protocol import (
     Children,
     Exists,
     Get,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core import context
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.ops import Create
+from airflow_provider_zkmq.engine.core.protocol import Create
 from airflow_provider_zkmq.engine.core.tasks import admin
 from tests.simulation import actors, faults, producers, readers
 from tests.simulation.oracles import Oracles

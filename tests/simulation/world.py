@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.maintenance.consumers import finish_pending, has_pending
-from airflow_provider_zkmq.engine.core.ops import (
+from airflow_provider_zkmq.engine.core.protocol import (
     Callback,
     CreateContainer,
     EnsureRoot,

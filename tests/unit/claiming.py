@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.context import Caller, Claimed
 from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.ops import Multi, Procedure, Reconnect, SetTimeout, Wait
+from airflow_provider_zkmq.engine.core.protocol import Multi, Procedure, Reconnect, SetTimeout, Wait
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.engine.core.tasks.transaction import TransactionState
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable

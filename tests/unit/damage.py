@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core import context
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Integer, String
-from airflow_provider_zkmq.engine.core.ops import Create, Delete, Exists, SetData
+from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Exists, SetData
 from airflow_provider_zkmq.engine.core.read import leases
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
 from airflow_provider_zkmq.engine.core.tasks import admin as configure

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.records import HistoryEntry
-from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST, Create, Delete, GetMany, SetData
+from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, Create, Delete, GetMany, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.core.tasks import admin as configure

@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, String, as_selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import (
+from airflow_provider_zkmq.engine.core.protocol import (
     Children,
     Create,
     Get,

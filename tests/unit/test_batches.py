@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.context import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import (
+from airflow_provider_zkmq.engine.core.protocol import (
     Create,
     Delete,
     Exists,

@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import Delete, GetMany, Multi, Wait
+from airflow_provider_zkmq.engine.core.protocol import Delete, GetMany, Multi, Wait
 from airflow_provider_zkmq.engine.core.read.inspect import explain
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
 from airflow_provider_zkmq.engine.core.tasks import settle as holding

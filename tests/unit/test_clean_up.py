@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.maintenance.consumers import has_pending
 from airflow_provider_zkmq.engine.core.model.policy import ConsumeTimes
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import Children, Create, Delete, Failure, GetMany, Multi, SetData
+from airflow_provider_zkmq.engine.core.protocol import Children, Create, Delete, Failure, GetMany, Multi, SetData
 from airflow_provider_zkmq.engine.core.read import inspect, scan
 from airflow_provider_zkmq.engine.core.read import inspect as counts
 from airflow_provider_zkmq.engine.core.read import inspect as pending

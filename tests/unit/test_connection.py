@@ -21,10 +21,10 @@ from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import KeeperState
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.ops import Create, Exists, Get, Multi, Watch
+from airflow_provider_zkmq.engine.core.protocol import Create, Exists, Get, Multi, Watch
 from airflow_provider_zkmq.engine.zk import connection
-from airflow_provider_zkmq.engine.zk.async_driver import _ready
 from airflow_provider_zkmq.engine.zk.connection import FrameReader
+from airflow_provider_zkmq.engine.zk.drivers import LoopDriver
 from airflow_provider_zkmq.engine.zk.operations import Request, submit
 from airflow_provider_zkmq.engine.zk.session import Reply, Session, ThreadSignal
 from tests.interrupting import interrupted, keyboard
@@ -345,7 +345,7 @@ async def test_replies_that_come_together_wake_a_loop_once(
     loop, wakes = asyncio.get_running_loop(), []
     replies = [ask(session, Get("/a")) for _ in range(64)]
     flush(session)
-    tasks = [asyncio.create_task(_ready(session, reply, PATIENCE)) for reply in replies]
+    tasks = [asyncio.create_task(LoopDriver(session).reply(reply, PATIENCE)) for reply in replies]
     while not replies[-1]._callbacks:  # noqa: ASYNC110  it tells nobody
         await asyncio.sleep(0)
     call = loop.call_soon_threadsafe

@@ -18,7 +18,7 @@ from airflow_provider_zkmq.engine.core.model.policy import Retry
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum, parse_selector
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import Multi, Pipeline, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.protocol import Multi, Pipeline, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.tasks import enqueue, settle
 from airflow_provider_zkmq.engine.core.tasks import settle as deferred_completions
 from airflow_provider_zkmq.engine.core.tasks import settle as giveback

@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
 from airflow_provider_zkmq.engine.core.maintenance import collect as deletion
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
-from airflow_provider_zkmq.engine.core.ops import Children, Create, Delete, Multi, Op
+from airflow_provider_zkmq.engine.core.protocol import Children, Create, Delete, Multi, Op
 from airflow_provider_zkmq.engine.core.read import leases, nodes
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks import admin as configure

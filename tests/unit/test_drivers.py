@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.ops import Callback, Reconnect, SetTimeout, Wait
+from airflow_provider_zkmq.engine.core.protocol import Callback, Reconnect, SetTimeout, Wait
 from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable
 from airflow_provider_zkmq.engine.zk import connection
-from airflow_provider_zkmq.engine.zk.async_driver import _ready
 from airflow_provider_zkmq.engine.zk.connection import GRACE, CallDeadline
-from airflow_provider_zkmq.engine.zk.run import arun, run
+from airflow_provider_zkmq.engine.zk.drivers import LoopDriver, arun, run
 from airflow_provider_zkmq.engine.zk.session import Session, ThreadSignal
 from tests.support import eventually
 
@@ -99,9 +98,9 @@ async def test_a_cancelled_wait_leaves_nothing_behind(session: Session, subtests
     cases: dict[str, tuple[Callable[[], Any], Any, Callable[[], Any] | None]] = {
         "a signal": (lambda: arun(session, asking(waiting, closed)), signal, None),
         "a connection": (lambda: arun(session, asking(connecting, closed)), session.changed, None),
-        "a reply": (lambda: _ready(session, reply, PATIENCE), reply, None),
+        "a reply": (lambda: LoopDriver(session).reply(reply, PATIENCE), reply, None),
         "a signal that fires": (lambda: arun(session, asking(bounded, closed)), signal, signal.fire),
-        "a reply that comes": (lambda: _ready(session, reply, PATIENCE), reply, lambda: reply.set("answer")),
+        "a reply that comes": (lambda: LoopDriver(session).reply(reply, PATIENCE), reply, lambda: reply.set("answer")),
     }
     for case, (wait, where, comes) in cases.items():
         with subtests.test(case):

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.records import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import Create, GetMany, Multi
+from airflow_provider_zkmq.engine.core.protocol import Create, GetMany, Multi
 from airflow_provider_zkmq.engine.core.read import leases
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue
 from airflow_provider_zkmq.engine.core.tasks import admin as configure

@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine.core.model.names import Lane
 from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, RetryPolicy, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, decode_types
-from airflow_provider_zkmq.engine.core.ops import Callback, Create, Pipeline, Procedure, Wait
+from airflow_provider_zkmq.engine.core.protocol import Callback, Create, Pipeline, Procedure, Wait
 from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases, nodes, wait
 from airflow_provider_zkmq.engine.core.read import inspect as counts
 from airflow_provider_zkmq.engine.core.read import inspect as explain

@@ -10,7 +10,7 @@ import pendulum
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.selectors import Integer
-from airflow_provider_zkmq.engine.core.ops import Get, GetMany, Op, Wait
+from airflow_provider_zkmq.engine.core.protocol import Get, GetMany, Op, Wait
 from airflow_provider_zkmq.engine.core.read.inspect import Task, read_task
 from airflow_provider_zkmq.engine.core.read.wait import find_matching, follow
 from airflow_provider_zkmq.engine.core.tasks import admin, settle

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.context import MOST, MOST_PACES, Caller, Claimed, Paces, ReadAhead
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, OrderedEnum
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import Create, GetMany
+from airflow_provider_zkmq.engine.core.protocol import Create, GetMany
 from airflow_provider_zkmq.engine.core.tasks import admin, settle
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import ConfigError

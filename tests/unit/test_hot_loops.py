@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.ops import Create, Delete, Exists, Get, Multi, Pipeline, Reconnect, SetData
+from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Exists, Get, Multi, Pipeline, Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks import transaction as putting

@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.maintenance.consumers import register
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import Delete, Get, GetMany, Multi, Reconnect, Wait
+from airflow_provider_zkmq.engine.core.protocol import Delete, Get, GetMany, Multi, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks import enqueue as enqueueing
 from airflow_provider_zkmq.engine.core.tasks import settle as holding

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import ops
-from airflow_provider_zkmq.engine.core.ops import Create, SetData
+from airflow_provider_zkmq.engine.core import protocol
+from airflow_provider_zkmq.engine.core.protocol import Create, SetData
 from airflow_provider_zkmq.engine.core.read.nodes import refuse_another_layout
 from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.errors import ConfigError
@@ -13,8 +13,8 @@ from tests.unit.world import Client, FakeZooKeeper, new_queue
 
 
 def ensured(client: Client, root: str) -> None:
-    def steps() -> ops.Procedure[None]:
-        yield ops.EnsureRoot(root)
+    def steps() -> protocol.Procedure[None]:
+        yield protocol.EnsureRoot(root)
 
     client.do(steps())
 

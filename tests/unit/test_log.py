@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.model.records import Unreadable
-from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST, SetData
+from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, SetData
 from airflow_provider_zkmq.engine.core.read import completion_log, inspect
 from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.errors import ConfigError

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on
 from airflow_provider_zkmq.engine.core.context import Caller
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import Wait
+from airflow_provider_zkmq.engine.core.protocol import Wait
 from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskTooLarge
 from tests.unit.claiming import ORDERS, another, counting, step

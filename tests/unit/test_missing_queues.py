@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.core.claim import claim as loop
 from airflow_provider_zkmq.engine.core.claim import claim as request_claim
 from airflow_provider_zkmq.engine.core.context import Caller
 from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.ops import Delete, Exists, Sync, Wait
+from airflow_provider_zkmq.engine.core.protocol import Delete, Exists, Sync, Wait
 from airflow_provider_zkmq.engine.core.read import inspect, nodes, wait
 from airflow_provider_zkmq.engine.core.read.leases import Archive
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_zkmq.engine.core.model.policy import Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import Reconnect, SetData
+from airflow_provider_zkmq.engine.core.protocol import Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
 from airflow_provider_zkmq.engine.core.tasks import settle, transaction
 from airflow_provider_zkmq.engine.core.tasks import transaction as putting

@@ -16,10 +16,10 @@ from airflow_provider_zkmq.engine.api.client import new_context
 from airflow_provider_zkmq.engine.core.context import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST, Get, Multi, Post, SetData
+from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, Get, Multi, Post, SetData
 from airflow_provider_zkmq.engine.core.tasks import settle
 from airflow_provider_zkmq.engine.errors import TaskTooLarge
-from airflow_provider_zkmq.engine.zk.run import arun, run
+from airflow_provider_zkmq.engine.zk.drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Access, Session
 from tests.support import eventually
 from tests.unit.test_connection import Wire, arrives, ask, flush, frame, line, open_line, rung, session

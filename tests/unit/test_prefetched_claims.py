@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.maintenance import consumers as pending
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import Multi, Post, Procedure
+from airflow_provider_zkmq.engine.core.protocol import Multi, Post, Procedure
 from airflow_provider_zkmq.engine.core.read.leases import current_claim, lease_path, mark_path
 from airflow_provider_zkmq.engine.core.tasks import admin, settle
 from airflow_provider_zkmq.engine.core.tasks import settle as beginning

@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import Integer, OrderedEnum, String
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.model.values import moment_of
-from airflow_provider_zkmq.engine.core.ops import Delete, Exists, GetMany, Op, Pipeline, SetData, Sync
+from airflow_provider_zkmq.engine.core.protocol import Delete, Exists, GetMany, Op, Pipeline, SetData, Sync
 from airflow_provider_zkmq.engine.core.read import configuration, inspect, leases, nodes
 from airflow_provider_zkmq.engine.core.read import scan as scanning
 from airflow_provider_zkmq.engine.core.read.inspect import COLUMNS, Task, list_tasks, read_task

@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import String
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import Create, Delete, Wait
+from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Wait
 from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance.collect import collect_garbage
 from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum
-from airflow_provider_zkmq.engine.core.ops import Multi, Op
+from airflow_provider_zkmq.engine.core.protocol import Multi, Op
 from airflow_provider_zkmq.engine.core.read import scan
 from airflow_provider_zkmq.engine.core.read.inspect import read_task
 from airflow_provider_zkmq.engine.core.tasks import admin

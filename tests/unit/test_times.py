@@ -29,7 +29,7 @@ from airflow_provider_zkmq.engine.core.context import Clock, ServerTime
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
 from airflow_provider_zkmq.engine.core.model.records import replace_fields
 from airflow_provider_zkmq.engine.core.model.values import LONGEST, milliseconds, moment_of, seconds
-from airflow_provider_zkmq.engine.core.ops import Delete, Multi, Op, SetData
+from airflow_provider_zkmq.engine.core.protocol import Delete, Multi, Op, SetData
 from airflow_provider_zkmq.engine.core.read import configuration, inspect, wait
 from airflow_provider_zkmq.engine.core.read import wait as finding
 from airflow_provider_zkmq.engine.core.read import wait as following

@@ -25,7 +25,7 @@ from airflow_provider_zkmq.engine.api.unit_of_work import Transaction
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import Delete, Multi, Reconnect, SetData
+from airflow_provider_zkmq.engine.core.protocol import Delete, Multi, Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks import admin as configure

@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import String
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.ops import MAX_REQUEST, Check, Multi, SetData
+from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, Check, Multi, SetData
 from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_provider_zkmq.engine.core import ops
+from airflow_provider_zkmq.engine.core import protocol
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.context import Claimed, Context, Runtime
@@ -18,11 +18,11 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import HistoryEntry, Message, TaskState, parse_history_name
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, parse_selector
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.ops import Multi, Node, Op, Outcome
+from airflow_provider_zkmq.engine.core.protocol import Multi, Node, Op, Outcome
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
 from airflow_provider_zkmq.engine.core.tasks import admin as configure
+from airflow_provider_zkmq.engine.zk.drivers import ensure_root
 from airflow_provider_zkmq.engine.zk.session import ThreadSignal
-from airflow_provider_zkmq.engine.zk.sync_driver import ensure_root
 from tests.simulation.history import listed_task, places_of
 from tests.simulation.zookeeper import Ensemble, Znode
 
@@ -110,33 +110,33 @@ class Faults:
 
 def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
     match op:
-        case ops.SetTimeout() | ops.Reconnect() | ops.Sync():
+        case protocol.SetTimeout() | protocol.Reconnect() | protocol.Sync():
             return None
-        case ops.Wait(signal, seen, timeout):
+        case protocol.Wait(signal, seen, timeout):
             if signal.count <= seen:
                 assert timeout is not None, "waits for ever: nobody else runs"
                 zk.advance(timeout + 0.001)
             return signal.count > seen
-        case ops.Pipeline(parts):
+        case protocol.Pipeline(parts):
             return [execute(zk, session, item, faults) for item in parts]
-        case ops.Callback(call):
+        case protocol.Callback(call):
             return call()
-        case ops.EnsureRoot(path):
+        case protocol.EnsureRoot(path):
             steps, result = ensure_root(path), None
             with contextlib.suppress(StopIteration):
                 while True:
                     result = zk.perform(session, steps.send(result))
             return None
-        case Multi() | ops.CreateContainer():
+        case Multi() | protocol.CreateContainer():
             return _write(zk, session, op, faults)
-        case ops.Post(multi, lost):
+        case protocol.Post(multi, lost):
             if not _write(zk, session, multi, faults).committed:
                 lost()
             return True
     return zk.perform(session, op)
 
 
-def _write(zk: FakeZooKeeper, session: int, op: Multi | ops.CreateContainer, faults: Faults) -> Outcome:
+def _write(zk: FakeZooKeeper, session: int, op: Multi | protocol.CreateContainer, faults: Faults) -> Outcome:
     fault = faults.draw()
     if fault == "crash before":
         raise Crash
@@ -213,12 +213,12 @@ class Client:
                 self.zk.perform(self.session, fault.late.pop())
 
     def _execute(self, op: Any, fault: Fault) -> Any:
-        if isinstance(op, ops.Pipeline):
+        if isinstance(op, protocol.Pipeline):
             return [self._execute(item, fault) for item in op.ops]
         effect = fault(op)
         if isinstance(effect, Exception):
             raise effect
-        if effect == NOT_SENT and isinstance(op, ops.Post):
+        if effect == NOT_SENT and isinstance(op, protocol.Post):
             return False
         result = execute(self.zk, self.session, op, Faults(0, effect or ""))
         if effect == BROKEN_OFF:

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from airflow_provider_zkmq.engine.core.claim.claim import ClaimRequest
-from airflow_provider_zkmq.engine.core.context import Caller, Claimed, Context
-from airflow_provider_zkmq.engine.core.model.states import State, derive_status
-from airflow_provider_zkmq.engine.core.read.inspect import Task
-from airflow_provider_zkmq.engine.core.tasks.settle import give_back
-from airflow_provider_zkmq.engine.errors import ZkmqError
-from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
-from airflow_provider_zkmq.engine.zk.connection import CallDeadline
-from airflow_provider_zkmq.engine.zk.run import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session
+from ..core.claim.claim import ClaimRequest
+from ..core.context import Caller, Claimed, Context
+from ..core.model.states import State, derive_status
+from ..core.read.inspect import Task
+from ..core.tasks.settle import give_back
+from ..errors import ZkmqError
+from ..log import log
+from ..working.async_worker import OF_CALLS
+from ..zk.connection import CallDeadline
+from ..zk.drivers import arun, run
+from ..zk.session import Session
 
 # --- Calls that block, in a thread of their own beside the event loop.
 

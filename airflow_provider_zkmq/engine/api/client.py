@@ -14,25 +14,26 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from airflow_provider_zkmq.engine.api.claim_handles import in_thread
-from airflow_provider_zkmq.engine.api.methods import Api, AsyncApi, SyncApi, verb
-from airflow_provider_zkmq.engine.api.queue import AsyncQueue, Queue
-from airflow_provider_zkmq.engine.api.unit_of_work import AsyncUnitOfWork, Transaction, UnitOfWork
-from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.context import Clock, Context, Runtime
-from airflow_provider_zkmq.engine.core.maintenance.collect import collect_if_due
-from airflow_provider_zkmq.engine.core.maintenance.consumers import finish_pending, has_pending, unregister, until_due
-from airflow_provider_zkmq.engine.core.model.names import Paths
-from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.leases import now_below
-from airflow_provider_zkmq.engine.core.read.nodes import queue_names
-from airflow_provider_zkmq.engine.core.tasks.settle import settle_deferred, settle_last
-from airflow_provider_zkmq.engine.errors import QueueNotFound, TransportError, Unsupported, ZkmqError
-from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.zk.connection import CallDeadline, left
-from airflow_provider_zkmq.engine.zk.run import open_session, run
-from airflow_provider_zkmq.engine.zk.session import Session, ThreadSignal
 from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
+
+from ..config import ConnectionConfig
+from ..core.context import Clock, Context, Runtime
+from ..core.maintenance.collect import collect_if_due
+from ..core.maintenance.consumers import finish_pending, has_pending, unregister, until_due
+from ..core.model.names import Paths
+from ..core.read.configuration import read_conf
+from ..core.read.leases import now_below
+from ..core.read.nodes import queue_names
+from ..core.tasks.settle import settle_deferred, settle_last
+from ..errors import QueueNotFound, TransportError, Unsupported, ZkmqError
+from ..log import log
+from ..zk.connection import CallDeadline, left
+from ..zk.drivers import open_session, run
+from ..zk.session import Session, ThreadSignal
+from .claim_handles import in_thread
+from .methods import Api, AsyncApi, SyncApi, verb
+from .queue import AsyncQueue, Queue
+from .unit_of_work import AsyncUnitOfWork, Transaction, UnitOfWork
 
 # --- What calls left (`core.maintenance.consumers`) is put right in the background, by a thread of its own.
 

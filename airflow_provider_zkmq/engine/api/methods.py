@@ -16,14 +16,14 @@ from collections.abc import Callable, Coroutine
 from types import MethodType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from airflow_provider_zkmq.engine.api.claim_handles import ClaimHandle, handed_over, handed_over_async
-from airflow_provider_zkmq.engine.core.claim.claim import ClaimRequest
-from airflow_provider_zkmq.engine.core.context import Claimed, Context
-from airflow_provider_zkmq.engine.core.ops import Procedure
-from airflow_provider_zkmq.engine.core.read.leases import current_claim
-from airflow_provider_zkmq.engine.zk.connection import CallDeadline, left
-from airflow_provider_zkmq.engine.zk.run import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session
+from ..core.claim.claim import ClaimRequest
+from ..core.context import Claimed, Context
+from ..core.protocol import Procedure
+from ..core.read.leases import current_claim
+from ..zk.connection import CallDeadline, left
+from ..zk.drivers import arun, run
+from ..zk.session import Session
+from .claim_handles import ClaimHandle, handed_over, handed_over_async
 
 # --- The two kinds of API: objects whose calls block, and objects whose calls are awaited.
 #

@@ -9,8 +9,36 @@ from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from airflow_provider_zkmq.engine.api.claim_handles import DELIVERY_SECONDS, Adopting, ClaimHandle, task_of
-from airflow_provider_zkmq.engine.api.methods import (
+from ..core.claim import claim as by_id
+from ..core.claim import claim as ready
+from ..core.claim.claim import Loop, go_on, request_claim, request_claims, request_loop, wanted, wind_up
+from ..core.context import Caller, Claimed, Context
+from ..core.maintenance import collect
+from ..core.maintenance import collect as deletion
+from ..core.maintenance import consumers as rescue
+from ..core.protocol import Procedure
+from ..core.read import completion_log, configuration, inspect, leases, nodes
+from ..core.read import inspect as explain
+from ..core.read.inspect import Task, counts, pending
+from ..core.read.leases import unless_queue_gone
+from ..core.read.nodes import unless_missing
+from ..core.read.scan import scan
+from ..core.read.wait import find_matching, follow
+from ..core.read.wait import wait as wait_for
+from ..core.tasks import admin, batches, settle
+from ..core.tasks import admin as configure
+from ..core.tasks import settle as holding
+from ..core.tasks.enqueue import enqueue_each, enqueue_new, enqueue_one, open_shared, seal
+from ..core.tasks.outcome import Handled, Settlement, settle_by_outcome
+from ..core.tasks.settle import settle_later
+from ..errors import TransportError
+from ..log import log
+from ..working.async_worker import OF_CALLS, AsyncWorker
+from ..working.worker import Worker
+from ..zk.drivers import arun, run
+from ..zk.session import Session
+from .claim_handles import DELIVERY_SECONDS, Adopting, ClaimHandle, task_of
+from .methods import (
     Api,
     AsyncApi,
     AsyncClaiming,
@@ -25,43 +53,7 @@ from airflow_provider_zkmq.engine.api.methods import (
     shown,
     verb,
 )
-from airflow_provider_zkmq.engine.api.unit_of_work import AsyncUnitOfWork, UnitOfWork
-from airflow_provider_zkmq.engine.core.claim import claim as by_id
-from airflow_provider_zkmq.engine.core.claim import claim as ready
-from airflow_provider_zkmq.engine.core.claim.claim import (
-    Loop,
-    go_on,
-    request_claim,
-    request_claims,
-    request_loop,
-    wanted,
-    wind_up,
-)
-from airflow_provider_zkmq.engine.core.context import Caller, Claimed, Context
-from airflow_provider_zkmq.engine.core.maintenance import collect
-from airflow_provider_zkmq.engine.core.maintenance import collect as deletion
-from airflow_provider_zkmq.engine.core.maintenance import consumers as rescue
-from airflow_provider_zkmq.engine.core.ops import Procedure
-from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases, nodes
-from airflow_provider_zkmq.engine.core.read import inspect as explain
-from airflow_provider_zkmq.engine.core.read.inspect import Task, counts, pending
-from airflow_provider_zkmq.engine.core.read.leases import unless_queue_gone
-from airflow_provider_zkmq.engine.core.read.nodes import unless_missing
-from airflow_provider_zkmq.engine.core.read.scan import scan
-from airflow_provider_zkmq.engine.core.read.wait import find_matching, follow
-from airflow_provider_zkmq.engine.core.read.wait import wait as wait_for
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, settle
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
-from airflow_provider_zkmq.engine.core.tasks import settle as holding
-from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_each, enqueue_new, enqueue_one, open_shared, seal
-from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by_outcome
-from airflow_provider_zkmq.engine.core.tasks.settle import settle_later
-from airflow_provider_zkmq.engine.errors import TransportError
-from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS, AsyncWorker
-from airflow_provider_zkmq.engine.working.worker import Worker
-from airflow_provider_zkmq.engine.zk.run import arun, run
-from airflow_provider_zkmq.engine.zk.session import Session
+from .unit_of_work import AsyncUnitOfWork, UnitOfWork
 
 # --- Loops over claims: `q.claims`, blocking and on an event loop.
 

@@ -6,26 +6,26 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from airflow_provider_zkmq.engine.api.claim_handles import UNKNOWN_SESSION, ClaimHandle, task_of
-from airflow_provider_zkmq.engine.api.methods import Api, AsyncInTurn, SyncInTurn, claiming, verb
-from airflow_provider_zkmq.engine.core.claim.claim import ClaimRequest, Method, claim, wanted
-from airflow_provider_zkmq.engine.core.context import Caller, Claimed, Context
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.model.values import Duration, seconds
-from airflow_provider_zkmq.engine.core.ops import Procedure, SetTimeout, Wait
-from airflow_provider_zkmq.engine.core.read.inspect import Task
-from airflow_provider_zkmq.engine.core.read.leases import unless_queue_gone
-from airflow_provider_zkmq.engine.core.read.nodes import unless_missing
-from airflow_provider_zkmq.engine.core.tasks import transaction
-from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_outcome
-from airflow_provider_zkmq.engine.core.tasks.settle import Holder, give_back
-from airflow_provider_zkmq.engine.core.tasks.transaction import put
-from airflow_provider_zkmq.engine.errors import SessionLost, ZkmqError
-from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.working.async_worker import OF_CALLS
-from airflow_provider_zkmq.engine.zk.connection import left
-from airflow_provider_zkmq.engine.zk.session import Session
+from ..core.claim.claim import ClaimRequest, Method, claim, wanted
+from ..core.context import Caller, Claimed, Context
+from ..core.model.records import Message
+from ..core.model.selectors import Selector
+from ..core.model.values import Duration, seconds
+from ..core.protocol import Procedure, SetTimeout, Wait
+from ..core.read.inspect import Task
+from ..core.read.leases import unless_queue_gone
+from ..core.read.nodes import unless_missing
+from ..core.tasks import transaction
+from ..core.tasks.outcome import Handled, Settlement, settle_outcome
+from ..core.tasks.settle import Holder, give_back
+from ..core.tasks.transaction import put
+from ..errors import SessionLost, ZkmqError
+from ..log import log
+from ..working.async_worker import OF_CALLS
+from ..zk.connection import left
+from ..zk.session import Session
+from .claim_handles import UNKNOWN_SESSION, ClaimHandle, task_of
+from .methods import Api, AsyncInTurn, SyncInTurn, claiming, verb
 
 # --- One unit of work of either API: what it has taken and put, and the session that it is bound to.
 

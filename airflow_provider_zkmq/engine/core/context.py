@@ -12,11 +12,11 @@ from os import getpid
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from airflow_provider_zkmq.engine.core.model.names import Lane, Paths
-from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import TaskState, Times
-from airflow_provider_zkmq.engine.core.model.selectors import FilterTypes
-from airflow_provider_zkmq.engine.core.ops import Create, Multi, Node, Outcome, Procedure, Signal, Watch, WriteOp
+from .model.names import Lane, Paths
+from .model.policy import Conf, RetryPolicy
+from .model.records import TaskState, Times
+from .model.selectors import FilterTypes
+from .protocol import Create, Multi, Node, Outcome, Procedure, Signal, Watch, WriteOp
 
 # --- The server's clock, as writes have told it. Owner: this module; one entry, replaced as a whole.
 

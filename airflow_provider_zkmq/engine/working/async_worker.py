@@ -9,24 +9,15 @@ import time
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.core.model.policy import Retry
-from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.model.values import Duration, seconds
-from airflow_provider_zkmq.engine.core.tasks.outcome import Handled
-from airflow_provider_zkmq.engine.errors import QueueNotFound
-from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.protocols import AsyncWorkerClaim, AsyncWorkerQueue, AsyncWorkerTransaction
-from airflow_provider_zkmq.engine.working.deliveries import (
-    NOT_BEGUN,
-    Deliveries,
-    Delivery,
-    Handler,
-    Method,
-    Settled,
-    WorkerOptions,
-    check_handler,
-)
-from airflow_provider_zkmq.engine.working.handling import (
+from ..core.model.policy import Retry
+from ..core.model.selectors import Selector
+from ..core.model.values import Duration, seconds
+from ..core.tasks.outcome import Handled
+from ..errors import QueueNotFound
+from ..log import log
+from ..protocols import AsyncWorkerClaim, AsyncWorkerQueue, AsyncWorkerTransaction
+from .deliveries import NOT_BEGUN, Deliveries, Delivery, Handler, Method, Settled, WorkerOptions, check_handler
+from .handling import (
     CANCEL_SECONDS,
     GIVE_UP_SECONDS,
     LEFT_SECONDS,

@@ -11,19 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
-from airflow_provider_zkmq.engine.core.model.policy import Retry, Snooze
-from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector
-from airflow_provider_zkmq.engine.core.model.values import (
-    Duration,
-    optional_seconds,
-    optional_whole_number,
-    seconds,
-    whole_number,
-)
-from airflow_provider_zkmq.engine.core.read.inspect import Task
-from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement
-from airflow_provider_zkmq.engine.errors import ConfigError
-from airflow_provider_zkmq.engine.protocols import BaseClaim, Closing
+from ..core.model.policy import Retry, Snooze
+from ..core.model.selectors import FilterMethod, Selector
+from ..core.model.values import Duration, optional_seconds, optional_whole_number, seconds, whole_number
+from ..core.read.inspect import Task
+from ..core.tasks.outcome import Handled, Settlement
+from ..errors import ConfigError
+from ..protocols import BaseClaim, Closing
 
 # --- What both workers are told: checked once, when a worker is made.
 

@@ -13,22 +13,14 @@ from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Any, Final, Generic, TypeVar
 
-from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, Snooze, Success
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.values import Duration, seconds, whole_number
-from airflow_provider_zkmq.engine.core.read.inspect import Task
-from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, error_text
-from airflow_provider_zkmq.engine.errors import (
-    ClaimLost,
-    ConfigError,
-    CorruptRecord,
-    QueueNotFound,
-    SessionLost,
-    TransportError,
-    ZkmqError,
-)
-from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.protocols import (
+from ..core.model.policy import Error, Retry, Snooze, Success
+from ..core.model.states import State
+from ..core.model.values import Duration, seconds, whole_number
+from ..core.read.inspect import Task
+from ..core.tasks.outcome import Handled, error_text
+from ..errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, SessionLost, TransportError, ZkmqError
+from ..log import log
+from ..protocols import (
     AsyncWorkerClaim,
     AsyncWorkerTransaction,
     BaseClaim,
@@ -38,15 +30,7 @@ from airflow_provider_zkmq.engine.protocols import (
     WorkerClaim,
     WorkerTransaction,
 )
-from airflow_provider_zkmq.engine.working.deliveries import (
-    NOT_BEGUN,
-    Budget,
-    Deliveries,
-    Delivery,
-    Handler,
-    PrefetchedDeliveries,
-    WorkerOptions,
-)
+from .deliveries import NOT_BEGUN, Budget, Deliveries, Delivery, Handler, PrefetchedDeliveries, WorkerOptions
 
 # --- How both workers handle a task: what its handler gets, how its outcome is judged and told, what ends a worker.
 

@@ -7,22 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.model.values import Duration, seconds
-from airflow_provider_zkmq.engine.errors import QueueNotFound, ZkmqError
-from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.protocols import WorkerClaim, WorkerQueue, WorkerTransaction
-from airflow_provider_zkmq.engine.working.deliveries import (
-    NOT_BEGUN,
-    Deliveries,
-    Delivery,
-    Handler,
-    Method,
-    Settled,
-    WorkerOptions,
-    check_handler,
-)
-from airflow_provider_zkmq.engine.working.handling import (
+from ..core.model.selectors import Selector
+from ..core.model.values import Duration, seconds
+from ..errors import QueueNotFound, ZkmqError
+from ..log import log
+from ..protocols import WorkerClaim, WorkerQueue, WorkerTransaction
+from .deliveries import NOT_BEGUN, Deliveries, Delivery, Handler, Method, Settled, WorkerOptions, check_handler
+from .handling import (
     GIVE_UP_SECONDS,
     LEFT_SECONDS,
     MAINTENANCE_SECONDS,

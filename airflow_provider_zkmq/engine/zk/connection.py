@@ -49,10 +49,10 @@ from kazoo.protocol.serialization import (
 from kazoo.protocol.states import KeeperState
 from kazoo.security import ACL
 
-from airflow_provider_zkmq.engine.config import ConnectionConfig, Tls
-from airflow_provider_zkmq.engine.core.ops import Create, Delete, SetData, WriteOp
-from airflow_provider_zkmq.engine.errors import ConfigError
-from airflow_provider_zkmq.engine.log import log
+from ..config import ConnectionConfig, Tls
+from ..core.protocol import Create, Delete, SetData, WriteOp
+from ..errors import ConfigError
+from ..log import log
 
 # --- How connections are opened: time limits, TLS, and what was in the way.
 

@@ -26,7 +26,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization as wire
 
-from airflow_provider_zkmq.engine.core.ops import (
+from ..core.protocol import (
     MAX_REQUEST,
     Children,
     CreateContainer,
@@ -44,18 +44,9 @@ from airflow_provider_zkmq.engine.core.ops import (
     WriteOp,
     request_size,
 )
-from airflow_provider_zkmq.engine.errors import SessionLost, TaskTooLarge, TransportError, ZkmqError
-from airflow_provider_zkmq.engine.zk.connection import (
-    ContainerCreation,
-    Listing,
-    MultiRead,
-    MultiRequest,
-    Read,
-    Refused,
-    Written,
-    exception,
-)
-from airflow_provider_zkmq.engine.zk.session import CHILD, DATA, Fan, ReadAcl, Reply, Session
+from ..errors import SessionLost, TaskTooLarge, TransportError, ZkmqError
+from .connection import ContainerCreation, Listing, MultiRead, MultiRequest, Read, Refused, Written, exception
+from .session import CHILD, DATA, Fan, ReadAcl, Reply, Session
 
 # --- Operations to kazoo requests, and replies back.
 

@@ -25,28 +25,11 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Permissions, make_digest_acl_credential
 
-from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.ops import Children, WaitPlace, WaitQueue, Watch
-from airflow_provider_zkmq.engine.errors import (
-    AccessDenied,
-    NotSecured,
-    SessionLost,
-    TlsRefused,
-    TransportError,
-    Unavailable,
-)
-from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.zk.connection import (
-    CallDeadline,
-    Dialer,
-    Limit,
-    RemoveWatches,
-    ZooKeeperClient,
-    is_address,
-    left,
-    over,
-    rights,
-)
+from ..config import ConnectionConfig
+from ..core.protocol import Children, WaitPlace, WaitQueue, Watch
+from ..errors import AccessDenied, NotSecured, SessionLost, TlsRefused, TransportError, Unavailable
+from ..log import log
+from .connection import CallDeadline, Dialer, Limit, RemoveWatches, ZooKeeperClient, is_address, left, over, rights
 
 # --- Signals and replies between threads and event loops.
 

@@ -11,23 +11,15 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from airflow_provider_zkmq.engine.core.context import (
-    CachedRead,
-    Caller,
-    Claimed,
-    Context,
-    ReadAhead,
-    Registered,
-    Schedule,
-)
-from airflow_provider_zkmq.engine.core.maintenance.consumers import any_of_the_first, back_off, share
-from airflow_provider_zkmq.engine.core.model.names import Lane, entry_task, is_shortened, parse_lane, priority_of
-from airflow_provider_zkmq.engine.core.model.policy import Conf
-from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.model.selectors import Selector
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.values import MAX_ZXID, load
-from airflow_provider_zkmq.engine.core.ops import (
+from ..context import CachedRead, Caller, Claimed, Context, ReadAhead, Registered, Schedule
+from ..maintenance.consumers import any_of_the_first, back_off, share
+from ..model.names import Lane, entry_task, is_shortened, parse_lane, priority_of
+from ..model.policy import Conf
+from ..model.records import TaskState
+from ..model.selectors import Selector
+from ..model.states import State
+from ..model.values import MAX_ZXID, load
+from ..protocol import (
     Children,
     Delete,
     Exists,
@@ -43,8 +35,8 @@ from airflow_provider_zkmq.engine.core.ops import (
     described,
     refused,
 )
-from airflow_provider_zkmq.engine.core.read.leases import one_stands, server_time
-from airflow_provider_zkmq.engine.core.read.nodes import (
+from ..read.leases import one_stands, server_time
+from ..read.nodes import (
     AT_ONCE,
     WHOLE_AT_ONCE,
     Record,
@@ -55,10 +47,10 @@ from airflow_provider_zkmq.engine.core.read.nodes import (
     restored,
     unless_corrupt,
 )
-from airflow_provider_zkmq.engine.core.tasks.settle import DeferredCompletions, attempts_exhausted, kill_exhausted
-from airflow_provider_zkmq.engine.core.write import transitions
-from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit, merge, mergeable
-from airflow_provider_zkmq.engine.core.write.transitions import Current
+from ..tasks.settle import DeferredCompletions, attempts_exhausted, kill_exhausted
+from ..write import transitions
+from ..write.commit import Change, Plan, Refusal, commit, merge, mergeable
+from ..write.transitions import Current
 
 # --- Candidates for a claim: what is pending, judged, and taken in one transaction.
 

@@ -9,8 +9,33 @@ from itertools import groupby
 from math import inf
 from typing import Final, TypeVar
 
-from airflow_provider_zkmq.engine.core.claim import candidates
-from airflow_provider_zkmq.engine.core.claim.candidates import (
+from ...errors import ClaimLost, ConfigError, TaskNotFound, TransportError, Unavailable, ZkmqError
+from ..context import Caller, Claimed, Context, DeferredCompletion, ReadAhead, Schedule, UnsettledClaim
+from ..maintenance.consumers import maintain, promote_task, register, stagger
+from ..model.names import check_name, priority_of
+from ..model.policy import Conf, Success
+from ..model.records import TaskState
+from ..model.selectors import FilterMethod, Selector, choose
+from ..model.states import State
+from ..model.values import Duration, load, number_of_claims, optional_seconds, optional_whole_number, seconds
+from ..protocol import Get, Node, Procedure, SetTimeout, Signal, Sync, Wait, WaitPlace
+from ..read.configuration import read_conf
+from ..read.leases import check_token, current_claim, server_time
+from ..read.nodes import WHOLE_AT_ONCE, Deadline, Record, listing, never_stopping, unless_missing
+from ..tasks.outcome import Settlement, settle_by_outcome
+from ..tasks.settle import (
+    DeferredCompletions,
+    begin,
+    checked_result,
+    extend,
+    fail,
+    give_back,
+    release,
+    settle_deferred,
+    settle_later,
+)
+from . import candidates
+from .candidates import (
     CallerLeft,
     Look,
     NoRoom,
@@ -29,60 +54,6 @@ from airflow_provider_zkmq.engine.core.claim.candidates import (
     read_tasks,
     step_over_if_there,
     task_of_entry,
-)
-from airflow_provider_zkmq.engine.core.context import (
-    Caller,
-    Claimed,
-    Context,
-    DeferredCompletion,
-    ReadAhead,
-    Schedule,
-    UnsettledClaim,
-)
-from airflow_provider_zkmq.engine.core.maintenance.consumers import maintain, promote_task, register, stagger
-from airflow_provider_zkmq.engine.core.model.names import check_name, priority_of
-from airflow_provider_zkmq.engine.core.model.policy import Conf, Success
-from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.model.selectors import FilterMethod, Selector, choose
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.values import (
-    Duration,
-    load,
-    number_of_claims,
-    optional_seconds,
-    optional_whole_number,
-    seconds,
-)
-from airflow_provider_zkmq.engine.core.ops import Get, Node, Procedure, SetTimeout, Signal, Sync, Wait, WaitPlace
-from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.leases import check_token, current_claim, server_time
-from airflow_provider_zkmq.engine.core.read.nodes import (
-    WHOLE_AT_ONCE,
-    Deadline,
-    Record,
-    listing,
-    never_stopping,
-    unless_missing,
-)
-from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
-from airflow_provider_zkmq.engine.core.tasks.settle import (
-    DeferredCompletions,
-    begin,
-    checked_result,
-    extend,
-    fail,
-    give_back,
-    release,
-    settle_deferred,
-    settle_later,
-)
-from airflow_provider_zkmq.engine.errors import (
-    ClaimLost,
-    ConfigError,
-    TaskNotFound,
-    TransportError,
-    Unavailable,
-    ZkmqError,
 )
 
 # --- Claim: look, take, wait; one by one, in groups, and in loops.

@@ -8,19 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.maintenance.consumers import bring_back, give_lock_back, take_lock
-from airflow_provider_zkmq.engine.core.model.names import (
-    BUCKET_MS,
-    bucket_start,
-    entry_task,
-    entry_time,
-    is_lane,
-    segments_of,
-)
-from airflow_provider_zkmq.engine.core.model.policy import Conf
-from airflow_provider_zkmq.engine.core.model.values import Duration, dump, optional_seconds
-from airflow_provider_zkmq.engine.core.ops import (
+from ...errors import ConfigError, QueueError, ZkmqError
+from ..context import Context
+from ..model.names import BUCKET_MS, bucket_start, entry_task, entry_time, is_lane, segments_of
+from ..model.policy import Conf
+from ..model.values import Duration, dump, optional_seconds
+from ..protocol import (
     Check,
     Children,
     Create,
@@ -40,10 +33,10 @@ from airflow_provider_zkmq.engine.core.ops import (
     refused,
     transact,
 )
-from airflow_provider_zkmq.engine.core.read.completion_log import list_history, version_of, versions_of
-from airflow_provider_zkmq.engine.core.read.configuration import known_conf, read_conf, read_truncated_at
-from airflow_provider_zkmq.engine.core.read.leases import server_time, tick
-from airflow_provider_zkmq.engine.core.read.nodes import (
+from ..read.completion_log import list_history, version_of, versions_of
+from ..read.configuration import known_conf, read_conf, read_truncated_at
+from ..read.leases import server_time, tick
+from ..read.nodes import (
     AT_ONCE,
     THERE,
     Record,
@@ -58,19 +51,10 @@ from airflow_provider_zkmq.engine.core.read.nodes import (
     restored,
     unless_corrupt,
 )
-from airflow_provider_zkmq.engine.core.tasks.batches import WRITING, delete_batch
-from airflow_provider_zkmq.engine.core.write.commit import (
-    Change,
-    Plan,
-    commit,
-    forget_lanes,
-    merge,
-    mergeable,
-    one,
-    send_together,
-)
-from airflow_provider_zkmq.engine.core.write.transitions import close_batches, load_batch, task_deletes
-from airflow_provider_zkmq.engine.errors import ConfigError, QueueError, ZkmqError
+from ..tasks.batches import WRITING, delete_batch
+from ..write.commit import Change, Plan, commit, forget_lanes, merge, mergeable, one, send_together
+from ..write.transitions import close_batches, load_batch, task_deletes
+from .consumers import bring_back, give_lock_back, take_lock
 
 # --- Deleting a queue: it is marked first, then emptied in transactions of a bounded size.
 #

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.context import Claimed, Context, Registered, Schedule
-from airflow_provider_zkmq.engine.core.model.names import BUCKET_MS, bucket_start, entry_task, entry_time, lease_task
-from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.values import Duration, dump, seconds
-from airflow_provider_zkmq.engine.core.ops import (
+from ...errors import ConfigError, TransportError, ZkmqError
+from ..context import Claimed, Context, Registered, Schedule
+from ..model.names import BUCKET_MS, bucket_start, entry_task, entry_time, lease_task
+from ..model.records import TaskState
+from ..model.states import State
+from ..model.values import Duration, dump, seconds
+from ..protocol import (
     Children,
     Create,
     Delete,
@@ -34,20 +35,12 @@ from airflow_provider_zkmq.engine.core.ops import (
     refused,
     transact,
 )
-from airflow_provider_zkmq.engine.core.read.leases import DEADLINES, certainly_past, read_ends, server_time
-from airflow_provider_zkmq.engine.core.read.nodes import Record, Unread, listing, read_records, restored, single_flight
-from airflow_provider_zkmq.engine.core.tasks.settle import (
-    begin_again,
-    give_back,
-    has_overdue,
-    rescue_task,
-    seconds_until_deferred,
-    settle_deferred,
-)
-from airflow_provider_zkmq.engine.core.write import escrow, transitions
-from airflow_provider_zkmq.engine.core.write.commit import Plan, Sent, Why, commit, mending, send_together
-from airflow_provider_zkmq.engine.core.write.transitions import Current, close_batches, close_pending
-from airflow_provider_zkmq.engine.errors import ConfigError, TransportError, ZkmqError
+from ..read.leases import DEADLINES, certainly_past, read_ends, server_time
+from ..read.nodes import Record, Unread, listing, read_records, restored, single_flight
+from ..tasks.settle import begin_again, give_back, has_overdue, rescue_task, seconds_until_deferred, settle_deferred
+from ..write import escrow, transitions
+from ..write.commit import Plan, Sent, Why, commit, mending, send_together
+from ..write.transitions import Current, close_batches, close_pending
 
 # --- Many clients at one queue: they spread over its work, and report damage once.
 

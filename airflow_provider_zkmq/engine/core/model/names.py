@@ -35,9 +35,9 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from airflow_provider_zkmq.engine.core.model import values
-from airflow_provider_zkmq.engine.core.model.values import MAX_PRIORITY, corrupt_unless_read, dump, load
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from ...errors import ConfigError, CorruptRecord
+from . import values
+from .values import MAX_PRIORITY, corrupt_unless_read, dump, load
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._:+@=-]{1,128}\Z")
 

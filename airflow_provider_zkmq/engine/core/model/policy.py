@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine.core.model.selectors import FilterTypes
-from airflow_provider_zkmq.engine.core.model.values import Duration, corrupt_unless_read, load, seconds
-from airflow_provider_zkmq.engine.errors import ConfigError
+from ...errors import ConfigError
+from .selectors import FilterTypes
+from .values import Duration, corrupt_unless_read, load, seconds
 
 # --- When a failed task runs again, and when it is dead.
 

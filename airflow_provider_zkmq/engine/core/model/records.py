@@ -10,11 +10,12 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from airflow_provider_zkmq.engine.core.model import values
-from airflow_provider_zkmq.engine.core.model.names import bucket_of, check_name, entry_name, entry_task
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.values import (
+from ...errors import ConfigError, CorruptRecord
+from . import values
+from .names import bucket_of, check_name, entry_name, entry_task
+from .policy import RetryPolicy
+from .states import State
+from .values import (
     UNREADABLE,
     Duration,
     Moment,
@@ -27,7 +28,6 @@ from airflow_provider_zkmq.engine.core.model.values import (
     spell,
     stored,
 )
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 
 # --- What is enqueued: messages, and their parts as they are stored.
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from airflow_provider_zkmq.engine.core.model import values as codec
-from airflow_provider_zkmq.engine.core.model.names import check_name
-from airflow_provider_zkmq.engine.core.model.values import corrupt_unless_read, load
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from ...errors import ConfigError, CorruptRecord
+from . import values as codec
+from .names import check_name
+from .values import corrupt_unless_read, load
 
 # --- Filter types: the typed tags of a task, as zkmq declares them.
 #

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from airflow_provider_zkmq.engine.errors import IllegalTransition
+from ...errors import IllegalTransition
 
 
 class State(StrEnum):

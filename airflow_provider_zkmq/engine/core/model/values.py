@@ -13,7 +13,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
+from ...errors import ConfigError, CorruptRecord
 
 if TYPE_CHECKING:
     from pendulum import DateTime

@@ -6,22 +6,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.model.names import bucket_start, entry_task, entry_time, is_name
-from airflow_provider_zkmq.engine.core.model.records import (
-    Ended,
-    HistoryEntry,
-    HistoryName,
-    TaskState,
-    Unreadable,
-    clip,
-    parse_history_name,
-)
-from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.ops import Children, Exists, Node, Procedure, Stat, Sync
-from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.inspect import Task, assemble, task_of_history_entry
-from airflow_provider_zkmq.engine.core.read.nodes import (
+from ...errors import CorruptRecord
+from ..context import Context
+from ..model.names import bucket_start, entry_task, entry_time, is_name
+from ..model.records import Ended, HistoryEntry, HistoryName, TaskState, Unreadable, clip, parse_history_name
+from ..model.states import ENDED, State
+from ..protocol import Children, Exists, Node, Procedure, Stat, Sync
+from .configuration import read_conf
+from .inspect import Task, assemble, task_of_history_entry
+from .nodes import (
     AT_ONCE,
     PARTS,
     WHOLE_AT_ONCE,
@@ -36,7 +29,6 @@ from airflow_provider_zkmq.engine.core.read.nodes import (
     read_trees,
     record_of,
 )
-from airflow_provider_zkmq.engine.errors import CorruptRecord
 
 # --- Runs that have left what lists them and are kept for who reads what ended (`core.write.transitions`).
 

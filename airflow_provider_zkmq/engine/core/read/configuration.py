@@ -7,19 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.model import values
-from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
-from airflow_provider_zkmq.engine.core.model.selectors import FilterType, FilterTypes, Undeclared, decode_types
-from airflow_provider_zkmq.engine.core.model.values import (
-    SHORTEST_INTERVAL,
-    corrupt_unless_read,
-    load,
-    seconds,
-    spell_seconds,
-)
-from airflow_provider_zkmq.engine.core.ops import Children, Get, Node, Procedure, Sync
-from airflow_provider_zkmq.engine.core.read.nodes import (
+from ...errors import CorruptRecord, ZkmqError
+from ..context import Context
+from ..model import values
+from ..model.policy import Conf, RetryPolicy
+from ..model.selectors import FilterType, FilterTypes, Undeclared, decode_types
+from ..model.values import SHORTEST_INTERVAL, corrupt_unless_read, load, seconds, spell_seconds
+from ..protocol import Children, Get, Node, Procedure, Sync
+from .nodes import (
     THERE,
     create_skeleton,
     list_children,
@@ -31,7 +26,6 @@ from airflow_provider_zkmq.engine.core.read.nodes import (
     unless_corrupt,
     watched_parts,
 )
-from airflow_provider_zkmq.engine.errors import CorruptRecord, ZkmqError
 
 # --- What stands in a queue's configuration, as far as it can be read: one damaged value must not stop the queue.
 #

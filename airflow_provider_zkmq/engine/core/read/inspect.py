@@ -8,24 +8,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.model import values
-from airflow_provider_zkmq.engine.core.model.names import (
-    SEPARATOR,
-    bucket_start,
-    check_name,
-    entry_task,
-    is_lane,
-    segments_of,
-)
-from airflow_provider_zkmq.engine.core.model.policy import Conf
-from airflow_provider_zkmq.engine.core.model.records import Attempt, HistoryEntry, TaskState, claimed_before, load_claim
-from airflow_provider_zkmq.engine.core.model.selectors import FilterTypes, Selector, as_selector, parse_selector
-from airflow_provider_zkmq.engine.core.model.states import ENDED, State, Status, derive_status
-from airflow_provider_zkmq.engine.core.model.values import load, moment_of, optional_moment_of, optional_whole_number
-from airflow_provider_zkmq.engine.core.ops import Children, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
-from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.leases import (
+from ...errors import ConfigError, CorruptRecord, TaskNotFound
+from ..context import Context
+from ..model import values
+from ..model.names import SEPARATOR, bucket_start, check_name, entry_task, is_lane, segments_of
+from ..model.policy import Conf
+from ..model.records import Attempt, HistoryEntry, TaskState, claimed_before, load_claim
+from ..model.selectors import FilterTypes, Selector, as_selector, parse_selector
+from ..model.states import ENDED, State, Status, derive_status
+from ..model.values import load, moment_of, optional_moment_of, optional_whole_number
+from ..protocol import Children, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
+from .configuration import read_conf
+from .leases import (
     DEADLINES,
     Lapsed,
     count_scheduled,
@@ -36,7 +30,7 @@ from airflow_provider_zkmq.engine.core.read.leases import (
     status_at,
     status_of,
 )
-from airflow_provider_zkmq.engine.core.read.nodes import (
+from .nodes import (
     PARTS,
     WHOLE_AT_ONCE,
     Part,
@@ -52,7 +46,6 @@ from airflow_provider_zkmq.engine.core.read.nodes import (
     refuse_missing,
     unless_corrupt,
 )
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskNotFound
 
 if TYPE_CHECKING:
     from pendulum import DateTime

@@ -7,20 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from airflow_provider_zkmq.engine.core.context import Claimed, Context
-from airflow_provider_zkmq.engine.core.model.names import (
-    BUCKET_MS,
-    bucket_start,
-    check_name,
-    entry_time,
-    is_prefetched,
-    lease_task,
-)
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, load_claim, load_span
-from airflow_provider_zkmq.engine.core.model.states import State, Status, derive_status
-from airflow_provider_zkmq.engine.core.model.values import Moment, load, moment_of
-from airflow_provider_zkmq.engine.core.ops import (
+from ...errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
+from ..context import Claimed, Context
+from ..model.names import BUCKET_MS, bucket_start, check_name, entry_time, is_prefetched, lease_task
+from ..model.policy import RetryPolicy
+from ..model.records import Attempt, TaskState, load_claim, load_span
+from ..model.states import State, Status, derive_status
+from ..model.values import Moment, load, moment_of
+from ..protocol import (
     Create,
     Delete,
     EnsureRoot,
@@ -37,8 +31,8 @@ from airflow_provider_zkmq.engine.core.ops import (
     refused,
     transact,
 )
-from airflow_provider_zkmq.engine.core.read.configuration import read_archive, read_conf
-from airflow_provider_zkmq.engine.core.read.nodes import (
+from .configuration import read_archive, read_conf
+from .nodes import (
     Record,
     list_children,
     read_nodes,
@@ -48,14 +42,6 @@ from airflow_provider_zkmq.engine.core.read.nodes import (
     restored,
     unless_corrupt,
     unless_missing,
-)
-from airflow_provider_zkmq.engine.errors import (
-    ClaimLost,
-    ConfigError,
-    CorruptRecord,
-    QueueNotFound,
-    TaskNotFound,
-    ZkmqError,
 )
 
 # --- ZooKeeper's clock as a client knows it, and the marks that an archive reads by it.

@@ -8,11 +8,12 @@ from enum import Enum
 from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.core.context import CachedRead, Context
-from airflow_provider_zkmq.engine.core.model.names import Paths, check_layout, check_name
-from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.model.values import Duration, dump, optional_seconds
-from airflow_provider_zkmq.engine.core.ops import (
+from ...errors import ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
+from ..context import CachedRead, Context
+from ..model.names import Paths, check_layout, check_name
+from ..model.records import TaskState
+from ..model.values import Duration, dump, optional_seconds
+from ..protocol import (
     Check,
     Children,
     Create,
@@ -37,7 +38,6 @@ from airflow_provider_zkmq.engine.core.ops import (
     refused,
     transact,
 )
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
 
 # --- Reading znodes: several in one request, a corrupt one told from a missing one, once for all who ask.
 

@@ -11,29 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.model.records import load_fields
-from airflow_provider_zkmq.engine.core.model.selectors import FilterTypes, Selector, as_selector
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.values import Moment, load, optional_milliseconds, whole_number
-from airflow_provider_zkmq.engine.core.ops import Node, Procedure, Sync
-from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.inspect import (
-    COLUMNS,
-    ReadPlan,
-    Row,
-    as_state,
-    checked_columns,
-    checked_ids,
-)
-from airflow_provider_zkmq.engine.core.read.leases import Lapsed, certainly_past, lapsed_tasks
-from airflow_provider_zkmq.engine.core.read.nodes import (
-    SLIM_AT_ONCE,
-    WHOLE_AT_ONCE,
-    read_nodes,
-    read_stats,
-    unless_corrupt,
-)
+from ..context import Context
+from ..model.records import load_fields
+from ..model.selectors import FilterTypes, Selector, as_selector
+from ..model.states import State
+from ..model.values import Moment, load, optional_milliseconds, whole_number
+from ..protocol import Node, Procedure, Sync
+from .configuration import read_conf
+from .inspect import COLUMNS, ReadPlan, Row, as_state, checked_columns, checked_ids
+from .leases import Lapsed, certainly_past, lapsed_tasks
+from .nodes import SLIM_AT_ONCE, WHOLE_AT_ONCE, read_nodes, read_stats, unless_corrupt
 
 #: So many znodes without payloads are asked for in one request.
 _ZNODES_AT_ONCE: Final = 256

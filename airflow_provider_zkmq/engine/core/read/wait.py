@@ -7,32 +7,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.model.names import check_name
-from airflow_provider_zkmq.engine.core.model.records import TaskState, load_claim
-from airflow_provider_zkmq.engine.core.model.selectors import FilterTypes, Selector, as_selector
-from airflow_provider_zkmq.engine.core.model.states import ENDED, FAILED, State
-from airflow_provider_zkmq.engine.core.model.values import (
-    Duration,
-    Moment,
-    WaitFor,
-    moment_of,
-    optional_milliseconds,
-    wait_event,
-    whole_number,
-)
-from airflow_provider_zkmq.engine.core.ops import Callback, Children, Procedure, Signal, Sync, Watch
-from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.inspect import Task, read_task, read_tasks
-from airflow_provider_zkmq.engine.core.read.nodes import (
-    SLIM_AT_ONCE,
-    Deadline,
-    chunked,
-    exists,
-    shared_nodes,
-    unsubscribe,
-)
-from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound, TaskNotFound, WaitTimeout
+from ...errors import ConfigError, QueueNotFound, TaskNotFound, WaitTimeout
+from ..context import Context
+from ..model.names import check_name
+from ..model.records import TaskState, load_claim
+from ..model.selectors import FilterTypes, Selector, as_selector
+from ..model.states import ENDED, FAILED, State
+from ..model.values import Duration, Moment, WaitFor, moment_of, optional_milliseconds, wait_event, whole_number
+from ..protocol import Callback, Children, Procedure, Signal, Sync, Watch
+from .configuration import read_conf
+from .inspect import Task, read_task, read_tasks
+from .nodes import SLIM_AT_ONCE, Deadline, chunked, exists, shared_nodes, unsubscribe
 
 # --- Waiting for tasks: watches only, one for each task waited for, shared by all waiters of the process.
 

@@ -7,23 +7,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.model.names import check_name, entry_name
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import TaskState, encode_data
-from airflow_provider_zkmq.engine.core.model.selectors import FilterType, check_types, encode_types
-from airflow_provider_zkmq.engine.core.model.states import TRANSITIONS, Event, State, step
-from airflow_provider_zkmq.engine.core.model.values import (
-    MAX_ZXID,
-    Duration,
-    abbreviated,
-    dump,
-    interval_seconds,
-    seconds,
-    spell_seconds,
-    whole_number,
+from ...errors import (
+    ConfigError,
+    CorruptRecord,
+    IllegalTransition,
+    OutcomeUnknown,
+    TaskNotFound,
+    Unavailable,
+    ZkmqError,
 )
-from airflow_provider_zkmq.engine.core.ops import (
+from ..context import Context
+from ..model.names import check_name, entry_name
+from ..model.policy import RetryPolicy
+from ..model.records import TaskState, encode_data
+from ..model.selectors import FilterType, check_types, encode_types
+from ..model.states import TRANSITIONS, Event, State, step
+from ..model.values import MAX_ZXID, Duration, abbreviated, dump, interval_seconds, seconds, spell_seconds, whole_number
+from ..protocol import (
     Delete,
     Exists,
     Failure,
@@ -40,33 +40,15 @@ from airflow_provider_zkmq.engine.core.ops import (
     refused,
     transact,
 )
-from airflow_provider_zkmq.engine.core.read.configuration import ORDERS, defaults, read_conf
-from airflow_provider_zkmq.engine.core.read.inspect import as_state, checked_ids, listed_ids
-from airflow_provider_zkmq.engine.core.read.leases import Archive, lapsed_tasks, ordering_time, server_time
-from airflow_provider_zkmq.engine.core.read.nodes import (
-    MARKS,
-    Record,
-    Unread,
-    chunked,
-    create_skeleton,
-    queue_missing,
-    read_records,
-    refuse_missing,
-)
-from airflow_provider_zkmq.engine.core.tasks.settle import cancel_note, rescue_lapsed
-from airflow_provider_zkmq.engine.core.write import transitions
-from airflow_provider_zkmq.engine.core.write.commit import Plan, anew, commit, send_together
-from airflow_provider_zkmq.engine.core.write.escrow import next_run
-from airflow_provider_zkmq.engine.core.write.transitions import Current, next_record, rejoin, with_history
-from airflow_provider_zkmq.engine.errors import (
-    ConfigError,
-    CorruptRecord,
-    IllegalTransition,
-    OutcomeUnknown,
-    TaskNotFound,
-    Unavailable,
-    ZkmqError,
-)
+from ..read.configuration import ORDERS, defaults, read_conf
+from ..read.inspect import as_state, checked_ids, listed_ids
+from ..read.leases import Archive, lapsed_tasks, ordering_time, server_time
+from ..read.nodes import MARKS, Record, Unread, chunked, create_skeleton, queue_missing, read_records, refuse_missing
+from ..write import transitions
+from ..write.commit import Plan, anew, commit, send_together
+from ..write.escrow import next_run
+from ..write.transitions import Current, next_record, rejoin, with_history
+from .settle import cancel_note, rescue_lapsed
 
 # --- What operators do to tasks: cancel, redrive, drop, replace, clear.
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.model.names import check_name
-from airflow_provider_zkmq.engine.core.model.values import Duration, dump
-from airflow_provider_zkmq.engine.core.ops import (
+from ...errors import DuplicateTask, TaskNotFound, WaitTimeout
+from ..context import Context
+from ..model.names import check_name
+from ..model.values import Duration, dump
+from ..protocol import (
     Check,
     Children,
     Create,
@@ -37,18 +38,10 @@ from airflow_provider_zkmq.engine.core.ops import (
     refused,
     transact,
 )
-from airflow_provider_zkmq.engine.core.read.nodes import (
-    Deadline,
-    chunked,
-    read_nodes,
-    restored,
-    shared_nodes,
-    unsubscribe,
-)
-from airflow_provider_zkmq.engine.core.read.wait import failed_too
-from airflow_provider_zkmq.engine.core.write.new_task import NewTask, pack, stamped
-from airflow_provider_zkmq.engine.core.write.transitions import close_after, close_batch, load_batch
-from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskNotFound, WaitTimeout
+from ..read.nodes import Deadline, chunked, read_nodes, restored, shared_nodes, unsubscribe
+from ..read.wait import failed_too
+from ..write.new_task import NewTask, pack, stamped
+from ..write.transitions import close_after, close_batch, load_batch
 
 #: Stands among the open members while they are being written; no task can have this name.
 WRITING: Final = "~writing"

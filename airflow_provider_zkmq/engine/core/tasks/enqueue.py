@@ -10,22 +10,25 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from airflow_provider_zkmq.engine.core.context import Context, Mark
-from airflow_provider_zkmq.engine.core.model.names import SEPARATOR, Lane, check_name, check_priority, entry_name
-from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import (
-    Message,
-    NewTasks,
-    TaskState,
-    encode_data,
-    encode_metadata,
-    keyed,
-    replace_fields,
+from ...errors import (
+    BadMessage,
+    ConfigError,
+    CorruptRecord,
+    DuplicateTask,
+    OutcomeUnknown,
+    TaskTooLarge,
+    TransportError,
+    Unavailable,
+    ZkmqError,
 )
-from airflow_provider_zkmq.engine.core.model.selectors import parse_filters
-from airflow_provider_zkmq.engine.core.model.states import ENDED, Event, State, Status
-from airflow_provider_zkmq.engine.core.model.values import Duration, Moment, optional_milliseconds
-from airflow_provider_zkmq.engine.core.ops import (
+from ..context import Context, Mark
+from ..model.names import SEPARATOR, Lane, check_name, check_priority, entry_name
+from ..model.policy import Conf, RetryPolicy
+from ..model.records import Message, NewTasks, TaskState, encode_data, encode_metadata, keyed, replace_fields
+from ..model.selectors import parse_filters
+from ..model.states import ENDED, Event, State, Status
+from ..model.values import Duration, Moment, optional_milliseconds
+from ..protocol import (
     Children,
     Create,
     Delete,
@@ -40,45 +43,16 @@ from airflow_provider_zkmq.engine.core.ops import (
     Tries,
     refused,
 )
-from airflow_provider_zkmq.engine.core.read.configuration import known_conf, read_conf
-from airflow_provider_zkmq.engine.core.read.inspect import member_id
-from airflow_provider_zkmq.engine.core.read.leases import server_time, status_of
-from airflow_provider_zkmq.engine.core.read.nodes import Record, Unread, chunked, read_nodes, read_records
-from airflow_provider_zkmq.engine.core.tasks.batches import WRITING, Batch, Opened, open_batch, read_batch, seal_batch
-from airflow_provider_zkmq.engine.core.tasks.settle import rescue_lapsed
-from airflow_provider_zkmq.engine.core.write.commit import (
-    Change,
-    Plan,
-    Refusal,
-    Sent,
-    Why,
-    anew,
-    commit,
-    queue_deleted,
-    send_one,
-    send_together,
-)
-from airflow_provider_zkmq.engine.core.write.escrow import as_requested, hold_in_escrow, insert_run
-from airflow_provider_zkmq.engine.core.write.new_task import NewTask, content_ops, due_of, insert, prepare
-from airflow_provider_zkmq.engine.core.write.transitions import (
-    Current,
-    append,
-    next_record,
-    relist,
-    rewrite,
-    with_history,
-)
-from airflow_provider_zkmq.engine.errors import (
-    BadMessage,
-    ConfigError,
-    CorruptRecord,
-    DuplicateTask,
-    OutcomeUnknown,
-    TaskTooLarge,
-    TransportError,
-    Unavailable,
-    ZkmqError,
-)
+from ..read.configuration import known_conf, read_conf
+from ..read.inspect import member_id
+from ..read.leases import server_time, status_of
+from ..read.nodes import Record, Unread, chunked, read_nodes, read_records
+from ..write.commit import Change, Plan, Refusal, Sent, Why, anew, commit, queue_deleted, send_one, send_together
+from ..write.escrow import as_requested, hold_in_escrow, insert_run
+from ..write.new_task import NewTask, content_ops, due_of, insert, prepare
+from ..write.transitions import Current, append, next_record, relist, rewrite, with_history
+from .batches import WRITING, Batch, Opened, open_batch, read_batch, seal_batch
+from .settle import rescue_lapsed
 
 # --- An id that exists already: what an enqueue makes of it.
 

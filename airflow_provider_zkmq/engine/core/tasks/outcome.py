@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from airflow_provider_zkmq.engine.core.context import Claimed, Context
-from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, Snooze, Success
-from airflow_provider_zkmq.engine.core.model.records import clip
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.values import Duration, shown
-from airflow_provider_zkmq.engine.core.ops import Procedure
-from airflow_provider_zkmq.engine.core.tasks.settle import complete, failed, recover_record, snooze
-from airflow_provider_zkmq.engine.core.tasks.transaction import TransactionState, commit, rollback
-from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
+from ...errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
+from ..context import Claimed, Context
+from ..model.policy import Error, Retry, Snooze, Success
+from ..model.records import clip
+from ..model.states import State
+from ..model.values import Duration, shown
+from ..protocol import Procedure
+from .settle import complete, failed, recover_record, snooze
+from .transaction import TransactionState, commit, rollback
 
 Handled: TypeAlias = Success | Error | Retry | Snooze
 

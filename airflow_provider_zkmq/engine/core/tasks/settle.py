@@ -7,21 +7,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.context import (
-    Claimed,
-    Context,
-    DeferredCompletion,
-    Handover,
-    Sender,
-    Sending,
-    UnsettledClaim,
+from ...errors import (
+    ClaimLost,
+    ConfigError,
+    CorruptRecord,
+    OutcomeUnknown,
+    SessionLost,
+    TaskNotFound,
+    TaskTooLarge,
+    TransportError,
+    Unavailable,
+    ZkmqError,
 )
-from airflow_provider_zkmq.engine.core.model.names import is_prefetched
-from airflow_provider_zkmq.engine.core.model.policy import Conf
-from airflow_provider_zkmq.engine.core.model.records import TaskState, clip, encode_data, replace_fields
-from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.model.values import Duration, dump, optional_seconds, seconds
-from airflow_provider_zkmq.engine.core.ops import (
+from ..context import Claimed, Context, DeferredCompletion, Handover, Sender, Sending, UnsettledClaim
+from ..model.names import is_prefetched
+from ..model.policy import Conf
+from ..model.records import TaskState, clip, encode_data, replace_fields
+from ..model.states import Event, State
+from ..model.values import Duration, dump, optional_seconds, seconds
+from ..protocol import (
     MAX_REQUEST,
     Check,
     Create,
@@ -47,8 +51,8 @@ from airflow_provider_zkmq.engine.core.ops import (
     refused,
     transact,
 )
-from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.leases import (
+from ..read.configuration import read_conf
+from ..read.leases import (
     claim_lost,
     current_claim,
     end_of,
@@ -59,40 +63,10 @@ from airflow_provider_zkmq.engine.core.read.leases import (
     unless_queue_gone,
     why_ended,
 )
-from airflow_provider_zkmq.engine.core.read.nodes import Record, read_nodes, record_of
-from airflow_provider_zkmq.engine.core.write import escrow, transitions
-from airflow_provider_zkmq.engine.core.write.commit import (
-    Chain,
-    CommitResult,
-    Plan,
-    Refusal,
-    Settling,
-    Why,
-    alone,
-    commit,
-    mending,
-    send,
-)
-from airflow_provider_zkmq.engine.core.write.transitions import (
-    Current,
-    beginning,
-    close_after,
-    may_have_dropped,
-    notes_of,
-    result_write,
-)
-from airflow_provider_zkmq.engine.errors import (
-    ClaimLost,
-    ConfigError,
-    CorruptRecord,
-    OutcomeUnknown,
-    SessionLost,
-    TaskNotFound,
-    TaskTooLarge,
-    TransportError,
-    Unavailable,
-    ZkmqError,
-)
+from ..read.nodes import Record, read_nodes, record_of
+from ..write import escrow, transitions
+from ..write.commit import Chain, CommitResult, Plan, Refusal, Settling, Why, alone, commit, mending, send
+from ..write.transitions import Current, beginning, close_after, may_have_dropped, notes_of, result_write
 
 # --- Completions that are sent with the client's next claim, or soon by themselves.
 

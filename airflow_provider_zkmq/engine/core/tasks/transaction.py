@@ -7,36 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.context import Claimed, Context
-from airflow_provider_zkmq.engine.core.model.policy import Conf
-from airflow_provider_zkmq.engine.core.model.records import Message, Times, encode_data
-from airflow_provider_zkmq.engine.core.ops import (
-    MAX_REQUEST,
-    Failure,
-    Outcome,
-    Procedure,
-    damaged,
-    refused,
-    request_size,
-)
-from airflow_provider_zkmq.engine.core.read.configuration import default_conf, fresh_conf, read_conf
-from airflow_provider_zkmq.engine.core.read.leases import server_time
-from airflow_provider_zkmq.engine.core.tasks.enqueue import ended_before, run_anew
-from airflow_provider_zkmq.engine.core.tasks.settle import (
-    REACHABLE,
-    Holder,
-    remember_unsettled,
-    roll_back,
-    still_held,
-    while_held,
-)
-from airflow_provider_zkmq.engine.core.write import transitions
-from airflow_provider_zkmq.engine.core.write.commit import Plan, Proof, Refusal, Why, known_bucket, merge, queue_deleted
-from airflow_provider_zkmq.engine.core.write.commit import commit as commit_plan
-from airflow_provider_zkmq.engine.core.write.escrow import next_run
-from airflow_provider_zkmq.engine.core.write.new_task import NewTask, insert, prepare, with_filters
-from airflow_provider_zkmq.engine.core.write.transitions import Current, notes_of, written
-from airflow_provider_zkmq.engine.errors import (
+from ...errors import (
     ClaimLost,
     ConfigError,
     CorruptRecord,
@@ -48,6 +19,20 @@ from airflow_provider_zkmq.engine.errors import (
     TransportError,
     ZkmqError,
 )
+from ..context import Claimed, Context
+from ..model.policy import Conf
+from ..model.records import Message, Times, encode_data
+from ..protocol import MAX_REQUEST, Failure, Outcome, Procedure, damaged, refused, request_size
+from ..read.configuration import default_conf, fresh_conf, read_conf
+from ..read.leases import server_time
+from ..write import transitions
+from ..write.commit import Plan, Proof, Refusal, Why, known_bucket, merge, queue_deleted
+from ..write.commit import commit as commit_plan
+from ..write.escrow import next_run
+from ..write.new_task import NewTask, insert, prepare, with_filters
+from ..write.transitions import Current, notes_of, written
+from .enqueue import ended_before, run_anew
+from .settle import REACHABLE, Holder, remember_unsettled, roll_back, still_held, while_held
 
 # --- What a transaction puts: in memory only, until its commit.
 

@@ -8,17 +8,11 @@ from enum import Enum
 from functools import cached_property, partial
 from typing import Any, Final, TypeAlias, TypeGuard
 
-from airflow_provider_zkmq.engine.core.context import Context, GroupMember, GroupQueue, OpenSegment
-from airflow_provider_zkmq.engine.core.model.names import (
-    MAX_LANES,
-    SEGMENT_ENTRIES,
-    Lane,
-    is_lane,
-    next_segment,
-    segments_of,
-)
-from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.ops import (
+from ...errors import QueueNotFound, TransportError, Unavailable, ZkmqError
+from ..context import Context, GroupMember, GroupQueue, OpenSegment
+from ..model.names import MAX_LANES, SEGMENT_ENTRIES, Lane, is_lane, next_segment, segments_of
+from ..model.records import TaskState
+from ..protocol import (
     MAX_REQUEST,
     Check,
     Children,
@@ -46,8 +40,7 @@ from airflow_provider_zkmq.engine.core.ops import (
     request_size,
     resolved,
 )
-from airflow_provider_zkmq.engine.core.read.nodes import restored
-from airflow_provider_zkmq.engine.errors import QueueNotFound, TransportError, Unavailable, ZkmqError
+from ..read.nodes import restored
 
 # --- Group commit: several transactions of one client, sent as one.
 

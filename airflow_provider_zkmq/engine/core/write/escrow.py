@@ -10,36 +10,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.model.records import TaskState, replace_fields
-from airflow_provider_zkmq.engine.core.model.states import Event, State
-from airflow_provider_zkmq.engine.core.ops import (
-    MAX_REQUEST,
-    Create,
-    Delete,
-    Failure,
-    Get,
-    Node,
-    Procedure,
-    SetData,
-    WriteOp,
-    damaged,
-    refused,
-)
-from airflow_provider_zkmq.engine.core.read.leases import server_time
-from airflow_provider_zkmq.engine.core.write.commit import CommitResult, Plan, Refusal, Why, commit
-from airflow_provider_zkmq.engine.core.write.new_task import NewTask, content_ops, due_of, pack, unpack
-from airflow_provider_zkmq.engine.core.write.transitions import (
-    Current,
-    append,
-    next_record,
-    relist,
-    rewrite,
-    still_ended,
-    with_ending,
-    with_history,
-)
-from airflow_provider_zkmq.engine.errors import CorruptRecord, TaskTooLarge
+from ...errors import CorruptRecord, TaskTooLarge
+from ..context import Context
+from ..model.records import TaskState, replace_fields
+from ..model.states import Event, State
+from ..protocol import MAX_REQUEST, Create, Delete, Failure, Get, Node, Procedure, SetData, WriteOp, damaged, refused
+from ..read.leases import server_time
+from .commit import CommitResult, Plan, Refusal, Why, commit
+from .new_task import NewTask, content_ops, due_of, pack, unpack
+from .transitions import Current, append, next_record, relist, rewrite, still_ended, with_ending, with_history
 
 #: Left beside a run in escrow for the record, whose texts may be ten past errors and one present, and for a result.
 ESCROW_ROOM: Final = 120_000

@@ -7,40 +7,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.model import values
-from airflow_provider_zkmq.engine.core.model.names import Lane, check_name, check_priority, entry_name, index_path
-from airflow_provider_zkmq.engine.core.model.policy import Conf, RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import (
-    NO_METADATA,
-    Message,
-    TaskState,
-    encode_data,
-    encode_metadata,
-)
-from airflow_provider_zkmq.engine.core.model.selectors import parse_filters
-from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.model.values import (
-    LATEST,
-    corrupt_unless_read,
-    dump,
-    load,
-    lock_seconds,
-    optional_seconds,
-)
-from airflow_provider_zkmq.engine.core.ops import (
-    MAX_REQUEST,
-    Create,
-    Delete,
-    Procedure,
-    SetData,
-    WriteOp,
-    request_size,
-)
-from airflow_provider_zkmq.engine.core.read.configuration import known_conf
-from airflow_provider_zkmq.engine.core.read.leases import ordering_time, server_time
-from airflow_provider_zkmq.engine.core.write.commit import Change, known_bucket, make_bucket, open_segment
-from airflow_provider_zkmq.engine.errors import ConfigError, TaskTooLarge
+from ...errors import ConfigError, TaskTooLarge
+from ..context import Context
+from ..model import values
+from ..model.names import Lane, check_name, check_priority, entry_name, index_path
+from ..model.policy import Conf, RetryPolicy
+from ..model.records import NO_METADATA, Message, TaskState, encode_data, encode_metadata
+from ..model.selectors import parse_filters
+from ..model.states import State
+from ..model.values import LATEST, corrupt_unless_read, dump, load, lock_seconds, optional_seconds
+from ..protocol import MAX_REQUEST, Create, Delete, Procedure, SetData, WriteOp, request_size
+from ..read.configuration import known_conf
+from ..read.leases import ordering_time, server_time
+from .commit import Change, known_bucket, make_bucket, open_segment
 
 # --- A message, validated and ready to be written as the tree of a task.
 

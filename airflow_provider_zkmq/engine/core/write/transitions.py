@@ -8,22 +8,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.context import Claimed, Context, OpenSegment
-from airflow_provider_zkmq.engine.core.model import values
-from airflow_provider_zkmq.engine.core.model.names import SEPARATOR, Lane, claim_note, consumer_note, index_path
-from airflow_provider_zkmq.engine.core.model.policy import Conf
-from airflow_provider_zkmq.engine.core.model.records import (
-    HistoryEntry,
-    TaskState,
-    Times,
-    claimed_before,
-    clip,
-    history_path,
-    replace_fields,
-)
-from airflow_provider_zkmq.engine.core.model.states import ENDED, FAILED, Event, State, step
-from airflow_provider_zkmq.engine.core.model.values import corrupt_unless_read, dump, load
-from airflow_provider_zkmq.engine.core.ops import (
+from ...errors import CorruptRecord, OutcomeUnknown, TransportError, ZkmqError
+from ..context import Claimed, Context, OpenSegment
+from ..model import values
+from ..model.names import SEPARATOR, Lane, claim_note, consumer_note, index_path
+from ..model.policy import Conf
+from ..model.records import HistoryEntry, TaskState, Times, claimed_before, clip, history_path, replace_fields
+from ..model.states import ENDED, FAILED, Event, State, step
+from ..model.values import corrupt_unless_read, dump, load
+from ..protocol import (
     MAX_REQUEST,
     Check,
     Children,
@@ -46,24 +39,12 @@ from airflow_provider_zkmq.engine.core.ops import (
     request_size,
     transact,
 )
-from airflow_provider_zkmq.engine.core.read.configuration import default_conf, known_conf, read_conf
-from airflow_provider_zkmq.engine.core.read.inspect import ended_ms
-from airflow_provider_zkmq.engine.core.read.leases import lease_path, mark_path, ordering_time, server_time
-from airflow_provider_zkmq.engine.core.read.nodes import read_nodes, read_stats, unless_corrupt
-from airflow_provider_zkmq.engine.core.write.commit import (
-    Change,
-    Plan,
-    Refusal,
-    Why,
-    commit,
-    known_bucket,
-    make_bucket,
-    one,
-    open_segment,
-    parents_of,
-)
-from airflow_provider_zkmq.engine.core.write.new_task import insert, listed_at, unpack
-from airflow_provider_zkmq.engine.errors import CorruptRecord, OutcomeUnknown, TransportError, ZkmqError
+from ..read.configuration import default_conf, known_conf, read_conf
+from ..read.inspect import ended_ms
+from ..read.leases import lease_path, mark_path, ordering_time, server_time
+from ..read.nodes import read_nodes, read_stats, unless_corrupt
+from .commit import Change, Plan, Refusal, Why, commit, known_bucket, make_bucket, one, open_segment, parents_of
+from .new_task import insert, listed_at, unpack
 
 # --- A task's record as it is to be written, and what a write leaves in the caches.
 

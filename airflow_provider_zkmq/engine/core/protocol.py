@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.errors import CorruptRecord, OutcomeUnknown, SessionLost, Unavailable, ZkmqError
+from ..errors import CorruptRecord, OutcomeUnknown, SessionLost, Unavailable, ZkmqError
 
 # --- Operations of the protocol: requests to ZooKeeper, waits and signals, as procedures yield them.
 
