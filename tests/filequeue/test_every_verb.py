@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.cli import main as cli
+from airflow_provider_zkmq.cli import main
 from airflow_provider_zkmq.engine import (
     Archive,
     AsyncZkmq,
@@ -328,14 +328,14 @@ def test_each_verb_of_the_command_line(
     """It works, or says in one line, with exit code 2, that a file has no such thing; as text and as JSON."""
     lines = COMMANDS.strip().splitlines()
     verbs = {line.split()[0].lstrip("!") for line in lines}
-    assert verbs == set(cli.VERBS) - {"server", "report"}  # of archives and servers, not of queues
+    assert verbs == set(main.VERBS) - {"server", "report"}  # of archives and servers, not of queues
     for line, (zk, as_json) in itertools.product(lines, ((files, False), (files, True), (on_zookeeper, True))):
         with subtests.test(line, kind=type(zk).__name__, as_json=as_json):
             side, exported, edited = Side(zk), tmp_path / f"{next(numbers)}", tmp_path / f"edited{next(numbers)}"
             told, _, after = line.lstrip("!").partition(" => ")
             verb, *words = told.split()
             if verb == "import":
-                cli.main(["export", side.q.name, str(exported), *side.argv])
+                main.main(["export", side.q.name, str(exported), *side.argv])
                 edited.write_text(exported.read_text().replace("\n!x\n", "\n=x\n" if as_json else "\n-x\n"))
             if verb == "batch":
                 side.ended_batch()
@@ -343,7 +343,7 @@ def test_each_verb_of_the_command_line(
             capsys.readouterr()
             named = {"QUEUE": side.q.name, "TOKEN": side.token, "EXPORTED": exported, "EDITED": edited}
             named["FILE"] = tmp_path / f"new{next(numbers)}"
-            code = cli.main([verb, *(str(named.get(it, it)) for it in words), *["--json"] * as_json, *side.argv])
+            code = main.main([verb, *(str(named.get(it, it)) for it in words), *["--json"] * as_json, *side.argv])
             answer = capsys.readouterr()
             if zk is files and line.startswith("!"):
                 assert (code, answer.err.count("\n"), side.states()) == (2, 1, before)
@@ -364,9 +364,9 @@ def test_status_and_show_tell_what_there_is(files: FileClient, capsys: pytest.Ca
     side = Side(files)
     answers = []
     for verb in (["status", side.q.name], ["show", side.q.name, "dead"]):
-        assert cli.main([*verb, "--json", *side.argv]) == 0
+        assert main.main([*verb, "--json", *side.argv]) == 0
         answers.append(json.loads(capsys.readouterr().out))
-        assert cli.main([*verb, *side.argv]) == 0
+        assert main.main([*verb, *side.argv]) == 0
         assert not {"consumers", "ZNODE", "ATTEMPT"} & set(capsys.readouterr().out.split())
     status, shown = answers
     assert (status["consumers"], status["counts"]["dead"], status["conf"]["lock"]) == (None, 1, 60.0)

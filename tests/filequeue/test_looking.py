@@ -26,8 +26,7 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     Zkmq,
 )
-from airflow_provider_zkmq.filequeue import FileClient, FileQueue
-from airflow_provider_zkmq.filequeue import directory as waiting
+from airflow_provider_zkmq.filequeue import FileClient, FileQueue, directory
 from tests.filequeue.conftest import CLASSES, taken
 from tests.support import eventually
 
@@ -148,13 +147,13 @@ def locked(path: Path) -> Iterator[None]:
 
 def test_each_call_ends_though_the_file_is_locked(q: FileQueue, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within its own time or a limit, which the error names; nothing is written; closing ends too."""
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", 60)
+    monkeypatch.setattr(directory, "LOCK_SECONDS", 60)
     q.enqueue_many([Message("x", task_id=name) for name in "abc"])
     before = q.path.read_bytes()
     for call in (lambda: q.claim(timeout=0.1), lambda: q.wait(["a"], timeout=0.1), lambda: q.follow("a", print, 0.1)):
         with locked(q.path), pytest.raises(Unavailable, match=r"census.* is locked by another process.*timeout"):
             call()
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.5)
+    monkeypatch.setattr(directory, "LOCK_SECONDS", 0.5)
     for call in (lambda: q.enqueue("x"), q.claim, q.counts):
         with locked(q.path), pytest.raises(Unavailable, match=r"lock wait \(0.5 s\)"):
             call()

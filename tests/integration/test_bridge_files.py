@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.bridge import BadFile, export_queue, exported_from, exporting, import_file
-from airflow_provider_zkmq.cli import main as cli
+from airflow_provider_zkmq.cli import main
 from airflow_provider_zkmq.engine import ConfigError, Queue, Zkmq
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.integration.letters import blocks, die, edit, letters, mark, new_queue, queue, told, zk
@@ -163,7 +163,7 @@ def zkmq(queue: Queue, zookeeper: str, capsys: pytest.CaptureFixture[str]) -> Ca
     def run(*argv: object, as_json: bool = True) -> tuple[int, Any, str]:
         words = [*map(str, argv), *["--json"] * as_json, "--hosts", zookeeper, "--root", queue._context.root]
         capsys.readouterr()
-        code, (out, err) = cli.main(words), capsys.readouterr()
+        code, (out, err) = main.main(words), capsys.readouterr()
         return code, json.loads(out) if as_json else out, err
 
     return run

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Claim, Message, Queue, RetryPolicy, String, Task, Zkmq
-from airflow_provider_zkmq.engine.core.claim import candidates as default_order
-from airflow_provider_zkmq.engine.core.claim import candidates as strict_order
+from airflow_provider_zkmq.engine.core.claim import candidates
 from tests.integration.chaos_worker import POISON, Told, names_of
 from tests.integration.clients import end_session, spent, together
 from tests.integration.conftest import taken
@@ -217,7 +216,7 @@ def test_a_session_that_ends_during_a_claim_costs_no_walk(
     zk: Zkmq, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     """Not one task after the other is tried in vain; the same client, registered anew, claims all of them."""
-    for order, module in (("default", default_order), ("fifo", strict_order)):
+    for order, module in (("default", candidates), ("fifo", candidates)):
         with subtests.test(order=order), monkeypatch.context() as patch:
             q, take_all, ended = zk.queue(order), module.take_all, list[int]()
             q.configure(filters={"kind": String()}, order=order)

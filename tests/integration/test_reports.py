@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from airflow_provider_zkmq.cli import main as cli
+from airflow_provider_zkmq.cli import main
 from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.spark import job, report
 from airflow_provider_zkmq.spark.history.gold import summarise
@@ -220,7 +220,7 @@ def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, c
 
     page = tmp_path / "report.html"
     where = ["--directory", str(tmp_path), "--html", str(page), "--since", "2026-01-01T12:00:00Z"]
-    assert cli.main(["report", "census", *where, "--json"]) == 0
+    assert main.main(["report", "census", *where, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     noon = EPOCH + 12 * HOUR
     assert told["overview"]["queues"][0]["runs"] == (runs["ended"] >= noon).sum()
@@ -231,7 +231,7 @@ def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, c
 
     (lost,) = {path.parent for path in (tmp_path / "census" / "silver").glob("runs/*/day=*") if path.is_dir()}
     shutil.rmtree(lost)
-    assert cli.main(["report", "census", *where]) == 1
+    assert main.main(["report", "census", *where]) == 1
     told = capsys.readouterr().err
     assert told.startswith(f"zkmq: the history in {tmp_path} cannot be read: ")
     assert told.count("\n") == 1
@@ -254,7 +254,7 @@ def test_the_page_s_pipeline_and_reports_run(spark, zk, where, tmp_path, capsys)
     assert "queue census: bronze: 1 rows, 1 in all" in capsys.readouterr().out
     lines = [line for word in ("spark.job pipeline", "zkmq report") for line in shown(word, real, "sh").splitlines()]
     for line in lines:
-        run, arguments = (cli.main, line.removeprefix("zkmq ")) if line.startswith("zkmq ") else (job.main, line)
+        run, arguments = (main.main, line.removeprefix("zkmq ")) if line.startswith("zkmq ") else (job.main, line)
         words = shlex.split(arguments.removeprefix("python -m airflow_provider_zkmq.spark.job"))
         assert run(words) == 0, capsys.readouterr().err
     assert len(set(lines)) == 3

@@ -9,9 +9,6 @@ from functools import partial
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.claim import candidates, claim
-from airflow_provider_zkmq.engine.core.claim import claim as by_id
-from airflow_provider_zkmq.engine.core.claim import claim as over
-from airflow_provider_zkmq.engine.core.claim import claim as ready
 from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on
 from airflow_provider_zkmq.engine.core.context import Caller, Context
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
@@ -20,11 +17,6 @@ from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
 from airflow_provider_zkmq.engine.core.tasks import admin, settle, transaction
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
-from airflow_provider_zkmq.engine.core.tasks import settle as beginning
-from airflow_provider_zkmq.engine.core.tasks import settle as deferred_completions
-from airflow_provider_zkmq.engine.core.tasks import settle as holding
-from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TransportError
 from tests.simulation.history import BOUNDED_LEASE, MOST_LEASES
@@ -56,7 +48,7 @@ def looking(client: Client, *, selector: str | None, timeout: float) -> Call:
     """A look for work, which claims nothing."""
     about = claiming(client, lease=None, selector=selector, timeout=timeout).about
     requested = {"selector": as_selector(selector).bind(TYPES) if selector else None, "timeout": timeout}
-    return Call("ready", ready.ready(client.context(), **requested), about, timeout)
+    return Call("ready", claim.ready(client.context(), **requested), about, timeout)
 
 
 def watcher(client: Client, rand: random.Random, rounds: int) -> Program:
@@ -79,7 +71,7 @@ def claiming_by_id(
     wanted, context = candidates.Wanted(EVERYTHING, lease, "all" if prefetch else False), client.context()
 
     def one() -> Generator[Any, Any, Any]:
-        claims = yield from by_id.claim_by_id(context, wanted, task, attempt)
+        claims = yield from claim.claim_by_id(context, wanted, task, attempt)
         return claims[0] if claims else None
 
     about = {"queue": "q", "selector": "by id", "wanted": wanted, "types": TYPES, "task": task, "attempt": attempt}
@@ -169,7 +161,7 @@ def accept(client: Client, claimed: Any, rand: random.Random) -> Program:
         mine = yield from current_claim(context, claimed.task_id, claimed.token)
         return (yield from procedure(context, mine, *args))
 
-    call = yield from told(lambda: Call("begin", held(beginning.begin_for), about))
+    call = yield from told(lambda: Call("begin", held(settle.begin_for), about))
     if not call.ok:
         client.hands.pop((claimed.task_id, claimed.token), None)
         return
@@ -201,7 +193,7 @@ def heir(client: Client, rand: random.Random, rounds: int, world: World) -> Prog
 
 def taking_over(context: Context, task: str, token: int, lease: float | None) -> Generator[Any, Any, Any]:
     """A take-over, as the fronts make it."""
-    requested = yield from over.request_adoption(context, task, token, lease=lease)
+    requested = yield from claim.request_adoption(context, task, token, lease=lease)
     return (yield from requested.claiming(Caller()))
 
 
@@ -264,7 +256,7 @@ def begin_and_handle(client: Client, claimed: Any, rand: random.Random) -> Progr
     context, about, claim = client.context(), {"queue": "q", "held": claimed}, (claimed.task_id, claimed.token)
     begins = rand.random() < 0.8
     if begins and claimed.prefetched:
-        call = yield Call("begin", beginning.begin(context, claimed), about)
+        call = yield Call("begin", settle.begin(context, claimed), about)
         begins = call is not None and call.ok
     verb = rand.choice(["complete", "complete", "fail", "release"]) if begins else "release"
     if begins:
@@ -294,9 +286,7 @@ def put_down(client: Client, claimed: Any, rand: random.Random) -> None:
 
     if isinstance(outcome, Snooze):
         client.begun.discard((claimed.task_id, claimed.token))
-    deferred_completions.settle_later(
-        context, claimed, partial(settle_by_outcome, context, claimed, outcome, progress), told
-    )
+    settle.settle_later(context, claimed, partial(settle_by_outcome, context, claimed, outcome, progress), told)
 
 
 def consumer(client: Client, rand: random.Random, rounds: int, *, patience: float = 2.0) -> Program:
@@ -347,7 +337,7 @@ def work(client: Client, claimed: Any, rand: random.Random, *, transactional: bo
     client.hands[claimed.task_id, claimed.token] = claimed
     taken = transaction.TransactionState([(context, claimed)]) if transactional else None
     if taken is not None and rand.random() < 0.5:
-        putting.put(taken.put, client.context("r"), Message(b"out"))
+        transaction.put(taken.put, client.context("r"), Message(b"out"))
     yield Pause(rand.choice([0, 0.01, 1.0, 7.0]))
     outcome = rand.choice(
         [Success(b"r"), Success(b"r"), Success(b"r", dedupe=2), Retry("e"), Error("e"), Snooze(1), Snooze(-1)]
@@ -378,7 +368,7 @@ def keeper(client: Client) -> Program:
             if not claimed.lost:
                 client.kept.setdefault((claimed.task_id, claimed.token), client.world.now)
                 about = {"queue": "q", "held": claimed, "zxid": client.world.zk.zxid}
-                yield Call("extend", holding.extend(client.context(), claimed, claimed.span or 5), about)
+                yield Call("extend", settle.extend(client.context(), claimed, claimed.span or 5), about)
         if client.context().registration.consumer is not None:
             yield Call("tend", consumers.maintain(client.context()))
         yield Pause(1.0)
@@ -414,8 +404,8 @@ def operator(client: Client, rand: random.Random, rounds: int, world: World) -> 
             "replace": lambda task=task, version=version: admin.replace_data(context, task, b"new", version),
             "drop": lambda task=task, version=version: admin.drop(context, task, version),
             "revoke": lambda task=task, version=version: admin.revoke(context, task, "e", version=version),
-            "pause": lambda: configure.pause(context),
-            "unlock": lambda: configure.configure(context, lock=0),
+            "pause": lambda: admin.pause(context),
+            "unlock": lambda: admin.configure(context, lock=0),
         }
         more = ["redrive_many", "cancel"] * rand.choice([0, 1, 3]) if verb == "cancel" else []
         for each in [verb, *more]:
@@ -424,7 +414,7 @@ def operator(client: Client, rand: random.Random, rounds: int, world: World) -> 
             version = None  # what follows is about the task as this has left it
         if verb == "pause":
             yield Pause(0.5)
-            yield from told(lambda: Call("resume", configure.resume(context)))
+            yield from told(lambda: Call("resume", admin.resume(context)))
 
 
 def editor(client: Client, rand: random.Random, rounds: int, world: World) -> Program:
@@ -449,7 +439,7 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
         client.hands[claimed.task_id, claimed.token] = claimed
         work = transaction.TransactionState([(context, claimed)])
         name = rand.choice([None, "x", "y"])
-        putting.put(work.put, out, Message(b"out", delay=5 if number % 2 else None, task_id=name))
+        transaction.put(work.put, out, Message(b"out", delay=5 if number % 2 else None, task_id=name))
         yield Pause(rand.choice([0, 1.0]))
         good = number % 3 != 2
         while True:
@@ -468,7 +458,7 @@ def transactor(client: Client, rand: random.Random, rounds: int) -> Program:
 
 def opener(client: Client) -> Program:
     """Resumes a queue whose operator died while it was paused."""
-    yield from told(lambda: Call("resume", configure.resume(client.context())))
+    yield from told(lambda: Call("resume", admin.resume(client.context())))
 
 
 def sweeper(client: Client, queue: str) -> Program:

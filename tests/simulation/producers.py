@@ -12,9 +12,6 @@ from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum
 from airflow_provider_zkmq.engine.core.read import wait
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue
-from airflow_provider_zkmq.engine.core.tasks import enqueue as enqueue_new
-from airflow_provider_zkmq.engine.core.tasks import enqueue as enqueueing
-from airflow_provider_zkmq.engine.core.tasks import enqueue as several_writers
 from airflow_provider_zkmq.engine.errors import TransportError
 from tests.simulation.parts import Call, Client, Pause
 
@@ -70,7 +67,7 @@ def put_many(client: Client, rand: random.Random, number: int) -> Any:
     def make(ids: Sequence[str | None] = (None,) * len(messages)) -> Call:
         named = [replace(message, task_id=each) for message, each in zip(messages, ids, strict=True)]
         known = messages if name or key else named
-        requested = enqueueing.enqueue_each(context, known, batch=name, then=then, idempotency_key=key)
+        requested = enqueue.enqueue_each(context, known, batch=name, then=then, idempotency_key=key)
         return Call("enqueue", requested, about)
 
     return make
@@ -91,16 +88,16 @@ def loader(client: Client, rand: random.Random, rounds: int) -> Program:
     context, name = client.context(), rand.choice([None, "load"])
     kind = "member" if name else "row"
     if name:
-        yield from told(lambda: Call("open_batch", several_writers.open_shared(context, name)))
+        yield from told(lambda: Call("open_batch", enqueue.open_shared(context, name)))
     for _ in range(rounds):
         ids = rand.sample([f"{kind}-{number}" for number in range(5)], 3)
         messages = [Message(b"x", delay=rand.choice([None, None, 3]), task_id=task_id) for task_id in ids]
         about = {"queue": "q", "batch": name}
-        load = partial(enqueue_new.enqueue_new, context, messages, batch=name)
+        load = partial(enqueue.enqueue_new, context, messages, batch=name)
         yield from told(lambda _ids=(), load=load, about=about: Call("load", load(), about))
         yield Pause(rand.choice([0, 0.005, 8.0]))
     if name:
-        yield from told(lambda: Call("seal_batch", several_writers.seal(context, name)))
+        yield from told(lambda: Call("seal_batch", enqueue.seal(context, name)))
 
 
 def wait_for(client: Client, done: Call, rand: random.Random) -> Step:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim import claim as by_id
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.context import Caller, Claimed
 from airflow_provider_zkmq.engine.core.maintenance import consumers
@@ -50,7 +49,7 @@ def delivered(client: Client, request_claim: Any) -> Procedure[list[Claimed]]:
 
 
 def asked_by_id(client: Client, task_id: str = "a", **options: Any) -> Procedure[list[Claimed]]:
-    return delivered(client, by_id.request_by_id(client.context, task_id, **options))
+    return delivered(client, claim.request_by_id(client.context, task_id, **options))
 
 
 def many(client: Client, most: int, wanted: Wanted = ANY) -> list[Claimed]:

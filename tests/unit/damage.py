@@ -19,7 +19,6 @@ from airflow_provider_zkmq.engine.core.model.selectors import Integer, String
 from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Exists, SetData
 from airflow_provider_zkmq.engine.core.read import leases
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.unit.world import Client, FakeZooKeeper, new_queue
@@ -138,7 +137,7 @@ def _made(order: str) -> World:
     _claimed(client, tokens)
     _waiting(client)
     _batches(client)
-    client.do(configure.publish_archive(client.context, leases.Archive(1 << 40, "/archive", "run")))
+    client.do(admin.publish_archive(client.context, leases.Archive(1 << 40, "/archive", "run")))
     return World(client.zk, client, tokens)
 
 

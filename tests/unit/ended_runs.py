@@ -10,7 +10,6 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Ended
 from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases
 from airflow_provider_zkmq.engine.core.tasks import admin
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from tests.unit.world import Client, FakeZooKeeper
 
 
@@ -25,7 +24,7 @@ class Reader(Client):
         return client
 
     def configured(self, **options: Any) -> None:
-        self.do(configure.configure(self.context, **options))
+        self.do(admin.configure(self.context, **options))
 
     def finish(self, task_id: str, data: bytes = b"x", result: bytes = b"r", **options: Any) -> None:
         self.put(data, task_id=task_id, **options)
@@ -95,7 +94,7 @@ class Reader(Client):
     def publish(self, watermark: int | None = None) -> None:
         """An archive run has come so far: to the present without a number."""
         known, reached = self.archive(), self.zxid() if watermark is None else watermark
-        self.do(configure.publish_archive(self.context, replace(known, watermark=reached)))
+        self.do(admin.publish_archive(self.context, replace(known, watermark=reached)))
 
     def trim(self) -> int | None:
         """Up to where clean-up says that it has deleted."""

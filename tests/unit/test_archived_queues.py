@@ -12,7 +12,6 @@ from airflow_provider_zkmq.engine.core.model.records import HistoryEntry
 from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, Create, Delete, GetMany, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, Unavailable
 from tests.unit.ended_runs import Reader
 from tests.unit.world import LOST_REPLY, at
@@ -28,7 +27,7 @@ def test_the_marks_are_set_and_taken_away_by_configure() -> None:
     client = Reader.of()
     known = lambda: client.do(configuration.conf(client.context))
     assert (known().archive, known().archived, client.trim()) == (False, None, None)
-    client.do(configure.configure(client.context, follow=True, archive=True, lock=3), at(1, LOST_REPLY))
+    client.do(admin.configure(client.context, follow=True, archive=True, lock=3), at(1, LOST_REPLY))
     assert (known().archive, known().archived, known().lock) == (True, 0, 3)
     born = client.since()
     client.publish(7)
@@ -54,7 +53,7 @@ def test_what_is_no_watermark_is_refused(subtests: pytest.Subtests) -> None:
     for watermark in (-1, True, "5", 1.5, None, 1 << 63):
         with subtests.test(watermark=watermark):
             with pytest.raises(ConfigError, match="watermark"):
-                client.do(configure.publish_archive(client.context, replace(known, watermark=watermark)))
+                client.do(admin.publish_archive(client.context, replace(known, watermark=watermark)))
             assert client.archive() == known
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConfigError, CorruptRecord
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim import claim as by_id
 from airflow_provider_zkmq.engine.core.context import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
@@ -18,7 +17,6 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Delete, GetMany, Multi, Wait
 from airflow_provider_zkmq.engine.core.read.inspect import explain
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
-from airflow_provider_zkmq.engine.core.tasks import settle as holding
 from tests.unit.claiming import ANY, another, asked_by_id, delivered, queue_of, step
 from tests.unit.world import Client, new_queue
 
@@ -114,7 +112,7 @@ def test_claimed_ahead_it_counts_once_it_has_begun(prefetch: bool) -> None:
     other = another(client)
     again = claimed(other, prefetch=prefetch)
     assert again.state.attempt == (1 if prefetch else 2)
-    other.do(holding.begin_for(other.context, again))
+    other.do(settle.begin_for(other.context, again))
     other.complete(again)
     other.check()
 
@@ -183,7 +181,7 @@ def test_a_cancellation_is_heard_of_although_the_claim_was_on_its_way_when_it_ca
 
 
 def take_over(client: Client, token: Any, task_id: str = "a", **options: Any) -> Claimed | None:
-    claims = client.do(delivered(client, by_id.request_adoption(client.context, task_id, token, **options)))
+    claims = client.do(delivered(client, claim.request_adoption(client.context, task_id, token, **options)))
     return next(iter(claims), None)
 
 
@@ -223,7 +221,7 @@ def test_the_claim_is_as_its_maker_has_it_and_nothing_is_written() -> None:
 def test_of_two_calls_that_take_it_over_at_once_both_get_the_same() -> None:
     """So that each knows what became of the other's: settled by one, it is over for both."""
     _, other, its = made(lease=60)
-    first = step(other, delivered(other, by_id.request_adoption(other.context, "a", its.token, lease=9)))
+    first = step(other, delivered(other, claim.request_adoption(other.context, "a", its.token, lease=9)))
     first.until(Multi)
     second = taken_over(other, its.token)
     assert first.finish() == [second]
@@ -234,7 +232,7 @@ def test_one_taken_ahead_counts_when_it_begins() -> None:
     maker, other, its = made(lease=60, prefetch=True)
     taken = taken_over(other, its.token)
     assert taken.prefetched
-    other.do(holding.begin(other.context, taken))
+    other.do(settle.begin(other.context, taken))
     assert not taken_over(another(maker, "third"), its.token).prefetched
 
 

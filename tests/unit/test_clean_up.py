@@ -18,12 +18,9 @@ from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Children, Create, Delete, Failure, GetMany, Multi, SetData
 from airflow_provider_zkmq.engine.core.read import inspect, scan
-from airflow_provider_zkmq.engine.core.read import inspect as counts
-from airflow_provider_zkmq.engine.core.read import inspect as pending
 from airflow_provider_zkmq.engine.core.read.inspect import ids
 from airflow_provider_zkmq.engine.core.read.nodes import AT_ONCE
 from airflow_provider_zkmq.engine.core.tasks import admin
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, Unavailable, ZkmqError
 from tests.unit.claiming import another, many, queue_of, step
 from tests.unit.looping import filled
@@ -41,7 +38,7 @@ def due(client: Client) -> bool:
 
 
 def configured(client: Client, **options: Any) -> None:
-    client.do(configure.configure(client.context, **options))
+    client.do(admin.configure(client.context, **options))
 
 
 def finished(count: int = 1, **conf: Any) -> Client:
@@ -73,13 +70,13 @@ def shown(client: Client) -> tuple[dict[str, int], dict[str, str]]:
     context = client.context
     tasks = client.do(inspect.list_tasks(context))
     for state in State:
-        assert sorted(client.do(counts.task_ids(context, state))) == [task.id for task in tasks if task.state is state]
+        assert sorted(client.do(inspect.task_ids(context, state))) == [task.id for task in tasks if task.state is state]
     columns = ["state", "status", "error", "consumer", "claimed_ms"]
     scanned = client.do(scan.scan(context, [task.id for task in tasks], columns)).columns
     assert scanned == {name: [getattr(task, name) for task in tasks] for name in columns}
-    counted, ops = client.do(counts.counts(context)), list[Any]()
+    counted, ops = client.do(inspect.counts(context)), list[Any]()
     for fault in (lambda _op: None, lambda op: ops.append(op)):
-        assert client.do(pending.pending(context), fault) == counted["inserted"]
+        assert client.do(inspect.pending(context), fault) == counted["inserted"]
     assert all(isinstance(op, GetMany) for op in ops), "what is not changed is not listed again"
     return counted, {task.id: str(task.status) for task in tasks}
 

@@ -11,9 +11,7 @@ import sys
 
 import pytest
 
-from airflow_provider_zkmq.cli import main as cli
-from airflow_provider_zkmq.cli import options, output, queues, show, worker
-from airflow_provider_zkmq.cli import output as times
+from airflow_provider_zkmq.cli import main, options, output, queues, show, worker
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.model.states import State, Status
 from airflow_provider_zkmq.engine.core.read.configuration import ORDERS
@@ -80,7 +78,7 @@ def test_help_imports_nothing_heavy() -> None:
     """Help of the command and of every verb ends with 0 and imports neither kazoo nor Airflow nor pyspark."""
     found = subprocess.run([sys.executable, "-c", _HELP], capture_output=True, text=True, timeout=60, check=False)
     assert (found.returncode, found.stderr) == (0, "")
-    assert all(f"usage: zkmq {verb} " in found.stdout for verb in cli.VERBS)
+    assert all(f"usage: zkmq {verb} " in found.stdout for verb in main.VERBS)
     assert all(f"\n  {code}  " in found.stdout for code in range(7)), "an exit code is not documented"
 
 
@@ -94,7 +92,7 @@ def test_exit_codes() -> None:
         None: (BrokenPipeError, KeyError),
     }
     for code, kinds in codes.items():
-        assert {kind: cli._exit_code(kind("x")) for kind in kinds} == dict.fromkeys(kinds, code)
+        assert {kind: main._exit_code(kind("x")) for kind in kinds} == dict.fromkeys(kinds, code)
 
 
 #: What is wrong, by its verb.
@@ -139,7 +137,7 @@ def test_bad_usage_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str], su
     """What is wrong with a command line is told in one line, before anything is connected to; the code is 2."""
     for line in (f"{begin} {rest}" for begin, ends in _MISUSES.items() for rest in ends):
         with subtests.test(msg=line):
-            assert cli.main([*shlex.split(line), "--json"]) == 2
+            assert main.main([*shlex.split(line), "--json"]) == 2
             told = capsys.readouterr()
             assert told.err.startswith("zkmq: ")
             assert told.err.count("\n") == 1
@@ -163,7 +161,7 @@ def test_a_report_is_refused_before_spark_is_started(
             patch.delitem(sys.modules, "pyspark", raising=False)
             if absent:
                 patch.setitem(sys.modules, absent, None)
-            assert cli.main(["report", "q", *given, "--directory", "/nowhere"]) == 2
+            assert main.main(["report", "q", *given, "--directory", "/nowhere"]) == 2
             assert sys.modules.get("pyspark") is None, "it was imported"
             said = capsys.readouterr()
             assert (said.out, said.err.count("\n"), told in said.err) == ("", 1, True)
@@ -178,7 +176,7 @@ def test_common_options_stand_before_or_after_the_verb(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
 
     def read(*argv: str) -> options.Common:
-        return options.common(cli.parse(argv))
+        return options.common(main.parse(argv))
 
     assert read("queues") == options.Common("127.0.0.1:2181", "/zkmq", None, False, None, None)
     monkeypatch.setenv("ZKMQ_HOSTS", "env:1")
@@ -197,9 +195,9 @@ def test_what_the_environment_says_of_servers_is_not_about_files(monkeypatch: py
     """Whoever has a root and credentials there may use queue files beside ZooKeeper; on the line they are refused."""
     for name, value in {"ZKMQ_HOSTS": "env:1", "ZKMQ_ROOT": "/env", "ZKMQ_AUTH": "u:p"}.items():
         monkeypatch.setenv(name, value)
-    read = options.common(cli.parse(["queues", "--hosts", "textqueue:///queues"]))
+    read = options.common(main.parse(["queues", "--hosts", "textqueue:///queues"]))
     assert (read.hosts, read.root, read.auth) == ("textqueue:///queues", options.DEFAULT_ROOT, None)
-    assert options.common(cli.parse(["queues", "--hosts", "textqueue:///queues", "--root", "/mine"])).root == "/mine"
+    assert options.common(main.parse(["queues", "--hosts", "textqueue:///queues", "--root", "/mine"])).root == "/mine"
 
 
 def test_names_are_the_engines() -> None:
@@ -211,12 +209,12 @@ def test_names_are_the_engines() -> None:
 def test_operands_may_stand_after_options() -> None:
     """The order of data, tasks and options does not matter, and `-` for standard input is no option."""
     for line in ("enqueue q word --filter a=b", "enqueue q --filter a=b word", "enqueue --filter a=b q word"):
-        args = cli.parse(line.split())
+        args = main.parse(line.split())
         assert (args.queue, args.data, args.filter) == ("q", "word", ["a=b"])
-    assert cli.parse(["redrive", "q", "--json", "a", "b"]).tasks == ["a", "b"]
-    assert cli.parse(["wait", "q", "--timeout", "1", "a", "b"]).tasks == ["a", "b"]
-    assert cli.parse(["enqueue", "q", "--json", "-"]).data == "-"
-    assert cli.parse(["enqueue", "q", "--", "-x"]).data == "-x"
+    assert main.parse(["redrive", "q", "--json", "a", "b"]).tasks == ["a", "b"]
+    assert main.parse(["wait", "q", "--timeout", "1", "a", "b"]).tasks == ["a", "b"]
+    assert main.parse(["enqueue", "q", "--json", "-"]).data == "-"
+    assert main.parse(["enqueue", "q", "--", "-x"]).data == "-x"
 
 
 def test_bytes_that_are_no_text_come_as_base64() -> None:
@@ -245,7 +243,7 @@ def test_an_age_is_told_in_its_largest_unit() -> None:
     """How long ago, or in how long."""
     told = {0.4: "now", -0.4: "now", 59.9: "59 s ago", 300: "5 min ago", -5_400: "in 1 h", 86_399: "23 h ago"}
     told[86_400 * 20_000] = "20000 d ago"
-    assert {seconds: times.age(seconds) for seconds in told} == told
+    assert {seconds: output.age(seconds) for seconds in told} == told
 
 
 def test_a_damaged_time_does_not_keep_a_task_from_being_shown() -> None:
@@ -282,7 +280,7 @@ def test_handlers_are_loaded_by_name() -> None:
 
 def test_what_a_worker_is_told_is_what_the_engine_s_takes() -> None:
     """Locks and leases as the engine keeps them; by default heartbeats, and claims ahead while handlers are fast."""
-    plain = worker._options(cli.parse(["worker", "q", "--exec", "cat"]))
+    plain = worker._options(main.parse(["worker", "q", "--exec", "cat"]))
     assert plain == {
         "threads": 1,
         "lease": None,
@@ -293,7 +291,7 @@ def test_what_a_worker_is_told_is_what_the_engine_s_takes() -> None:
         "monitor": None,
     }
     given = "--threads 2 --lease 10m --no-heartbeat --throttle 10ms --prefetch 0 --warn-size 5"
-    told = worker._options(cli.parse(["worker", "q", "--exec", "cat", *given.split()]))
+    told = worker._options(main.parse(["worker", "q", "--exec", "cat", *given.split()]))
     assert told.pop("monitor") is not None
     changed = {"threads": 2, "lease": 600, "heartbeat": False, "throttle": 0.01, "prefetch": 0}
     assert told == {**changed, "transactional": False}

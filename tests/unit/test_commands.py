@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.cli import child_processes, commands, options
-from airflow_provider_zkmq.cli import main as cli
+from airflow_provider_zkmq.cli import child_processes, commands, main, options
 from airflow_provider_zkmq.cli.child_processes import Process, _started_by
 from airflow_provider_zkmq.cli.commands import CommandFailed, Commands, Guard
 from tests.support import eventually
@@ -84,7 +83,7 @@ def test_exec_does_not_pass_credentials_unless_told(monkeypatch: pytest.MonkeyPa
     """
     for name, value in {**SECRETS, "ZKMQ_HOSTS": "h:1", "OTHER": "o"}.items():
         monkeypatch.setenv(name, value)
-    named = options.common(cli.parse(["worker", "q", "--exec", "env", "--tls-key-password-env", "MINE"])).secret
+    named = options.common(main.parse(["worker", "q", "--exec", "env", "--tls-key-password-env", "MINE"])).secret
     assert named == {"MINE"}
     assert b"MINE=m" in executed("env")
     for credentials in (False, True):

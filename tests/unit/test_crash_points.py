@@ -16,11 +16,6 @@ from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
-from airflow_provider_zkmq.engine.core.tasks import enqueue as enqueue_new
-from airflow_provider_zkmq.engine.core.tasks import enqueue as several_writers
-from airflow_provider_zkmq.engine.core.tasks import settle as holding
-from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from tests.unit.world import CRASHES, LOST, Client, Crash, FakeZooKeeper, Faults
 
@@ -35,7 +30,7 @@ class World(Client):
     def __init__(self) -> None:
         super().__init__(FakeZooKeeper())
         self.unit = transaction.TransactionState()
-        self.do(configure.configure(self.context, policy=RetryPolicy(attempts=20, factor=0)))
+        self.do(admin.configure(self.context, policy=RetryPolicy(attempts=20, factor=0)))
 
 
 Step = Callable[[World], Any]
@@ -117,7 +112,7 @@ def together(*messages: dict[str, Any]) -> Step:
     def begin(w: World) -> None:
         w.unit = transaction.TransactionState([(w.context, w.held)])
         for options in messages:
-            putting.put(w.unit.put, w.context, message(w, b"y", **options))
+            transaction.put(w.unit.put, w.context, message(w, b"y", **options))
 
     return begin
 
@@ -133,9 +128,9 @@ IN_WINDOW = [*CLAIMED, done(held(settle.complete, b"r", dedupe=60))]
 LOCKED = [put(lock=5), hold()]
 MEMBER = [done(batched(Message(b"x", task_id="a"))), hold()]
 DIED = done(held(settle.fail, "e", retry=False))
-ARCHIVED = [done(of(configure.configure, archive=True)), *CLAIMED, DIED]
-FIFO = [done(of(configure.configure, order="fifo"))]
-SEVERAL = [done(of(several_writers.open_shared, "several"))]
+ARCHIVED = [done(of(admin.configure, archive=True)), *CLAIMED, DIED]
+FIFO = [done(of(admin.configure, order="fifo"))]
+SEVERAL = [done(of(enqueue.open_shared, "several"))]
 KNOWN = [put(task_id="t3"), hold(), done(held(settle.complete))]
 THIRTY = {f"t{n}": I for n in range(30)}
 TIMED = together({"task_id": "b"}, {"task_id": "c", "delay": 5}, {"task_id": "d", "at": 150})
@@ -146,11 +141,11 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "enqueue delayed": ([], requested(delay=5), {"a": I}),
     "enqueue at a moment": ([], requested(at=150), {"a": I}),
     "enqueue_many": ([], many(enqueue.enqueue_many, 6), {f"t{n}": I for n in range(6)}),
-    "enqueue_new": (KNOWN, many(enqueue_new.enqueue_new, 30), THIRTY | {"t3": F}),
-    "enqueue_new of a batch": (SEVERAL, many(enqueue_new.enqueue_new, 30, batch="several"), THIRTY),
+    "enqueue_new": (KNOWN, many(enqueue.enqueue_new, 30), THIRTY | {"t3": F}),
+    "enqueue_new of a batch": (SEVERAL, many(enqueue.enqueue_new, 30, batch="several"), THIRTY),
     "seal": (
-        [*SEVERAL, done(many(enqueue_new.enqueue_new, 1, batch="several"))],
-        of(several_writers.seal, "several"),
+        [*SEVERAL, done(many(enqueue.enqueue_new, 1, batch="several"))],
+        of(enqueue.seal, "several"),
         {"t0": I},
     ),
     "claim": ([put()], of(claim.claim, candidates.Wanted(EVERYTHING)), {"a": C}),
@@ -161,9 +156,9 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "fail final": (CLAIMED, held(settle.fail, "e", retry=False), {"a": D}),
     "release": (CLAIMED, held(settle.release), {"a": I}),
     "snooze": (CLAIMED, held(settle.snooze, 5), {"a": I}),
-    "extend": (LEASED, held(holding.extend, 60), {"a": C}),
-    "extend a lock": (LOCKED, held(holding.extend, 60), {"a": C}),
-    "progress": (CLAIMED, held(holding.progress, 0.5, "half"), {"a": C}),
+    "extend": (LEASED, held(settle.extend, 60), {"a": C}),
+    "extend a lock": (LOCKED, held(settle.extend, 60), {"a": C}),
+    "progress": (CLAIMED, held(settle.progress, 0.5, "half"), {"a": C}),
     "rescue": (ABANDONED, TEND, {"a": I}),
     "rescue lease": ([*LEASED, later(40)], TEND, {"a": I}),
     "lock ends": ([*LOCKED, later(6)], TEND, {"a": I}),

@@ -13,15 +13,12 @@ from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.claim.claim import claim_many, go_on
 from airflow_provider_zkmq.engine.core.context import FIRST_PAUSE, Caller, Claimed, RetryTimes, Schedule
 from airflow_provider_zkmq.engine.core.maintenance import consumers
-from airflow_provider_zkmq.engine.core.maintenance import consumers as pending
 from airflow_provider_zkmq.engine.core.model.policy import Retry
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum, parse_selector
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Multi, Pipeline, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.tasks import enqueue, settle
-from airflow_provider_zkmq.engine.core.tasks import settle as deferred_completions
-from airflow_provider_zkmq.engine.core.tasks import settle as giveback
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
 from airflow_provider_zkmq.engine.core.tasks.settle import DeferredCompletions
 from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, OutcomeUnknown, Unavailable, ZkmqError
@@ -199,7 +196,7 @@ def put_down(client: Client, claims: list[Claimed]) -> dict[str, list[Any]]:
     """Completions of these; what is told of each."""
     told: dict[str, list[Any]] = {claimed.task_id: [] for claimed in claims}
     for claimed in claims:
-        deferred_completions.settle_later(
+        settle.settle_later(
             client.context,
             claimed,
             partial(settle.complete, client.context, claimed),
@@ -231,8 +228,8 @@ def test_an_interrupt_anywhere_loses_nothing_that_was_put_down() -> None:
         claiming = partial(client.do, claim_many(client.context, ANY, 1))
         if not interrupted(claiming, number, CODES.__contains__, events=frozenset({"call", "line"})):
             break
-        client.do(deferred_completions.settle_deferred(client.context))
-        client.do(giveback.give_back(client.context))
+        client.do(settle.settle_deferred(client.context))
+        client.do(settle.give_back(client.context))
         assert all(errors and not any(errors) for errors in told.values()), (number, told)
         assert not client.context.claims.deferred
         assert states(client, "abc") == [F] * 3
@@ -264,11 +261,9 @@ def test_who_cannot_be_told_keeps_nobody_else_from_being_told() -> None:
     def broken(_value: object, _error: Exception | None) -> None:
         raise RuntimeError("the event loop is closed")
 
-    deferred_completions.settle_later(
-        client.context, claims[0], lambda: settle.complete(client.context, claims[0]), broken
-    )
+    settle.settle_later(client.context, claims[0], lambda: settle.complete(client.context, claims[0]), broken)
     told = put_down(client, claims[1:])
-    client.do(deferred_completions.settle_deferred(client.context))
+    client.do(settle.settle_deferred(client.context))
     assert told == {"b": [None], "c": [None]}
     assert states(client, "abc") == [F] * 3
     assert ["the event loop is closed" in why for _, why in client.reports] == [True]
@@ -280,7 +275,7 @@ def test_what_a_claim_is_denied_for_is_not_what_was_handled_is_denied_for() -> N
     client, told = two_put_down()
     refused(client, AccessDenied, claim_many(client.context, ANY, 1), None, denying("/c/", DENIED))
     assert (told, states(client, "abc")) == ({"a": [None], "b": [None]}, [F, F, I])
-    client.do(giveback.give_back(client.context))
+    client.do(settle.give_back(client.context))
     assert client.work() == ["c", "d", "e"]
     for error in (DENIED, ZkmqError("refused")):  # of one settlement: that one is told, alone
         client, told = two_put_down()
@@ -296,20 +291,20 @@ def test_what_another_call_has_is_late_only_when_that_gives_it_up() -> None:
     """
     client, told = two_put_down()
     client.zk.ms += 1_000
-    assert (deferred_completions.has_overdue(client.context), pending.until_due(client.context, 5.0)) == (True, 0.0)
-    stepper = step(client, deferred_completions.settle_deferred(client.context))
+    assert (settle.has_overdue(client.context), consumers.until_due(client.context, 5.0)) == (True, 0.0)
+    stepper = step(client, settle.settle_deferred(client.context))
     stepper.until(Multi)
-    assert (deferred_completions.has_overdue(client.context), pending.has_pending(client.context)) == (False, True)
-    assert 0.0 < pending.until_due(client.context, 5.0) < 0.1
+    assert (settle.has_overdue(client.context), consumers.has_pending(client.context)) == (False, True)
+    assert 0.0 < consumers.until_due(client.context, 5.0) < 0.1
     stepper.cut()
-    assert deferred_completions.has_overdue(client.context)
-    client.do(pending.finish_pending(client.context))
-    assert (told, pending.has_pending(client.context)) == ({"a": [None], "b": [None]}, False)
+    assert settle.has_overdue(client.context)
+    client.do(consumers.finish_pending(client.context))
+    assert (told, consumers.has_pending(client.context)) == ({"a": [None], "b": [None]}, False)
     for end in (Stepper.cut, Stepper.finish):
         client, told = two_put_down()
-        other = step(client, deferred_completions.settle_deferred(client.context))
+        other = step(client, settle.settle_deferred(client.context))
         other.until(Multi)
-        closing = step(client, deferred_completions.settle_last(client.context))
+        closing = step(client, settle.settle_last(client.context))
         assert not closing.over
         end(other)
         closing.answer(reply=True)
@@ -325,13 +320,13 @@ def test_what_cannot_be_completed_any_more_is_reported_or_told() -> None:
         assert following(client, loop) is not None
     another(client).cancel("a")
     loop.leave()
-    client.do(deferred_completions.settle_deferred(client.context))
+    client.do(settle.settle_deferred(client.context))
     assert [path for path, _ in client.reports] == [client.context.paths.task("a")]
     assert (loop.errors, loop.handled) == ([], {})
     client, told = two_put_down()
     for path in [path for path in client.zk.nodes if path.startswith(client.context.paths.base)]:
         del client.zk.nodes[path]
-    client.do(deferred_completions.settle_deferred(client.context))
+    client.do(settle.settle_deferred(client.context))
     assert [type(error) for errors in told.values() for error in errors] == [ClaimLost, ClaimLost]
     assert not client.context.claims.deferred
 
@@ -340,7 +335,7 @@ def test_what_a_claim_gave_back_by_itself_is_looked_for_again() -> None:
     """It was not there when the queue was looked at: a claim that waits for nothing takes it all the same."""
     (client, claimed), told = in_hand(), list[Any]()
     settle_it = partial(settle_by_outcome, client.context, claimed, Retry("e"), Settlement())
-    deferred_completions.settle_later(client.context, claimed, settle_it, lambda *how: told.append(how))
+    settle.settle_later(client.context, claimed, settle_it, lambda *how: told.append(how))
     again = client.claimed()
     assert (again.task_id, again.state.attempt, told) == ("a", 2, [(False, None)])
     client.complete(again)
@@ -364,7 +359,7 @@ def test_a_claim_that_finds_nothing_ends_in_time_whatever_others_put_down() -> N
         told.update(put_down(client, [claims.pop()]))
         assert client.do(claim_many(client.context, Wanted(parse_selector("c==high")), 1, span), more) == []
         assert 30 - span < len(claims) < 40
-        client.do(deferred_completions.settle_deferred(client.context))
+        client.do(settle.settle_deferred(client.context))
         assert set(map(str, told.values())) == {"[None]"}
         assert len(told) + len(claims) == 40
 

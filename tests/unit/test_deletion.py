@@ -13,14 +13,11 @@ from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueError, Que
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
-from airflow_provider_zkmq.engine.core.maintenance import collect as deletion
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.protocol import Children, Create, Delete, Multi, Op
 from airflow_provider_zkmq.engine.core.read import leases, nodes
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
-from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from tests.stepping import Stepper
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, Crash, FakeZooKeeper, new_context, new_queue
 
@@ -39,12 +36,12 @@ def used() -> FakeZooKeeper:
     client.put(task_id="gone")
     client.cancel("gone")
     client.do(enqueue.enqueue_all(client.context, [Message(b"m")] * 3, "batch", Message(b"then")))
-    client.do(configure.pause(client.context))
+    client.do(admin.pause(client.context))
     return client.zk
 
 
 def delete(client: Client, **options: Any) -> Any:
-    return deletion.delete(client.context, **({"confirm": True} | options))
+    return collect.delete(client.context, **({"confirm": True} | options))
 
 
 def below(client: Client, path: str = BASE) -> set[str]:
@@ -79,7 +76,7 @@ def test_a_queue_in_use_is_deleted_by_force_only() -> None:
     client.put(task_id="a")
     before = below(client)
     with pytest.raises(ConfigError, match=r"loses its 1 task\(s\) for good"):
-        client.do(deletion.delete(client.context))
+        client.do(collect.delete(client.context))
     assert below(client) == before
     other = Client(client.zk, "other")
     held = other.claimed()
@@ -106,7 +103,7 @@ def test_what_is_no_queue_is_not_deleted() -> None:
     foreign = new_context(client.zk, client.session, "other")
     for force in (False, True):
         with pytest.raises(QueueNotFound):
-            client.do(deletion.delete(foreign, confirm=True, force=force))
+            client.do(collect.delete(foreign, confirm=True, force=force))
     assert "/zkmq/other/precious" in client.zk.nodes
     client.write(Create(BASE + "/notes"), Create(BASE + "/notes/mine"))
     with pytest.raises(QueueError, match="notes"):
@@ -165,7 +162,7 @@ def test_its_transactions_are_of_a_bounded_size_and_it_ends_while_others_write()
             client.write(Create(BASE + "/queue/late"), Create(BASE + "/queue/late/0000000001"))
 
     client.do(delete(client), interfere)
-    assert max(multis) <= deletion.DELETES_PER_MULTI + 1
+    assert max(multis) <= collect.DELETES_PER_MULTI + 1
     assert len(multis) < 100
     assert below(client) == set()
     with pytest.raises(QueueNotFound):
@@ -176,7 +173,7 @@ def refused_meanwhile(client: Client) -> None:
     """A queue whose deletion has begun is there for nobody, and nobody can create it before the deletion has ended."""
     late = Client(client.zk, "late")
     assert late.do(nodes.queue_names(ROOT)) == []
-    for call in (late.take, late.put, lambda: late.do(configure.configure(late.context, lock=5))):
+    for call in (late.take, late.put, lambda: late.do(admin.configure(late.context, lock=5))):
         with pytest.raises(QueueNotFound, match="is being deleted"):
             call()
 
@@ -227,7 +224,7 @@ def go_on(stepper: Stepper, steps: int) -> None:
 
 def committed(client: Client, held: Any) -> Any:
     unit = transaction.TransactionState([(client.context, held)])
-    putting.put(unit.put, client.context, Message(b"out"))
+    transaction.put(unit.put, client.context, Message(b"out"))
     return transaction.commit(unit)
 
 
@@ -246,7 +243,7 @@ BESIDE: dict[str, tuple[Any, bool]] = {
     "fail": (lambda it, held: of_claim(it, held, settle.fail(it.context, held, "e")), False),
     "release": (lambda it, held: of_claim(it, held, settle.release(it.context, held)), False),
     "rollback": (lambda it, held: transaction.rollback(transaction.TransactionState([(it.context, held)])), False),
-    "pause": (lambda it, _held: configure.pause(it.context), False),
+    "pause": (lambda it, _held: admin.pause(it.context), False),
     "collect": (lambda it, _held: collect.collect_garbage(it.context, 0), False),
     "tend": (lambda it, _held: consumers.maintain(it.context), False),
 }
@@ -288,7 +285,7 @@ def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(
                 states = client.check()
                 assert new <= states.keys()
                 new.add(client.put(task_id="new"))
-                client.do(configure.resume(client.context))
+                client.do(admin.resume(client.context))
                 client.zk.expire(other.session)
                 if name == "claim" and (taken := client.context.claims.held.get("anew")) is not None:
                     client.complete(taken)

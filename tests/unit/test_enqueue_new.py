@@ -14,7 +14,6 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Create, GetMany, Multi
 from airflow_provider_zkmq.engine.core.read import leases
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_new
 from airflow_provider_zkmq.engine.errors import (
     BadMessage,
@@ -223,7 +222,7 @@ def test_a_load_is_refused_before_clean_up_could_have_made_its_ids_free() -> Non
     late = r"95 s ago, and finished tasks are kept for 100 s \(task_gc_lifetime"
     refused(client, ConfigError, loading(client, "b", since=began), late)
     assert client.check().keys() == {"a"}
-    client.do(configure.configure(client.context, task_gc_lifetime=1_000))
+    client.do(admin.configure(client.context, task_gc_lifetime=1_000))
     assert load(client, "b", since=began).written == ("b",)
     refused(client, ConfigError, loading(client, "c", since=began.replace(tzinfo=None)), "since")
 

@@ -17,22 +17,14 @@ from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
-from airflow_provider_zkmq.engine.core.maintenance import consumers as keeper
 from airflow_provider_zkmq.engine.core.model.names import Lane
 from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, RetryPolicy, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, decode_types
 from airflow_provider_zkmq.engine.core.protocol import Callback, Create, Pipeline, Procedure, Wait
 from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases, nodes, wait
-from airflow_provider_zkmq.engine.core.read import inspect as counts
-from airflow_provider_zkmq.engine.core.read import inspect as explain
-from airflow_provider_zkmq.engine.core.read import inspect as ids
-from airflow_provider_zkmq.engine.core.read import inspect as many
-from airflow_provider_zkmq.engine.core.read import wait as finding
-from airflow_provider_zkmq.engine.core.read import wait as following
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound, ZkmqError
 from tests.unit.damage import DEEP, Damage, damages, fields, kinds, world
@@ -188,11 +180,11 @@ def survive(damage: Damage, order: str = "default", *, dies: bool = True) -> Non
     assert damage.data is not None or {"deadline", "later-than-others", "fails"} <= done, f"handled: {sorted(done)}"
     client.no_later_than(IDLE, claiming(client, 60))
     for _ in range(4):
-        client.no_later_than(IDLE // 10, keeper.run_maintenance(context))
+        client.no_later_than(IDLE // 10, consumers.run_maintenance(context))
         client.zk.advance(1)
-    for procedure in (counts.counts(context), inspect.list_tasks(context)):
+    for procedure in (inspect.counts(context), inspect.list_tasks(context)):
         client.no_later_than(2 * MOST, procedure)
-    for procedure in (configuration.consumers(context), explain.explain(context, "good"), configuration.conf(context)):
+    for procedure in (configuration.consumers(context), inspect.explain(context, "good"), configuration.conf(context)):
         tolerated(client, procedure, damage)
     for lifetime in (1000, 0):
         client.no_later_than(MOST, collect.collect_garbage(context, lifetime))
@@ -258,11 +250,11 @@ def enqueueing(task_id: str, **options: Any) -> Callable[[Any], Any]:
 #: What can be asked about a task, and what changes it.
 READS: dict[str, Callable[[Any, str], Any]] = {
     "task": inspect.read_task,
-    "read_many": lambda context, task_id: many.read_many(context, [task_id]),
+    "read_many": lambda context, task_id: inspect.read_many(context, [task_id]),
     "tree": nodes.read_tree,
-    "explain": explain.explain,
+    "explain": inspect.explain,
     "wait": lambda context, task_id: wait.wait(context, [task_id], timeout=0, on_progress=lambda *_: None),
-    "follow": lambda context, task_id: following.follow(context, task_id, lambda _task: None, 0),
+    "follow": lambda context, task_id: wait.follow(context, task_id, lambda _task: None, 0),
 }
 WRITES: dict[str, Callable[[Any, str], Any]] = {
     "cancel": admin.cancel,
@@ -285,9 +277,9 @@ def read_everything_that_ended(context: Context) -> Procedure[object]:
 OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "tasks": inspect.list_tasks,
     "selected": lambda context: inspect.list_tasks(context, selector="kind==a"),
-    "ids": lambda context: ids.ids(context, None, "kind==a"),
-    "find": lambda context: finding.find_matching(context, "kind==a", timeout=0),
-    "counts": counts.counts,
+    "ids": lambda context: inspect.ids(context, None, "kind==a"),
+    "find": lambda context: wait.find_matching(context, "kind==a", timeout=0),
+    "counts": inspect.counts,
     "consumers": configuration.consumers,
     "conf": configuration.conf,
     "archive": leases.archive,
@@ -371,12 +363,12 @@ def test_a_queue_that_has_lost_its_configuration_is_left_alone_until_it_is_put_r
     client = Counting(zk, "witness")
     Damage(path, "missing", None).apply(zk)
     before = zk.nodes.copy()
-    for procedure in (claiming(client), collect.collect_garbage(client.context), counts.counts(client.context)):
+    for procedure in (claiming(client), collect.collect_garbage(client.context), inspect.counts(client.context)):
         with pytest.raises(CorruptRecord, match=path):
             client.no_later_than(MOST, procedure)
     assert zk.nodes == before
     assert zk.multi(0, (Create(path),)).committed
-    client.do(configure.configure(client.context, filters={}, policy=RetryPolicy()))
+    client.do(admin.configure(client.context, filters={}, policy=RetryPolicy()))
     put(client, "good")
     assert "good" in client.work()
 

@@ -14,7 +14,6 @@ from airflow_provider_zkmq.engine.core.protocol import Get, GetMany, Op, Wait
 from airflow_provider_zkmq.engine.core.read.inspect import Task, read_task
 from airflow_provider_zkmq.engine.core.read.wait import find_matching, follow
 from airflow_provider_zkmq.engine.core.tasks import admin, settle
-from airflow_provider_zkmq.engine.core.tasks import settle as holding
 from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout
 from tests.unit.world import Client, new_queue
 
@@ -61,7 +60,7 @@ def test_a_task_is_followed_from_the_queue_to_its_end(client: Client, other: Cli
     task, told = following_by(
         client,
         lambda: claimed.append(other.claimed()),
-        lambda: other.do(holding.progress(other.context, claimed[0], 0.5)),
+        lambda: other.do(settle.progress(other.context, claimed[0], 0.5)),
         lambda: other.do(settle.release(other.context, claimed[0])),
         lambda: claimed.append(other.claimed()),
         lambda: other.complete(claimed[1]),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim import claim as request_claim
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.context import MOST, MOST_PACES, Caller, Claimed, Paces, ReadAhead
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, OrderedEnum
@@ -118,7 +117,7 @@ def test_a_bounded_claim_that_is_not_understood_or_wanted_takes_nothing() -> Non
         ({"prefetch": "some"}, "prefetch 'some' is not allowed"),
     ):
         with pytest.raises(ConfigError, match=told):
-            client.do(request_claim.request_claims(client.context, 1, **requested))  # type: ignore[arg-type]
+            client.do(claim.request_claims(client.context, 1, **requested))  # type: ignore[arg-type]
     wanted = Wanted(EVERYTHING, 5, "all", 1)
     assert client.do(claim.claim_many(client.context, wanted, 1, caller=Caller(left=True))) == []
     assert leases(client) == 0

@@ -12,7 +12,6 @@ from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Exists, Get, Multi, Pipeline, Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
-from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from airflow_provider_zkmq.engine.core.write import transitions
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown, QueueNotFound
 from tests.stepping import Stepper
@@ -163,7 +162,7 @@ def test_an_enqueue_into_a_queue_that_was_just_deleted_is_refused(subtests: pyte
 def test_a_commit_into_a_queue_that_was_just_deleted_is_refused() -> None:
     """Deleted after its configuration was read: the commit names the queue; committed again, it creates the queue."""
     client, unit = knows_a_deleted_queue(known=False), transaction.TransactionState()
-    putting.put(unit.put, client.context, Message(b"x", task_id="a"))
+    transaction.put(unit.put, client.context, Message(b"x", task_id="a"))
     with pytest.raises(QueueNotFound, match="was deleted"):
         client.do(transaction.commit(unit))
     assert client.do(transaction.commit(unit)) == ["a"]

@@ -19,8 +19,6 @@ from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Delete, Get, GetMany, Multi, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
-from airflow_provider_zkmq.engine.core.tasks import enqueue as enqueueing
-from airflow_provider_zkmq.engine.core.tasks import settle as holding
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
@@ -351,7 +349,7 @@ def test_the_holder_of_a_lost_claim_is_refused_though_another_claim_has_its_toke
     client.zk.go_back(kept)
     claimed = other.claimed(lease=lease)
     assert (claimed.task_id, claimed.token) == (stale.task_id, stale.token)
-    for call in (holding.extend(client.context, stale, 60), settle.complete(client.context, stale)):
+    for call in (settle.extend(client.context, stale, 60), settle.complete(client.context, stale)):
         refused(client, ClaimLost, call)
     completed(other, [claimed])
 
@@ -398,7 +396,7 @@ def test_what_is_remembered_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keyed(client: Client, *messages: Message, key: Any = "k", **options: Any) -> Any:
-    return enqueueing.enqueue_each(client.context, messages, idempotency_key=key, **options)
+    return enqueue.enqueue_each(client.context, messages, idempotency_key=key, **options)
 
 
 def test_an_enqueue_with_a_key_is_made_once() -> None:
@@ -409,7 +407,7 @@ def test_an_enqueue_with_a_key_is_made_once() -> None:
     assert other.do(keyed(other, one, two)) == told == client.do(keyed(client, one, two))
     assert sorted(client.work()) == told
     assert other.do(keyed(other, Message(b"0"), two, Message(b"3"))) == [*told, third := client.work()[0]]
-    assert other.do(enqueueing.enqueue_one(other.context, b"4", idempotency_key="l")) not in {*told, third}
+    assert other.do(enqueue.enqueue_one(other.context, b"4", idempotency_key="l")) not in {*told, third}
     assert other.do(keyed(other, one, key="l")) == client.work()
 
 

@@ -16,7 +16,6 @@ from airflow_provider_zkmq.engine.core.model.selectors import String
 from airflow_provider_zkmq.engine.core.read import wait
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
 from airflow_provider_zkmq.engine.core.tasks import admin, settle
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import WaitTimeout
 from tests.unit.world import Client, new_queue
@@ -66,8 +65,8 @@ def live(client: Client) -> None:
     client.do(admin.clear(context))
     client.zk.advance(7_200)
     client.do(collect.collect_garbage(context, 1))
-    client.do(configure.pause(context))
-    client.do(configure.resume(context))
+    client.do(admin.pause(context))
+    client.do(admin.resume(context))
 
 
 @pytest.mark.parametrize("order", ["default", "fifo"])

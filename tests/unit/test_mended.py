@@ -28,7 +28,6 @@ from airflow_provider_zkmq.engine.core.protocol import (
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.read.nodes import listing
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
-from airflow_provider_zkmq.engine.core.tasks import settle as holding
 from airflow_provider_zkmq.engine.core.write import escrow, transitions
 from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit, one
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
@@ -56,7 +55,7 @@ def claimed_one(client: Client, **options: Any) -> Claimed:
 
 def test_a_claim_whose_note_is_missing_is_settled_all_the_same(subtests: pytest.Subtests) -> None:
     """Its record, its znode and its session say that it is ours: the note is made anew, and told of once at most."""
-    verbs = {settle.complete: (), settle.release: (), holding.extend: (50,), holding.progress: (0.5, "half")}
+    verbs = {settle.complete: (), settle.release: (), settle.extend: (50,), settle.progress: (0.5, "half")}
     for (verb, arguments), lock, lease in product(verbs.items(), (None, 100), (None, 100)):
         with subtests.test(verb=verb.__name__, lock=lock, lease=lease):
             client = new_queue()
@@ -118,7 +117,7 @@ def test_a_claim_that_has_lost_its_deadline_or_its_znode_is_given_back() -> None
     client = Client(owner.zk, "other")
     assert (client.work(), client.reported) == (["a"], [lock])
     client.check()
-    for lock, verb in ((None, settle.complete), (100, holding.extend)):  # with a deadline, that has to pass
+    for lock, verb in ((None, settle.complete), (100, settle.extend)):  # with a deadline, that has to pass
         client = new_queue()
         claimed = claimed_one(client, lock=lock)
         delete(client.zk, client.context.paths.task("a", "claim"))

@@ -10,8 +10,6 @@ from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound,
 from airflow_provider_zkmq.engine.api.methods import SyncAndAsync
 from airflow_provider_zkmq.engine.api.queue import QueueMethods
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim import claim as loop
-from airflow_provider_zkmq.engine.core.claim import claim as request_claim
 from airflow_provider_zkmq.engine.core.context import Caller
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.protocol import Delete, Exists, Sync, Wait
@@ -65,7 +63,7 @@ class Api:
 
 def called(name: str, context: Any) -> Any:
     if name == "claims":
-        return loop.go_on(request_claim.request_loop(context, timeout=0), Caller())
+        return claim.go_on(claim.request_loop(context, timeout=0), Caller())
     options = {"confirm": True} if name == "delete" else {}
     return vars(QueueMethods)[name].functions[0](Api(context), *ARGUMENTS.get(name, ()), **options)
 
@@ -156,7 +154,7 @@ def remove(client: Client, base: str = "/zkmq/q") -> None:
 def test_a_claim_that_waits_is_told_when_its_queue_goes() -> None:
     """By the watch on its configuration; it is not created again."""
     client = new_queue()
-    stepper = step(client, client.do(request_claim.request_claim(client.context, timeout=60)).claiming(Caller()))
+    stepper = step(client, client.do(claim.request_claim(client.context, timeout=60)).claiming(Caller()))
     stepper.until(Wait)
     seen = stepper.op.seen
     remove(client)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_zkmq.engine.core.context import Marks
-from airflow_provider_zkmq.engine.core.model import selectors as types
+from airflow_provider_zkmq.engine.core.model import selectors
 from airflow_provider_zkmq.engine.core.model.names import (
     MAX_PRIORITY,
     Lane,
@@ -58,7 +58,7 @@ REFUSED: Final[dict[str, tuple[Callable[[Any], Any], list[Any]]]] = {
         ["", "a/b", "..", ".", "a..b", "a\0b", "\ud800", "é", "a b", "a~b", "a\n", "x" * 129, None, 3, b"a"],
     ),
     "a queue's name": (lambda name: Paths.of("/zkmq", name), ["a/b", "", None]),
-    "a filter's name": (lambda name: types.check_types({name: Integer()}), ["a/b", "", None]),
+    "a filter's name": (lambda name: selectors.check_types({name: Integer()}), ["a/b", "", None]),
     "a root": (
         lambda root: Paths.of(root, "q"),
         ["", "/", "a", "/a//b", "/a/../b", "//", None, "/a\0", "/zookeeper", "/zookeeper/q/"],
@@ -78,8 +78,8 @@ REFUSED: Final[dict[str, tuple[Callable[[Any], Any], list[Any]]]] = {
         lambda given: parse_filters(TYPES, given),
         [{"c": "mid"}, {"n": "x"}, {"n": True}, {"n": 1.5}, {"n": 1 << 63}, {"s": ""}, {"x": "1"}],
     ),
-    "the text of a type": (types.parse_type, ["float"]),
-    "a type": (lambda type_: types.check_types({"a": type_}), ["string"]),
+    "the text of a type": (selectors.parse_type, ["float"]),
+    "a type": (lambda type_: selectors.check_types({"a": type_}), ["string"]),
     "a count": (lambda count: AnyOf(count, "a==b", "c==d"), [0, 3, True, "1"]),
     "the text of a selector": (
         parse_selector,
@@ -96,7 +96,7 @@ def test_what_is_no_value_of_the_model_is_refused(subtests: pytest.Subtests) -> 
                 make(value)
     for data in (b"[]", b"{", b'{"a":1}', b'{"a":{"type":"X"}}', b'{"a/b":{"type":"String"}}'):
         with subtests.test("stored types", data=data), pytest.raises(CorruptRecord):
-            types.decode_types("p", data)
+            selectors.decode_types("p", data)
 
 
 # --- names, lanes and filters
@@ -116,8 +116,10 @@ def test_names_and_lanes_are_read_as_they_were_written(name: str, one: int, othe
 
 def test_filters_are_declared_and_stored_as_text() -> None:
     """Types come from what was stored and from a command's text; values become text."""
-    assert types.decode_types("p", types.encode_types(TYPES)) == TYPES
-    assert [types.parse_type(text) for text in ("enum:low,standard,high", "integer", "string")] == list(TYPES.values())
+    assert selectors.decode_types("p", selectors.encode_types(TYPES)) == TYPES
+    assert [selectors.parse_type(text) for text in ("enum:low,standard,high", "integer", "string")] == list(
+        TYPES.values()
+    )
     assert parse_filters(TYPES, {"n": -3, "c": "low", "s": "é"}) == {"n": "-3", "c": "low", "s": "é"}
 
 

@@ -13,7 +13,6 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
 from airflow_provider_zkmq.engine.core.tasks import settle, transaction
-from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, TransportError, Unavailable, ZkmqError
 from tests.unit.world import LOST, Client, Faults, carry_out, execute, new_queue
@@ -34,7 +33,7 @@ class Hand:
             self.client.put(task_id="other")
             self.other = self.client.claimed()
             self.transaction = transaction.TransactionState([(self.context, self.claimed), (self.context, self.other)])
-            putting.put(self.transaction.put, self.context, Message(b"y", task_id="put"))
+            transaction.put(self.transaction.put, self.context, Message(b"y", task_id="put"))
 
     def do(self, procedure: Any, faults: Faults | None = None, *, cut_off: bool = False) -> Any:
         """Carry a procedure out; `cut_off`: a connection that was lost does not come back."""
@@ -173,7 +172,7 @@ def test_a_rollback_without_anything_taken_cannot_keep_a_commit_out() -> None:
     hand = Hand()
     for kind, error in ((LOST[0], OutcomeUnknown), (LOST[1], ZkmqError)):
         it = transaction.TransactionState()
-        putting.put(it.put, hand.context, Message(b"y", task_id="put"))
+        transaction.put(it.put, hand.context, Message(b"y", task_id="put"))
         hand.unheard(transaction.commit(it), 0, kind)
         with pytest.raises(error) as caught:
             hand.do(transaction.rollback(it))

@@ -9,15 +9,12 @@ import pytest
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.context import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import consumers
-from airflow_provider_zkmq.engine.core.maintenance import consumers as pending
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Multi, Post, Procedure
 from airflow_provider_zkmq.engine.core.read.leases import current_claim, lease_path, mark_path
 from airflow_provider_zkmq.engine.core.tasks import admin, settle
-from airflow_provider_zkmq.engine.core.tasks import settle as beginning
-from airflow_provider_zkmq.engine.core.tasks import settle as holding
 from airflow_provider_zkmq.engine.errors import ClaimLost
 from tests.unit.claiming import after_rescue, another, many, queue_of, step
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, NOT_SENT, Client, at, new_queue
@@ -47,7 +44,7 @@ def begin(client: Client, claimed: Claimed, fault: Any = lambda _op: None) -> li
         seen.extend([type(op).__name__] if isinstance(op, Multi | Post) else [])
         return fault(op)
 
-    client.do(beginning.begin(client.context, claimed), noted)
+    client.do(settle.begin(client.context, claimed), noted)
     return seen
 
 
@@ -86,7 +83,7 @@ def test_extending_what_was_taken_ahead_does_not_begin_it(options: dict[str, Any
     for held in (0, 2_000):  # the reply is not waited for, or is
         client, claimed = one_ahead(options)
         before = mark_of(client, claimed)
-        client.do(holding.extend(client.context, claimed, 5))
+        client.do(settle.extend(client.context, claimed, 5))
         assert mark_of(client, claimed) == before
         deadline = claimed.state.lease and client.zk.nodes[lease_path(client.context, claimed.state)].mzxid
         client.zk.ms += held
@@ -147,8 +144,8 @@ def test_a_lost_mark_of_a_claim_that_is_over_is_nobody_s(end: str) -> None:
         case "session over":
             client.context.claims.end_session(client.session + 1, client.zk.zxid)
     tree = dict(client.zk.nodes)
-    client.do(pending.finish_pending(client.context))
-    assert not pending.has_pending(client.context)
+    client.do(consumers.finish_pending(client.context))
+    assert not consumers.has_pending(client.context)
     assert client.zk.nodes == tree
     assert client.reports == []
     if end != "settled":
@@ -159,7 +156,7 @@ def test_a_lost_mark_of_a_claim_that_is_over_is_nobody_s(end: str) -> None:
 def test_a_late_mark_touches_no_later_claim_of_the_same_id() -> None:
     """The lease ended, the task was dropped, and an id of the same name is claimed by another, at the same version."""
     client, claimed = one_ahead({"lease": 5})
-    stepper = step(client, beginning.begin(client.context, claimed))
+    stepper = step(client, settle.begin(client.context, claimed))
     stepper.until(Post)
     late: Multi = stepper.op.multi
     stepper.cut()
@@ -199,9 +196,9 @@ def by_token(client: Client, claimed: Claimed, procedure: Any, *args: Any) -> An
 def test_extending_by_token_begins_nothing_and_progress_does(said: str, counted: int) -> None:
     """What is extended comes back at its new end, not at its old one; who reports progress is at it."""
     client, run, claimed = for_others()
-    by_token(run, claimed, holding.extend, 100)
+    by_token(run, claimed, settle.extend, 100)
     if said == "progress":
-        by_token(run, claimed, holding.progress, 0.5)
+        by_token(run, claimed, settle.progress, 0.5)
     client.zk.ms += 60_000
     assert run.do(consumers.maintain(run.context)) == 0
     client.zk.ms += 60_000
@@ -214,13 +211,13 @@ def test_release_by_token_counts_nothing(begun: bool) -> None:
     """Given back at once, begun or not; the next claimer has the first attempt. Who fails it says it was tried."""
     client, run, claimed = for_others(policy=RetryPolicy(attempts=1))
     if begun:
-        by_token(run, claimed, beginning.begin_for)
+        by_token(run, claimed, settle.begin_for)
     by_token(run, claimed, settle.release)
     assert attempts(run)["t0"][:2] == (State.INSERTED, 0)
     assert client.zk.names(client.context.paths.at("leases")) == []
     [again] = many(run, 1, Wanted(EVERYTHING, 5, "all"))
     client.zk.ms += 2_000
-    by_token(client, again, beginning.begin_for)
+    by_token(client, again, settle.begin_for)
     client.zk.ms += 3_000
     by_token(run, again, settle.fail, "broken")
     state = client.check()["t0"]

@@ -14,7 +14,6 @@ from airflow_provider_zkmq.engine.core.model.selectors import String
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Wait
 from airflow_provider_zkmq.engine.core.tasks import admin
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound
 from tests.stepping import Stepper
 from tests.unit.claiming import ANY, another, queue_of, step
@@ -92,9 +91,9 @@ def test_a_waiter_is_woken_by_an_enqueue_and_asks_for_nothing_while_it_is_idle()
 def test_nothing_is_ready_in_a_paused_queue() -> None:
     """Who waits is woken when it is resumed."""
     client, looker = queue("a")
-    client.do(configure.pause(client.context))
+    client.do(admin.pause(client.context))
     waiter = waiting(looker)
-    client.do(configure.resume(client.context))
+    client.do(admin.resume(client.context))
     assert woken(waiter)
 
 
@@ -121,7 +120,7 @@ def test_a_task_whose_attempts_are_used_up_is_no_work() -> None:
     """The policy was lowered meanwhile: it goes to the dead letters, as when a claim meets it."""
     client, looker = queue("a")
     client.fail(client.claimed())
-    client.do(configure.configure(client.context, policy=RetryPolicy(attempts=1)))
+    client.do(admin.configure(client.context, policy=RetryPolicy(attempts=1)))
     assert look(looker) is False
     assert client.check()["a"].state is State.DEAD
     client.put(task_id="b")

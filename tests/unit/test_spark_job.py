@@ -15,7 +15,6 @@ from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 from airflow_provider_zkmq.spark import job, session
 from airflow_provider_zkmq.spark.history import pipeline
-from airflow_provider_zkmq.spark.history import pipeline as delta
 from airflow_provider_zkmq.spark.history.silver import FEW, LARGE, chosen
 from airflow_provider_zkmq.spark.history.tables import Manifest, Part, Retention, exclusive, publish, read_manifest
 
@@ -119,4 +118,4 @@ def test_what_cannot_be_done_with_tables_is_refused(monkeypatch, tmp_path):
         Retention(bronze=0)
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"airflow-provider-zkmq\[delta\]"):
-        delta.export(tmp_path)
+        pipeline.export(tmp_path)

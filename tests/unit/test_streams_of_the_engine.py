@@ -19,9 +19,7 @@ from pyspark.sql.types import StructType
 from airflow_provider_zkmq.engine import ZkmqError
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.read import completion_log, configuration
-from airflow_provider_zkmq.engine.core.read import configuration as queue_settings
 from airflow_provider_zkmq.engine.core.tasks import admin
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from tests.unit.followed import Interrupted, Query
 from tests.unit.world import Client, new_queue
 
@@ -39,7 +37,7 @@ class EngineQueue:
 
     def __getattr__(self, verb: str) -> Any:
         procedures = {
-            "conf": queue_settings.conf, "configure": configure.configure, "truncated_at": configuration.truncated_at,
+            "conf": configuration.conf, "configure": admin.configure, "truncated_at": configuration.truncated_at,
             "latest_end": completion_log.latest_end, "ended_between": completion_log.ended_between,
             "read_ended": completion_log.read_ended,
         }  # fmt: skip

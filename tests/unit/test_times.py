@@ -31,12 +31,8 @@ from airflow_provider_zkmq.engine.core.model.records import replace_fields
 from airflow_provider_zkmq.engine.core.model.values import LONGEST, milliseconds, moment_of, seconds
 from airflow_provider_zkmq.engine.core.protocol import Delete, Multi, Op, SetData
 from airflow_provider_zkmq.engine.core.read import configuration, inspect, wait
-from airflow_provider_zkmq.engine.core.read import wait as finding
-from airflow_provider_zkmq.engine.core.read import wait as following
 from airflow_provider_zkmq.engine.core.read.scan import scan
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
-from airflow_provider_zkmq.engine.core.tasks import settle as holding
-from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from airflow_provider_zkmq.engine.core.tasks.settle import begin
 from tests.unit.world import Client, new_queue
 
@@ -59,13 +55,13 @@ PROCEDURES: list[tuple[str, Callable[[Client, Any], Any]]] = [
     ("task_gc_interval", lambda it, span: it.do(admin.configure(it.context, task_gc_interval=span))),
     ("lifetime", lambda it, span: it.do(collect.collect_garbage(it.context, span))),
     ("lease", lambda it, span: it.do(ask.wanted(it.context, lease=span))),
-    ("lease", lambda it, span: it.do(holding.extend(it.context, it.claimed(lease=9), span))),
+    ("lease", lambda it, span: it.do(settle.extend(it.context, it.claimed(lease=9), span))),
     ("dedupe", lambda it, span: it.complete(it.claimed(), dedupe=span)),
     ("backoff", lambda it, span: it.fail(it.claimed(), backoff=span)),
     ("timeout", lambda it, span: it.do(ask.request_claim(it.context, timeout=span))),
     ("timeout", lambda it, span: it.do(wait.wait(it.context, [], timeout=span))),
-    ("timeout", lambda it, span: it.do(finding.find_matching(it.context, "all()", timeout=span))),
-    ("timeout", lambda it, span: it.do(following.follow(it.context, "a", id, timeout=span))),
+    ("timeout", lambda it, span: it.do(wait.find_matching(it.context, "all()", timeout=span))),
+    ("timeout", lambda it, span: it.do(wait.follow(it.context, "a", id, timeout=span))),
     ("timeout", lambda it, span: it.do(batches.wait_batch(it.context, "b", span))),
     ("timeout", lambda it, span: it.do(consumers.wait_for_change(it.context, 0, span))),
 ]
@@ -249,7 +245,7 @@ def test_what_a_transaction_puts_waits_for_its_time() -> None:
     client = queue_with("in")
     unit = transaction.TransactionState(taken=[(client.context, client.claimed())])
     for options in ({"task_id": "a", "delay": 600}, {"task_id": "b", "not_before": at(client, 700)}):
-        putting.put(unit.put, client.context, Message(b"x", **options))
+        transaction.put(unit.put, client.context, Message(b"x", **options))
     begun, cleared = client.zk.ms, list[str]()
     client.zk.advance(5)
 

@@ -28,8 +28,6 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Delete, Multi, Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
-from airflow_provider_zkmq.engine.core.tasks import transaction as putting
 from tests.unit.claiming import another, queue_of, refused, unit_of
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
 
@@ -41,7 +39,7 @@ def unit_with(client: Client, *messages: Message, queue: str = "new") -> transac
     unit = transaction.TransactionState()
     context = new_context(client.zk, client.session, queue)
     for message in messages:
-        putting.put(unit.put, context, message)
+        transaction.put(unit.put, context, message)
     return unit
 
 
@@ -72,7 +70,7 @@ def test_a_commit_creates_the_queues_that_it_puts_into() -> None:
     unit = unit_with(client, Message(b"x", {"c": "low"}, task_id="a"))
     assert "/zkmq/new" not in client.zk.nodes
     maker = new_context(client.zk, client.session, "new")
-    client.do(configure.configure(maker, filters={"c": OrderedEnum("low", "high")}))
+    client.do(admin.configure(maker, filters={"c": OrderedEnum("low", "high")}))
     assert client.do(transaction.commit(unit)) == ["a"]
     assert client.zk.nodes["/zkmq/new/tasks/a/filters/c"].data == b"low"
     assert client.do(transaction.commit(unit_with(client, Message(b"y"), queue="other"))) != []
@@ -95,11 +93,11 @@ def test_filters_are_checked_at_once_where_the_queue_is_known() -> None:
     """By what the client remembers, at no request; the caller's own mapping may change afterwards."""
     client, unit = new_queue(filters={"c": OrderedEnum("low", "high")}), transaction.TransactionState()
     filters = {"c": "low"}
-    putting.put(unit.put, client.context, Message(b"x", filters, task_id="a"))
+    transaction.put(unit.put, client.context, Message(b"x", filters, task_id="a"))
     filters["c"] = "nonsense"
     client.do(configuration.read_conf(client.context))
     with pytest.raises(ConfigError, match="nonsense"):
-        putting.put(unit.put, client.context, Message(b"x", filters))
+        transaction.put(unit.put, client.context, Message(b"x", filters))
     assert client.do(transaction.commit(unit)) == ["a"]
     assert client.state("a").filters == {"c": "low"}
 

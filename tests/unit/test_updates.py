@@ -15,8 +15,6 @@ from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, Check, Multi
 from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
-from airflow_provider_zkmq.engine.core.tasks import settle as recovery
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.core.write.escrow import ESCROW_ROOM
 from airflow_provider_zkmq.engine.core.write.transitions import Current
@@ -171,7 +169,7 @@ def test_no_delay_brings_an_update_forward(order: str) -> None:
 
 
 def tightened(client: Client) -> tuple[Current, int]:
-    client.do(configure.configure(client.context, policy=RetryPolicy(attempts=1, factor=0)))
+    client.do(admin.configure(client.context, policy=RetryPolicy(attempts=1, factor=0)))
     node = client.zk.node(client.context.paths.task("a", "state"))
     assert node is not None
     return Current("a", node.stat.version, client.state("a")), client.zk.ms
@@ -183,8 +181,8 @@ def test_a_tightened_policy_buries_what_used_up_its_attempts() -> None:
     client.do(enqueue.enqueue_batch(client.context, [Message(b"x", task_id="a")], "b"))
     client.fail(client.claimed(), "boom")
     current, now = tightened(client)
-    assert recovery.attempts_exhausted(client.do(configuration.read_conf(client.context)), current.state)
-    assert client.do(recovery.kill_exhausted(client.context, current, now))
+    assert settle.attempts_exhausted(client.do(configuration.read_conf(client.context)), current.state)
+    assert client.do(settle.kill_exhausted(client.context, current, now))
     dead = client.check()["a"]
     assert (dead.state, dead.attempt, dead.ended) == (State.DEAD, 1, now)
     assert all(part in str(dead.error) for part in ("delivered 1 times", "boom"))
@@ -198,13 +196,13 @@ def test_burying_changes_no_other_run() -> None:
     client.fail(client.claimed())
     seen = tightened(client)
     client.cancel("a")
-    assert not client.do(recovery.kill_exhausted(client.context, *seen))
+    assert not client.do(settle.kill_exhausted(client.context, *seen))
     assert client.check()["a"].state is State.CANCELLED
     client = queue_of("a")
     claimed = client.claimed()
     client.put(b"again", task_id="a", requeue=True)
     client.fail(claimed)
-    assert client.do(recovery.kill_exhausted(client.context, *tightened(client)))
+    assert client.do(settle.kill_exhausted(client.context, *tightened(client)))
     assert (client.check()["a"].state, client.state("a").attempt) == (State.INSERTED, 0)
     assert client.claimed().data == b"again"
 

@@ -20,7 +20,6 @@ from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Select
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol import Multi, Node, Op, Outcome
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
-from airflow_provider_zkmq.engine.core.tasks import admin as configure
 from airflow_provider_zkmq.engine.zk.drivers import ensure_root
 from airflow_provider_zkmq.engine.zk.session import ThreadSignal
 from tests.simulation.history import listed_task, places_of
@@ -275,7 +274,7 @@ class Client:
 def new_queue(**conf: Any) -> Client:
     """A queue with its first client."""
     client = Client(FakeZooKeeper())
-    client.do(configure.configure(client.context, **({"policy": RetryPolicy(attempts=20, factor=0)} | conf)))
+    client.do(admin.configure(client.context, **({"policy": RetryPolicy(attempts=20, factor=0)} | conf)))
     return client
 
 

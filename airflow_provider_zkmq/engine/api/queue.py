@@ -9,16 +9,23 @@ from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from ..core.claim import claim as by_id
-from ..core.claim import claim as ready
-from ..core.claim.claim import Loop, go_on, request_claim, request_claims, request_loop, wanted, wind_up
+from ..core.claim.claim import (
+    Loop,
+    go_on,
+    ready,
+    request_adoption,
+    request_by_id,
+    request_claim,
+    request_claims,
+    request_loop,
+    wanted,
+    wind_up,
+)
 from ..core.context import Caller, Claimed, Context
 from ..core.maintenance import collect
-from ..core.maintenance import collect as deletion
-from ..core.maintenance import consumers as rescue
+from ..core.maintenance.consumers import run_maintenance, wait_for_change
 from ..core.protocol import Procedure
 from ..core.read import completion_log, configuration, inspect, leases, nodes
-from ..core.read import inspect as explain
 from ..core.read.inspect import Task, counts, pending
 from ..core.read.leases import unless_queue_gone
 from ..core.read.nodes import unless_missing
@@ -26,8 +33,6 @@ from ..core.read.scan import scan
 from ..core.read.wait import find_matching, follow
 from ..core.read.wait import wait as wait_for
 from ..core.tasks import admin, batches, settle
-from ..core.tasks import admin as configure
-from ..core.tasks import settle as holding
 from ..core.tasks.enqueue import enqueue_each, enqueue_new, enqueue_one, open_shared, seal
 from ..core.tasks.outcome import Handled, Settlement, settle_by_outcome
 from ..core.tasks.settle import settle_later
@@ -259,9 +264,9 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
     fail = settling(settle.fail)
     release = settling(settle.release)
     snooze = settling(settle.snooze)
-    extend = settling(holding.extend)
-    progress = settling(holding.progress)
-    begin = settling(holding.begin)
+    extend = settling(settle.extend)
+    progress = settling(settle.progress)
+    begin = settling(settle.begin)
     settle = settling(settle_by_outcome)
 
     def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
@@ -354,10 +359,10 @@ class QueueMethods(Api[Context]):
         super().__init__(session, context)
         self._used = used
 
-    publish_archive = verb(configure.publish_archive)
-    pause = verb(configure.pause)
-    resume = verb(configure.resume)
-    configure = verb(configure.configure)
+    publish_archive = verb(admin.publish_archive)
+    pause = verb(admin.pause)
+    resume = verb(admin.resume)
+    configure = verb(admin.configure)
     task = verb(inspect.read_task)
     tasks = verb(inspect.list_tasks)
     ids = verb(inspect.ids)
@@ -367,11 +372,11 @@ class QueueMethods(Api[Context]):
     pending = verb(pending)
     conf = verb(configuration.conf)
     exists = verb(nodes.exists)
-    delete = verb(deletion.delete)
+    delete = verb(collect.delete)
     consumers = verb(configuration.consumers)
     follow = verb(follow)
     tree = verb(nodes.read_tree)
-    explain = verb(explain.explain)
+    explain = verb(inspect.explain)
     wait = verb(wait_for)
     find = verb(find_matching)
     wait_batch = verb(batches.wait_batch)
@@ -395,9 +400,9 @@ class QueueMethods(Api[Context]):
     fail = by_token(settle.fail)
     release = by_token(settle.release)
     snooze = by_token(settle.snooze)
-    begin = by_token(holding.begin_for)
-    extend = by_token(holding.extend)
-    progress = by_token(holding.progress)
+    begin = by_token(settle.begin_for)
+    extend = by_token(settle.extend)
+    progress = by_token(settle.progress)
     enqueue_many = verb(enqueue_each, marks_used=True)
     enqueue_new = verb(enqueue_new, marks_used=True)
     open_batch = verb(open_shared, marks_used=True)
@@ -406,12 +411,12 @@ class QueueMethods(Api[Context]):
     claim = claiming(request_claim, "Claim | None", "AsyncClaim | None")
     claim_many = claiming_many(request_claims, "list[Claim]", "list[AsyncClaim]")
     claims = claim_loop(request_loop, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
-    claim_task = claiming(by_id.request_by_id, "Claim | None", "AsyncClaim | None")
-    take_over = claiming(by_id.request_adoption, "Claim | None", "AsyncClaim | None")
-    ready = verb(ready.ready)
+    claim_task = claiming(request_by_id, "Claim | None", "AsyncClaim | None")
+    take_over = claiming(request_adoption, "Claim | None", "AsyncClaim | None")
+    ready = verb(ready)
     check_wanted = verb(wanted)
-    run_maintenance = verb(rescue.run_maintenance)
-    wait_for_change = verb(rescue.wait_for_change)
+    run_maintenance = verb(run_maintenance)
+    wait_for_change = verb(wait_for_change)
 
     @property
     def _context(self) -> Context:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from ...errors import ConfigError, CorruptRecord
-from . import values as codec
 from .names import check_name
-from .values import corrupt_unless_read, load
+from .values import corrupt_unless_read, load, many, text
 
 # --- Filter types: the typed tags of a task, as zkmq declares them.
 #
@@ -80,7 +79,7 @@ class String:
         return text
 
 
-_VALUES: Final = codec.many(codec.text)
+_VALUES: Final = many(text)
 FilterType: TypeAlias = OrderedEnum | Integer | String
 FilterTypes: TypeAlias = Mapping[str, FilterType]
 
