@@ -68,14 +68,9 @@ def claiming_by_id(
     client: Client, task: str, *, lease: float | None, attempt: int | None, prefetch: bool = False
 ) -> Call:
     """A claim of one task, and of its delivery of that number; `prefetch`: it is handled later."""
-    wanted, context = candidates.Wanted(EVERYTHING, lease, "all" if prefetch else False), client.context()
-
-    def one() -> Generator[Any, Any, Any]:
-        claims = yield from claim.claim_by_id(context, wanted, task, attempt)
-        return claims[0] if claims else None
-
+    wanted = candidates.Wanted(EVERYTHING, lease, "all" if prefetch else False, task_id=task, attempt=attempt)
     about = {"queue": "q", "selector": "by id", "wanted": wanted, "types": TYPES, "task": task, "attempt": attempt}
-    return Call("claim_task", one(), about)
+    return Call("claim_task", claim.claim(client.context(), wanted), about)
 
 
 def picker(client: Client, rand: random.Random, rounds: int, world: World) -> Program:

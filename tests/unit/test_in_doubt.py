@@ -58,7 +58,9 @@ def test_nothing_is_claimed_for_a_caller_that_has_left() -> None:
     for order, timeout in product(ORDERS, (0, 60)):
         for number in range(60):
             client, caller = fresh(order), Caller()
-            stepper = step(client, claim.claim(client.context, ANY, timeout, lambda it=caller: it.left, caller))  # type: ignore[misc]
+            stepper = step(
+                client, claim.claim(client.context, ANY, timeout, caller, stopping=lambda it=caller: it.left)
+            )  # type: ignore[misc]
             for _ in range(number):
                 stepper.step()
             caller.left = True

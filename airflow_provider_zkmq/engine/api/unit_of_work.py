@@ -71,7 +71,7 @@ class Transaction:
         request = yield from wanted(context, node, filter_method, selector, None)
         self._used(context)
         self._contexts.add(context)
-        taking = claim(context, request, span, lambda: not self.open or caller.left, caller)
+        taking = claim(context, request, span, caller, stopping=lambda: not self.open or caller.left)
         claimed = yield from unless_missing(context, taking)
         if claimed is None or self.open:
             return [] if claimed is None else [claimed]

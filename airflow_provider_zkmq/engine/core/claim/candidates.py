@@ -52,8 +52,6 @@ from ..write import transitions
 from ..write.commit import Change, Plan, Refusal, commit, merge, mergeable
 from ..write.transitions import Current
 
-# --- Candidates for a claim: what is pending, judged, and taken in one transaction.
-
 # --- How many claims may be taken where a queue's leases are bounded: counted in the tree, whoever claims meanwhile.
 #
 # Whoever claims under a bound reads how many leases there are and the version of their znode in one request, and
@@ -102,7 +100,7 @@ def _held(context: Context, path: str, node: Node, most: int) -> Procedure[int]:
 #
 # A claim is remembered before it is sent (`Handover`). Whatever interrupts the call after that, a lost connection,
 # a cancellation, an interrupt from the keyboard, the claim may have happened and nobody would know of it: what its
-# caller never got, its client gives back before it claims again (`giveback`).
+# caller never got, its client gives back before it claims again (`give_back`).
 
 #: Of which claims of a group the handling begins later.
 Prefetch: TypeAlias = Literal["all"] | bool
@@ -121,13 +119,16 @@ class Wanted:
     """What a consumer asks for. ``lease`` (seconds): the claim outlives the process; None: it ends with its session.
 
     ``prefetch``: the handling of all but the first, or of all, begins later, see `core.tasks.settle.begin`.
-    ``max_leases``: no more are claimed than leave the queue with so many leases, see `room`.
+    ``max_leases``: no more are claimed than leave the queue with so many leases, see `guard_of`. ``task_id``: this task
+    and no other; ``attempt``: only as its delivery of that number.
     """
 
     selector: Selector
     lease: float | None = None
     prefetch: Prefetch = False
     max_leases: int | None = None
+    task_id: str | None = None
+    attempt: int | None = None
 
     @property
     def kind(self) -> Hashable:
@@ -135,9 +136,9 @@ class Wanted:
         return str(self.selector)
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One look of a call at the queue: what it wants, and what it has got."""
+@dataclass(slots=True)
+class Taker:
+    """Who claims in one look at the queue: for whom, what is wanted, and what it has got."""
 
     wanted: Wanted
     caller: Caller
@@ -145,46 +146,19 @@ class Look:
     """What has been handled goes with what is claimed."""
     most: int = 1
     """How many tasks are wanted."""
-    taken: list[Claimed] = field(default_factory=list)
-    """What has been claimed, in order."""
     read_ahead: ReadAhead | None = None
     """What the claims before it have read, and it may read for those after it."""
+    taken: list[Claimed] = field(default_factory=list)
+    """What has been claimed, in order."""
+    later: list[RankedEntry] = field(default_factory=list)
+    """What comes next, as far as the latest look can tell: it is read with what is tried now."""
+    conf: Conf = field(init=False)
+    consumer: Registered = field(init=False)
 
     @property
     def room(self) -> int:
         """How many tasks are wanted still."""
         return self.most - len(self.taken)
-
-
-@dataclass(frozen=True, slots=True)
-class Taker:
-    """Who claims, for whom, and by what rules."""
-
-    conf: Conf
-    consumer: Registered
-    look: Look
-    later: list[RankedEntry] = field(default_factory=list)
-    """What comes next, as far as the latest look can tell: it is read with what is tried now."""
-
-    @property
-    def wanted(self) -> Wanted:
-        """What the consumer asks for."""
-        return self.look.wanted
-
-    @property
-    def taken(self) -> list[Claimed]:
-        """What has been claimed, in order."""
-        return self.look.taken
-
-    @property
-    def read_ahead(self) -> ReadAhead | None:
-        """What was read ahead, where claims follow one another."""
-        return self.look.read_ahead
-
-    @property
-    def room(self) -> int:
-        """How many tasks are wanted still."""
-        return self.look.room
 
     @property
     def view(self) -> int:
@@ -249,14 +223,14 @@ def _send(
 
     Where others have claimed since the `guard` was read, it is refused behind the last one.
     """
-    if taker.look.caller.left:  # its client may have given back what was owed already, and claim again
+    if taker.caller.left:  # its client may have given back what was owed already, and claim again
         raise CallerLeft
     plan = merge(plans)
     plan.changes.extend(guard.changes)
     plan.changes[0].proof = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
-    sending = context.claims.note(taker.look.caller, tuple(claims), plan.multi())
+    sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
     registration, heard = context.registration, context.registration.cancel_watch
-    committed = yield from commit(plan, by=taker.look.deferred.send)
+    committed = yield from commit(plan, by=taker.deferred.send)
     if committed.committed:
         if registration.cancel_watch is not heard:
             registration.cancel_watch = None  # who listened meanwhile took what came for these to be for others
@@ -264,7 +238,7 @@ def _send(
             context.claims.receive(claimed, committed.outcome.zxid or 0, committed.outcome.sent)
         taker.taken.extend(claims)
         return None
-    context.claims.strike(taker.look.caller, sending)
+    context.claims.strike(taker.caller, sending)
     refusal = committed.refusal
     if refusal is not None and refusal.change in guard.changes:
         return len(plans)
@@ -425,14 +399,6 @@ def _records(parts: list[str], node: Node, metadata: Node | None) -> tuple[TaskS
     return TaskState.decode(parts[0], node.data), load(parts[2], metadata.data) if metadata is not None else {}
 
 
-def is_pending_at(context: Context, ranked: RankedEntry) -> Procedure[bool]:
-    """Whether the task of an entry is pending, and this is its entry, as it is read now; of a damaged one, not."""
-    path = context.paths.task(task_of_entry(context, ranked) or "", "state")
-    node: Node | None = yield Get(path)
-    state = None if node is None else unless_corrupt(context, ranked.path, partial(TaskState.decode, path, node.data))
-    return state is not None and _is_pending_at(context, ranked.path, state)
-
-
 def _is_pending_at(context: Context, entry: str, state: TaskState) -> bool:
     """Whether a task is pending, and this is its entry."""
     return state.state is State.INSERTED and state.index is None and context.paths.entry(state.place) == entry
@@ -494,7 +460,12 @@ def step_over_if_there(context: Context, ranked: RankedEntry) -> Procedure[None]
     to be the same one: stepped over is what stood there while its task was not pending, and nothing else.
     """
     before: Stat | None = yield Exists(ranked.path)
-    if before is None or not may_be_tried(context, ranked) or (yield from is_pending_at(context, ranked)):
+    if before is None or not may_be_tried(context, ranked):
+        return
+    path = context.paths.task(task_of_entry(context, ranked) or "", "state")
+    node: Node | None = yield Get(path)
+    state = None if node is None else unless_corrupt(context, ranked.path, partial(TaskState.decode, path, node.data))
+    if state is not None and _is_pending_at(context, ranked.path, state):
         return
     after: Stat | None = yield Exists(ranked.path)
     if after is not None and after.czxid == before.czxid and may_be_tried(context, ranked):
@@ -505,8 +476,6 @@ def may_be_tried(context: Context, ranked: RankedEntry) -> bool:
     """Whether an entry that was tried certainly stands there still, and is not stepped over."""
     return ranked.path not in context.ignored_paths and context.listings.still_listed(ranked.segment, ranked.entry)
 
-
-# --- In which order tasks are claimed: by priority and age, or strictly.
 
 # --- Which lanes and which entries a consumer accepts.
 

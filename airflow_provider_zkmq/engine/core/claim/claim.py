@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from math import inf
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from ...errors import ClaimLost, ConfigError, TaskNotFound, TransportError, Unavailable, ZkmqError
 from ..context import Caller, Claimed, Context, DeferredCompletion, ReadAhead, Schedule, UnsettledClaim
@@ -37,7 +37,6 @@ from ..tasks.settle import (
 from . import candidates
 from .candidates import (
     CallerLeft,
-    Look,
     NoRoom,
     Prefetch,
     RankedEntry,
@@ -56,26 +55,17 @@ from .candidates import (
     task_of_entry,
 )
 
-# --- Claim: look, take, wait; one by one, in groups, and in loops.
-
-# --- Claim: the first tasks that a selector accepts.
-
-T = TypeVar("T")
+# --- Claim: the first tasks that a selector accepts, or one task by its id.
 
 
 def claim(
-    context: Context,
-    wanted: Wanted,
-    timeout: float = 0.0,
-    stopping: Callable[[], bool] = lambda: False,
-    caller: Caller | None = None,
+    context: Context, wanted: Wanted, timeout: float = 0.0, caller: Caller | None = None, **options: Any
 ) -> Procedure[Claimed | None]:
     """The first task that fits, waiting for one at most `timeout` seconds; None when there was none.
 
-    `stopping` ends the wait early; it is asked whenever the queue's signal is fired. `caller`: who is to get the claim
-    and says so with `deliver`; without one, what is returned counts as delivered.
+    See `claim_many` for the rest.
     """
-    claims = yield from claim_many(context, wanted, 1, timeout, stopping, caller)
+    claims = yield from claim_many(context, wanted, 1, timeout, caller, **options)
     return claims[0] if claims else None
 
 
@@ -84,33 +74,32 @@ def claim_many(
     wanted: Wanted,
     most: int,
     timeout: float = 0.0,
-    stopping: Callable[[], bool] = lambda: False,
     caller: Caller | None = None,
+    *,
+    stopping: Callable[[], bool] = never_stopping,
     read_ahead: ReadAhead | None = None,
 ) -> Procedure[list[Claimed]]:
-    """The first `most` tasks that fit, or as many as there are, in order; `claim` says what the rest means.
+    """The first `most` tasks that fit, or as many as there are, in order.
 
     They are on their way together: `deliver`, called with any of them, delivers all of them. What this client has
-    handled, and not settled yet, goes with them. `read_ahead`: what the claims that they
-    follow have read for them.
+    handled, and not settled yet, goes with them. Cancelled, interrupted, unknown: what may have been claimed is
+    nobody's, and is given back.
+
+    `caller`: who is to get the claims and says so with `deliver`; without one, what is returned counts as delivered.
+    `stopping` ends the wait early; it is asked whenever the queue's signal is fired. `read_ahead`: what the claims that
+    they follow have read for them.
     """
     mine = caller or Caller()
-    claiming = _claim(context, wanted, most, timeout, stopping, mine, read_ahead)
-    claims = yield from release_if_undelivered(context, mine, claiming)
-    if claims and caller is None:
-        context.claims.deliver(claims[0])
-    return claims
-
-
-def release_if_undelivered(context: Context, caller: Caller, claiming: Procedure[T]) -> Procedure[T]:
-    """Carry a claim out. Cancelled, interrupted, unknown: what it may have claimed is nobody's, and is given back."""
     try:
-        return (yield from claiming)
+        claims = yield from _claim(context, wanted, most, timeout, mine, stopping, read_ahead)
     except BaseException:
-        caller.left = True
+        mine.left = True
         if context.claims.handovers:
             context.run.finish_later()
         raise
+    if claims and caller is None:
+        context.claims.deliver(claims[0])
+    return claims
 
 
 def _claim(
@@ -118,8 +107,8 @@ def _claim(
     wanted: Wanted,
     most: int,
     timeout: float,
-    stopping: Callable[[], bool],
     caller: Caller,
+    stopping: Callable[[], bool],
     read_ahead: ReadAhead | None,
 ) -> Procedure[list[Claimed]]:
     deadline = context.run.monotonic() + timeout
@@ -128,27 +117,26 @@ def _claim(
     place, deferred, late = WaitPlace(wanted.kind), DeferredCompletions(context), False
     try:
         while not stopping():
-            seen = context.signal.count
-            schedule, taken = context.schedule(), list[Claimed]()
-            look = Look(wanted, caller, deferred, most, taken, read_ahead or context.paces.begin(wanted.kind))
+            seen, schedule = context.signal.count, context.schedule()
+            taker = Taker(wanted, caller, deferred, most, read_ahead or _read_ahead(context, wanted))
             again = True
             try:
-                settled = yield from then_settle(deferred, claim_now(context, look, schedule))
+                settled = yield from _look_and_settle(context, taker, schedule)
                 again = settled and not late  # when its time is over once: others may go on putting down for ever
             except Unregistered:
                 pass
             except NoRoom:
-                return taken
+                return taker.taken
             except CallerLeft:
                 if context.claims.handovers:
                     context.run.finish_later()
                 return []
             left = deadline - context.run.monotonic()
-            if again and not taken:
+            if again and not taker.taken:
                 late = left <= 0
                 continue
-            if taken or (left <= 0 and not schedule.more):
-                return taken
+            if taker.taken or (left <= 0 and not schedule.more):
+                return taker.taken
             woken = yield Wait(context.signal, seen, schedule.left(left), place=place)
             if woken and not stopping():
                 yield from stagger(context, deadline - context.run.monotonic())
@@ -160,41 +148,49 @@ def _claim(
             context.signal.notify_one(place.kind)
 
 
-def then_settle(deferred: DeferredCompletions, next_look: Procedure[None]) -> Procedure[bool]:
+def _read_ahead(context: Context, wanted: Wanted) -> ReadAhead | None:
+    """What a claim may read ahead with, where others of its kind follow one another closely."""
+    return None if wanted.task_id is not None else context.paces.begin(wanted.kind)
+
+
+def _look_and_settle(context: Context, taker: Taker, schedule: Schedule) -> Procedure[bool]:
     """One look; what could not go with a claim is settled by itself, also where nothing can be claimed.
 
-    Whether anything was: a task that was given back so may be what is wanted, and was not there when we looked.
+    Whether anything was: a task that was given back so may be what is wanted, and was not there when we looked. Raises
+    `Unregistered`, `NoRoom`, `CallerLeft`; what was claimed before stands.
     """
     try:
-        yield from next_look
+        yield from _look(context, taker, schedule)
     except (TransportError, CallerLeft):
         raise
     except (ZkmqError, Unregistered, NoRoom):
-        yield from deferred.finish()
+        yield from taker.deferred.finish()
         raise
-    return (yield from deferred.finish())
+    return (yield from taker.deferred.finish())
 
 
-def claim_now(context: Context, look: Look, schedule: Schedule) -> Procedure[None]:
-    """One look at the queue, without waiting: what is claimed is added to ``look.taken``.
+def _look(context: Context, taker: Taker, schedule: Schedule) -> Procedure[None]:
+    """One look at the queue, without waiting, after it was looked after: what is wanted may be a dead consumer's.
 
-    `schedule` tells when to look again. Raises `Unregistered`, `CallerLeft`; what was claimed before stands.
+    What is claimed is added to ``taken``; `schedule` tells when to look again.
     """
-    conf = yield from read_conf(context)
-    consumer = yield from register(context, str(look.wanted.selector))
-    yield from maintain(context, schedule)
-    if conf.paused:
+    wanted = taker.wanted
+    taker.conf = yield from read_conf(context)
+    taker.consumer = yield from register(context, str(wanted.selector) if wanted.task_id is None else None)
+    yield from maintain(context, schedule if wanted.task_id is None else None)
+    if taker.conf.paused:
         return
-    taker = Taker(conf, consumer, look)
-    if conf.order == "fifo":
+    if wanted.task_id is not None:
+        yield from _claim_named(context, taker, wanted.task_id)
+    elif taker.conf.order == "fifo":
         yield from candidates.claim_in_order(context, taker, schedule)
-        return
-    names = yield from listing(context, context.paths.at("queue"))
-    lanes = yield from matching_lanes(context, taker, names or ())
-    for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
-        yield from candidates.claim_among(context, taker, list(group), schedule)
-        if not taker.room:
-            return
+    else:
+        names = yield from listing(context, context.paths.at("queue"))
+        lanes = yield from matching_lanes(context, taker, names or ())
+        for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
+            yield from candidates.claim_among(context, taker, list(group), schedule)
+            if not taker.room:
+                return
 
 
 # --- A loop over claims: what its body did not settle is completed when it comes back, with the claim of the next ones.
@@ -330,8 +326,8 @@ def _claim_for_loop(loop: Loop, caller: Caller) -> Procedure[bool]:
         loop.wanted = yield from loop.wanting()
     while True:
         span = LONG if loop.timeout is None else loop.timeout
-        claim_call = claim_many(context, loop.wanted, loop.most, span, stops, caller, loop.read_ahead)
-        claims = yield from unless_missing(context, claim_call)
+        claiming = claim_many(context, loop.wanted, loop.most, span, caller, stopping=stops, read_ahead=loop.read_ahead)
+        claims = yield from unless_missing(context, claiming)
         if caller.left and claims:
             context.run.finish_later()
             return False
@@ -496,12 +492,10 @@ def request_loop(
 def _requested(context: Context, request: Wanted, most: int, span: float, stopping: Callable[[], bool]) -> ClaimRequest:
     def claiming(caller: Caller) -> Procedure[list[Claimed]]:
         stops = lambda: caller.left or stopping()  # noqa: E731
-        return unless_missing(context, claim_many(context, request, most, span, stops, caller))
+        return unless_missing(context, claim_many(context, request, most, span, caller, stopping=stops))
 
     return ClaimRequest(context, claiming)
 
-
-# --- A claim by id, and a claim that another process holds, taken over by id and token.
 
 # --- Claiming one task by its id, wherever it is pending: for whoever was told of it, and wants no other.
 #
@@ -526,71 +520,28 @@ def request_by_id(
     name, number = check_name("task id", task_id), optional_whole_number("attempt", attempt, 1)
     if not isinstance(prefetch, bool):
         raise ConfigError(f"prefetch {prefetch!r} is not allowed: True or False")
-    request = replace((yield from wanted(context, lease=lease)), prefetch="all" if prefetch else False)
-
-    def claiming(caller: Caller) -> Procedure[list[Claimed]]:
-        return unless_missing(context, claim_by_id(context, request, name, number, caller))
-
-    return ClaimRequest(context, claiming)
+    request = yield from wanted(context, lease=lease)
+    request = replace(request, prefetch="all" if prefetch else False, task_id=name, attempt=number)
+    return _requested(context, request, 1, 0.0, never_stopping)
 
 
-def claim_by_id(
-    context: Context, request: Wanted, task_id: str, attempt: int | None = None, caller: Caller | None = None
-) -> Procedure[list[Claimed]]:
-    """Claim one task; none where it cannot be. `caller`: who is to get it; without one, it counts as delivered."""
-    mine = caller or Caller()
-    claims = yield from release_if_undelivered(context, mine, _claim_named(context, request, task_id, attempt, mine))
-    if claims and caller is None:
-        context.claims.deliver(claims[0])
-    return claims
-
-
-def _claim_named(
-    context: Context, request: Wanted, task_id: str, attempt: int | None, caller: Caller
-) -> Procedure[list[Claimed]]:
-    deferred, first = DeferredCompletions(context), True
-    try:
-        while True:
-            look, again = Look(request, caller, deferred), True
-            try:
-                settled = yield from then_settle(deferred, _look_at_named(context, look, task_id, attempt))
-                again, first = settled and first, False  # once: others may go on putting down for ever
-            except Unregistered:
-                pass
-            except CallerLeft:
-                if context.claims.handovers:
-                    context.run.finish_later()
-                return []
-            if look.taken or not again:
-                return look.taken
-    finally:
-        deferred.sender.over = True
-        deferred.close()
-
-
-def _look_at_named(context: Context, look: Look, task_id: str, attempt: int | None) -> Procedure[None]:
-    """One look at the task, after the queue was looked after: it may be a dead consumer's.
+def _claim_named(context: Context, taker: Taker, task_id: str) -> Procedure[None]:
+    """Claim one task by its id.
 
     Whoever was told of the task by another client may know more than the server that this one is connected to: what
     cannot be claimed is looked at again when that has caught up.
     """
-    conf = yield from read_conf(context)
-    consumer = yield from register(context)
-    yield from maintain(context)
-    if conf.paused:
-        return
-    taker = Taker(conf, consumer, look)
-    if not (yield from _take(context, taker, task_id, attempt)):
+    if not (yield from _take(context, taker, task_id)):
         yield Sync(context.paths.task(task_id))
-        yield from _take(context, taker, task_id, attempt)
+        yield from _take(context, taker, task_id)
 
 
-def _take(context: Context, taker: Taker, task_id: str, attempt: int | None) -> Procedure[bool]:
+def _take(context: Context, taker: Taker, task_id: str) -> Procedure[bool]:
     """Try to claim it, again and again while it changes and could be claimed."""
     for _ in range(TRIES):
         [nodes] = yield from read_tasks(context, [task_id])
         record = _record_of(context, task_id, nodes[0])
-        if record is None or not (yield from _may_be_claimed(context, record.state, attempt)):
+        if record is None or not (yield from _may_be_claimed(context, record.state, taker.wanted.attempt)):
             return False
         if record.state.index is not None:
             yield from promote_task(context, record)
@@ -734,7 +685,7 @@ def ready(
     try:
         while not stopping():
             seen, schedule = context.signal.count, context.schedule()
-            if (yield from _look(context, request.selector, schedule)):
+            if (yield from _any_ready(context, request.selector, schedule)):
                 return True
             if deadline.passed and not schedule.more:
                 return False
@@ -746,7 +697,7 @@ def ready(
             context.signal.notify_one(place.kind)
 
 
-def _look(context: Context, selector: Selector, schedule: Schedule) -> Procedure[bool]:
+def _any_ready(context: Context, selector: Selector, schedule: Schedule) -> Procedure[bool]:
     """One look at the queue, without waiting; `schedule` tells when to look again."""
     conf = yield from read_conf(context)
     yield from maintain(context, schedule)
