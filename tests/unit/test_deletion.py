@@ -35,7 +35,7 @@ def used() -> FakeZooKeeper:
         make(client.claimed())
     client.put(task_id="gone")
     client.cancel("gone")
-    client.do(enqueue.enqueue_all(client.context, [Message(b"m")] * 3, "batch", Message(b"then")))
+    client.do(enqueue.enqueue_each(client.context, [Message(b"m")] * 3, batch="batch", then=Message(b"then")))
     client.do(admin.pause(client.context))
     return client.zk
 
@@ -236,7 +236,10 @@ def of_claim(client: Client, held: Any, procedure: Any) -> Any:
 #: What others do with a claim in hand while the queue is deleted; which of it creates the queue anew.
 BESIDE: dict[str, tuple[Any, bool]] = {
     "enqueue": (lambda it, _held: enqueue.enqueue(it.context, Message(b"x")), True),
-    "batch": (lambda it, _held: enqueue.enqueue_all(it.context, [Message(b"x")] * 2, "b", Message(b"t")), True),
+    "batch": (
+        lambda it, _held: enqueue.enqueue_each(it.context, [Message(b"x")] * 2, batch="b", then=Message(b"t")),
+        True,
+    ),
     "commit": (committed, True),
     "claim": (lambda it, _held: claim.claim(it.context, Wanted(EVERYTHING)), False),
     "complete": (lambda it, held: of_claim(it, held, settle.complete(it.context, held, b"r")), False),

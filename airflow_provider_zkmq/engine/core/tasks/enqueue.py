@@ -233,8 +233,6 @@ def _rank(context: Context, state: TaskState, due: int | None) -> Procedure[int 
     return None if stat is None else stat.czxid
 
 
-# --- Enqueue: one task or many, in batches, and again after an unknown outcome.
-
 # --- Enqueues whose callers do not know what became of them, and the same made again with the ids that they used.
 #
 # A call that ends in `OutcomeUnknown`, or is broken off after something was sent, leaves a mark for the id of each
@@ -418,110 +416,162 @@ def _part(conf: Conf, message: object) -> str | None:
     return None
 
 
-# --- Writing validated trees: several a transaction, several transactions in flight, each carried to its end.
+# --- Writing new tasks: several a transaction, several transactions in flight, each carried to its end.
 
-TREES_PER_MULTI: Final = 20
+TASKS_PER_MULTI: Final = 20
 GROUP_BYTES: Final = 256_000
 WINDOW: Final = 8
 
 
 @dataclass(slots=True)
-class _Refused:
-    """A task that met its id, and that one's status."""
+class _Group:
+    """The new tasks of one transaction, and the call whose they are. `batch`: a shared one, while that is open."""
 
-    task_id: str
-    status: str
+    context: Context
+    call: Call
+    new_tasks: list[NewTask]
+    batch: str | None = None
+    in_use: str | None = None
+    """An id that a task has, for which the transaction was refused."""
+    status: str = ""
+    """That task's status, where it is not left alone."""
+    written: bool = False
+
+    @property
+    def first(self) -> NewTask:
+        return self.new_tasks[0]
+
+    def plan(self) -> Procedure[Plan]:
+        """The transaction that writes them."""
+        changes = []
+        for new in self.new_tasks:
+            changes.append((yield from insert(self.context, new)))
+        if self.batch is not None:
+            marker = self.context.paths.batch(self.batch, "open", WRITING)
+            changes.append(Change(self.context, self.batch, [SetData(marker, b"", -1)]))
+        return Plan(changes)
+
+    def carry_out(self, plan: Plan, sent: Sent) -> Procedure[None]:
+        """Carry the transaction, which was sent, to its end: they are written, or an id is in use.
+
+        Raises what no other try would change.
+        """
+        self._doubt(unknown=sent.outcome.unknown)
+        tries = Tries(f"enqueue of task {self.first.task_id!r}")
+        try:
+            committed = yield from commit(plan, partial(self._anew, tries), first=sent)
+        except Unavailable:
+            self._not_written()
+            raise
+        self.written = self.written or committed.committed
+        if self.written:
+            self.call.done(self.new_tasks)
+        elif self.in_use is None and committed.refusal is not None:
+            self._not_written()
+            raise self._refused(committed.refusal)
+
+    def _anew(self, tries: Tries, refusal: Refusal) -> Procedure[Plan | None]:
+        """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
+        self._doubt(unknown=refusal.uncertain)
+        self._not_written()
+        if refusal.why is not Why.PLACE:
+            if not (yield from self._is_free(refusal)):
+                return None
+            yield from tries.refused(refusal.outcome, refusal.multi, None)
+        plan = yield from self.plan()
+        self.call.sending(self.new_tasks)
+        return plan
+
+    def _is_free(self, refusal: Refusal) -> Procedure[bool]:
+        """Whether the id that refused it is free again; a task that has it is dealt with as the message says."""
+        ids = {self.context.paths.task(new.task_id): new.task_id for new in self.new_tasks}
+        if refusal.path not in ids or refusal.outcome.failure is not Failure.NODE_EXISTS:
+            return False
+        if self.first.only_new:
+            self.in_use = ids[refusal.path]
+            return False
+        sending = partial(self.call.sending, self.new_tasks)
+        found = yield from resolve(self.context, self.first, uncertain=self.first.uncertain, sending=sending)
+        if found is Conflict.GONE:
+            return True
+        self.written = found is Conflict.WRITTEN
+        if not self.written:
+            self.call.refused(self.new_tasks)
+            self.in_use, self.status = self.first.task_id, str(found)
+        return False
+
+    def _doubt(self, *, unknown: bool) -> None:
+        for new in self.new_tasks:
+            new.uncertain = new.uncertain or unknown
+
+    def _not_written(self) -> None:
+        self.call.refused([new for new in self.new_tasks if not new.uncertain])
+
+    def _refused(self, refusal: Refusal) -> ZkmqError:
+        if refusal.outcome.failure is not Failure.NO_NODE:
+            return refused("enqueue", refusal.outcome, refusal.multi)
+        if refusal.path.startswith(self.context.paths.at("batches") + "/"):
+            msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
+            return ConfigError(msg)
+        return queue_deleted(self.context)
 
 
-def write_trees(context: Context, new_tasks: Sequence[NewTask], call: Call) -> Procedure[list[str]]:
-    """Write validated trees; see `enqueue_many`. `call` learns what may have been written, at every moment."""
-    refusals: list[_Refused] = []
-    made = groups(context, [new for new in new_tasks if new.task_id not in call.written])
+def write_all(context: Context, new_tasks: Sequence[NewTask], call: Call) -> Procedure[list[str]]:
+    """Write validated tasks; see `enqueue_many`. `call` learns what may have been written, at every moment."""
+    refusals: list[_Group] = []
+    made = _grouped(context, call, [new for new in new_tasks if new.task_id not in call.written])
     for window in chunked(made, WINDOW):
-        refusals += yield from unless_deleted(context, _write(context, window, call))
+        refusals += yield from unless_deleted(context, _write(call, window))
     if refusals:
-        raise _duplicates(refusals, [new.task_id for new in new_tasks if new.task_id in call.written])
+        done = [new.task_id for new in new_tasks if new.task_id in call.written]
+        ids, more = [each.first.task_id for each in refusals], len(refusals) - 1
+        msg = (
+            f"task id {ids[0]!r}{f' (and {more} more)' if more else ''} is in use (status: {refusals[0].status}); "
+            "choose another or wait until it is collected"
+        )
+        raise DuplicateTask(msg, status=refusals[0].status, duplicates=ids, enqueued=done)
     return [new.task_id for new in new_tasks]
 
 
-def _duplicates(refusals: list[_Refused], done: list[str]) -> DuplicateTask:
-    first, ids = refusals[0], [refusal.task_id for refusal in refusals]
-    more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
-    msg = (
-        f"task id {first.task_id!r}{more} is in use (status: {first.status}); "
-        "choose another or wait until it is collected"
-    )
-    return DuplicateTask(msg, status=first.status, duplicates=ids, enqueued=done)
-
-
-def groups(context: Context, new_tasks: Sequence[NewTask]) -> list[list[NewTask]]:
-    """Trees grouped into transactions. What may meet its id goes alone: one duplicate refuses its whole group."""
-    made: list[list[NewTask]] = []
+def _grouped(context: Context, call: Call, new_tasks: Sequence[NewTask], batch: str | None = None) -> list[_Group]:
+    """New tasks grouped into transactions. What may meet its id goes alone: one duplicate refuses its whole group."""
+    made: list[_Group] = []
     room = 0
     for new in new_tasks:
         size = new.size(context)
         alone = not new.only_new and (not new.generated or new.uncertain)
-        if not made or alone or room < size or len(made[-1]) >= TREES_PER_MULTI:
-            made.append([])
+        if not made or alone or room < size or len(made[-1].new_tasks) >= TASKS_PER_MULTI:
+            made.append(_Group(context, call, [], batch))
             room = 0 if alone else GROUP_BYTES
-        made[-1].append(new)
+        made[-1].new_tasks.append(new)
         room -= size
     return made
 
 
-def _write(context: Context, groups: Sequence[list[NewTask]], call: Call) -> Procedure[list[_Refused]]:
-    """One window of transactions in flight together; each that did not commit at once is carried on singly.
+def _write(call: Call, groups: Sequence[_Group]) -> Procedure[list[_Group]]:
+    """One window of transactions in flight together, each carried to its end; those for which an id is in use.
 
     An error of one of them is raised when all have been carried to their end; without a connection none can be.
     """
     plans: list[Plan] = []
     for group in groups:
-        plans.append((yield from plan_of(context, group)))
-    refusals: list[_Refused] = []
+        plans.append((yield from group.plan()))
     errors: list[ZkmqError] = []
-    for group, plan, sent in zip(groups, plans, (yield from send(call, groups, plans)), strict=True):
-        uncertain = group[0].uncertain or sent.outcome.unknown
-        refusals += yield from _carry_singly(context, _Group(group, call, uncertain), plan, sent, errors)
+    for group, plan, sent in zip(groups, plans, (yield from _send(call, groups, plans)), strict=True):
+        try:
+            yield from group.carry_out(plan, sent)
+        except TransportError:
+            raise
+        except ZkmqError as error:
+            errors.append(error)
     if errors:
         raise errors[0]
-    return refusals
+    return [group for group in groups if group.in_use is not None]
 
 
-def _carry_singly(
-    context: Context, group: _Group, plan: Plan, sent: Sent, errors: list[ZkmqError]
-) -> Procedure[list[_Refused]]:
-    """Carry one group to its end, and add its error to `errors`."""
-    try:
-        status = yield from _carry_on(context, group, plan, sent)
-    except TransportError:
-        raise
-    except ZkmqError as error:
-        errors.append(error)
-        return []
-    return [] if status is None else [_Refused(group.first.task_id, status)]
-
-
-def unless_deleted(context: Context, writing: Procedure[T]) -> Procedure[T]:
-    """Carry out a procedure that writes; what is refused since the queue was deleted meanwhile is a `ConfigError`."""
-    try:
-        return (yield from writing)
-    except ZkmqError as error:
-        if type(error) is not ZkmqError or (yield Exists(context.paths.at("tasks"))) is not None:
-            raise
-        raise queue_deleted(context) from error
-
-
-def plan_of(context: Context, group: list[NewTask]) -> Procedure[Plan]:
-    """The transaction that writes a group of trees."""
-    changes = []
-    for new in group:
-        changes.append((yield from insert(context, new)))
-    return Plan(changes)
-
-
-def send(call: Call, groups: Sequence[list[NewTask]], plans: list[Plan]) -> Procedure[list[Sent]]:
-    """Send what writes these trees; where no server is connected, nothing is sent."""
-    new_tasks = [new for group in groups for new in group]
+def _send(call: Call, groups: Sequence[_Group], plans: list[Plan]) -> Procedure[list[Sent]]:
+    """Send what writes these tasks; where no server is connected, nothing is sent."""
+    new_tasks = [new for group in groups for new in group.new_tasks]
     before = set(call.sent)
     call.sending(new_tasks)
     try:
@@ -533,83 +583,14 @@ def send(call: Call, groups: Sequence[list[NewTask]], plans: list[Plan]) -> Proc
         raise
 
 
-@dataclass(slots=True)
-class _Group:
-    """Trees of one transaction, and the call whose they are.
-
-    ``uncertain``: it may have been written, although no reply said so. ``status``: that of the task that has the id of
-    the first one.
-    """
-
-    new_tasks: list[NewTask]
-    call: Call
-    uncertain: bool
-    status: str | None = None
-    written: bool = False
-
-    @property
-    def first(self) -> NewTask:
-        return self.new_tasks[0]
-
-
-def _carry_on(context: Context, group: _Group, plan: Plan, sent: Sent) -> Procedure[str | None]:
-    """Carry a group to its end: None when it is written, or the status of the task that holds its first id."""
-    tries = Tries(f"enqueue of task {group.first.task_id!r}")
+def unless_deleted(context: Context, writing: Procedure[T]) -> Procedure[T]:
+    """Carry out a procedure that writes; what is refused since the queue was deleted meanwhile is a `ConfigError`."""
     try:
-        committed = yield from commit(plan, partial(_anew, context, group, tries), first=sent)
-    except Unavailable:
-        if not group.uncertain:
-            group.call.refused(group.new_tasks)
-        raise
-    if committed.committed or group.written:
-        group.call.done(group.new_tasks)
-        return None
-    if group.status is None and committed.refusal is not None:
-        for new in group.new_tasks:
-            new.uncertain = new.uncertain or group.uncertain
-        raise refused_group(context, group.call, group.new_tasks, committed.refusal)
-    return group.status
-
-
-def _anew(context: Context, group: _Group, tries: Tries, refusal: Refusal) -> Procedure[Plan | None]:
-    """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
-    group.uncertain = group.uncertain or refusal.uncertain
-    if not group.uncertain:
-        group.call.refused(group.new_tasks)
-    if refusal.why is not Why.PLACE:
-        taken = refusal.path == context.paths.task(group.first.task_id)
-        if not taken or refusal.outcome.failure is not Failure.NODE_EXISTS:
-            return None
-        if not (yield from _resolve_conflict(context, group)):
-            return None
-        yield from tries.refused(refusal.outcome, refusal.multi, None)
-    plan = yield from plan_of(context, group.new_tasks)
-    group.call.sending(group.new_tasks)
-    return plan
-
-
-def _resolve_conflict(context: Context, group: _Group) -> Procedure[bool]:
-    """Deal with the task that has the id; whether it is gone, so that another try makes sense."""
-    sending = partial(group.call.sending, group.new_tasks)
-    found = yield from resolve(context, group.first, uncertain=group.uncertain, sending=sending)
-    if found is Conflict.GONE:
-        return True
-    group.written = found is Conflict.WRITTEN
-    if not group.written:
-        group.call.refused(group.new_tasks)
-        group.status = str(found)
-    return False
-
-
-def refused_group(context: Context, call: Call, new_tasks: Sequence[NewTask], refusal: Refusal) -> ZkmqError:
-    """The error for a refusal that no other try would change."""
-    call.refused(new for new in new_tasks if not (refusal.uncertain or new.uncertain))
-    if refusal.outcome.failure is not Failure.NO_NODE:
-        return refused("enqueue", refusal.outcome, refusal.multi)
-    if refusal.path.startswith(context.paths.at("batches") + "/"):
-        msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
-        return ConfigError(msg)
-    return queue_deleted(context)
+        return (yield from writing)
+    except ZkmqError as error:
+        if type(error) is not ZkmqError or (yield Exists(context.paths.at("tasks"))) is not None:
+            raise
+        raise queue_deleted(context) from error
 
 
 # --- Enqueue: one message, many, or a batch of them; each task's tree and its entry are written in one transaction.
@@ -633,19 +614,7 @@ def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[lis
     """
     new_tasks = yield from prepare_many(context, messages)
     call = begin(context, new_tasks)
-    return (yield from run_call(context, call, write_trees(context, new_tasks, call)))
-
-
-def enqueue_all(
-    context: Context, messages: Sequence[Message], batch: str | None, then: Message | None
-) -> Procedure[list[str]]:
-    """Write many tasks, as a batch where it has a name."""
-    if batch is not None:
-        return (yield from enqueue_batch(context, messages, batch, then))
-    if then is not None:
-        msg = "then= needs batch=: it follows when the last task of a batch has ended"
-        raise ConfigError(msg)
-    return (yield from enqueue_many(context, messages))
+    return (yield from run_call(context, call, write_all(context, new_tasks, call)))
 
 
 def enqueue_batch(
@@ -687,7 +656,7 @@ def _write_batch(
         if opened is Opened.UNFINISHED:
             ended = set((yield Children(context.paths.batch(name, "failed"))) or ())
             call.done(new for new in new_tasks if new.task_id in ended)  # whatever became of it since, it has ended
-        yield from write_trees(context, new_tasks, call)
+        yield from write_all(context, new_tasks, call)
         check_written(context, call)
         yield from seal_batch(context, name, len(new_tasks))
     return [new.task_id for new in new_tasks]
@@ -796,7 +765,7 @@ def enqueue_new(
 
 @dataclass(slots=True)
 class _Load:
-    """One call under way. ``met``: ids that a transaction was refused for; ``existing``: those that are there."""
+    """One call under way. ``found``: ids that a transaction was refused for; ``existing``: those that are there."""
 
     context: Context
     call: Call
@@ -810,14 +779,15 @@ class _Load:
         """Write what is missing, a window of transactions after the other."""
         context = self.context
         yield Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
-        for window in chunked(groups(context, self.new_tasks), WINDOW):
+        for window in chunked(_grouped(context, self.call, self.new_tasks), WINDOW):
             yield from self._in_time()
-            missing = yield from self._look([new for group in window for new in group])
+            missing = yield from self._look([new for group in window for new in group.new_tasks])
             while missing:
-                again = yield from self._write(missing)
+                again = yield from _write(self.call, _grouped(context, self.call, missing, self.batch))
+                self.found.update(group.in_use for group in again if group.in_use is not None)
                 if again:  # the server that we read from may lag behind the one that refused
                     yield Sync(context.paths.at("tasks"))
-                missing = yield from self._look(again)
+                missing = yield from self._look([new for group in again for new in group.new_tasks])
         ids = [new.task_id for new in self.new_tasks]
         new = tuple(task_id for task_id in ids if task_id in self.call.written)
         return NewTasks(new, tuple(task_id for task_id in ids if task_id not in self.call.written))
@@ -837,7 +807,7 @@ class _Load:
             raise ConfigError(msg)
 
     def _look(self, new_tasks: Sequence[NewTask]) -> Procedure[list[NewTask]]:
-        """Those of the trees whose ids no task has.
+        """Those of the new tasks whose ids no task has.
 
         Nor a member that failed and was dropped: it never runs again. Who drops one names it in the transaction that
         deletes its task, so that the names are read after the tasks.
@@ -861,7 +831,7 @@ class _Load:
         return [new for new in missing if new.task_id not in failed]
 
     def _stands(self, new: NewTask, record: Record | Unread) -> None:
-        """There is a task with the id of a tree: it may be this very one."""
+        """There is a task with its id: it may be this very one."""
         state = record.state if isinstance(record, Record) else None
         if state is not None and new.uncertain and new.has_written(state):
             self.call.done([new])
@@ -876,69 +846,6 @@ class _Load:
         """Its id was met a moment ago and has no record: it was deleted meanwhile, unless it never was a task."""
         yield from refuse_a_torso(self.context, new.task_id)
         self.existing.add(new.task_id)
-
-    def _write(self, new_tasks: Sequence[NewTask]) -> Procedure[list[NewTask]]:
-        """Send one window of transactions; returns the trees of those that met an id."""
-        made = groups(self.context, new_tasks)
-        plans: list[Plan] = []
-        for group in made:
-            plans.append((yield from self._plan(group)))
-        again: list[NewTask] = []
-        errors: list[ZkmqError] = []
-        for group, plan, sent in zip(made, plans, (yield from send(self.call, made, plans)), strict=True):
-            refusal = yield from self._carry_on(group, plan, sent)
-            if refusal is None:
-                self.call.done(group)
-            elif self._meets(group, refusal):
-                again += group
-            else:
-                errors.append(refused_group(self.context, self.call, group, refusal))
-        if errors:
-            raise errors[0]
-        return again
-
-    def _plan(self, group: list[NewTask]) -> Procedure[Plan]:
-        """A transaction that writes a group; as members of a batch only while that is open."""
-        plan = yield from plan_of(self.context, group)
-        if self.batch is not None:
-            marker = self.context.paths.batch(self.batch, "open", WRITING)
-            plan.changes.append(Change(self.context, self.batch, [SetData(marker, b"", -1)]))
-        return plan
-
-    def _carry_on(self, group: list[NewTask], plan: Plan, sent: Sent) -> Procedure[Refusal | None]:
-        """Carry a transaction to its end: None when it is written, else why it is not."""
-        self._doubt(group, unknown=sent.outcome.unknown)
-        try:
-            committed = yield from commit(plan, partial(self._anew, group), first=sent)
-        except Unavailable:
-            self._not_written(group)
-            raise
-        return committed.refusal
-
-    def _anew(self, group: list[NewTask], refusal: Refusal) -> Procedure[Plan | None]:
-        """The same elsewhere, where its segment came or went."""
-        self._doubt(group, unknown=refusal.uncertain)
-        self._not_written(group)
-        if refusal.why is not Why.PLACE:
-            return None
-        plan = yield from self._plan(group)
-        self.call.sending(group)
-        return plan
-
-    def _doubt(self, group: list[NewTask], *, unknown: bool) -> None:
-        for new in group:
-            new.uncertain = new.uncertain or unknown
-
-    def _not_written(self, group: list[NewTask]) -> None:
-        self.call.refused(new for new in group if not new.uncertain)
-
-    def _meets(self, group: list[NewTask], refusal: Refusal) -> bool:
-        """Whether a transaction was refused since there is a task with an id of its own; which is noted."""
-        ids = {self.context.paths.task(new.task_id): new.task_id for new in group}
-        if refusal.path not in ids or refusal.outcome.failure is not Failure.NODE_EXISTS:
-            return False
-        self.found.add(ids[refusal.path])
-        return True
 
 
 # --- Enqueues as callers ask for them: one task told by its parts, or many messages.
@@ -966,6 +873,8 @@ def enqueue_one(
     written. `OutcomeUnknown`: it was or was not; the same call with its ``task_ids[0]`` as `task_id` is the same task.
     """
     message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue, not_before)
+    if idempotency_key is None:
+        return (yield from enqueue(context, message))
     ids = yield from enqueue_each(context, [message], idempotency_key=idempotency_key)
     return ids[0]
 
@@ -988,8 +897,13 @@ def enqueue_each(
     state and with whatever payload, stays as it is. Messages with ids of their own, ``update``, ``requeue`` and `batch`
     are refused with it.
     """
+    if idempotency_key is None and batch is not None:
+        return (yield from enqueue_batch(context, messages, batch, then))
+    if idempotency_key is None and then is not None:
+        msg = "then= needs batch=: it follows when the last task of a batch has ended"
+        raise ConfigError(msg)
     if idempotency_key is None:
-        return (yield from enqueue_all(context, messages, batch, then))
+        return (yield from enqueue_many(context, messages))
     if batch is not None or then is not None:
         msg = "idempotency_key and batch: give one of them; a batch is known by its name when it is enqueued again"
         raise ConfigError(msg)
