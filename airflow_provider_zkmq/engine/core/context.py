@@ -108,8 +108,6 @@ class Clock:
         return 0.0 if now is None else (when - self.certainly_past(now)) / 1000
 
 
-# --- Claims of this client: on their way to their callers, in their hands, and left behind.
-
 # --- Claims of this client: on their way to their callers, in their hands, and left behind. Owner: this module.
 #
 # Without the client's lock, a caller that gets its claim takes it off with `deliver`, whoever goes away sets
@@ -215,7 +213,7 @@ class UnsettledClaim:
 
 @dataclass(slots=True, eq=False)
 class Sender:
-    """A call that takes along what was put down; ``over``: it does not any more. That is a statement of its own."""
+    """A call that sends deferred completions; ``over``: it does not any more. Set by a single statement."""
 
     over: bool = False
 
@@ -335,9 +333,9 @@ class ClaimTable:
             del self.unsure[next(iter(self.unsure))]
 
 
-# --- What calls left to be put right, besides claims.
+# --- Pending operations: what interrupted calls left, besides claims.
 #
-# Owners: `core.write.transitions`, `core.tasks.settle`, `core.tasks.settle`, `core.maintenance.consumers`.
+# Owners: `core.write.transitions`, `core.tasks.settle`, `core.maintenance.consumers`.
 
 
 @dataclass(slots=True, eq=False)
@@ -369,8 +367,6 @@ class Maintenance:
     left: bool = False
     """A clean-up of this client was cut short or never heard of its end: its lock may still stand."""
 
-
-# --- What a client knows of one queue: paths, caches, timers, and what it has under way.
 
 # --- When to look again: at what comes due, and at what was refused. Owner: this module; at most `MAX_LATER` refusals.
 
@@ -493,14 +489,14 @@ class Marks:
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-# --- Foreign and damaged znodes that were told of: each once. Owner: `Context.report`; bounded.
+# --- Foreign and damaged znodes that were reported: each once. Owner: `Context.report`; bounded.
 
 MAX_IGNORED_PATHS: Final = 10_000
 
 
 @dataclass(slots=True, eq=False)
 class IgnoredPaths:
-    """Paths that are stepped over, and damages that were told of."""
+    """Paths that are stepped over, and damages that were reported."""
 
     paths: set[str] = field(default_factory=set)
     damages: set[str] = field(default_factory=set)
@@ -752,7 +748,7 @@ class Paces:
 
 # --- Who this client is as a consumer, and who else lives.
 #
-# Owners: `core.maintenance.consumers`, `core.maintenance.consumers`.
+# Owner: `core.maintenance.consumers`.
 
 
 @dataclass(slots=True)
@@ -817,7 +813,7 @@ class Runtime:
     unwatch: Callable[[str], None]
     """Nobody waits for changes of this znode's data any more: its watch may go. Does not wait, does not raise."""
     finish_later: Callable[[], None]
-    """Have what calls have left (`core.maintenance.consumers`) put right in the background; from any thread.
+    """Finish in the background what interrupted calls left (`core.maintenance.consumers`); from any thread.
 
     Does not wait, does not raise.
     """

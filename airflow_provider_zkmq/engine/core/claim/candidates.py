@@ -223,7 +223,7 @@ def _send(
 
     Where others have claimed since the `guard` was read, it is refused behind the last one.
     """
-    if taker.caller.left:  # its client may have given back what was owed already, and claim again
+    if taker.caller.left:  # its client may have given all of it back already, and claim again
         raise CallerLeft
     plan = merge(plans)
     plan.changes.extend(guard.changes)

@@ -122,7 +122,9 @@ def _claim(
             again = True
             try:
                 settled = yield from _look_and_settle(context, taker, schedule)
-                again = settled and not late  # when its time is over once: others may go on putting down for ever
+                again = (
+                    settled and not late
+                )  # past the deadline only once: others may go on deferring completions for ever
             except Unregistered:
                 pass
             except NoRoom:
@@ -285,7 +287,7 @@ def go_on(loop: Loop, caller: Caller) -> Procedure[bool]:
 
 
 def _come_back(loop: Loop) -> None:
-    """What the body left unsettled is put down, to go with the next claim. Raises what refuses its result."""
+    """Defer the completion of what the body left unsettled. Raises what refuses its result."""
     current = loop.current
     if current is not None and not current.reported:
         current.handled = current.handled or loop.context.run.monotonic()
@@ -497,7 +499,7 @@ def _requested(context: Context, request: Wanted, most: int, span: float, stoppi
     return ClaimRequest(context, claiming)
 
 
-# --- Claiming one task by its id, wherever it is pending: for whoever was told of it, and wants no other.
+# --- Claiming one task by its id, wherever it is pending: for whoever knows of it, and wants no other.
 #
 # It passes by what stands before it, in strict order, too: whoever asks for a task by its id knows that.
 
@@ -581,7 +583,7 @@ def _candidate(
     return (yield from candidate(context, taker, record.task_id, RankedEntry(entry, segment, rank), nodes))
 
 
-# --- Taking a claim over: whoever was told of a task's id and its claim's token gets the claim, as if it had made it.
+# --- Taking a claim over: whoever knows a task's id and its claim's token gets the claim.
 
 
 def request_adoption(

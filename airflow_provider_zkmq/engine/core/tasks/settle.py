@@ -68,11 +68,11 @@ from ..write import escrow, transitions
 from ..write.commit import Chain, CommitResult, Plan, Refusal, Settling, Why, alone, commit, mending, send
 from ..write.transitions import Current, beginning, close_after, may_have_dropped, notes_of, result_write
 
-# --- Completions that are sent with the client's next claim, or soon by themselves.
+# --- Deferred completions: sent with the client's next claim, or soon by themselves.
 
-#: What is handled waits for so long for what it may go with.
+#: How long a deferred completion waits for a claim to go with.
 TOGETHER_SECONDS: Final = 0.05
-#: The pause before what could not be settled, since no server answered, is tried again.
+#: The pause before a completion that no server answered is tried again.
 RETRY_SECONDS: Final = 0.5
 
 
@@ -82,9 +82,9 @@ def settle_later(
     settle: Callable[[], Procedure[Any]],
     on_settled: Callable[[Any, Exception | None], None],
 ) -> DeferredCompletion:
-    """Put a settlement down; `on_settled` hears how it ended. Until then it is tried again while no server answers.
+    """Defer a settlement; `on_settled` is called with how it ended. It is tried again while no server answers.
 
-    What is put down once more stays as it is: whoever does so was interrupted before it knew.
+    A second call for the same claim changes nothing: the first one was interrupted before it could return.
     """
     completion = DeferredCompletion(claimed, settle, on_settled, context.run.monotonic() + TOGETHER_SECONDS)
     completion = context.claims.deferred.setdefault((claimed.task_id, claimed.token), completion)
@@ -98,20 +98,20 @@ def _settled(completion: DeferredCompletion) -> Procedure[Any]:
 
 
 def has_overdue(context: Context) -> bool:
-    """Whether anything that was put down is to wait no longer."""
+    """Whether a deferred completion has waited long enough."""
     now = context.run.monotonic()
     return any(completion.waits and completion.due <= now for completion in context.claims.deferred.values())
 
 
 def seconds_until_deferred(context: Context, most: float) -> float:
-    """Seconds until what was put down is to be looked at; what another call has is looked at soon, should it fail."""
+    """Seconds until a deferred completion is due; one that another call sends is looked at soon, should it fail."""
     now = context.run.monotonic()
     spans = (max(0.0, each.due - now) if each.waits else TOGETHER_SECONDS for each in context.claims.deferred.values())
     return min(spans, default=most)
 
 
 def settle_deferred(context: Context) -> Procedure[None]:
-    """Settle what was put down. What could not be settled, since no server answered, stays."""
+    """Send the deferred completions. Those that no server answered stay deferred."""
     deferred = DeferredCompletions(context)
     try:
         yield from deferred.finish()
@@ -121,7 +121,7 @@ def settle_deferred(context: Context) -> Procedure[None]:
 
 
 def settle_last(context: Context) -> Procedure[None]:
-    """Settle what was put down before the client is closed, also what another call has. Raises `TransportError`."""
+    """Before the client is closed: settle all deferred completions, also another call's. Raises `TransportError`."""
     yield from settle_deferred(context)
     while (settling := _under_way(context)) is not None:
         yield Wait(settling, 0, turn=True)
@@ -135,10 +135,10 @@ def _under_way(context: Context) -> Signal | None:
 
 @dataclass(slots=True, eq=False)
 class DeferredCompletions:
-    """One call's way of taking along what was put down.
+    """The deferred completions that one call sends with its own transactions.
 
-    It stays put down until it has been told. Whoever makes a departure ends its journey, by a statement: whatever
-    becomes of the call then, others take along what it has not settled. Then it is closed.
+    Each stays deferred until `on_settled` was called. When the call ends it sets ``sender.over``, a single statement:
+    from then on other calls send what is left, whatever interrupts this one. Then it is closed.
     """
 
     context: Context
@@ -147,7 +147,7 @@ class DeferredCompletions:
     taken: list[DeferredCompletion] = field(default_factory=list)
 
     def send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
-        """Send a transaction with what was put down; how it ended, as if it had been sent alone."""
+        """Send a transaction together with deferred completions; how it ended, as if it had been sent alone."""
         self._take_deferred()
         try:
             return (yield from self.chain.send(context, make))
@@ -155,7 +155,7 @@ class DeferredCompletions:
             self._notify()
 
     def finish(self) -> Procedure[bool]:
-        """Settle by itself what nothing went with; whether anything is. Raises nothing: who put it down is told."""
+        """Settle what went with no transaction; whether anything was settled. Errors go to `on_settled`."""
         self._take_deferred()
         try:
             yield from self.chain.finish(self.context)
@@ -164,7 +164,7 @@ class DeferredCompletions:
         return on_settled
 
     def close(self) -> None:
-        """Nobody goes on with what it has not settled."""
+        """Give up what it has not settled, so that other calls send it."""
         self.chain.close()
         for completion in self.taken:
             completion.claimed.chained = False
@@ -172,7 +172,7 @@ class DeferredCompletions:
             self.context.run.finish_later()
 
     def _take_deferred(self) -> None:
-        """Take along what has been put down; what is over already, but was not told by an interrupted call, is told."""
+        """Take what no other call has; also what an interrupted call settled without calling `on_settled`."""
         for completion in [each for each in self.context.claims.deferred.values() if each.waits]:
             completion.sender = self.sender
             completion.claimed.chained = True
@@ -183,7 +183,7 @@ class DeferredCompletions:
         self.chain.settlings = [completion.settling for completion in self.taken]
 
     def _notify(self) -> bool:
-        """Tell those whose settlements are over; what no server answered is put down again. Whether any is over."""
+        """Call `on_settled` for what is settled; what no server answered is deferred again. Whether any is settled."""
         over = [completion for completion in self.taken if completion.settling.over]
         for completion in over:
             self._end(completion, completion.settling)
@@ -192,7 +192,7 @@ class DeferredCompletions:
         return any((each.claimed.task_id, each.claimed.token) not in self.context.claims.deferred for each in over)
 
     def _end(self, completion: DeferredCompletion, settling: Settling) -> None:
-        """One is over. It is put down until it was told, whatever meets that."""
+        """One is settled. It stays deferred until `on_settled` has returned, whatever interrupts that."""
         completion.error = settling.error
         completion.claimed.chained = False
         if isinstance(settling.error, TransportError) and not isinstance(settling.error, SessionLost):
@@ -208,8 +208,6 @@ class DeferredCompletions:
         self.context.claims.deferred.pop((completion.claimed.task_id, completion.claimed.token), None)
         completion.settling = None
 
-
-# --- What the holder of a claim does besides settling it: begin, extend, report progress.
 
 # --- Whose a claim is after its holder was refused: another's by now, or the holder's still, in a tree that is damaged.
 
@@ -362,10 +360,9 @@ def check_and_set(context: Context, claimed: Claimed, op: SetData, more: Sequenc
 
 # --- Saying that the handler of a claim prefetched begins: from then on the delivery counts.
 #
-# Until then the death of its consumer, or the end of its lock or lease, counts no attempt. It is said without
-# waiting for the reply where the claim can hardly be another's by now: what was given to the system arrives
-# although this process is killed in the next moment, and before whatever settles the claim. Where it turns out not
-# to stand, because the connection was lost, it is owed, and said once more.
+# Until then the death of its consumer, or the end of its lock or lease, counts no attempt. Where the claim is almost
+# certainly still ours the write is not waited for: what the system has taken arrives even if this process is killed
+# in the next moment, and before whatever settles the claim. A write that a lost connection swallowed is repeated.
 
 #: Of a claim that was asked for longer ago it is not taken for granted that it is ours still: its session may be over.
 FRESH_SECONDS: Final = 1.0
@@ -401,7 +398,7 @@ def begin_for(context: Context, claimed: Claimed) -> Procedure[None]:
 
 
 def begin_again(context: Context) -> Procedure[None]:
-    """Say once more what does not stand, unless the claim is over. Raises `TransportError`: then it is owed still."""
+    """Repeat the writes that were lost, unless the claim is over. After a `TransportError` they are still pending."""
     for key, claimed in context.pending.unmarked_starts.copy().items():
         if claimed.settling is not None:
             continue  # that tells whose it is; what is left then is looked at again
@@ -449,8 +446,6 @@ def _note_unmarked_start(context: Context, claimed: Claimed) -> None:
     context.pending.unmarked_starts[claimed.task_id, claimed.token] = claimed
     context.run.finish_later()
 
-
-# --- Tasks whose claims have lapsed, or whose attempts are used up: given back, or dead.
 
 # --- A policy that was tightened binds what is pending, too.
 
@@ -568,8 +563,6 @@ def _give_back_lapsed(
         build = partial(transitions.to_dead, context, current, Event.RESCUE_FINAL, nonce, why, now, checks)
     return (yield from commit((yield from build()), mending(build)))
 
-
-# --- Settling a claim: complete, fail, release, snooze; and giving back what nobody received.
 
 # --- A task whose record was damaged while it was in hand: its consumer still knows what stood there.
 
@@ -796,13 +789,12 @@ def _ended_by(context: Context, claimed: Claimed, look: Procedure[TaskState | No
 # became of the first one whatever was on its way, and the task is released; the delivery counts as no attempt,
 # since no handler has begun.
 #
-# A rollback that was cut off, or whose server was away, is owed as well: whoever left a transaction has nothing to
-# roll back with any more. What it had taken counts as a delivery. So is what a loop over claims left
-# (`core.claim.claim`).
+# A rollback that was cut off, or whose server was away, is repeated here too: its caller has left the transaction.
+# What the transaction had taken counts as a delivery. So does what a loop over claims left (`core.claim.claim`).
 
 
 def give_back(context: Context) -> Procedure[int]:
-    """Give back what callers left behind; returns how many tasks. After a `TransportError` they are owed still."""
+    """Give back what callers left behind; returns how many tasks. After a `TransportError` it is still pending."""
     count = 0
     for nonce in list(context.claims.handovers):
         # A caller that was refused and goes on sending has a new one by the same nonce.
@@ -859,7 +851,7 @@ def _release(context: Context, claimed: Claimed) -> Procedure[bool]:
     return True
 
 
-# --- transactions
+# --- Rolling transactions back.
 
 
 def _at_once() -> Procedure[None]:

@@ -311,8 +311,8 @@ def rollback(transaction: TransactionState, holder: Holder = REACHABLE) -> Proce
     could not be given back is still in `taken`. One task's trouble holds up no other; it is raised last.
     Once the session is over, there is nothing to be asked: it held what was taken, and that is given back with it.
     Raises `IllegalTransition` where a commit of unknown outcome turns out to have happened, and `OutcomeUnknown` where
-    it may still come, which only giving something back could keep out. Cut off, it is owed: its client gives back what
-    is left before it claims again.
+    it may still come, which only giving something back could keep out. Cut off, its client gives back what is left
+    before it claims again.
     """
     try:
         if transaction.sent is not None:  # what became of a commit is told by the server only, whatever session asks
@@ -330,7 +330,7 @@ def rollback(transaction: TransactionState, holder: Holder = REACHABLE) -> Proce
 
 
 def _leave_to_the_end_of_the_session(transaction: TransactionState) -> None:
-    """Nothing is asked any more; should the session come back after all, its client gives back what it owes."""
+    """Nothing is asked any more; should the session come back after all, its client gives back what is left."""
     transaction.taken.clear()
     transaction.put.clear()
     transaction.ended = transaction.rolling_back = True
