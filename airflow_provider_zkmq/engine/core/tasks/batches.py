@@ -2,7 +2,7 @@
 
 Each member that has not ended stands under ``batches/<batch>/open``; the transaction that ends it takes it off.
 Whoever takes the last one off then deletes ``open`` itself, in the transaction that enqueues the task that follows:
-that deletion is what waiters watch (`core.closing`).
+that deletion is what waiters watch (`core.write.transitions`).
 """
 
 from __future__ import annotations

@@ -848,7 +848,7 @@ def commit(
     Every other refusal goes to `rebuild`. Three refusals alike, of the same operation for the same reason, with
     nothing gained in between, are no race any more: `CorruptRecord` names the path. `first`: how it ended when it was
     sent before, among others. `requested`: an earlier call sent this plan and did not hear of it.
-    `by`: how it is sent; by `combining.send`, it may go together with what other calls send at the same time.
+    `by`: how it is sent; by `send`, it may go together with what other calls send at the same time.
     Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
     """
     tries, uncertain = Tries(plan.what), requested
