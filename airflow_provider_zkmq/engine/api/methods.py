@@ -20,6 +20,7 @@ from ..core.claim.claim import ClaimRequest
 from ..core.context import Claimed, Context
 from ..core.protocol import Procedure
 from ..core.read.leases import current_claim
+from ..errors import ZkmqError
 from ..zk.connection import CallDeadline, left
 from ..zk.drivers import arun, run
 from ..zk.session import Session
@@ -47,9 +48,9 @@ class Api(Generic[S]):
         """Whether its connection has been closed: nothing can be done with it any more."""
         return self._session.closed
 
-    def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
-        """A procedure on the subject, with its errors as callers are to see them. A queue overrides this."""
-        return procedure
+    def _explain(self, _: ZkmqError) -> Procedure[None]:
+        """After an error of a procedure on the subject: raise what callers are to see instead, if anything."""
+        yield from ()
 
     def _mark_used(self) -> None:
         """Tasks are about to be enqueued or claimed. A queue overrides this: its client then takes part in clean-up."""
@@ -58,17 +59,27 @@ class Api(Generic[S]):
 class SyncApi(Api[S]):
     """A API whose calls block the calling thread until they are carried out."""
 
-    def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+    def _carry_out(self, call: Callable[[S], Procedure[T]], call_deadline: CallDeadline | None = None) -> T:
         """Carry out the procedure that `call` makes of the subject."""
-        return run(self._session, self._explained(call(self._subject)))
+        call_deadline = call_deadline or self._session.call_deadline()
+        try:
+            return run(self._session, call(self._subject), call_deadline)
+        except ZkmqError as error:
+            run(self._session, self._explain(error), call_deadline)
+            raise
 
 
 class AsyncApi(Api[S]):
     """A API whose calls are coroutines; the event loop goes on meanwhile."""
 
-    async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+    async def _carry_out(self, call: Callable[[S], Procedure[T]], call_deadline: CallDeadline | None = None) -> T:
         """Carry out the procedure that `call` makes of the subject."""
-        return await arun(self._session, self._explained(call(self._subject)))
+        call_deadline = call_deadline or self._session.call_deadline()
+        try:
+            return await arun(self._session, call(self._subject), call_deadline)
+        except ZkmqError as error:
+            await arun(self._session, self._explain(error), call_deadline)
+            raise
 
 
 class SyncClaiming(SyncApi[S], Generic[S, C]):
@@ -137,11 +148,11 @@ class SyncInTurn(SyncClaiming[S, C]):
         super().__init__(session, subject)
         self._turn = threading.RLock()
 
-    def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+    def _carry_out(self, call: Callable[[S], Procedure[T]], call_deadline: CallDeadline | None = None) -> T:
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
         call_deadline = self._begin()
         try:
-            return run(self._session, self._explained(call(self._subject)), call_deadline)
+            return super()._carry_out(call, call_deadline)
         finally:
             self._turn.release()
 
@@ -170,11 +181,11 @@ class AsyncInTurn(AsyncClaiming[S, C]):
         super().__init__(session, subject)
         self._turn = asyncio.Lock()
 
-    async def _carry_out(self, call: Callable[[S], Procedure[T]]) -> T:
+    async def _carry_out(self, call: Callable[[S], Procedure[T]], call_deadline: CallDeadline | None = None) -> T:
         """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
         call_deadline = await self._begin()
         try:
-            return await arun(self._session, self._explained(call(self._subject)), call_deadline)
+            return await super()._carry_out(call, call_deadline)
         finally:
             self._turn.release()
 

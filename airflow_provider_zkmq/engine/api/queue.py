@@ -27,8 +27,7 @@ from ..core.maintenance.consumers import run_maintenance, wait_for_change
 from ..core.protocol import Procedure
 from ..core.read import completion_log, configuration, inspect, leases, nodes
 from ..core.read.inspect import Task, counts, pending
-from ..core.read.leases import unless_queue_gone
-from ..core.read.nodes import unless_missing
+from ..core.read.leases import explain_loss
 from ..core.read.scan import scan
 from ..core.read.wait import find_matching, follow
 from ..core.read.wait import wait as wait_for
@@ -36,7 +35,7 @@ from ..core.tasks import admin, batches, settle
 from ..core.tasks.enqueue import enqueue_each, enqueue_new, enqueue_one, open_shared, seal
 from ..core.tasks.outcome import Handled, Settlement, settle_by_outcome
 from ..core.tasks.settle import settle_later
-from ..errors import TransportError
+from ..errors import TransportError, ZkmqError
 from ..log import log
 from ..working.async_worker import OF_CALLS, AsyncWorker
 from ..working.worker import Worker
@@ -269,9 +268,9 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
     begin = settling(settle.begin)
     settle = settling(settle_by_outcome)
 
-    def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
+    def _explain(self, error: ZkmqError) -> Procedure[None]:
         """Where there is no queue any more, there is no claim either."""
-        return unless_queue_gone(self._subject.context, self._claimed, procedure)
+        return explain_loss(self._subject.context, self._claimed, error)
 
     @property
     def _claimed(self) -> Claimed:
@@ -447,9 +446,9 @@ class QueueMethods(Api[Context]):
         """Wake every call of this client that waits for the queue to change; they look again."""
         self._context.signal.fire()
 
-    def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
+    def _explain(self, error: ZkmqError) -> Procedure[None]:
         """What fails where there is no such queue fails for that, whatever else it would say."""
-        return unless_missing(self._context, procedure)
+        return nodes.explain_missing(self._context, error)
 
     def _mark_used(self) -> None:
         """The queue is claimed from or enqueued to: its client takes part in clean-up from now on."""

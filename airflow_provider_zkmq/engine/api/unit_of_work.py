@@ -13,7 +13,7 @@ from ..core.model.selectors import Selector
 from ..core.model.values import Duration, seconds
 from ..core.protocol import Procedure, SetTimeout, Wait
 from ..core.read.inspect import Task
-from ..core.read.leases import unless_queue_gone
+from ..core.read.leases import explain_loss
 from ..core.read.nodes import unless_missing
 from ..core.tasks import transaction
 from ..core.tasks.outcome import Handled, Settlement, settle_outcome
@@ -209,11 +209,10 @@ class TransactionMethods(Api[Transaction]):
     rollback = verb(_rollback)
     settle = verb(_settle)
 
-    def _explained(self, procedure: Procedure[T]) -> Procedure[T]:
+    def _explain(self, error: ZkmqError) -> Procedure[None]:
         """Where a queue that it has taken from is not there any more, what it took is lost: `ClaimLost`."""
         for context, claimed in self._subject.held().items():
-            procedure = unless_queue_gone(context, claimed, procedure)
-        return procedure
+            yield from explain_loss(context, claimed, error)
 
     @property
     def open(self) -> bool:

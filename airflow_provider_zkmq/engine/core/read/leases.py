@@ -34,6 +34,7 @@ from ..protocol import (
 from .configuration import read_archive, read_conf
 from .nodes import (
     Record,
+    explain_missing,
     list_children,
     read_nodes,
     read_records,
@@ -41,7 +42,6 @@ from .nodes import (
     refuse_missing,
     restored,
     unless_corrupt,
-    unless_missing,
 )
 
 # --- ZooKeeper's clock as a client knows it, and the marks that an archive reads by it.
@@ -244,10 +244,21 @@ def claim_lost(task_id: str, token: int, state: TaskState | None = None) -> Clai
 def unless_queue_gone(context: Context, claimed: Claimed, procedure: Procedure[T]) -> Procedure[T]:
     """Carry out a procedure on a claim; where its queue is not there any more, the claim is lost: `ClaimLost`."""
     try:
-        return (yield from unless_missing(context, procedure))
-    except QueueNotFound as error:
+        return (yield from procedure)
+    except ZkmqError as error:
+        yield from explain_loss(context, claimed, error)
+        raise
+
+
+def explain_loss(context: Context, claimed: Claimed, error: ZkmqError) -> Procedure[None]:
+    """After an error: raise `ClaimLost` instead where the queue of a claim is not there any more."""
+    try:
+        yield from explain_missing(context, error)
+        if isinstance(error, QueueNotFound):
+            raise error
+    except QueueNotFound as missing:
         context.claims.let_go(claimed)
-        raise ClaimLost(f"the claim of task {claimed.task_id!r} was lost: {error}") from error
+        raise ClaimLost(f"the claim of task {claimed.task_id!r} was lost: {missing}") from missing
 
 
 # --- What a task is now where its record tells what was: its backoff is over, or its claim's lease or lock has ended.

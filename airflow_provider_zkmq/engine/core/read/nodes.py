@@ -381,16 +381,18 @@ def refuse_missing(context: Context) -> Procedure[None]:
 
 
 def unless_missing(context: Context, procedure: Procedure[T]) -> Procedure[T]:
-    """Carry a procedure out; where there is no such queue, that is what its caller is told it failed for.
-
-    Asked only once it has failed: what goes well costs nothing more.
-    """
+    """Carry a procedure out; where it fails since there is no such queue, that is the error."""
     try:
         return (yield from procedure)
     except ZkmqError as error:
-        vague = isinstance(error, TaskNotFound | CorruptRecord) or type(error) is ZkmqError
-        if not vague or (yield from _is_there(context)):
-            raise
+        yield from explain_missing(context, error)
+        raise
+
+
+def explain_missing(context: Context, error: ZkmqError) -> Procedure[None]:
+    """After an error: raise `QueueNotFound` instead where there is no such queue. What goes well costs nothing more."""
+    vague = isinstance(error, TaskNotFound | CorruptRecord) or type(error) is ZkmqError
+    if vague and not (yield from _is_there(context)):
         raise (yield from queue_missing(context)) from error
 
 
