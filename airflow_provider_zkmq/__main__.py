@@ -1,6 +1,6 @@
 """``python -m airflow_provider_zkmq`` is ``zkmq``."""
 
-from airflow_provider_zkmq.cli.main import entry
+from .cli.main import entry
 
 if __name__ == "__main__":
     entry()

@@ -22,7 +22,7 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
         ConfigError: a part is missing, or is not allowed where queues are; credentials belong to the connection.
 
     """
-    from airflow_provider_zkmq.engine import ConfigError, ConnectionConfig, check_name
+    from ..engine import ConfigError, ConnectionConfig, check_name
 
     root, _, queue = uri.path.rpartition("/")
     if not (uri.netloc and root and queue):
@@ -51,7 +51,7 @@ def create_asset(*, hosts: str, queue: str, root: str = "/zkmq", extra: dict[str
     """
     from airflow.sdk import Asset
 
-    from airflow_provider_zkmq.engine import check_name
+    from ..engine import check_name
 
     written = f"zkmq://{hosts}/{root.strip('/')}/{check_name('queue', queue)}"  # else it could hold a URI's other parts
     return Asset(uri=sanitize_uri(urlsplit(written)).geturl(), extra=extra)

@@ -1,7 +1,7 @@
 """The bridge: tasks as a TextQueue file that people can read and edit, and back."""
 
-from airflow_provider_zkmq.bridge.exporting import export_queue
-from airflow_provider_zkmq.bridge.file_format import BadFile, Origin, Refused, exported_from
-from airflow_provider_zkmq.bridge.importing import Applied, Imported, import_file
+from .exporting import export_queue
+from .file_format import BadFile, Origin, Refused, exported_from
+from .importing import Applied, Imported, import_file
 
 __all__ = ["Applied", "BadFile", "Imported", "Origin", "Refused", "export_queue", "exported_from", "import_file"]

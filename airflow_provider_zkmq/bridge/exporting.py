@@ -10,7 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_zkmq.bridge.file_format import (
+from ..engine import AllOf, AnyQueue, ConfigError, FilterTypes, Selector, State, Task
+from ..textqueue import TextQueue
+from .file_format import (
     LIMITS,
     MARKS,
     MOST_LINES,
@@ -22,8 +24,6 @@ from airflow_provider_zkmq.bridge.file_format import (
     survey,
     write_header,
 )
-from airflow_provider_zkmq.engine import AllOf, AnyQueue, ConfigError, FilterTypes, Selector, State, Task
-from airflow_provider_zkmq.textqueue import TextQueue
 
 #: So many tasks are in memory together.
 AT_ONCE: Final = 32

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from airflow_provider_zkmq.engine import AnyQueue, ConfigError, State, Task, check_name
-from airflow_provider_zkmq.textqueue import Limits, Message, Status, TextQueue, TextQueueError
+from ..engine import AnyQueue, ConfigError, State, Task, check_name
+from ..textqueue import Limits, Message, Status, TextQueue, TextQueueError
 
 # --- Payloads as text that people read and editors keep, or else as base64.
 #

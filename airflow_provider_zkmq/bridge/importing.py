@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from airflow_provider_zkmq.bridge.exporting import AT_ONCE
-from airflow_provider_zkmq.bridge.file_format import (
+from ..engine import MAX_PAYLOAD, AnyQueue, ConfigError, State, Task, TransportError, ZkmqError
+from ..textqueue import Status, TextQueue, TextQueueError
+from .exporting import AT_ONCE
+from .file_format import (
     BASE64,
     BadFile,
     Entry,
@@ -25,8 +27,6 @@ from airflow_provider_zkmq.bridge.file_format import (
     spell_filters,
     variables_of,
 )
-from airflow_provider_zkmq.engine import MAX_PAYLOAD, AnyQueue, ConfigError, State, Task, TransportError, ZkmqError
-from airflow_provider_zkmq.textqueue import Status, TextQueue, TextQueueError
 
 # --- What a message asks for, held against the task as it is now.
 

@@ -6,11 +6,11 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from airflow_provider_zkmq.cli.options import Common, UsageError
-from airflow_provider_zkmq.cli.output import say
+from .options import Common, UsageError
+from .output import say
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.bridge import Applied, Imported, Refused
+    from ..bridge import Applied, Imported, Refused
 
 REFUSED = 1
 STATES = ("dead", "cancelled", "inserted")
@@ -29,7 +29,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace, options: Common) -> int:
     """Write tasks to a file."""
-    from airflow_provider_zkmq.bridge import export_queue
+    from ..bridge import export_queue
 
     with options.connect() as zk:
         queue = zk.queue(args.queue)
@@ -53,7 +53,7 @@ def add_import(parser: argparse.ArgumentParser) -> None:
 
 def import_(args: argparse.Namespace, options: Common) -> int:
     """Do what a file asks for; 1 if a message of it was refused."""
-    from airflow_provider_zkmq.bridge import import_file
+    from ..bridge import import_file
 
     name = args.queue or _queue_of(args.file)
     with options.connect() as zk:
@@ -69,7 +69,7 @@ def import_(args: argparse.Namespace, options: Common) -> int:
 
 
 def _queue_of(path: str) -> str:
-    from airflow_provider_zkmq.bridge import exported_from
+    from ..bridge import exported_from
 
     origin = exported_from(path)
     if origin is None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Final, TypedDict
 
-from airflow_provider_zkmq import __version__
-from airflow_provider_zkmq.cli.options import Parser, UsageError, add_common, common
+from .. import __version__
+from .options import Parser, UsageError, add_common, common
 
 REFUSED, USAGE, TIMED_OUT, NO_CONNECTION = 1, 2, 4, 6
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -71,13 +71,13 @@ VERBS = {
     "doctor": Verb("say whether the servers answer, and what is open to anyone above the root", "queues", "doctor"),
     "configure": Verb("create a queue or change its configuration", "queues", "configure", "add_configure"),
     "enqueue": Verb("write tasks", "tasks", "enqueue", "add_enqueue"),
-    "claim": Verb("take a task under a lease; 3 if there is none", "claims", "claim", "add_claim"),
-    "complete": Verb("finish a claimed task", "claims", "complete", "add_complete"),
-    "fail": Verb("report that a claimed task failed", "claims", "fail", "add_fail"),
-    "release": Verb("give a claimed task back", "claims", "release", "add_release"),
-    "snooze": Verb("give a claimed task back, to be handled later", "claims", "snooze", "add_snooze"),
-    "extend": Verb("hold a claimed task longer", "claims", "extend", "add_extend"),
-    "progress": Verb("report how far a claimed task has come", "claims", "progress", "add_progress"),
+    "claim": Verb("take a task under a lease; 3 if there is none", "tasks", "claim", "add_claim"),
+    "complete": Verb("finish a claimed task", "tasks", "complete", "add_complete"),
+    "fail": Verb("report that a claimed task failed", "tasks", "fail", "add_fail"),
+    "release": Verb("give a claimed task back", "tasks", "release", "add_release"),
+    "snooze": Verb("give a claimed task back, to be handled later", "tasks", "snooze", "add_snooze"),
+    "extend": Verb("hold a claimed task longer", "tasks", "extend", "add_extend"),
+    "progress": Verb("report how far a claimed task has come", "tasks", "progress", "add_progress"),
     "status": Verb("say how a queue stands", "queues", "status", "add_queue"),
     "show": Verb("show all there is to a task, why nobody takes it, or follow it", "show", "show", "add_show"),
     "list": Verb("list tasks", "queues", "list_tasks", "add_list"),
@@ -204,7 +204,7 @@ def _exit_code(error: Exception) -> int | None:
     """The exit code of an expected error; None for a mistake of ours, which keeps its traceback, and a closed pipe."""
     if isinstance(error, UsageError | BrokenPipeError):
         return USAGE if isinstance(error, UsageError) else None
-    from airflow_provider_zkmq.engine import ConfigError, TransportError, WaitTimeout, ZkmqError
+    from ..engine import ConfigError, TransportError, WaitTimeout, ZkmqError
 
     codes: tuple[tuple[type[Exception], int], ...] = (
         (WaitTimeout, TIMED_OUT),  # an OSError too, being a TimeoutError

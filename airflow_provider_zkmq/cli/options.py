@@ -13,10 +13,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, KEY_PASSWORD, environment_options
+from ..environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, KEY_PASSWORD, environment_options
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AnyClient
+    from ..engine import AnyClient
 
 # --- Whether anybody listens where ZooKeeper should be.
 
@@ -142,7 +142,7 @@ class Common:
         `seconds`: for how many seconds a server is waited for where the command line does not say it; one that listens,
         and may just be slow, for longer. Raises what `Zkmq.connect` does.
         """
-        from airflow_provider_zkmq.engine import ConnectionConfig, Unavailable
+        from ..engine import ConnectionConfig, Unavailable
 
         if self.hosts.startswith(FILES):
             return self._connect(gc, self.connect_timeout)
@@ -156,7 +156,7 @@ class Common:
             raise Unavailable(f"{error}; --timeout waits longer") from None
 
     def _connect(self, gc: bool, limit: float | None) -> AnyClient:
-        from airflow_provider_zkmq.engine import Zkmq
+        from ..engine import Zkmq
 
         spans = {"session_timeout": self.session_timeout, "request_timeout": self.request_timeout}
         return Zkmq.connect(self.hosts, self.root, gc=gc, auth=self.auth, connect_timeout=limit, **spans, **self.access)
@@ -234,7 +234,7 @@ def pairs(option: str, texts: Iterable[str] | None) -> dict[str, str]:
 
 def duration(text: str) -> float:
     """Seconds from what people write: ``90``, ``5m``, ``1h30m``, ``250ms``, ``PT1H30M``."""
-    from airflow_provider_zkmq.engine import ConfigError, parse_duration
+    from ..engine import ConfigError, parse_duration
 
     try:
         return parse_duration(text)
@@ -244,7 +244,7 @@ def duration(text: str) -> float:
 
 def moment(text: str) -> datetime:
     """A moment from ISO 8601 with a zone."""
-    from airflow_provider_zkmq.engine import ConfigError, parse_moment
+    from ..engine import ConfigError, parse_moment
 
     try:
         return parse_moment(text)

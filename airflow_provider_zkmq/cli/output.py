@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import Task
+    from ..engine import Task
 
 # --- Times as the command line tells them: with zone and age for people, in ISO 8601 for programs.
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_zkmq.cli.options import STATES, STATUSES, Common, UsageError, attempts, duration, pairs
-from airflow_provider_zkmq.cli.output import brief, facts, moment, say, spread, table, task_record
+from .options import STATES, STATUSES, Common, UsageError, attempts, duration, pairs
+from .output import brief, facts, moment, say, spread, table, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AnyClient, AnyQueue, FilterType, QueueConf, RetryPolicy, Task, ZkmqError
+    from ..engine import AnyClient, AnyQueue, FilterType, QueueConf, RetryPolicy, Task, ZkmqError
 
 # --- The verb configure, and how a configuration is told.
 
@@ -96,7 +96,7 @@ def configure(args: argparse.Namespace, options: Common) -> int:
 
 
 def _types(texts: Iterable[str] | None) -> dict[str, FilterType] | None:
-    from airflow_provider_zkmq.engine import parse_type
+    from ..engine import parse_type
 
     return {name: parse_type(text) for name, text in pairs("--filter", texts).items()} or None
 
@@ -106,7 +106,7 @@ def _policy(zk: AnyClient, queue: AnyQueue, args: argparse.Namespace) -> RetryPo
     changes = _changes(args)
     if not changes:
         return None
-    from airflow_provider_zkmq.engine import RetryPolicy
+    from ..engine import RetryPolicy
 
     present = queue.conf().policy if queue.name in zk.queues() else RetryPolicy()
     return replace(present, **changes)
@@ -153,7 +153,7 @@ def conf_facts(conf: QueueConf) -> dict[str, object]:
 
 
 def _seconds(span: float | None, without: str) -> str:
-    from airflow_provider_zkmq.engine import spell_duration
+    from ..engine import spell_duration
 
     return without if span is None else spell_duration(span)
 
@@ -164,7 +164,7 @@ def _filters(conf: QueueConf) -> dict[str, str]:
 
 def _spell(kind: FilterType) -> str:
     """A filter type in the form that ``configure --filter`` takes."""
-    from airflow_provider_zkmq.engine import OrderedEnum
+    from ..engine import OrderedEnum
 
     return f"enum:{','.join(kind.values)}" if isinstance(kind, OrderedEnum) else type(kind).__name__.lower()
 
@@ -200,7 +200,7 @@ def add_redrive(parser: argparse.ArgumentParser) -> None:
 
 def redrive(args: argparse.Namespace, options: Common) -> int:
     """Put dead or cancelled tasks back."""
-    from airflow_provider_zkmq.engine import CorruptRecord
+    from ..engine import CorruptRecord
 
     if bool(args.tasks) == args.all:
         raise UsageError("redrive needs either task ids or --all")
@@ -254,14 +254,14 @@ class _Done:
 
 def _checked(tasks: Iterable[str]) -> list[str]:
     """The ids, each once. Raises `ConfigError` for a bad one."""
-    from airflow_provider_zkmq.engine import check_name
+    from ..engine import check_name
 
     return [check_name("task id", task) for task in dict.fromkeys(tasks)]
 
 
 def _each(tasks: Iterable[str], act: Callable[[str], None]) -> _Done:
     """Act on one task after the other, passing over those that refuse. A bad id is refused before anything is done."""
-    from airflow_provider_zkmq.engine import IllegalTransition, TaskNotFound
+    from ..engine import IllegalTransition, TaskNotFound
 
     done = _Done()
     for task in _checked(tasks):
@@ -319,7 +319,7 @@ def status(args: argparse.Namespace, options: Common) -> int:
 
 def _alive(queue: AnyQueue) -> int | None:
     """How many consumers live; None where none are registered."""
-    from airflow_provider_zkmq.engine import Unsupported
+    from ..engine import Unsupported
 
     try:
         return sum(consumer.alive for consumer in queue.consumers())
@@ -441,7 +441,7 @@ def delete(args: argparse.Namespace, options: Common) -> int:
 
 def _confirm_name(queue: AnyQueue) -> None:
     """Raise `UsageError` unless whoever sits at the terminal types the queue's name."""
-    from airflow_provider_zkmq.engine import QueueNotFound
+    from ..engine import QueueNotFound
 
     try:
         counts = queue.counts()

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_zkmq.cli.options import Common, UsageError, duration
-from airflow_provider_zkmq.cli.output import say
+from .options import Common, UsageError, duration
+from .output import say
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.spark.reporting.report import Report
+    from ..spark.reporting.report import Report
 
 DIRECTORY_VARIABLE = "ZKMQ_ARCHIVE_DIR"
 
@@ -57,13 +57,13 @@ def report(args: argparse.Namespace, options: Common) -> int:
 
 def _make(directory: str, args: argparse.Namespace) -> Report:
     """The report. What can be refused without Spark, which takes its time to start, is refused before."""
-    from airflow_provider_zkmq.spark.reporting.page import known, need
+    from ..spark.reporting.page import known, need
 
     need("pyspark", "pandas", "pyarrow", *(("matplotlib",) if args.html is not None else ()))
     since, until = _moment("--since", args.since), _moment("--until", args.until)
     queues = known(directory, [args.queue] if args.queue else None)
-    from airflow_provider_zkmq.spark import report as make
-    from airflow_provider_zkmq.spark.reporting.report import session
+    from ..spark import report as make
+    from ..spark.reporting.report import session
 
     with session() as spark:
         return make(
@@ -81,7 +81,7 @@ def _make(directory: str, args: argparse.Namespace) -> Report:
 
 def _moment(option: str, text: str | None) -> datetime | None:
     """A moment, or a duration before now by this machine's clock. Raises `UsageError`."""
-    from airflow_provider_zkmq.engine import ConfigError, parse_duration, parse_moment
+    from ..engine import ConfigError, parse_duration, parse_moment
 
     if text is None:
         return None

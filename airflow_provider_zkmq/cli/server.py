@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from airflow_provider_zkmq.cli.options import UsageError
-from airflow_provider_zkmq.embedded import EmbeddedServer, ServerTls, is_loopback
+from ..embedded import EmbeddedServer, ServerTls, is_loopback
+from .options import UsageError
 
 if TYPE_CHECKING:
     import argparse

@@ -6,11 +6,11 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from airflow_provider_zkmq.cli.options import Common
-from airflow_provider_zkmq.cli.output import facts, moment, percent, printable, say, table, task_facts, task_record
+from .options import Common
+from .output import facts, moment, percent, printable, say, table, task_facts, task_record
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AnyQueue, Explanation, Task, Znode
+    from ..engine import AnyQueue, Explanation, Task, Znode
 
 FAILED = 5
 _LATER = ("claim", "result", "requeue")  # the znodes of a task that its enqueue does not write
@@ -50,7 +50,7 @@ def show(args: argparse.Namespace, options: Common) -> int:
 
 def _tree(queue: AnyQueue, task_id: str) -> list[Znode] | None:
     """The task's znodes; None where it is in a file."""
-    from airflow_provider_zkmq.engine import Unsupported
+    from ..engine import Unsupported
 
     try:
         return queue.tree(task_id)

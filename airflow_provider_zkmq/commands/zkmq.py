@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from airflow.exceptions import AirflowNotFoundException
 
-from airflow_provider_zkmq.cli.main import USAGE, main
+from ..cli.main import USAGE, main
 
 #: Verbs that connect to nothing, or to servers of their own.
 _WITHOUT: Final = frozenset({"server", "report"})
@@ -44,7 +44,7 @@ def run_words(conn_id: str, words: list[str]) -> int:
     most = words.index("--") if "--" in words else len(words)  # what comes after it is no option
     if words[0] in _WITHOUT or {"--help", "-h"}.intersection(words[:most]):
         return main(words)
-    from airflow_provider_zkmq.engine import ConfigError
+    from ..engine import ConfigError
 
     try:
         options = _options(conn_id)
@@ -60,7 +60,7 @@ def _options(conn_id: str) -> dict[str, Any]:
     """Look the connection up as Airflow's own commands do. Raises AirflowNotFoundException, `ConfigError`."""
     from airflow.models.connection import Connection
 
-    from airflow_provider_zkmq.hooks.connections import connection_options
+    from ..hooks.connections import connection_options
 
     conn: Any = Connection.get_connection_from_secrets(conn_id)
     options = connection_options(conn)
@@ -70,8 +70,8 @@ def _options(conn_id: str) -> dict[str, Any]:
 
 def _check(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for what the hook would refuse, too: in the environment some of it would be passed over."""
-    from airflow_provider_zkmq.engine import ConnectionConfig, Unavailable, Zkmq
-    from airflow_provider_zkmq.environment import FILES
+    from ..engine import ConnectionConfig, Unavailable, Zkmq
+    from ..environment import FILES
 
     named = {name: value for name, value in options.items() if name != "queue"}
     if not named["hosts"].startswith(FILES):

@@ -17,7 +17,7 @@ from airflow.sdk import conf
 from airflow.sdk.bases.decorator import DecoratedOperator, KeywordParameters, is_async_callable, task_decorator_factory
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
-from airflow_provider_zkmq.engine import (
+from ..engine import (
     AccessDenied,
     ConfigError,
     Duration,
@@ -29,15 +29,15 @@ from airflow_provider_zkmq.engine import (
     TransportError,
     ZkmqError,
 )
-from airflow_provider_zkmq.hooks.arguments import ClaimReference, read_claims, shown, span
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import AWAY, naming, seconds_left, typed
-from airflow_provider_zkmq.hooks.lineage import ReadsQueue
-from airflow_provider_zkmq.hooks.outcomes import clipped, storable
-from airflow_provider_zkmq.hooks.retry import LONGEST_OF_A_WAIT, NO_OUTAGE, RETRY_SECONDS, Backoff, outlast
-from airflow_provider_zkmq.hooks.telemetry import count_claimed, count_dead, count_settled
-from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.claiming import (
+from ..hooks.arguments import ClaimReference, read_claims, shown, span
+from ..hooks.connections import DEFAULT_CONN_ID
+from ..hooks.deferring import AWAY, naming, seconds_left, typed
+from ..hooks.lineage import ReadsQueue
+from ..hooks.outcomes import clipped, storable
+from ..hooks.retry import LONGEST_OF_A_WAIT, NO_OUTAGE, RETRY_SECONDS, Backoff, outlast
+from ..hooks.telemetry import count_claimed, count_dead, count_settled
+from ..hooks.zkmq import ZkmqHook
+from ..operators.claiming import (
     Taken,
     block_until_ready,
     defer_until_ready,
@@ -45,14 +45,14 @@ from airflow_provider_zkmq.operators.claiming import (
     logging_lost_claim,
     skip_missing_queue,
 )
-from airflow_provider_zkmq.operators.settling import as_result
-from airflow_provider_zkmq.triggers.zkmq import nothing_came
+from ..operators.settling import as_result
+from ..triggers.zkmq import nothing_came
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.bases.decorator import TaskDecorator
 
-    from airflow_provider_zkmq.engine import AnyClaim, AnyQueue, Task, Worker
+    from ..engine import AnyClaim, AnyQueue, Task, Worker
 
 # --- The function under `@task.zkmq`: what of its signature is TaskFlow's, and how a worker calls it.
 
@@ -323,7 +323,7 @@ class ClaimsOfOthers:
 
     def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
         """Return a worker that handles what is given. Raises `ConfigError` for what goes with claiming alone."""
-        from airflow_provider_zkmq.engine import Worker  # it loads much: reading a DAG does without
+        from ..engine import Worker  # it loads much: reading a DAG does without
 
         if options.pop("selector") is not None:
             raise ConfigError("@task.zkmq: with claims there is nothing left to select: leave selector out")

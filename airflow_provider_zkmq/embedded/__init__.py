@@ -4,10 +4,10 @@ Importing this package starts nothing and loads neither PySpark nor a ZooKeeper 
 brings its own ensemble: this server lets in anyone who reaches it, on loopback unless told otherwise.
 """
 
-from airflow_provider_zkmq.embedded.configuration import ServerError, ServerTls
-from airflow_provider_zkmq.embedded.java import Java, find_java, spark_jars, spark_java_home
-from airflow_provider_zkmq.embedded.node import read_metrics
-from airflow_provider_zkmq.embedded.server import EmbeddedServer, is_loopback
+from .configuration import ServerError, ServerTls
+from .java import Java, find_java, spark_jars, spark_java_home
+from .node import read_metrics
+from .server import EmbeddedServer, is_loopback
 
 __all__ = [
     "EmbeddedServer",

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_provider_zkmq.engine import ConfigError, ZkmqError
+from ..engine import ConfigError, ZkmqError
 
 # --- The one error of the embedded ZooKeeper: it could not be started, reached or kept running.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_zkmq.embedded.configuration import ServerError
+from .configuration import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from airflow_provider_zkmq.embedded.configuration import JAVA_LOG, SERVER_LOG, ServerError
+from .configuration import JAVA_LOG, SERVER_LOG, ServerError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,11 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_zkmq.embedded import configuration, java
-from airflow_provider_zkmq.embedded import java as jars
-from airflow_provider_zkmq.embedded.configuration import ServerError, ServerTls
-from airflow_provider_zkmq.embedded.node import PortLostError, ServerNode, check_alive, last_words
-from airflow_provider_zkmq.engine import ConfigError
+from ..engine import ConfigError
+from . import configuration, java
+from .configuration import ServerError, ServerTls
+from .node import PortLostError, ServerNode, check_alive, last_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -298,7 +297,7 @@ class EmbeddedServer:
         """
         if self._folder is not None:
             raise ServerError(f"the ZooKeeper server in {self.data_dir} is started already: stop it first")
-        class_path = jars.class_path(tls=self._settings.tls is not None)
+        class_path = java.class_path(tls=self._settings.tls is not None)
         command = [str(java.find_java().executable), *self._settings.java_arguments(class_path)]
         self._folder = Folder(self.data_dir, self._size)
         try:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT
-
+from ..environment import DEFAULT_HOSTS, DEFAULT_ROOT
 from .core.model.names import check_root
 from .core.model.values import seconds
 from .errors import ConfigError

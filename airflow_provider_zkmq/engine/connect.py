@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Self, TypeAlias
 
-from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
-from airflow_provider_zkmq.filequeue.claims import FileClaim
-from airflow_provider_zkmq.filequeue.client import FileClient
-from airflow_provider_zkmq.filequeue.queue import FileQueue
-
+from ..environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
+from ..filequeue.claims import FileClaim
+from ..filequeue.client import FileClient
+from ..filequeue.queue import FileQueue
 from .api.client import Client
 from .api.queue import Claim, Queue
 from .config import ConnectionConfig

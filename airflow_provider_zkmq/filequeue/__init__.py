@@ -17,8 +17,8 @@ process, not a loss of power. An editor that writes the file back loses what hap
 the whole file where somebody else has changed it. What files cannot promise is refused with `Unsupported` (`refusals`).
 """
 
-from airflow_provider_zkmq.filequeue.claims import FileClaim, FileClaims
-from airflow_provider_zkmq.filequeue.client import FileClient
-from airflow_provider_zkmq.filequeue.queue import FileQueue
+from .claims import FileClaim, FileClaims
+from .client import FileClient
+from .queue import FileQueue
 
 __all__ = ["FileClaim", "FileClaims", "FileClient", "FileQueue"]

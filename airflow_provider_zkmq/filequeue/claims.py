@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
-from airflow_provider_zkmq.engine.core.protocol import Procedure
-from airflow_provider_zkmq.engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
-from airflow_provider_zkmq.engine.errors import ClaimLost, QueueNotFound, TaskNotFound
-from airflow_provider_zkmq.engine.model import Duration, State, Success, Task
-from airflow_provider_zkmq.filequeue.refusals import PROGRESS, TRANSACTIONS, refused
+from ..engine.core.protocol import Procedure
+from ..engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
+from ..engine.errors import ClaimLost, QueueNotFound, TaskNotFound
+from ..engine.model import Duration, State, Success, Task
+from .refusals import PROGRESS, TRANSACTIONS, refused
 
 # --- `FileClaim`: a task in hand, out of a file.
 

@@ -7,15 +7,15 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.errors import ZkmqError
-from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.model import Moment
-from airflow_provider_zkmq.environment import DEFAULT_ROOT
-from airflow_provider_zkmq.filequeue import settling
-from airflow_provider_zkmq.filequeue.directory import Directory
-from airflow_provider_zkmq.filequeue.queue import FileQueue
-from airflow_provider_zkmq.filequeue.refusals import SERVERS, TRANSACTIONS, refusal, refuse, refused
+from ..engine.config import ConnectionConfig
+from ..engine.errors import ZkmqError
+from ..engine.log import log
+from ..engine.model import Moment
+from ..environment import DEFAULT_ROOT
+from . import settling
+from .directory import Directory
+from .queue import FileQueue
+from .refusals import SERVERS, TRANSACTIONS, refusal, refuse, refused
 
 #: For so long closing waits for locks of others, all in all; what is not given back is at the end of its time.
 _CLOSING_SECONDS: Final = 2.0

@@ -10,28 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.errors import (
-    ConfigError,
-    CorruptRecord,
-    QueueError,
-    QueueNotFound,
-    SessionLost,
-    Unavailable,
-    ZkmqError,
-)
-from airflow_provider_zkmq.engine.model import State, check_name
-from airflow_provider_zkmq.filequeue.queue_file import (
-    CachedFiles,
-    FileConf,
-    QueueFile,
-    WarnOnce,
-    delete_results,
-    read_conf,
-    write_conf,
-)
-from airflow_provider_zkmq.textqueue import HostileFile, LockHeld, StaleMessage, TextQueue, TextQueueError
-from airflow_provider_zkmq.textqueue.file import changes
-from airflow_provider_zkmq.textqueue.mutex import new_owner
+from ..engine.errors import ConfigError, CorruptRecord, QueueError, QueueNotFound, SessionLost, Unavailable, ZkmqError
+from ..engine.model import State, check_name
+from ..textqueue import HostileFile, LockHeld, StaleMessage, TextQueue, TextQueueError
+from ..textqueue.file import changes
+from ..textqueue.mutex import new_owner
+from .queue_file import CachedFiles, FileConf, QueueFile, WarnOnce, delete_results, read_conf, write_conf
 
 # --- Waiting for something to be found in a file: looked for after each change of it, and when a time has come.
 

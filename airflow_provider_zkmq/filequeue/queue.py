@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.errors import BadMessage, ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
-from airflow_provider_zkmq.engine.model import (
+from ..engine.errors import BadMessage, ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
+from ..engine.model import (
     MAX_PAYLOAD,
     PARTS,
     Duration,
@@ -43,15 +43,15 @@ from airflow_provider_zkmq.engine.model import (
     seconds,
     whole_number,
 )
-from airflow_provider_zkmq.engine.working.deliveries import Handler
-from airflow_provider_zkmq.engine.working.worker import Worker
-from airflow_provider_zkmq.filequeue import refusals, settling
-from airflow_provider_zkmq.filequeue.claims import FileClaim, FileClaims
-from airflow_provider_zkmq.filequeue.directory import Directory, delete_queue, end_of, look_until
-from airflow_provider_zkmq.filequeue.queue_file import QueueFile, TaskLines, lock_span
-from airflow_provider_zkmq.filequeue.refusals import BOUNDS, TRANSACTIONS, refuse, refused
-from airflow_provider_zkmq.filequeue.settling import Putting
-from airflow_provider_zkmq.filequeue.waiting import follow, wait
+from ..engine.working.deliveries import Handler
+from ..engine.working.worker import Worker
+from . import refusals, settling
+from .claims import FileClaim, FileClaims
+from .directory import Directory, delete_queue, end_of, look_until
+from .queue_file import QueueFile, TaskLines, lock_span
+from .refusals import BOUNDS, TRANSACTIONS, refuse, refused
+from .settling import Putting
+from .waiting import follow, wait
 
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 #: Who waits without a bound asks again after so many seconds.

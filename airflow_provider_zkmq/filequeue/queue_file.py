@@ -17,9 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, TaskNotFound
-from airflow_provider_zkmq.engine.log import log
-from airflow_provider_zkmq.engine.model import (
+from ..engine.errors import ConfigError, CorruptRecord, TaskNotFound
+from ..engine.log import log
+from ..engine.model import (
     MAX_PAYLOAD,
     ORDERS,
     Duration,
@@ -38,12 +38,12 @@ from airflow_provider_zkmq.engine.model import (
     parse_duration,
     seconds,
 )
-from airflow_provider_zkmq.filequeue.refusals import ENDLESS, refusal
-from airflow_provider_zkmq.textqueue import HostileFile, Message, Status, TextQueue, mutex
-from airflow_provider_zkmq.textqueue.file import ALL
-from airflow_provider_zkmq.textqueue.lines import read_plain, replace_plain
-from airflow_provider_zkmq.textqueue.message import BYTE, Place, Record, encode, whole_number
-from airflow_provider_zkmq.textqueue.mutex import RESERVED
+from ..textqueue import HostileFile, Message, Status, TextQueue, mutex
+from ..textqueue.file import ALL
+from ..textqueue.lines import read_plain, replace_plain
+from ..textqueue.message import BYTE, Place, Record, encode, whole_number
+from ..textqueue.mutex import RESERVED
+from .refusals import ENDLESS, refusal
 
 # --- What is wrong with the files, told once in the log: what is stepped over, and who may read them.
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
-from airflow_provider_zkmq.engine.errors import BadMessage, ClaimLost, ConfigError, DuplicateTask, TaskTooLarge
-from airflow_provider_zkmq.engine.model import (
+from ..engine.errors import BadMessage, ClaimLost, ConfigError, DuplicateTask, TaskTooLarge
+from ..engine.model import (
     MAX_PAYLOAD,
     Message,
     NewTasks,
@@ -26,18 +26,9 @@ from airflow_provider_zkmq.engine.model import (
     lock_seconds,
     parse_filters,
 )
-from airflow_provider_zkmq.filequeue.queue_file import (
-    ROOMS,
-    FileConf,
-    QueueFile,
-    TaskLines,
-    body_of,
-    clipped,
-    lock_span,
-    spell_time,
-)
-from airflow_provider_zkmq.filequeue.refusals import check_message
-from airflow_provider_zkmq.textqueue import StaleMessage, Status, mutex
+from ..textqueue import StaleMessage, Status, mutex
+from .queue_file import ROOMS, FileConf, QueueFile, TaskLines, body_of, clipped, lock_span, spell_time
+from .refusals import check_message
 
 # --- Enqueue: what a message becomes in the file.
 

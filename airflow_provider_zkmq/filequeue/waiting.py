@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from airflow_provider_zkmq.engine.errors import WaitTimeout
-from airflow_provider_zkmq.engine.model import (
+from ..engine.errors import WaitTimeout
+from ..engine.model import (
     ENDED,
     FAILED,
     Duration,
@@ -21,8 +21,8 @@ from airflow_provider_zkmq.engine.model import (
     optional_seconds,
     wait_event,
 )
-from airflow_provider_zkmq.filequeue.directory import Directory, end_of, look_until
-from airflow_provider_zkmq.filequeue.queue_file import QueueFile, TaskLines
+from .directory import Directory, end_of, look_until
+from .queue_file import QueueFile, TaskLines
 
 # --- Waiting for tasks of a file to be claimed, or to end.
 

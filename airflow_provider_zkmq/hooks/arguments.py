@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from airflow_provider_zkmq.engine import ConfigError, check_name, parse_duration, parse_moment
+from ..engine import ConfigError, check_name, parse_duration, parse_moment
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AnyClaim, AsyncClaim
+    from ..engine import AnyClaim, AsyncClaim
 
 # --- Arguments as templates and forms give them: truth values, durations, moments, lists and task ids, or their text.
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from airflow_provider_zkmq.engine import ConfigError
-from airflow_provider_zkmq.environment import FILES
-from airflow_provider_zkmq.hooks.arguments import flag, kind_of, span
+from ..engine import ConfigError
+from ..environment import FILES
+from .arguments import flag, kind_of, span
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_zkmq.environment import DEFAULT_ROOT, FILES
+from ..environment import DEFAULT_ROOT, FILES
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -53,8 +53,8 @@ def queue_asset(conn_id: str, queue: str | None) -> Asset | None:
 
     Raises `ConfigError` where there is no such connection, or it is not understood.
     """
-    from airflow_provider_zkmq.assets.zkmq import create_asset
-    from airflow_provider_zkmq.hooks.connections import look_up_options
+    from ..assets.zkmq import create_asset
+    from .connections import look_up_options
 
     options = look_up_options(conn_id)
     if options["hosts"].startswith(FILES):
@@ -67,7 +67,7 @@ def record_lineage(conn_id: str, queue: str, directory: str) -> None:
     """Say that the task under way reads a queue and writes its archive; by Airflow's own collector of lineage."""
     from airflow.sdk.lineage import get_hook_lineage_collector
 
-    from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+    from .zkmq import ZkmqHook
 
     asset = queue_asset(conn_id, queue)
     collector = get_hook_lineage_collector()
@@ -78,6 +78,6 @@ def record_lineage(conn_id: str, queue: str, directory: str) -> None:
 
 
 def _dataset(asset: Asset) -> Any:
-    from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage
+    from ..assets.zkmq import convert_asset_to_openlineage
 
     return convert_asset_to_openlineage(asset, None)

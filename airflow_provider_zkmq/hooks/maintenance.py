@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine import State, Unreadable
-from airflow_provider_zkmq.hooks.outcomes import one_line
+from ..engine import State, Unreadable
+from .outcomes import one_line
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AnyQueue
+    from ..engine import AnyQueue
 
 #: So many characters of a reason are told.
 _REASON: Final = 200

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_zkmq.engine import ZkmqError
-from airflow_provider_zkmq.hooks import telemetry
-from airflow_provider_zkmq.hooks.deferring import first_within, typed
+from ..engine import ZkmqError
+from . import telemetry
+from .deferring import first_within, typed
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
 
-    from airflow_provider_zkmq.engine import AnyQueue, Batch, Task
+    from ..engine import AnyQueue, Batch, Task
 
 # --- What became of tasks, for XComs, for the end of an Airflow task, and for its log.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
-from airflow_provider_zkmq.engine import SessionLost, TlsRefused, TransportError
+from ..engine import SessionLost, TlsRefused, TransportError
 
 # --- The pauses after failures of what goes on all the same: longer after each one, and told about once a minute.
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow.sdk import BaseHook
 
-from airflow_provider_zkmq.engine import ConfigError
-from airflow_provider_zkmq.hooks.connections import (
+from ..engine import ConfigError
+from .connections import (
     DEFAULT_CONN_ID,
     DEFAULT_QUEUE,
     async_connection_options,
@@ -17,7 +17,7 @@ from airflow_provider_zkmq.hooks.connections import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AnyClient, AnyQueue, AsyncQueue, AsyncZkmq
+    from ..engine import AnyClient, AnyQueue, AsyncQueue, AsyncZkmq
 
 
 class ZkmqHook(BaseHook):
@@ -53,7 +53,7 @@ class ZkmqHook(BaseHook):
 
         """
         if self._client is None:
-            from airflow_provider_zkmq.engine import Zkmq
+            from ..engine import Zkmq
 
             limit_kazoo_logging()
             conn = self.get_connection(self.zkmq_conn_id)
@@ -72,7 +72,7 @@ class ZkmqHook(BaseHook):
 
     async def get_async_conn(self) -> AsyncZkmq:
         """Open a connection for the running event loop, the caller's to close. Raises what `get_conn` does."""
-        from airflow_provider_zkmq.engine import AsyncZkmq
+        from ..engine import AsyncZkmq
 
         options = await async_connection_options(self.zkmq_conn_id)
         self._default_queue = options.pop("queue")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow.sdk import BaseNotifier
 
-from airflow_provider_zkmq.engine import ConfigError
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import typed
-from airflow_provider_zkmq.hooks.maintenance import dead_letters
-from airflow_provider_zkmq.hooks.settings import how_many
-from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from ..engine import ConfigError
+from ..hooks.connections import DEFAULT_CONN_ID
+from ..hooks.deferring import typed
+from ..hooks.maintenance import dead_letters
+from ..hooks.telemetry import how_many
+from ..hooks.zkmq import ZkmqHook
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_zkmq.engine import ConfigError
-from airflow_provider_zkmq.hooks.arguments import flag
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
+from ..engine import ConfigError
+from ..hooks.arguments import flag
+from ..hooks.connections import DEFAULT_CONN_ID
+from ..hooks.zkmq import ZkmqHook
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.bridge import Imported
+    from ..bridge import Imported
 
 _SHOWN = 5
 #: So many refusals have a line of their own in the log; all are in the XCom.
@@ -65,7 +65,7 @@ class ZkmqExportOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, object]:  # noqa: ARG002
         """Write the file. Raises what `bridge.export_queue` does."""
-        from airflow_provider_zkmq.bridge import export_queue  # it loads the engine: reading a DAG does without
+        from ..bridge import export_queue  # it loads the engine: reading a DAG does without
 
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             queue = hook.queue()
@@ -118,7 +118,7 @@ class ZkmqImportOperator(BaseOperator):
 
         `AirflowFailException` names the first few messages that were refused.
         """
-        from airflow_provider_zkmq.bridge import import_file
+        from ..bridge import import_file
 
         dry_run = flag("dry_run", self.dry_run)
         name = self.zkmq_queue or self._named()
@@ -131,7 +131,7 @@ class ZkmqImportOperator(BaseOperator):
         return done.as_dict()
 
     def _named(self) -> str:
-        from airflow_provider_zkmq.bridge import exported_from
+        from ..bridge import exported_from
 
         origin = exported_from(self.path)
         if origin is None:

@@ -12,29 +12,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from airflow_provider_zkmq.engine import (
-    ClaimLost,
-    ConfigError,
-    Duration,
-    QueueNotFound,
-    TaskNotFound,
-    TransportError,
-    ZkmqError,
-)
-from airflow_provider_zkmq.hooks.arguments import MOST, ClaimReference, claim_reference, read_claims, shown
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import deferral_limit, naming
-from airflow_provider_zkmq.hooks.retry import RETRY_SECONDS, outlast
-from airflow_provider_zkmq.hooks.telemetry import count_claimed
-from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.work_tasks import NotMappable, TaskStateStore, class_of
-from airflow_provider_zkmq.triggers.leases import checked_lease
-from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger
+from ..engine import ClaimLost, ConfigError, Duration, QueueNotFound, TaskNotFound, TransportError, ZkmqError
+from ..hooks.arguments import MOST, ClaimReference, claim_reference, read_claims, shown
+from ..hooks.connections import DEFAULT_CONN_ID
+from ..hooks.deferring import deferral_limit, naming
+from ..hooks.retry import RETRY_SECONDS, outlast
+from ..hooks.telemetry import count_claimed
+from ..hooks.zkmq import ZkmqHook
+from ..triggers.leases import checked_lease
+from ..triggers.zkmq import ZkmqReadyTrigger
+from .work_tasks import NotMappable, TaskStateStore, class_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine import AnyQueue
+    from ..engine import AnyQueue
 
 # --- Waiting for work that fits, in the triggerer or on a worker, claiming nothing meanwhile.
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow.sdk import TaskGroup
 
-from airflow_provider_zkmq.engine import Duration
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.operators.claiming import LEASE, ZkmqClaimOperator
-from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
-from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator, have_checked, have_noted, notes_its_end
-from airflow_provider_zkmq.operators.work_tasks import check_each, waited_for, work_ids
+from ..engine import Duration
+from ..hooks.connections import DEFAULT_CONN_ID
+from .claiming import LEASE, ZkmqClaimOperator
+from .keeping import ZkmqKeepOperator
+from .settling import ZkmqSettleOperator, have_checked, have_noted, notes_its_end
+from .work_tasks import check_each, waited_for, work_ids
 
 if TYPE_CHECKING:
     from airflow.sdk import XComArg

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from airflow.sdk import BaseHook, BaseOperator
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
 
-from airflow_provider_zkmq.engine import Duration, ZkmqError
-from airflow_provider_zkmq.environment import FILES
-from airflow_provider_zkmq.hooks.arguments import read_claims, shown
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID, connection_options
-from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.claiming import AGAIN, LEASE, still_held
-from airflow_provider_zkmq.operators.work_tasks import NotMappable
-from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger, checked_lease, end_of
+from ..engine import Duration, ZkmqError
+from ..environment import FILES
+from ..hooks.arguments import read_claims, shown
+from ..hooks.connections import DEFAULT_CONN_ID, connection_options
+from ..hooks.zkmq import ZkmqHook
+from ..triggers.leases import ZkmqLeaseTrigger, checked_lease, end_of
+from .claiming import AGAIN, LEASE, still_held
+from .work_tasks import NotMappable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.hooks.arguments import ClaimReference
+    from ..hooks.arguments import ClaimReference
 
 #: Where worker slots are few, what holds the claims comes before the work.
 _PRIORITY: Final = 1_000

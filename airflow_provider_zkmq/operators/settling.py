@@ -15,29 +15,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
-from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, TaskTooLarge, ZkmqError
-from airflow_provider_zkmq.hooks.arguments import ClaimReference, read_claims, shown
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.outcomes import few, storable
-from airflow_provider_zkmq.hooks.retry import RETRY_SECONDS, outlast
-from airflow_provider_zkmq.hooks.telemetry import count_dead, count_settled
-from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.claiming import AGAIN, LEASE, still_held
-from airflow_provider_zkmq.operators.work_tasks import (
-    NotMappable,
-    TaskStateStore,
-    check_each,
-    class_of,
-    ends_of,
-    work_ids,
-    work_tasks,
-)
+from ..engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, TaskTooLarge, ZkmqError
+from ..hooks.arguments import ClaimReference, read_claims, shown
+from ..hooks.connections import DEFAULT_CONN_ID
+from ..hooks.outcomes import few, storable
+from ..hooks.retry import RETRY_SECONDS, outlast
+from ..hooks.telemetry import count_dead, count_settled
+from ..hooks.zkmq import ZkmqHook
+from .claiming import AGAIN, LEASE, still_held
+from .work_tasks import NotMappable, TaskStateStore, check_each, class_of, ends_of, work_ids, work_tasks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine import AnyQueue, Task
-    from airflow_provider_zkmq.hooks.arguments import ClaimReference
+    from ..engine import AnyQueue, Task
+    from ..hooks.arguments import ClaimReference
 
 # --- What the tasks that a run has finished keep as their result: each its own, or one for all.
 

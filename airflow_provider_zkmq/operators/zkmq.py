@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_zkmq.engine import (
+from ..engine import (
     BadMessage,
     ConfigError,
     DuplicateTask,
@@ -29,21 +29,27 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     idempotency_series,
 )
-from airflow_provider_zkmq.hooks.arguments import flag, items_of, kind_of, moment, span
-from airflow_provider_zkmq.hooks.cancel_on_kill import INSTANCE, NOTE, TRY, cancel_open, ended_by_user, is_of, origin_of
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import (
+from ..hooks.arguments import flag, items_of, kind_of, moment, span
+from ..hooks.connections import DEFAULT_CONN_ID
+from ..hooks.deferring import (
     AWAY,
     EVENT_BYTES,
+    INSTANCE,
+    NOTE,
+    TRY,
     awaited_ids,
+    cancel_open,
     deferral_limit,
+    ended_by_user,
+    is_of,
     naming,
+    origin_of,
     series_id,
     series_ids,
     typed,
 )
-from airflow_provider_zkmq.hooks.lineage import WritesQueue
-from airflow_provider_zkmq.hooks.outcomes import (
+from ..hooks.lineage import WritesQueue
+from ..hooks.outcomes import (
     XComResults,
     check_batch,
     check_outcomes,
@@ -53,20 +59,20 @@ from airflow_provider_zkmq.hooks.outcomes import (
     pushed_for,
     size,
 )
-from airflow_provider_zkmq.hooks.retry import NO_OUTAGE, RETRY_SECONDS, Outlasting, persist
-from airflow_provider_zkmq.hooks.telemetry import count_enqueued
-from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.bridge import ZkmqExportOperator, ZkmqImportOperator
-from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
-from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
-from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
-from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
-from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
+from ..hooks.retry import NO_OUTAGE, RETRY_SECONDS, Outlasting, persist
+from ..hooks.telemetry import count_enqueued
+from ..hooks.zkmq import ZkmqHook
+from ..triggers.zkmq import ZkmqTaskTrigger
+from .bridge import ZkmqExportOperator, ZkmqImportOperator
+from .claiming import ZkmqClaimOperator
+from .groups import ZkmqTaskGroup
+from .keeping import ZkmqKeepOperator
+from .settling import ZkmqSettleOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine import AnyQueue
+    from ..engine import AnyQueue
 
 # --- Messages as an operator's arguments and rendered templates spell them.
 

@@ -29,7 +29,7 @@ class ZkmqMessageQueueProvider(BaseMessageQueueProvider):
 
     def trigger_class(self) -> type[BaseEventTrigger]:
         """Return the trigger that `scheme` stands for."""
-        from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+        from ..triggers.events import ZkmqEventTrigger
 
         return ZkmqEventTrigger
 

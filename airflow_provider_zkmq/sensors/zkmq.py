@@ -20,35 +20,20 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_provider_zkmq.engine import (
-    ConfigError,
-    TlsRefused,
-    TransportError,
-    WaitFor,
-    WaitTimeout,
-    ZkmqError,
-    wait_event,
-)
-from airflow_provider_zkmq.hooks.arguments import flat_ids, is_blank, moment
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.deferring import AWAY, awaited_ids, deferral_limit, naming
-from airflow_provider_zkmq.hooks.lineage import ReadsQueue
-from airflow_provider_zkmq.hooks.outcomes import (
-    XComResults,
-    log_ended,
-    log_open,
-    may_end_in_triggerer,
-    progress_log,
-    pushed_for,
-)
-from airflow_provider_zkmq.hooks.retry import NO_OUTAGE, persist
-from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
+from ..engine import ConfigError, TlsRefused, TransportError, WaitFor, WaitTimeout, ZkmqError, wait_event
+from ..hooks.arguments import flat_ids, is_blank, moment
+from ..hooks.connections import DEFAULT_CONN_ID
+from ..hooks.deferring import AWAY, awaited_ids, deferral_limit, naming
+from ..hooks.lineage import ReadsQueue
+from ..hooks.outcomes import XComResults, log_ended, log_open, may_end_in_triggerer, progress_log, pushed_for
+from ..hooks.retry import NO_OUTAGE, persist
+from ..hooks.zkmq import ZkmqHook
+from ..triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_zkmq.engine import AnyQueue, Batch, Explanation, Task
+    from ..engine import AnyQueue, Batch, Explanation, Task
 
     Ended: TypeAlias = Sequence[Task] | Batch
 

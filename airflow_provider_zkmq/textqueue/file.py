@@ -9,18 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from airflow_provider_zkmq.textqueue.lines import (
-    BOM,
-    NEWLINE,
-    HostileFile,
-    Limits,
-    TextQueueError,
-    check_lines,
-    open_plain,
-    scan,
-)
-from airflow_provider_zkmq.textqueue.message import Message, Record, SharedFile, Status, records, spell
-from airflow_provider_zkmq.textqueue.mutex import RESERVED, check_owner, is_mutex
+from .lines import BOM, NEWLINE, HostileFile, Limits, TextQueueError, check_lines, open_plain, scan
+from .message import Message, Record, SharedFile, Status, records, spell
+from .mutex import RESERVED, check_owner, is_mutex
 
 # --- Following a file: waiting for its next change without polling, where the platform allows.
 

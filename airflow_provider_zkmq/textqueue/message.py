@@ -15,18 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from airflow_provider_zkmq.textqueue import mutex
-from airflow_provider_zkmq.textqueue.lines import (
-    CRLF,
-    NEWLINE,
-    HostileFile,
-    Limits,
-    Line,
-    LockHeld,
-    StaleMessage,
-    TextQueueError,
-    newline_of,
-)
+from . import mutex
+from .lines import CRLF, NEWLINE, HostileFile, Limits, Line, LockHeld, StaleMessage, TextQueueError, newline_of
 
 # --- Lines to messages: what belongs together, and what is not understood.
 

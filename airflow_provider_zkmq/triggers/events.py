@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_zkmq.engine import ConfigError, Duration, QueueNotFound, check_name, parse_selector
-from airflow_provider_zkmq.hooks.arguments import claim_reference, span
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.retry import Backoff
-from airflow_provider_zkmq.hooks.telemetry import count_claimed
-from airflow_provider_zkmq.triggers.sessions import HeldSession
+from ..engine import ConfigError, Duration, QueueNotFound, check_name, parse_selector
+from ..hooks.arguments import claim_reference, span
+from ..hooks.connections import DEFAULT_CONN_ID
+from ..hooks.retry import Backoff
+from ..hooks.telemetry import count_claimed
+from .sessions import HeldSession
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AsyncClaim, AsyncQueue
+    from ..engine import AsyncClaim, AsyncQueue
 
 # --- A watch over a queue that outlives ZooKeeper's absences: what `ZkmqEventTrigger` waits by.
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_zkmq.engine import ClaimLost, Duration, QueueNotFound, TaskNotFound, Unsupported
-from airflow_provider_zkmq.hooks.arguments import span
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID
-from airflow_provider_zkmq.hooks.retry import Backoff
-from airflow_provider_zkmq.triggers.sessions import HeldSession
+from ..engine import ClaimLost, Duration, QueueNotFound, TaskNotFound, Unsupported
+from ..hooks.arguments import span
+from ..hooks.connections import DEFAULT_CONN_ID
+from ..hooks.retry import Backoff
+from .sessions import HeldSession
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import Task
+    from ..engine import Task
 
 # --- Keeping claims from running out, in the triggerer: what `ZkmqLeaseTrigger` does until they are over.
 

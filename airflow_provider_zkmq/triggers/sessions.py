@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine import TransportError, Unavailable
-from airflow_provider_zkmq.hooks.connections import async_connection_options, limit_kazoo_logging
-from airflow_provider_zkmq.hooks.retry import Backoff
+from ..engine import TransportError, Unavailable
+from ..hooks.connections import async_connection_options, limit_kazoo_logging
+from ..hooks.retry import Backoff
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AsyncQueue, AsyncZkmq
+    from ..engine import AsyncQueue, AsyncZkmq
 
 # --- One ZooKeeper session for all triggers of a process that use the same Airflow connection.
 
@@ -37,7 +37,7 @@ def _key(conn_id: str, options: dict[str, Any]) -> _Key:
 
 def load_client() -> type[AsyncZkmq]:
     """Import what opens sessions, kazoo among it: in a thread, as an event loop would stand still meanwhile."""
-    from airflow_provider_zkmq.engine import AsyncZkmq
+    from ..engine import AsyncZkmq
 
     return AsyncZkmq
 

@@ -14,17 +14,25 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_zkmq.engine import ConfigError, TransportError, Unavailable, WaitTimeout, ZkmqError
-from airflow_provider_zkmq.hooks.arguments import moment
-from airflow_provider_zkmq.hooks.cancel_on_kill import acancel_noted, acancel_open, ended_by_user
-from airflow_provider_zkmq.hooks.connections import DEFAULT_CONN_ID, limit_kazoo_logging
-from airflow_provider_zkmq.hooks.deferring import EVENT_BYTES, fits, hold_back, seconds_left, series_ids
-from airflow_provider_zkmq.hooks.outcomes import XComResults, log_ended, progress_log, size
-from airflow_provider_zkmq.hooks.retry import LONGEST_OF_A_WAIT, Backoff
-from airflow_provider_zkmq.triggers.sessions import SESSIONS, Lease
+from ..engine import ConfigError, TransportError, Unavailable, WaitTimeout, ZkmqError
+from ..hooks.arguments import moment
+from ..hooks.connections import DEFAULT_CONN_ID, limit_kazoo_logging
+from ..hooks.deferring import (
+    EVENT_BYTES,
+    acancel_noted,
+    acancel_open,
+    ended_by_user,
+    fits,
+    hold_back,
+    seconds_left,
+    series_ids,
+)
+from ..hooks.outcomes import XComResults, log_ended, progress_log, size
+from ..hooks.retry import LONGEST_OF_A_WAIT, Backoff
+from .sessions import SESSIONS, Lease
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.engine import AsyncQueue, Batch, Task
+    from ..engine import AsyncQueue, Batch, Task
 
 # --- Triggers of deferred tasks: what they have in common, such as waiting on while ZooKeeper is away.
 

@@ -19,7 +19,6 @@ from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.engine import Message
 from airflow_provider_zkmq.hooks import deferring
-from airflow_provider_zkmq.hooks.cancel_on_kill import origin_of
 from airflow_provider_zkmq.hooks.deferring import (
     ARGUMENT_BYTES,
     awaited_ids,
@@ -27,6 +26,7 @@ from airflow_provider_zkmq.hooks.deferring import (
     first_within,
     fits,
     hold_back,
+    origin_of,
     series_ids,
 )
 from airflow_provider_zkmq.operators.zkmq import series_key

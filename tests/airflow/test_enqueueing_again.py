@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine import (
 from airflow_provider_zkmq.engine.api.queue import Queue
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.hooks import retry
-from airflow_provider_zkmq.hooks.cancel_on_kill import origin_of
+from airflow_provider_zkmq.hooks.deferring import origin_of
 from airflow_provider_zkmq.operators import zkmq
 from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
 from tests.airflow.conftest import Heard, deferral, define, enqueuing, finish, instance, kill

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.cli import child_processes, commands, main, options
+from airflow_provider_zkmq.cli import child_processes, main, options, worker
 from airflow_provider_zkmq.cli.child_processes import Process, _started_by
-from airflow_provider_zkmq.cli.commands import CommandFailed, Commands, Guard
+from airflow_provider_zkmq.cli.worker import CommandFailed, Commands, Guard
 from tests.support import eventually
 from tests.unit.test_cli import InHand, a_task
 
@@ -40,7 +40,7 @@ def test_exec_passes_the_task_and_returns_the_output(subtests: pytest.Subtests) 
         ('tr a-z A-Z; echo " $ZKMQ_QUEUE/$ZKMQ_TASK_ID/$ZKMQ_ATTEMPT"', b"payload", b"PAYLOAD q/t-1/2\n"),
         *(("cat", each, each) for each in (b"", b"\n", b"\n\nno line end", b"\x00\xff\r\n", b"one\ntwo\n")),
         ("echo ok", much, b"ok\n"),  # nobody reads the input
-        (f"sleep {2 * commands._LOOK_SECONDS}; cat", much, much),  # longer than one look for a cancel
+        (f"sleep {2 * worker._LOOK_SECONDS}; cat", much, much),  # longer than one look for a cancel
     ):
         with subtests.test(msg=command, data=data[:20]):
             assert executed(command, a_task(data)) == wanted
@@ -112,7 +112,7 @@ def test_exec_ends_the_command_of_a_task_that_is_lost(
     It is lost by a cancellation, or otherwise.
     Systems without /proc tell less of who started what: the command's process group is ended there.
     """
-    monkeypatch.setattr(commands, "TERMINATE_SECONDS", 0.3)
+    monkeypatch.setattr(worker, "TERMINATE_SECONDS", 0.3)
     alive = tmp_path / "alive"
     command = trap + held_open(alive)
     if not proc:
@@ -132,7 +132,7 @@ def test_exec_ends_the_command_of_a_task_that_is_lost(
 
 _WORKER = """
 import sys
-from airflow_provider_zkmq.cli.commands import Commands
+from airflow_provider_zkmq.cli.worker import Commands
 from tests.unit.test_cli import a_task
 Commands(sys.argv[1], "q")(a_task())
 """

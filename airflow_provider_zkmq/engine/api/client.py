@@ -14,8 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from airflow_provider_zkmq.environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
-
+from ...environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
 from ..config import ConnectionConfig
 from ..core.context import Clock, Context, Runtime
 from ..core.maintenance.collect import collect_if_due
