@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
 
 from .core.model.selectors import FilterMethod, Selector
 from .core.model.values import Duration
@@ -12,11 +12,19 @@ from .core.tasks.outcome import Handled, Settlement
 
 Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 
-T_co = TypeVar("T_co", covariant=True)
+
+class WorkerTransaction(Protocol):
+    """A transaction, as a worker and its handler get it. Its calls block, or are awaited."""
+
+    def settle(self, outcome: Handled, progress: Settlement) -> Any:
+        """End the delivery that it adopted; see `WorkerClaim.settle`."""
+
+    def close(self) -> None:
+        """Let the handler take and put no more."""
 
 
-class BaseClaim(Protocol):
-    """A claim, as far as both kinds of worker only look at it."""
+class WorkerClaim(Protocol):
+    """A claim, as a worker needs it. Calls that return `Any` block, or are awaited."""
 
     @property
     def task(self) -> Task:
@@ -48,7 +56,7 @@ class BaseClaim(Protocol):
 
     @property
     def prefetched(self) -> bool:
-        """Whether it was prefetched, and nobody has said yet that its handling begins."""
+        """Whether it was prefetched, and its handling has not begun."""
 
     def mark_begun(self) -> int | None:
         """Its handler begins now; when that is (milliseconds since 1970), if it is known. Nothing is sent."""
@@ -56,74 +64,39 @@ class BaseClaim(Protocol):
     def mark_ended(self) -> None:
         """Its handler has ended now. Nothing is sent."""
 
-    def settle_later(
-        self, outcome: Handled, progress: Settlement, on_settled: Callable[[bool, Exception | None], None]
-    ) -> None:
-        """End the delivery as `Ending.settle` does, soon, and together with others; `on_settled` hears how that went.
+    def begin(self) -> Any:
+        """Say that the handling of a prefetched claim begins: from here on it counts. Raises `ClaimLost`.
 
-        It is told whether that was a success, or what kept it from being ended by whatever means. It may be called from
-        another thread, with what it must not wait for locked.
+        For a claim younger than a second the write is not waited for; if it is lost, the settlement tells.
         """
 
-
-class Held(BaseClaim, Protocol[T_co]):
-    """A claim, as far as its handler extends it and tells how far it has come; `T_co`: what its calls return."""
-
-    def extend(self, lease: Duration) -> T_co:
+    def extend(self, lease: Duration) -> Any:
         """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
 
-    def progress(self, progress: float, note: str = "") -> T_co:
-        """Tell how far the task has come, from 0 to 1. Raises `ClaimLost`."""
+    def progress(self, progress: float, note: str = "") -> Any:
+        """Report how far the task has come, from 0 to 1. Raises `ClaimLost`."""
 
-    def begin(self) -> T_co:
-        """Say that the handling of a claim prefetched begins: from here on it counts. Raises `ClaimLost`.
-
-        Of a claim of less than a second ago that is sent and not waited for: if it is lost, its settlement tells.
-        """
-
-
-class Ending(Protocol[T_co]):
-    """What can end a delivery: a claim, or the transaction that adopted it; `T_co`: what its calls return."""
-
-    def settle(self, outcome: Handled, progress: Settlement) -> T_co:
+    def settle(self, outcome: Handled, progress: Settlement) -> Any:
         """End the delivery by what its handler has done; whether that is a success.
 
         Raises `TransportError`, after which the call is to be repeated with the same `progress`, `ClaimLost`, or what
         says that the delivery cannot be ended by whatever means.
         """
 
+    def settle_later(
+        self, outcome: Handled, progress: Settlement, on_settled: Callable[[bool, Exception | None], None]
+    ) -> None:
+        """End the delivery as `settle` does, soon, and together with others.
 
-class Closing(Protocol):
-    """A transaction that its handler has had."""
-
-    def close(self) -> None:
-        """Let the handler take and put no more."""
-
-
-class WorkerTransaction(Closing, Ending[bool], Protocol):
-    """A transaction whose calls block."""
-
-
-class WorkerClaim(Held[None], Ending[bool], Protocol):
-    """A claim whose calls block."""
+        `on_settled` is called with whether it was a success, or with the error; in any thread. It must not wait.
+        """
 
     def transaction(self) -> WorkerTransaction:
         """A transaction with this claim in it, as a handler gets it."""
 
 
-class AsyncWorkerTransaction(Closing, Ending[Coroutine[Any, Any, bool]], Protocol):
-    """A transaction whose calls are awaited."""
-
-
-class AsyncWorkerClaim(Held[Coroutine[Any, Any, None]], Ending[Coroutine[Any, Any, bool]], Protocol):
-    """A claim whose calls are awaited."""
-
-    def transaction(self) -> AsyncWorkerTransaction:
-        """A transaction with this claim in it, as a handler gets it."""
-
-
-class Named(Protocol):
-    """A queue, as far as both kinds of worker only look at it."""
+class WorkerQueue(Protocol):
+    """A queue, as a worker needs it. Calls that return `Any` block, or are awaited."""
 
     @property
     def name(self) -> str:
@@ -137,19 +110,15 @@ class Named(Protocol):
     def consumer(self) -> str:
         """How this process is called as a consumer of it."""
 
-
-class WorkerQueue(Named, Protocol):
-    """A queue whose calls block."""
-
     def check_wanted(
         self,
         node: Mapping[str, object] | None = None,
         filter_method: Method = "absolute",
         selector: Selector | str | None = None,
-    ) -> object:
+    ) -> Any:
         """Raise `ConfigError` for what the queue's declarations refuse, `QueueNotFound` where there is none."""
 
-    def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = ...) -> bool:
+    def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = ...) -> Any:
         """Whether the queue is there; waits for it at most `timeout` seconds (None: to the end), until `stopping`."""
 
     def claim(
@@ -161,8 +130,11 @@ class WorkerQueue(Named, Protocol):
         timeout: Duration = 0,
         lease: Duration | None = None,
         stopping: Callable[[], bool] = ...,
-    ) -> WorkerClaim | None:
-        """Take the first task that fits, waiting at most `timeout` seconds, and until `stopping`."""
+    ) -> Any:
+        """Take the first task that fits, a `WorkerClaim` or None, waiting at most `timeout` seconds.
+
+        It ends when `stopping` says so, or gives back what it took when it is cancelled.
+        """
 
     def claim_many(
         self,
@@ -175,17 +147,21 @@ class WorkerQueue(Named, Protocol):
         lease: Duration | None = None,
         stopping: Callable[[], bool] = ...,
         prefetch: bool = False,
-    ) -> Sequence[WorkerClaim]:
+    ) -> Any:
         """Take the first `n` tasks that fit, or as many as there are, waiting at most `timeout` seconds for the first.
 
         `prefetch`: the handling of all but the first begins later; see `WorkerClaim.begin`.
         """
 
-    def pending(self) -> int:
+    def pending(self) -> Any:
         """How many tasks are pending."""
 
-    def run_maintenance(self) -> None:
+    def run_maintenance(self) -> Any:
         """Rescue and promote what is due, as a claim would."""
+
+
+class BlockingWorkerQueue(WorkerQueue, Protocol):
+    """A queue whose calls block: what the threads of a worker need besides."""
 
     @property
     def changes(self) -> int:
@@ -196,51 +172,3 @@ class WorkerQueue(Named, Protocol):
 
     def wake(self) -> None:
         """Wake every call that waits for the queue to change."""
-
-
-class AsyncWorkerQueue(Named, Protocol):
-    """A queue whose calls are awaited."""
-
-    def check_wanted(
-        self,
-        node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
-        selector: Selector | str | None = None,
-    ) -> Coroutine[Any, Any, object]:
-        """Raise `ConfigError` for what the queue's declarations refuse, `QueueNotFound` where there is none."""
-
-    def exists(self, timeout: Duration | None = 0) -> Coroutine[Any, Any, bool]:
-        """Whether the queue is there; waits for it at most `timeout` seconds (None: to the end)."""
-
-    def pending(self) -> Coroutine[Any, Any, int]:
-        """How many tasks are pending."""
-
-    def claim(
-        self,
-        node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
-        *,
-        selector: Selector | str | None = None,
-        timeout: Duration = 0,
-        lease: Duration | None = None,
-    ) -> Coroutine[Any, Any, AsyncWorkerClaim | None]:
-        """Take the first task that fits, waiting at most `timeout` seconds; cancelled, give back what was taken."""
-
-    def claim_many(
-        self,
-        n: int,
-        node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
-        *,
-        selector: Selector | str | None = None,
-        timeout: Duration = 0,
-        lease: Duration | None = None,
-        prefetch: bool = False,
-    ) -> Coroutine[Any, Any, Sequence[AsyncWorkerClaim]]:
-        """Take the first `n` tasks that fit, or as many as there are; cancelled, give back what was taken.
-
-        `prefetch`: the handling of all but the first begins later; see `WorkerClaim.begin`.
-        """
-
-    def run_maintenance(self) -> Coroutine[Any, Any, None]:
-        """Rescue and promote what is due, as a claim would."""

@@ -27,6 +27,7 @@ from airflow_provider_zkmq.engine import (
     ZkmqError,
 )
 from airflow_provider_zkmq.engine.api import client
+from airflow_provider_zkmq.engine.blocking import run_blocking
 from airflow_provider_zkmq.engine.core.tasks import outcome
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
 from airflow_provider_zkmq.engine.working import async_worker, worker
@@ -184,7 +185,7 @@ def test_a_drop_during_a_transactional_handler_costs_no_delivery(door: Faulty, r
         in_time(lambda: it.run(until_empty=True))
         it = own.queue("census").worker(handler, transactional=True)
         claim = taken(own.queue("census"))
-        _while_shut(door, own, 1, lambda: it._handle(it._add(claim)))
+        _while_shut(door, own, 1, lambda: run_blocking(it._handle(it._add(claim))))
         assert (deliveries, it.finished, it.failed) == ([("during", 1), ("before", 1)], 1, 0)
         assert [(task.result, task.attempt) for task in q.read_many(["during", "before"])] == [(b"done", 1)] * 2
         assert claimed(q) == 0

@@ -33,8 +33,7 @@ from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
 from airflow_provider_zkmq.engine.working import handling
-from airflow_provider_zkmq.engine.working.deliveries import WorkerOptions
-from airflow_provider_zkmq.engine.working.handling import Working
+from airflow_provider_zkmq.engine.working.worker import Worker
 from tests.stepping import Stepper
 from tests.unit.damage import delete
 from tests.unit.world import Client, new_queue
@@ -161,11 +160,7 @@ def test_a_worker_tells_of_the_same_damage_once(monkeypatch: pytest.MonkeyPatch)
     class Queue:
         name, closed = "q", False
 
-    options = WorkerOptions.of(
-        threads=1, node=None, filter_method="absolute", selector=None, grace=1, transactional=False,
-        lease=None, heartbeat=True, throttle=0, prefetch=0,
-    )  # fmt: skip
-    working: Working[Any, Any] = Working(Queue(), print, options)
+    working = Worker(Queue(), print)  # type: ignore[arg-type]
     told: list[str] = []
     monkeypatch.setattr(handling.log, "warning", lambda *arguments, **_: told.append(str(arguments[-1])))
     for error in (CorruptRecord("/q/conf/filters"), CorruptRecord("/q/conf/filters"), OSError("odd"), OSError("odd")):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ClaimLost, ConfigError, Success, Worker
+from airflow_provider_zkmq.engine.blocking import run_blocking
 from airflow_provider_zkmq.engine.working import async_worker, deliveries
 from airflow_provider_zkmq.engine.working.async_worker import Background
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery, PrefetchedDeliveries, WorkerOptions
@@ -116,7 +117,7 @@ def test_how_many_are_claimed_follows_from_how_fast_handlers_are(subtests: pytes
         ({"heartbeat": False}, [0.0], [1]),
     ):
         with subtests.test(given=given, seconds=seconds):
-            taken: PrefetchedDeliveries[Any, Any] = PrefetchedDeliveries(options(**given))
+            taken: PrefetchedDeliveries = PrefetchedDeliveries(options(**given))
             seen = [taken.room]
             for each in seconds:
                 taken.handled(each)
@@ -129,8 +130,8 @@ def test_how_many_are_claimed_follows_from_how_fast_handlers_are(subtests: pytes
 
 def test_what_waits_comes_in_order_and_is_overdue_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what has waited for too long is given back."""
-    taken: PrefetchedDeliveries[Any, Any] = PrefetchedDeliveries(options())
-    first, second, third = (Delivery[Any, Any](ListClaim(prefetched=True), None) for _ in range(3))
+    taken: PrefetchedDeliveries = PrefetchedDeliveries(options())
+    first, second, third = (Delivery(ListClaim(prefetched=True), None) for _ in range(3))
     taken.put([first, second])
     assert (taken.overdue(), taken.until_overdue(0.5)) == ([], 0.5)
     monkeypatch.setattr(deliveries, "HELD_SECONDS", 0.0)
@@ -318,7 +319,7 @@ async def test_what_waits_for_its_turn_to_claim_asks_for_nothing_after_a_stop() 
     for worker in (blocking, on_a_loop):
         worker._prefetched.handled(0.0)
         worker.stop()
-    assert (blocking._claim(idle=False), await on_a_loop._claim(idle=False)) == (None, None)
+    assert (run_blocking(blocking._claim(idle=False)), await on_a_loop._claim(idle=False)) == (None, None)
     assert queue.sizes == other.sizes == []
 
 

@@ -177,7 +177,7 @@ def test_each_error_is_one_verdict_and_one_report(
         (SystemExit(3), False, DeliveryResult.LATER, "ERROR"),
     ):
         with subtests.test(error=repr(error), over=over):
-            delivery: Delivery[Any, Any] = Delivery(ListClaim(over=over), None)
+            delivery: Delivery = Delivery(ListClaim(over=over), None)
             caplog.clear()
             tally = Tally()
             assert [tally.judge(delivery, error) for _ in range(2)] == [verdict, verdict]
@@ -189,7 +189,7 @@ def test_only_what_a_handler_was_called_for_counts(log: None, caplog: pytest.Log
     """As finished or failed; a failure is told with its attempt, the reason and what follows, a dead letter as such."""
     caplog.set_level(logging.INFO, "verdicts")
     for state, word in ((State.INSERTED, "failed: "), (State.DEAD, "dead: ")):
-        failed: Delivery[Any, Any] = Delivery(ListClaim(), None, begun=True)
+        failed: Delivery = Delivery(ListClaim(), None, begun=True)
         failed.progress.outcome, failed.progress.follows = Retry(OSError("x")), Follows(state, 1_000_000)
         Tally().settled(failed, success=False)
         told = caplog.records[-1].getMessage()
@@ -197,7 +197,7 @@ def test_only_what_a_handler_was_called_for_counts(log: None, caplog: pytest.Log
         assert ("at 1970-01-01 00:16:40 UTC" in told, told.endswith(": OSError: x")) == (word != "dead: ", True)
     for begun, outcome in product((True, False), (Success(), Error("no"), Retry("no"), Snooze(3))):
         caplog.clear()
-        delivery: Delivery[Any, Any] = Delivery(ListClaim(), None, begun=begun)
+        delivery: Delivery = Delivery(ListClaim(), None, begun=begun)
         tally, success = Tally(), isinstance(outcome, Success)
         assert tally.settled(delivery, success=success) is DeliveryResult.SETTLED
         assert (tally.finished, tally.failed) == (begun * success, begun * (not success))
@@ -214,7 +214,7 @@ def test_the_owner_hears_of_what_was_handled_and_ends_nothing(log: None, caplog:
 
     tally = Tally(told)
     for begun in (True, False):
-        delivery: Delivery[Any, Any] = Delivery(ListClaim(), None, begun=begun)
+        delivery: Delivery = Delivery(ListClaim(), None, begun=begun)
         delivery.progress.outcome = Snooze(3)
         tally.settled(delivery, success=False)
         tally.judge(delivery, ClaimLost("gone"))
@@ -231,7 +231,7 @@ def test_who_decides_first_settles() -> None:
 
     Given up before its handler was called it is to be released, and its handler is never called.
     """
-    table = Deliveries[Any, Any]()
+    table = Deliveries()
     for mine_first in (True, False):
         it = table.add(ListClaim(), None)
         assert table.begin(it)
@@ -244,7 +244,7 @@ def test_who_decides_first_settles() -> None:
 
 def test_a_heartbeat_that_failed_is_tried_again_soon() -> None:
     """Long before the next one of its span would be due, and a claim that is over is not extended at all."""
-    table = Deliveries[Any, Any]()
+    table = Deliveries()
     long, ended = table.add(ListClaim(), 600), table.add(ListClaim(settled=True), 0.001)
     assert table.seconds_until_extension(1000) > 100
     table.beaten(long, good=False)

@@ -193,7 +193,7 @@ class Failing(ListQueue):
 
 def test_an_unexpected_exception_ends_no_worker(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged and the worker goes on; what its caller must mend ends it, and is raised by `join`."""
-    for module in (worker, async_worker):
+    for module in (worker, handling):
         monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     queue = Failing(RuntimeError("dictionary changed size during iteration"), ListClaim(), ListClaim())
     it = made(queue, done)

@@ -7,26 +7,26 @@ import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..core.model.policy import Retry
 from ..core.model.selectors import Selector
 from ..core.model.values import Duration, seconds
 from ..core.tasks.outcome import Handled
-from ..errors import QueueNotFound
 from ..log import log
-from ..protocols import AsyncWorkerClaim, AsyncWorkerQueue, AsyncWorkerTransaction
+from ..protocols import WorkerClaim, WorkerQueue
 from .deliveries import NOT_BEGUN, Deliveries, Delivery, Handler, Method, Settled, WorkerOptions, check_handler
 from .handling import (
     CANCEL_SECONDS,
     GIVE_UP_SECONDS,
     LEFT_SECONDS,
     MAINTENANCE_SECONDS,
-    RETRY_SECONDS,
-    AsyncHeartbeat,
-    DeliveryResult,
+    AwaitedCalls,
+    Calls,
+    Heartbeat,
     Monitor,
     RunningAsync,
+    Settler,
     Tally,
     Working,
     all_of,
@@ -87,277 +87,55 @@ def _log(task: asyncio.Task[Any]) -> None:
 #: For calls that belong to no worker.
 OF_CALLS: Final = Background()
 
-# --- `Settler` for coroutines: what does not end in time goes on in the background.
 
+class LoopSettler(Settler):
+    """Settles deliveries; what does not end in time goes on in the background."""
 
-class AsyncSettler:
-    """Settles deliveries; see `Settler`."""
-
-    def __init__(self, deliveries: Deliveries[AsyncWorkerClaim, AsyncWorkerTransaction], tally: Tally) -> None:
+    def __init__(self, deliveries: Deliveries, tally: Tally, calls: Calls) -> None:
+        super().__init__(deliveries, tally, calls)
         self.background = Background()
         self.later = set[asyncio.Future[None]]()
-        """What was put down, and is not known to be settled."""
-        self._deliveries = deliveries
-        self._tally = tally
+        """What is settled together with others, and is not known to be settled."""
 
-    async def begin(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> bool:
-        """Its handler is about to be called; False: it is not, since that cannot be said."""
-        if delivery.claim.prefetched:
-            try:
-                await delivery.claim.begin()
-            except Exception as error:  # noqa: BLE001  whatever it is: it is given back, which tells more
-                log.warning("task %r is not begun: %s", delivery.claim.task.id, error)
-                return False
-        return True
-
-    async def give_back(self, deliveries: list[Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]]) -> None:
+    async def give_back(self, deliveries: list[Delivery]) -> None:
         """Settle what was claimed and whose handlers will not be called, all of it at once."""
         mine = [each for each in deliveries if self._deliveries.decide(each, NOT_BEGUN)]
         if mine:
             await asyncio.wait({self.background.do(self.settle(each)) for each in mine})
 
-    async def settle(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> None:
-        """Settle, however long ZooKeeper is away while the session lives; no task's trouble ends the others."""
-        try:
-            while (delivery_result := await self._try(delivery)) is DeliveryResult.AGAIN:  # noqa: ASYNC110  the pause between two tries
-                await asyncio.sleep(RETRY_SECONDS)
-            if delivery_result is DeliveryResult.LATER:
-                self.background.do(self._settle_left(delivery))
-        finally:
-            self._deliveries.drop(delivery)
-
-    def settle_later(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> None:
+    def settle_later(self, delivery: Delivery) -> None:
         """Settle together with others, without waiting for it; it is in hand until that is known."""
         loop, known = asyncio.get_running_loop(), self.background.promise()
         self.later.add(known)
         known.add_done_callback(self.later.discard)
 
+        def finish(success: bool, error: Exception | None) -> None:
+            if not known.done():  # else it is called once more
+                try:
+                    self.settled(delivery, success, error)
+                finally:
+                    known.set_result(None)
+
         def done(success: bool, error: Exception | None) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._finish, delivery, known, success, error)
+                loop.call_soon_threadsafe(finish, success, error)
 
         delivery.claim.settle_later(delivery.outcome or NOT_BEGUN, delivery.progress, done)
 
-    def _finish(
-        self,
-        delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction],
-        known: asyncio.Future[None],
-        success: bool,
-        error: Exception | None,
-    ) -> None:
-        if known.done():
-            return  # told once more
-        try:
-            if error is None:
-                self._tally.settled(delivery, success=success)
-            elif self._tally.judge(delivery, error) is not DeliveryResult.LOST:
-                self.background.do(self._settle_left(delivery))
-        finally:
-            self._deliveries.drop(delivery)
-            known.set_result(None)
+    def leave(self, delivery: Delivery) -> None:
+        """It is tried again in the background."""
+        self.background.do(self._settle_left(delivery))
 
-    async def _settle_left(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> None:
-        """What could not be settled by whatever means is tried again, while others are handled."""
+    async def _settle_left(self, delivery: Delivery) -> None:
         await asyncio.sleep(LEFT_SECONDS)
         delivery.progress.refusals = 0
         await self.settle(delivery)
-
-    async def _try(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> DeliveryResult:
-        try:
-            success = await delivery.ending().settle(delivery.outcome or NOT_BEGUN, delivery.progress)
-        except Exception as error:  # noqa: BLE001  judged and reported, whatever it is; a cancellation is not
-            return self._tally.judge(delivery, error)
-        return self._tally.settled(delivery, success=success)
-
-
-# --- `ClaimingWorker` on an event loop: its waiting ends at once when the worker is told to stop.
-
-AsyncDelivery: TypeAlias = Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]
-
-
-class AsyncClaimingWorker(Working[AsyncWorkerClaim, AsyncWorkerTransaction]):
-    """A worker as far as it asks for tasks; what it gets after it was told to stop, it gives back."""
-
-    def __init__(self, queue: AsyncWorkerQueue, handler: Handler, options: WorkerOptions) -> None:
-        super().__init__(queue, handler, options)
-        self.queue = queue
-        self._stopping = asyncio.Event()
-        self._come = asyncio.Event()
-        self._settler = AsyncSettler(self._deliveries, self._tally)
-        self._heartbeat = AsyncHeartbeat(self._deliveries)
-        self._filling = asyncio.Lock()
-
-    @property
-    def stopping(self) -> bool:
-        """Whether it was told to stop, or has ended."""
-        return self._stopping.is_set()
-
-    async def _check_wanted(self) -> None:
-        """Raise `ConfigError` for what the queue refuses. One that is not there can refuse nothing yet."""
-        try:
-            await self.queue.check_wanted(**self._options.choice)
-        except QueueNotFound as error:
-            self._log_absence(error, 0)
-
-    async def _claim(self, *, idle: bool) -> AsyncDelivery | None:
-        """Claim; None: there was nothing, or no queue, and it was waited for. Fast handlers: one does it for all."""
-        if idle or not self._prefetched.fast:
-            return await self._fill(idle=idle)
-        async with self._filling:  # who had it may have waited for the queue, or for a server
-            return None if self.stopping else self._prefetched.take() or await self._fill(idle=False)
-
-    async def _fill(self, *, idle: bool) -> AsyncDelivery | None:
-        """Claim, where handlers are fast more than one; the first of them is the caller's."""
-        since = self._absence.ended
-        self._come.clear()
-        try:
-            with self._prefetched.requesting(idle=idle):
-                claims = await self._claim_within_limit(self._claim_timeout(idle=idle))
-        except QueueNotFound as error:
-            await self._await_queue(error, since)
-            return None
-        deliveries = [self._add(claim) for claim in claims]
-        self._prefetched.put(deliveries[1:])
-        if self._prefetched and self._prefetched.idle:  # who began to wait meanwhile takes of it
-            self._come.set()
-        return deliveries[0] if deliveries else None
-
-    async def _claim_within_limit(self, timeout: float) -> Sequence[AsyncWorkerClaim]:
-        most = self._budget.take(self._prefetched.room)
-        claims: Sequence[AsyncWorkerClaim] = []
-        try:
-            if most:
-                claims = await self._claim_unless_stopped(self._claim_many(most, timeout))
-        finally:
-            self._budget.put_back(most - len(claims))
-        return claims
-
-    async def _return(self, deliveries: list[AsyncDelivery]) -> None:
-        """Give back what was prefetched and whose handlers will not be called."""
-        self._budget.put_back(len(deliveries))
-        await self._settler.give_back(deliveries)
-
-    async def _claim_many(self, most: int, timeout: float) -> Sequence[AsyncWorkerClaim]:
-        choice, lease = self._options.choice, self._options.lease
-        if most > 1:
-            return await self.queue.claim_many(most, **choice, lease=lease, timeout=timeout, prefetch=True)
-        claim = await self.queue.claim(**choice, lease=lease, timeout=timeout)
-        return [] if claim is None else [claim]
-
-    async def _await_queue(self, error: QueueNotFound, since: int) -> None:
-        """Wait for the queue to come, or the worker to be stopped."""
-        self._log_absence(error, since)
-        coming = asyncio.create_task(self.queue.exists(None))
-        try:
-            if await self._unless_stopped(coming):
-                self._absence.end()
-        finally:
-            coming.cancel()
-
-    async def _size(self) -> int:
-        """How many tasks are pending, once there is a queue. Raises `QueueNotFound` where none came before the end."""
-        since = self._absence.ended
-        try:
-            return await self.queue.pending()
-        except QueueNotFound as error:
-            await self._await_queue(error, since)
-        return await self.queue.pending()
-
-    async def _claim_unless_stopped(
-        self, requested: Coroutine[Any, Any, Sequence[AsyncWorkerClaim]]
-    ) -> Sequence[AsyncWorkerClaim]:
-        """Claim, and stop waiting when told to; what came too late for that, or for a cancellation, is given back."""
-        claiming = asyncio.create_task(requested)
-        try:
-            await self._unless_stopped(claiming, self._come)
-        except asyncio.CancelledError:
-            self._settler.background.do(self._unclaim(claiming))
-            raise
-        if claiming.done():
-            return () if claiming.cancelled() else claiming.result()
-        await self._settler.background.to_its_end(self._unclaim(claiming))
-        return ()
-
-    async def _unless_stopped(self, task: asyncio.Task[T], *others: asyncio.Event) -> T | None:
-        """Wait for a task, or until told to stop; its result where it has come to one. Raises what it raised.
-
-        `others`: what ends the waiting, too.
-        """
-        ends = [asyncio.create_task(event.wait()) for event in (self._stopping, *others)]
-        try:
-            await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for end in ends:
-                end.cancel()
-        return task.result() if task.done() and not task.cancelled() else None
-
-    async def _unclaim(self, claiming: asyncio.Task[Sequence[AsyncWorkerClaim]]) -> None:
-        claiming.cancel()
-        await asyncio.wait({claiming})
-        if not claiming.cancelled() and claiming.exception() is None:
-            await self._settler.give_back([self._add(claim) for claim in claiming.result()])
-
-    def _add(self, claim: AsyncWorkerClaim) -> AsyncDelivery:
-        transaction = claim.transaction() if self._options.transactional else None
-        delivery = self._deliveries.add(claim, claim.span, transaction)
-        self._heartbeat.wake()  # one more to extend
-        return delivery
-
-
-# --- Handling on an event loop: a task for the handler and one for the settling, so that a cancellation loses neither.
-
-
-class AsyncHandling(AsyncClaimingWorker):
-    """A worker as far as it asks for tasks and handles them."""
-
-    async def _handle(self, delivery: AsyncDelivery) -> None:
-        """Run the handler and settle; where handlers are fast, together with others."""
-        calling = asyncio.create_task(self._call(delivery))
-        try:
-            await asyncio.wait({calling})
-        finally:  # also when cancelled
-            settling = self._settler.background.do(self._end_delivery(delivery, calling))
-        await asyncio.shield(settling)
-
-    async def _call(self, delivery: AsyncDelivery) -> Handled:
-        if self._stopping.is_set() or not (await self._settler.begin(delivery) and self._deliveries.begin(delivery)):
-            return self._unbegun()
-        began = time.monotonic()
-        try:
-            task = RunningAsync(delivery.claim)
-            more = () if delivery.transaction is None else (delivery.transaction,)
-            return outcome_of(await self.handler(task, *more))
-        except KeyboardInterrupt as error:
-            if threading.current_thread() is threading.main_thread():
-                raise  # meant for the program
-            return Retry(error)
-        except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
-            ended_on_purpose = isinstance(error, asyncio.CancelledError) and is_cancelled()
-            return self._deliveries.outlasted if ended_on_purpose else Retry(error)
-        finally:
-            delivery.claim.mark_ended()
-            self._prefetched.handled(time.monotonic() - began)
-
-    async def _end_delivery(self, delivery: AsyncDelivery, calling: asyncio.Task[Handled]) -> None:
-        """Settle by what the handler did; one that is still at work is cancelled, and not waited for for long."""
-        if not calling.done():
-            calling.cancel()
-            await asyncio.wait({calling}, timeout=CANCEL_SECONDS)
-        done = calling.done() and not calling.cancelled() and calling.exception() is None
-        if done:
-            self._deliveries.decide(delivery, calling.result())
-        else:
-            self._deliveries.give_up(delivery)
-        if done and self._prefetched.fast and delivery.transaction is None:
-            self._settler.settle_later(delivery)
-        else:
-            await self._settler.settle(delivery)
 
 
 # --- The worker on an event loop: coroutines instead of threads, otherwise `Worker`.
 
 
-class AsyncWorker(AsyncHandling):
+class AsyncWorker(Working):
     """Claims tasks of one queue and awaits a handler on each; the parameters are those of `Worker`.
 
     `threads`: tasks in hand at once; 0: none, it only monitors. `monitor` may be a coroutine function, too, and
@@ -368,7 +146,7 @@ class AsyncWorker(AsyncHandling):
 
     def __init__(
         self,
-        queue: AsyncWorkerQueue,
+        queue: WorkerQueue,
         handler: Handler,
         *,
         threads: int = 1,
@@ -392,7 +170,12 @@ class AsyncWorker(AsyncHandling):
             limit=limit, on_settled=on_settled,
         )  # fmt: skip
         check_handler(handler, awaited=True)
-        super().__init__(queue, handler, options)
+        super().__init__(queue, handler, options, AwaitedCalls(), asyncio.Event())
+        self.queue = queue
+        self._come = asyncio.Event()
+        self._settler = LoopSettler(self._deliveries, self._tally, self._calls)
+        self._heartbeat = Heartbeat(self._deliveries, self._calls, asyncio.Event())
+        self._filling = asyncio.Lock()
         self._monitor = monitor
         self._started = False
         self._over = asyncio.Event()
@@ -508,30 +291,105 @@ class AsyncWorker(AsyncHandling):
                 task.cancel()
         await end(others)
 
-    # --- claiming
+    # --- claiming: the waiting ends at once when the worker is told to stop; what comes after that is given back
 
     async def _loop(self) -> None:
-        idle = False
-        while not (self._stopping.is_set() or self._has_enough()):
-            try:
-                busy = bool(self._deliveries)
-                delivery = self._prefetched.take() or await self._claim(idle=idle)
-            except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
-                if self._ended_by(error):
-                    self.stop()
-                    return
-                idle = False
-                await until(self._stopping, RETRY_SECONDS)
-            else:
-                idle = delivery is None
-                self._looks.ended("nothing" if idle else "handled")
-                if delivery is not None:
-                    await self._handle(delivery)
-                    await until(self._stopping, self._options.throttle)
-                elif self._until_empty and not (busy or self._deliveries):  # else it may have come back meanwhile
-                    return
-        if self._settler.later:
+        await super()._loop()
+        if self._settler.later and self._error is None:
             await asyncio.wait(set(self._settler.later), timeout=self.grace)
+
+    async def _request(self, most: int, timeout: float) -> Sequence[WorkerClaim]:
+        self._come.clear()
+        return await self._claim_unless_stopped(self._claim_many(most, timeout))
+
+    async def _queue_comes(self) -> bool:
+        coming = asyncio.create_task(self.queue.exists(None))
+        try:
+            return bool(await self._unless_stopped(coming))
+        finally:
+            coming.cancel()
+
+    def _wake_idle(self) -> None:
+        self._come.set()
+
+    async def _claim_unless_stopped(
+        self, requested: Coroutine[Any, Any, Sequence[WorkerClaim]]
+    ) -> Sequence[WorkerClaim]:
+        """Claim, and stop waiting when told to; what came too late for that, or for a cancellation, is given back."""
+        claiming = asyncio.create_task(requested)
+        try:
+            await self._unless_stopped(claiming, self._come)
+        except asyncio.CancelledError:
+            self._settler.background.do(self._unclaim(claiming))
+            raise
+        if claiming.done():
+            return () if claiming.cancelled() else claiming.result()
+        await self._settler.background.to_its_end(self._unclaim(claiming))
+        return ()
+
+    async def _unless_stopped(self, task: asyncio.Task[T], *others: asyncio.Event) -> T | None:
+        """Wait for a task, or until told to stop; its result where it has come to one. Raises what it raised.
+
+        `others`: what ends the waiting, too.
+        """
+        ends = [asyncio.create_task(event.wait()) for event in (self._stopping, *others)]
+        try:
+            await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        return task.result() if task.done() and not task.cancelled() else None
+
+    async def _unclaim(self, claiming: asyncio.Task[Sequence[WorkerClaim]]) -> None:
+        claiming.cancel()
+        await asyncio.wait({claiming})
+        if not claiming.cancelled() and claiming.exception() is None:
+            await self._settler.give_back([self._add(claim) for claim in claiming.result()])
+
+    # --- handling: a task for the handler and one for the settling, so that a cancellation loses neither
+
+    async def _handle(self, delivery: Delivery) -> None:
+        """Run the handler and settle; where handlers are fast, together with others."""
+        calling = asyncio.create_task(self._call(delivery))
+        try:
+            await asyncio.wait({calling})
+        finally:  # also when cancelled
+            settling = self._settler.background.do(self._end_delivery(delivery, calling))
+        await asyncio.shield(settling)
+
+    async def _call(self, delivery: Delivery) -> Handled:
+        if self._stopping.is_set() or not (await self._settler.begin(delivery) and self._deliveries.begin(delivery)):
+            return self._unbegun()
+        began = time.monotonic()
+        try:
+            task = RunningAsync(delivery.claim)
+            more = () if delivery.transaction is None else (delivery.transaction,)
+            return outcome_of(await self.handler(task, *more))
+        except KeyboardInterrupt as error:
+            if threading.current_thread() is threading.main_thread():
+                raise  # meant for the program
+            return Retry(error)
+        except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
+            ended_on_purpose = isinstance(error, asyncio.CancelledError) and is_cancelled()
+            return self._deliveries.outlasted if ended_on_purpose else Retry(error)
+        finally:
+            delivery.claim.mark_ended()
+            self._prefetched.handled(time.monotonic() - began)
+
+    async def _end_delivery(self, delivery: Delivery, calling: asyncio.Task[Handled]) -> None:
+        """Settle by what the handler did; one that is still at work is cancelled, and not waited for for long."""
+        if not calling.done():
+            calling.cancel()
+            await asyncio.wait({calling}, timeout=CANCEL_SECONDS)
+        done = calling.done() and not calling.cancelled() and calling.exception() is None
+        if done:
+            self._deliveries.decide(delivery, calling.result())
+        else:
+            self._deliveries.give_up(delivery)
+        if done and self._prefetched.fast and delivery.transaction is None:
+            self._settler.settle_later(delivery)
+        else:
+            await self._settler.settle(delivery)
 
     # --- the keeper: it waits for no heartbeat, and none waits for it
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, TypeAlias, TypedDict
 
 from ..core.model.policy import Retry, Snooze
 from ..core.model.selectors import FilterMethod, Selector
@@ -17,7 +17,7 @@ from ..core.model.values import Duration, optional_seconds, optional_whole_numbe
 from ..core.read.inspect import Task
 from ..core.tasks.outcome import Handled, Settlement
 from ..errors import ConfigError
-from ..protocols import BaseClaim, Closing
+from ..protocols import WorkerClaim, WorkerTransaction
 
 # --- What both workers are told: checked once, when a worker is made.
 
@@ -87,8 +87,6 @@ def check_handler(handler: object, *, awaited: bool) -> None:
         raise ConfigError(msg)
 
 
-# --- What a worker has in hand: deliveries until they are settled, what is prefetched, and how many may still come.
-
 # --- What a worker has in hand: who decides how a delivery ends, and when its claim is to be extended.
 
 #: How a delivery ends whose handler was not called: it does not count.
@@ -98,25 +96,22 @@ OUTLASTED: Final = Retry("the worker was stopped before the handler had ended")
 #: The longest pause before a heartbeat that failed is tried again.
 SOON_SECONDS: Final = 0.5
 
-C = TypeVar("C", bound=BaseClaim)
-U = TypeVar("U", bound=Closing)
-
 
 @dataclass(slots=True, eq=False)
-class Delivery(Generic[C, U]):
+class Delivery:
     """One claim in a worker's hand. ``span``: for how many seconds it holds unless it is extended; None: no end."""
 
-    claim: C
+    claim: WorkerClaim
     span: float | None
     due: float = 0.0
-    transaction: U | None = None
+    transaction: WorkerTransaction | None = None
     begun: bool = False
     outcome: Handled | None = None
     progress: Settlement = field(default_factory=Settlement)
     left: bool = False
     """A try to settle it has failed for good once: it is tried again later."""
 
-    def ending(self) -> C | U:
+    def ending(self) -> WorkerClaim | WorkerTransaction:
         """Who settles it: the claim, or the transaction that adopted the claim, in which no more is taken then."""
         if self.transaction is None:
             return self.claim
@@ -124,7 +119,7 @@ class Delivery(Generic[C, U]):
         return self.transaction
 
 
-class Deliveries(Generic[C, U]):
+class Deliveries:
     """The table of what is in hand, shared by a worker's threads.
 
     One lock guards the table and what stands in it; nothing is sent and nobody waited for under it. Who decides on an
@@ -133,22 +128,22 @@ class Deliveries(Generic[C, U]):
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._all: dict[int, Delivery[C, U]] = {}
-        self._left: list[Delivery[C, U]] = []
+        self._all: dict[int, Delivery] = {}
+        self._left: list[Delivery] = []
         self.outlasted: Handled = OUTLASTED
         """How a delivery ends whose handler outlasts the grace of a stop."""
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, claim: C, span: float | None, transaction: U | None = None) -> Delivery[C, U]:
+    def add(self, claim: WorkerClaim, span: float | None, transaction: WorkerTransaction | None = None) -> Delivery:
         """Something was claimed."""
         delivery = Delivery(claim, span, _next_extension(span), transaction)
         with self._lock:
             self._all[id(delivery)] = delivery
         return delivery
 
-    def drop(self, delivery: Delivery[C, U]) -> None:
+    def drop(self, delivery: Delivery) -> None:
         """It is out of our hands."""
         with self._lock:
             self._all.pop(id(delivery), None)
@@ -159,18 +154,18 @@ class Deliveries(Generic[C, U]):
         with self._lock:
             return self._lock.wait_for(lambda: not self._all, timeout)
 
-    def held(self) -> list[Delivery[C, U]]:
+    def held(self) -> list[Delivery]:
         """Everything, as it stands."""
         with self._lock:
             return list(self._all.values())
 
-    def begin(self, delivery: Delivery[C, U]) -> bool:
+    def begin(self, delivery: Delivery) -> bool:
         """The handler is about to be called: from here on the delivery counts. False if it was given up before."""
         with self._lock:
             delivery.begun = delivery.outcome is None
             return delivery.begun
 
-    def decide(self, delivery: Delivery[C, U], outcome: Handled) -> bool:
+    def decide(self, delivery: Delivery, outcome: Handled) -> bool:
         """How it ends; False if that is decided already."""
         with self._lock:
             if delivery.outcome is not None:
@@ -182,7 +177,7 @@ class Deliveries(Generic[C, U]):
         """What is given up from here on counts no attempt, although its handler has run: it ends with the process."""
         self.outlasted = NOT_BEGUN
 
-    def give_up(self, delivery: Delivery[C, U]) -> bool:
+    def give_up(self, delivery: Delivery) -> bool:
         """The worker ends without waiting any longer; False if how it ends is decided already."""
         with self._lock:
             if delivery.outcome is not None:
@@ -192,12 +187,12 @@ class Deliveries(Generic[C, U]):
 
     # --- what could not be settled by whatever means: another delivery's thread must not wait for that
 
-    def leave(self, delivery: Delivery[C, U]) -> None:
+    def leave(self, delivery: Delivery) -> None:
         """To be tried again later."""
         with self._lock:
             self._left.append(delivery)
 
-    def take_left(self) -> list[Delivery[C, U]]:
+    def take_left(self) -> list[Delivery]:
         """What is to be tried again, now the caller's."""
         with self._lock:
             left, self._left = self._left, []
@@ -205,12 +200,12 @@ class Deliveries(Generic[C, U]):
 
     # --- heartbeats: a third of the span after the last one
 
-    def due(self) -> list[Delivery[C, U]]:
+    def due(self) -> list[Delivery]:
         """What is to be extended now."""
         now = time.monotonic()
         return [each for each in self.held() if each.span and each.due <= now and not each.claim.settled]
 
-    def beaten(self, delivery: Delivery[C, U], *, good: bool) -> None:
+    def beaten(self, delivery: Delivery, *, good: bool) -> None:
         """It was extended, or that failed: then it is tried again soon, while there is time."""
         with self._lock:
             delivery.due = _next_extension(delivery.span) if good else _retry_extension(delivery.span)
@@ -242,7 +237,7 @@ MOST_AT_ONCE: Final = 64
 LATEST: Final = 0.2
 
 
-class PrefetchedDeliveries(Generic[C, U]):
+class PrefetchedDeliveries:
     """The deliveries that wait for a thread, in the order in which they were claimed, and how many there may be.
 
     One lock guards them; nothing is sent and nobody waited for under it. Whoever takes one out decides on its end.
@@ -253,7 +248,7 @@ class PrefetchedDeliveries(Generic[C, U]):
         alone = options.transactional or options.throttle > 0 or not options.heartbeat
         self._most = 1 if alone else max(1, min(MOST_AT_ONCE, options.prefetch))
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[Delivery[C, U], float]] = deque()
+        self._waiting: deque[tuple[Delivery, float]] = deque()
         self._seconds: float | None = None
         self._idle = 0
 
@@ -304,18 +299,18 @@ class PrefetchedDeliveries(Generic[C, U]):
             known = seconds if self._seconds is None else self._seconds
             self._seconds = known + LATEST * (seconds - known)
 
-    def put(self, deliveries: list[Delivery[C, U]]) -> None:
+    def put(self, deliveries: list[Delivery]) -> None:
         """These wait from now on."""
         now = time.monotonic()
         with self._lock:
             self._waiting.extend((delivery, now) for delivery in deliveries)
 
-    def take(self) -> Delivery[C, U] | None:
+    def take(self) -> Delivery | None:
         """The next one, now the caller's."""
         with self._lock:
             return self._waiting.popleft()[0] if self._waiting else None
 
-    def overdue(self, *, every: bool = False) -> list[Delivery[C, U]]:
+    def overdue(self, *, every: bool = False) -> list[Delivery]:
         """What has waited for too long, or all of it, now the caller's to give back."""
         since = time.monotonic() - HELD_SECONDS
         with self._lock:

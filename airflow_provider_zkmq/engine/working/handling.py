@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -20,19 +21,8 @@ from ..core.read.inspect import Task
 from ..core.tasks.outcome import Handled, error_text
 from ..errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, SessionLost, TransportError, ZkmqError
 from ..log import log
-from ..protocols import (
-    AsyncWorkerClaim,
-    AsyncWorkerTransaction,
-    BaseClaim,
-    Closing,
-    Held,
-    Named,
-    WorkerClaim,
-    WorkerTransaction,
-)
+from ..protocols import WorkerClaim, WorkerQueue
 from .deliveries import NOT_BEGUN, Budget, Deliveries, Delivery, Handler, PrefetchedDeliveries, WorkerOptions
-
-# --- How both workers handle a task: what its handler gets, how its outcome is judged and told, what ends a worker.
 
 # --- One task, handled: what its handler gets, and what becomes of what it returns or raises.
 
@@ -43,9 +33,9 @@ class InHandler(Task, Generic[R]):
     """What handlers of both APIs get; `R`: what its calls return, nothing or what is to be awaited."""
 
     __slots__ = ("_claim",)
-    _claim: Held[R]
+    _claim: WorkerClaim
 
-    def __init__(self, claim: Held[R]) -> None:
+    def __init__(self, claim: WorkerClaim) -> None:
         known = {spec.name: getattr(claim.task, spec.name) for spec in fields(Task)}
         super().__init__(**known | {"started_ms": claim.mark_begun()})
         object.__setattr__(self, "_claim", claim)
@@ -75,11 +65,13 @@ class InHandler(Task, Generic[R]):
 
     def report(self, progress: float, note: str = "") -> R:
         """Tell how far it has come, from 0 to 1, for `Queue.task` and ``zkmq show --watch``. Raises `ClaimLost`."""
-        return self._claim.progress(progress, note)
+        reported: R = self._claim.progress(progress, note)
+        return reported
 
     def extend(self, lease: Duration) -> R:
         """Hold the task `lease` more seconds from now, where it has a lock or a lease. Raises `ClaimLost`."""
-        return self._claim.extend(lease)
+        extended: R = self._claim.extend(lease)
+        return extended
 
 
 class Running(InHandler[None]):
@@ -117,9 +109,6 @@ def call(work: Callable[[], object]) -> Handled:
 
 # --- What becomes of a delivery after a try at settling it: one decision and one report for each, for both workers.
 
-C = TypeVar("C", bound=BaseClaim)
-U = TypeVar("U", bound=Closing)
-
 #: The pause between two tries at settling while ZooKeeper is away.
 RETRY_SECONDS: Final = 0.5
 #: The pause between two tries at settling what cannot be settled.
@@ -147,7 +136,7 @@ class Tally:
         self._on_settled = on_settled
         self._lock = threading.Lock()
 
-    def settled(self, delivery: Delivery[C, U], *, success: bool) -> DeliveryResult:
+    def settled(self, delivery: Delivery, *, success: bool) -> DeliveryResult:
         """The delivery is settled. One whose handler was not called counts as neither."""
         if delivery.begun:
             with self._lock:
@@ -158,7 +147,7 @@ class Tally:
             self._call_on_settled(delivery, delivery.progress.outcome)
         return DeliveryResult.SETTLED
 
-    def judge(self, delivery: Delivery[C, U], error: BaseException) -> DeliveryResult:
+    def judge(self, delivery: Delivery, error: BaseException) -> DeliveryResult:
         """What becomes of a delivery that a try at settling it raised `error` for; it is reported."""
         delivery_result = _delivery_result(delivery, error)
         _report(delivery, delivery_result, error)
@@ -168,7 +157,7 @@ class Tally:
             self._call_on_settled(delivery, None)
         return delivery_result
 
-    def _call_on_settled(self, delivery: Delivery[C, U], outcome: Handled | None) -> None:
+    def _call_on_settled(self, delivery: Delivery, outcome: Handled | None) -> None:
         """Tell the worker's owner; what he raises ends no thread."""
         if self._on_settled is not None:
             try:
@@ -177,7 +166,7 @@ class Tally:
                 log.exception("on_settled failed for task %r", delivery.claim.task.id)
 
 
-def _log_failure(delivery: Delivery[C, U]) -> None:
+def _log_failure(delivery: Delivery) -> None:
     """Say in the log which attempt ended otherwise than well, why, and what follows."""
     task, queue, outcome = delivery.claim.task, delivery.claim.queue, delivery.progress.outcome
     follows = delivery.progress.follows
@@ -196,13 +185,13 @@ def _log_failure(delivery: Delivery[C, U]) -> None:
             log.info("rolled back by its handler: attempt %d of task %r in queue %r", *which)
 
 
-def _delivery_result(delivery: Delivery[C, U], error: BaseException) -> DeliveryResult:
+def _delivery_result(delivery: Delivery, error: BaseException) -> DeliveryResult:
     if isinstance(error, ClaimLost) or (isinstance(error, SessionLost) and delivery.claim.over):
         return DeliveryResult.LOST
     return DeliveryResult.AGAIN if isinstance(error, TransportError) else DeliveryResult.LATER
 
 
-def _report(delivery: Delivery[C, U], delivery_result: DeliveryResult, error: BaseException) -> None:
+def _report(delivery: Delivery, delivery_result: DeliveryResult, error: BaseException) -> None:
     task_id = delivery.claim.task.id
     match delivery_result:
         case DeliveryResult.LOST:
@@ -334,118 +323,6 @@ MAINTENANCE_SECONDS: Final = 1.0
 #: How long the end of a worker waits beyond the grace for what is in hand to be settled.
 GIVE_UP_SECONDS: Final = 2.0
 
-#: So many different damages a worker remembers to have told of.
-MOST_WARNED: Final = 1_000
-
-
-class Working(Generic[C, U]):
-    """What both workers are: options, a table of what is in hand, a tally of how that ended, and their own end."""
-
-    def __init__(self, queue: Named, handler: Handler, options: WorkerOptions) -> None:
-        self.handler = handler
-        self.grace = options.grace
-        self._named = queue
-        self._options = options
-        self._deliveries: Deliveries[C, U] = Deliveries()
-        self._prefetched: PrefetchedDeliveries[C, U] = PrefetchedDeliveries(options)
-        self._budget = Budget(options.limit)
-        self._tally = Tally(options.on_settled)
-        self._looks = Looks()
-        self._absence = Absence(queue.name)
-        self._until_empty = False
-        self._error: Exception | None = None
-        self._warned: set[str] = set()
-
-    @property
-    def finished(self) -> int:
-        """How many tasks were completed."""
-        return self._tally.finished
-
-    @property
-    def failed(self) -> int:
-        """How many deliveries ended otherwise."""
-        return self._tally.failed
-
-    def _log_start(self) -> None:
-        """Say in the log who begins to work, on what, and with how many tasks in hand at once."""
-        (choice, queue), options = (self._options.choice, self._named), self._options
-        chosen = {name: value for name, value in choice.items() if value is not None and value != "absolute"}
-        what = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all tasks"
-        mode = f"lease {options.lease:g} s" if options.lease else "session-bound"
-        message = "worker started: consumer %s on queue %r; %s; threads %d, %s"
-        log.info(message, queue.consumer, queue.name, what, options.threads, mode)
-
-    def _log_absence(self, error: QueueNotFound, since: int) -> None:
-        """The queue is not there: it is told of once, and waited for. Raises `error` where nothing is waited for.
-
-        `since`: see `Absence.warn_absent`.
-        """
-        if self._until_empty:
-            raise error
-        self._absence.warn_absent(error, since)
-
-    def _claim_timeout(self, *, idle: bool) -> float:
-        """Seconds to wait for a task: to the end, unless the worker ends with the last one.
-
-        `idle`: the last look found nothing; one that follows upon a task waits for nothing, so that it can be told at
-        once what it found.
-        """
-        if not idle:
-            return 0.0
-        if not self._until_empty:
-            return IDLE_SECONDS
-        return BUSY_SECONDS if self._deliveries else 0.0
-
-    def _ended_by(self, error: Exception) -> bool:
-        """Whether what a claim raised ends the worker: it is refused, or no other try would end otherwise.
-
-        Anything else, of the transport or of something foreign in the queue, is logged, and claiming goes on.
-        """
-        self._looks.ended("unavailable")
-        if isinstance(error, ConfigError) or self._named.closed:
-            self._error = error if isinstance(error, ConfigError | SessionLost) else _closed(error)
-            return True
-        self._warn("worker on queue", error)
-        return False
-
-    def _raise_what_ended_it(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _has_enough(self) -> bool:
-        """Whether nothing more is to be handled: the worker has had its limit."""
-        return self._budget.spent and not self._prefetched
-
-    def _unbegun(self) -> Handled:
-        """How a delivery ends whose handler is not called: another task may be handled in its place."""
-        self._budget.put_back(1)
-        return NOT_BEGUN
-
-    def _busy(self) -> bool:
-        """Whether every slot has a task in hand: nobody looks after the queue by claiming."""
-        return 0 < self._options.threads <= len(self._deliveries)
-
-    def _report_maintenance(self, error: Exception) -> None:
-        self._warn("looking after queue", error)
-
-    def _warn(self, what: str, error: Exception) -> None:
-        """Tell what went wrong. What is damaged stays so until somebody mends it: each such error is told once."""
-        if isinstance(error, CorruptRecord):
-            if str(error) in self._warned:
-                return
-            self._warned = {*self._warned, str(error)} if len(self._warned) < MOST_WARNED else {str(error)}
-        log.warning("%s %r: %s", what, self._named.name, error, exc_info=not isinstance(error, ZkmqError))
-
-
-def _closed(error: Exception) -> SessionLost:
-    """What ended a worker whose connection was closed, whatever its claim was doing then: `error` is what that met."""
-    lost = SessionLost("the connection was closed")
-    lost.__cause__ = error
-    return lost
-
-
-# --- A worker's heartbeat: it extends the locks and leases of what is in hand, and waits for nothing else.
-
 # --- Waiting on an event loop: for an event or a while, for many tasks, and for tasks that are to end.
 
 #: How long a cancelled task is waited for, and how often it is told again to end.
@@ -482,67 +359,396 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-# --- A worker's heart: it extends the locks and leases of what is in hand, and waits for nothing else.
+# --- How a worker waits: its calls and pauses block a thread, or are awaited on an event loop.
+
+
+class Calls(ABC):
+    """How a worker waits. What both workers do is written once, as coroutines over this."""
+
+    @abstractmethod
+    async def result(self, call: Any) -> Any:
+        """What a call of a queue or of a claim returns."""
+
+    @abstractmethod
+    async def wait(self, event: Any, seconds: float) -> None:
+        """Wait for an event, so many seconds at the most."""
+
+    @abstractmethod
+    async def sleep(self, seconds: float) -> None:
+        """Pause."""
+
+
+class BlockingCalls(Calls):
+    """Blocks the thread; see `run_blocking`."""
+
+    async def result(self, call: Any) -> Any:
+        """It is there already."""
+        return call
+
+    async def wait(self, event: threading.Event, seconds: float) -> None:
+        """Block for it."""
+        event.wait(seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        """Block the thread."""
+        time.sleep(seconds)  # noqa: ASYNC251  there is no event loop
+
+
+class AwaitedCalls(Calls):
+    """Awaits on the running event loop."""
+
+    async def result(self, call: Any) -> Any:
+        """Await it."""
+        return await call
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Await it."""
+        await until(event, seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let others go on."""
+        await asyncio.sleep(seconds)
+
+
+# --- Settling what a worker has in hand: again and again, until it is known to be settled or lost.
+
+
+class Settler:
+    """Settles deliveries."""
+
+    def __init__(self, deliveries: Deliveries, tally: Tally, calls: Calls) -> None:
+        self._deliveries = deliveries
+        self._tally = tally
+        self._calls = calls
+
+    async def begin(self, delivery: Delivery) -> bool:
+        """Its handler is about to be called; False: it is not, since that cannot be said."""
+        if delivery.claim.prefetched:
+            try:
+                await self._calls.result(delivery.claim.begin())
+            except Exception as error:  # noqa: BLE001  whatever it is: it is given back, which tells more
+                log.warning("task %r is not begun: %s", delivery.claim.task.id, error)
+                return False
+        return True
+
+    async def give_back(self, deliveries: list[Delivery]) -> None:
+        """Settle what was prefetched and whose handlers will not be called."""
+        for delivery in deliveries:
+            if self._deliveries.decide(delivery, NOT_BEGUN):
+                await self.settle(delivery)
+
+    async def settle(self, delivery: Delivery) -> None:
+        """Settle, however long ZooKeeper is away while the session lives; one task's trouble ends no others."""
+        try:
+            while (result := await self.attempt(delivery)) is DeliveryResult.AGAIN:
+                await self._calls.sleep(RETRY_SECONDS)
+            if result is DeliveryResult.LATER:
+                self.leave(delivery)
+        finally:
+            self._deliveries.drop(delivery)
+
+    async def attempt(self, delivery: Delivery) -> DeliveryResult:
+        """Try once."""
+        try:
+            settling = delivery.ending().settle(delivery.outcome or NOT_BEGUN, delivery.progress)
+            success = await self._calls.result(settling)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  judged and reported, whatever it is
+            return self._tally.judge(delivery, error)
+        return self._tally.settled(delivery, success=success)
+
+    def settled(self, delivery: Delivery, success: bool, error: Exception | None) -> None:
+        """How a delivery ended that was settled together with others."""
+        try:
+            if error is None:
+                self._tally.settled(delivery, success=success)
+            elif self._tally.judge(delivery, error) is not DeliveryResult.LOST:
+                self.leave(delivery)
+        finally:
+            self._deliveries.drop(delivery)
+
+    def leave(self, delivery: Delivery) -> None:
+        """It cannot be settled by whatever means: it is tried again later, while others are handled."""
+        self._deliveries.leave(delivery)
+
+
+# --- A worker's heartbeat: it extends the locks and leases of what is in hand, and waits for nothing else.
 
 
 class Heartbeat:
-    """Beats for the deliveries of one worker, in a thread of its own."""
+    """Extends the claims of one worker, in a thread or a task of its own. `pulse`: an event of the worker's kind."""
 
-    def __init__(self, deliveries: Deliveries[WorkerClaim, WorkerTransaction]) -> None:
+    def __init__(self, deliveries: Deliveries, calls: Calls, pulse: Any) -> None:
         self._deliveries = deliveries
-        self._pulse = threading.Event()
+        self._calls = calls
+        self._pulse = pulse
 
     def wake(self) -> None:
         """There is one more to extend."""
         self._pulse.set()
 
-    def run(self, wanted: Callable[[], bool]) -> None:
+    async def run(self, wanted: Callable[[], bool] = lambda: True) -> None:
         """Extend what is due, each time a third of its span has passed, while `wanted` says so."""
         while wanted():
             self._pulse.clear()
             for delivery in self._deliveries.due():
-                self._extend(delivery)
-            self._pulse.wait(self._deliveries.seconds_until_extension(MAINTENANCE_SECONDS))
-
-    def _extend(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> None:
-        try:
-            delivery.claim.extend(delivery.span or 0.0)
-        except Exception as error:  # noqa: BLE001  the others are to be extended, too
-            _beaten(self._deliveries, delivery, error)
-        else:
-            _beaten(self._deliveries, delivery)
-
-
-class AsyncHeartbeat:
-    """Beats for the deliveries of one worker, in a task of its own."""
-
-    def __init__(self, deliveries: Deliveries[AsyncWorkerClaim, AsyncWorkerTransaction]) -> None:
-        self._deliveries = deliveries
-        self._pulse = asyncio.Event()
-
-    def wake(self) -> None:
-        """There is one more to extend."""
-        self._pulse.set()
-
-    async def run(self) -> None:
-        """Extend what is due, each time a third of its span has passed, until cancelled."""
-        while True:
-            self._pulse.clear()
-            for delivery in self._deliveries.due():
                 await self._extend(delivery)
-            await until(self._pulse, self._deliveries.seconds_until_extension(MAINTENANCE_SECONDS))
+            await self._calls.wait(self._pulse, self._deliveries.seconds_until_extension(MAINTENANCE_SECONDS))
 
-    async def _extend(self, delivery: Delivery[AsyncWorkerClaim, AsyncWorkerTransaction]) -> None:
+    async def _extend(self, delivery: Delivery) -> None:
+        """Extend one; a failure is tried again soon."""
         try:
-            await delivery.claim.extend(delivery.span or 0.0)
+            await self._calls.result(delivery.claim.extend(delivery.span or 0.0))
         except Exception as error:  # noqa: BLE001  the others are to be extended, too
-            _beaten(self._deliveries, delivery, error)
+            log.warning("extending task %r: %s", delivery.claim.task.id, error)
+            self._deliveries.beaten(delivery, good=False)
         else:
-            _beaten(self._deliveries, delivery)
+            self._deliveries.beaten(delivery, good=True)
 
 
-def _beaten(deliveries: Deliveries[C, U], delivery: Delivery[C, U], error: Exception | None = None) -> None:
-    """A claim was extended, or that failed: then it is tried again soon."""
-    if error is not None:
-        log.warning("extending task %r: %s", delivery.claim.task.id, error)
-    deliveries.beaten(delivery, good=error is None)
+#: So many different damages a worker remembers to have told of.
+MOST_WARNED: Final = 1_000
+
+
+class Working(ABC):
+    """What both workers are and do; how they wait is `calls`, and `stopping` is set once they are to stop."""
+
+    def __init__(
+        self,
+        queue: WorkerQueue,
+        handler: Handler,
+        options: WorkerOptions,
+        calls: Calls,
+        stopping: threading.Event | asyncio.Event,
+    ) -> None:
+        self.handler = handler
+        self.grace = options.grace
+        self._queue = queue
+        self._calls = calls
+        self._stopping: Any = stopping
+        self._options = options
+        self._deliveries = Deliveries()
+        self._prefetched: PrefetchedDeliveries = PrefetchedDeliveries(options)
+        self._budget = Budget(options.limit)
+        self._tally = Tally(options.on_settled)
+        self._looks = Looks()
+        self._absence = Absence(queue.name)
+        self._until_empty = False
+        self._error: Exception | None = None
+        self._warned: set[str] = set()
+        self._settler: Any
+        self._heartbeat: Heartbeat
+        self._filling: Any
+        """One claims for all while handlers are fast."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop, or has ended."""
+        return bool(self._stopping.is_set())
+
+    @property
+    def finished(self) -> int:
+        """How many tasks were completed."""
+        return self._tally.finished
+
+    @property
+    def failed(self) -> int:
+        """How many deliveries ended otherwise."""
+        return self._tally.failed
+
+    def _log_start(self) -> None:
+        """Say in the log who begins to work, on what, and with how many tasks in hand at once."""
+        (choice, queue), options = (self._options.choice, self._queue), self._options
+        chosen = {name: value for name, value in choice.items() if value is not None and value != "absolute"}
+        what = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all tasks"
+        mode = f"lease {options.lease:g} s" if options.lease else "session-bound"
+        message = "worker started: consumer %s on queue %r; %s; threads %d, %s"
+        log.info(message, queue.consumer, queue.name, what, options.threads, mode)
+
+    def _log_absence(self, error: QueueNotFound, since: int) -> None:
+        """The queue is not there: it is told of once, and waited for. Raises `error` where nothing is waited for.
+
+        `since`: see `Absence.warn_absent`.
+        """
+        if self._until_empty:
+            raise error
+        self._absence.warn_absent(error, since)
+
+    def _claim_timeout(self, *, idle: bool) -> float:
+        """Seconds to wait for a task: to the end, unless the worker ends with the last one.
+
+        `idle`: the last look found nothing; one that follows upon a task waits for nothing, so that it can be told at
+        once what it found.
+        """
+        if not idle:
+            return 0.0
+        if not self._until_empty:
+            return IDLE_SECONDS
+        return BUSY_SECONDS if self._deliveries else 0.0
+
+    def _ended_by(self, error: Exception) -> bool:
+        """Whether what a claim raised ends the worker: it is refused, or no other try would end otherwise.
+
+        Anything else, of the transport or of something foreign in the queue, is logged, and claiming goes on.
+        """
+        self._looks.ended("unavailable")
+        if isinstance(error, ConfigError) or self._queue.closed:
+            self._error = error if isinstance(error, ConfigError | SessionLost) else _closed(error)
+            return True
+        self._warn("worker on queue", error)
+        return False
+
+    def _raise_what_ended_it(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _has_enough(self) -> bool:
+        """Whether nothing more is to be handled: the worker has had its limit."""
+        return self._budget.spent and not self._prefetched
+
+    def _unbegun(self) -> Handled:
+        """How a delivery ends whose handler is not called: another task may be handled in its place."""
+        self._budget.put_back(1)
+        return NOT_BEGUN
+
+    def _busy(self) -> bool:
+        """Whether every slot has a task in hand: nobody looks after the queue by claiming."""
+        return 0 < self._options.threads <= len(self._deliveries)
+
+    def _report_maintenance(self, error: Exception) -> None:
+        self._warn("looking after queue", error)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """Tell what went wrong. What is damaged stays so until somebody mends it: each such error is told once."""
+        if isinstance(error, CorruptRecord):
+            if str(error) in self._warned:
+                return
+            self._warned = {*self._warned, str(error)} if len(self._warned) < MOST_WARNED else {str(error)}
+        log.warning("%s %r: %s", what, self._queue.name, error, exc_info=not isinstance(error, ZkmqError))
+
+    # --- claiming
+
+    @abstractmethod
+    def stop(self, *, forgive: bool = False) -> bool:
+        """Claim nothing more."""
+
+    @abstractmethod
+    async def _handle(self, delivery: Delivery) -> None:
+        """Run the handler and settle."""
+
+    @abstractmethod
+    async def _request(self, most: int, timeout: float) -> Sequence[WorkerClaim]:
+        """Claim so many, waiting for the first one; ended when the worker is told to stop."""
+
+    @abstractmethod
+    async def _queue_comes(self) -> bool:
+        """Wait until the queue is there, or the worker is told to stop."""
+
+    @abstractmethod
+    def _wake_idle(self) -> None:
+        """Wake who waits for the queue: something is prefetched that can be begun at once."""
+
+    async def _check_wanted(self) -> None:
+        """Raise `ConfigError` for what the queue refuses. One that is not there can refuse nothing yet."""
+        try:
+            await self._calls.result(self._queue.check_wanted(**self._options.choice))
+        except QueueNotFound as error:
+            self._log_absence(error, 0)
+
+    async def _loop(self) -> None:
+        """Claim and handle, one after the other, until told to stop."""
+        idle = False
+        while not (self.stopping or self._has_enough()):
+            try:
+                busy = bool(self._deliveries)
+                delivery = self._prefetched.take() or await self._claim(idle=idle)
+            except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
+                if self._ended_by(error):
+                    self.stop()
+                    return
+                idle = False
+                await self._calls.wait(self._stopping, RETRY_SECONDS)
+            else:
+                idle = delivery is None
+                self._looks.ended("nothing" if idle else "handled")
+                if delivery is not None:
+                    await self._handle(delivery)
+                    await self._calls.wait(self._stopping, self._options.throttle)
+                elif self._until_empty and not (busy or self._deliveries):  # else it may have come back meanwhile
+                    return
+
+    async def _claim(self, *, idle: bool) -> Delivery | None:
+        """Claim, for all if handlers are fast; None: there was nothing, or no queue, and it was waited for."""
+        if idle or not self._prefetched.fast:
+            return await self._fill(idle=idle)
+        async with self._filling:  # who had it may have waited for the queue, or for a server
+            return None if self.stopping else self._prefetched.take() or await self._fill(idle=False)
+
+    async def _fill(self, *, idle: bool) -> Delivery | None:
+        """Claim, where handlers are fast more than one; the first of them is the caller's."""
+        since = self._absence.ended
+        try:
+            with self._prefetched.requesting(idle=idle):
+                claims = await self._claim_within_limit(self._claim_timeout(idle=idle))
+        except QueueNotFound as error:
+            await self._await_queue(error, since)
+            return None
+        deliveries = [self._add(claim) for claim in claims]
+        self._prefetched.put(deliveries[1:])
+        if self._prefetched and self._prefetched.idle:  # who began to wait meanwhile takes of it
+            self._wake_idle()
+        return deliveries[0] if deliveries else None
+
+    async def _claim_within_limit(self, timeout: float) -> Sequence[WorkerClaim]:
+        most = self._budget.take(self._prefetched.room)
+        claims: Sequence[WorkerClaim] = []
+        try:
+            if most:
+                claims = await self._request(most, timeout)
+        finally:
+            self._budget.put_back(most - len(claims))
+        return claims
+
+    async def _claim_many(self, most: int, timeout: float, **stopping: Callable[[], bool]) -> Sequence[WorkerClaim]:
+        options: dict[str, Any] = {**self._options.choice, "lease": self._options.lease, "timeout": timeout, **stopping}
+        if most > 1:
+            claims: Sequence[WorkerClaim] = await self._calls.result(
+                self._queue.claim_many(most, **options, prefetch=True)
+            )
+            return claims
+        claim = await self._calls.result(self._queue.claim(**options))
+        return [] if claim is None else [claim]
+
+    def _add(self, claim: WorkerClaim) -> Delivery:
+        transaction = claim.transaction() if self._options.transactional else None
+        delivery = self._deliveries.add(claim, claim.span, transaction)
+        self._heartbeat.wake()  # one more to extend
+        return delivery
+
+    async def _return(self, deliveries: list[Delivery]) -> None:
+        """Give back what was prefetched and whose handlers will not be called."""
+        self._budget.put_back(len(deliveries))
+        await self._settler.give_back(deliveries)
+
+    async def _await_queue(self, error: QueueNotFound, since: int) -> None:
+        """Wait for the queue to come, or the worker to be stopped."""
+        self._log_absence(error, since)
+        if await self._queue_comes():
+            self._absence.end()
+
+    async def _size(self) -> int:
+        """How many tasks are pending, once there is a queue. Raises `QueueNotFound` where none came before the end."""
+        since = self._absence.ended
+        try:
+            return int(await self._calls.result(self._queue.pending()))
+        except QueueNotFound as error:
+            await self._await_queue(error, since)
+        return int(await self._calls.result(self._queue.pending()))
+
+
+def _closed(error: Exception) -> SessionLost:
+    """What ended a worker whose connection was closed, whatever its claim was doing then: `error` is what that met."""
+    lost = SessionLost("the connection was closed")
+    lost.__cause__ = error
+    return lost

@@ -7,22 +7,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from ..blocking import run_blocking
 from ..core.model.selectors import Selector
 from ..core.model.values import Duration, seconds
-from ..errors import QueueNotFound, ZkmqError
+from ..errors import ZkmqError
 from ..log import log
-from ..protocols import WorkerClaim, WorkerQueue, WorkerTransaction
-from .deliveries import NOT_BEGUN, Deliveries, Delivery, Handler, Method, Settled, WorkerOptions, check_handler
+from ..protocols import BlockingWorkerQueue, WorkerClaim
+from .deliveries import NOT_BEGUN, Delivery, Handler, Method, Settled, WorkerOptions, check_handler
 from .handling import (
     GIVE_UP_SECONDS,
     LEFT_SECONDS,
     MAINTENANCE_SECONDS,
     RETRY_SECONDS,
+    BlockingCalls,
     DeliveryResult,
     Heartbeat,
     Monitor,
     Running,
-    Tally,
+    Settler,
     Working,
     call,
     watching,
@@ -58,171 +60,35 @@ def call_after(delay: float, call: Callable[[], object]) -> None:
     timer.start()
 
 
-# --- Settling what a worker's threads have in hand: again and again, until it is known to be settled or lost.
+class ThreadLock:
+    """A lock of threads, as coroutines that block take it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
 
 
-class Settler:
+class ThreadSettler(Settler):
     """Settles deliveries in the thread that it is called from."""
 
-    def __init__(self, deliveries: Deliveries[WorkerClaim, WorkerTransaction], tally: Tally) -> None:
-        self._deliveries = deliveries
-        self._tally = tally
-
-    def begin(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> bool:
-        """Its handler is about to be called; False: it is not, since that cannot be said."""
-        if delivery.claim.prefetched:
-            try:
-                delivery.claim.begin()
-            except Exception as error:  # noqa: BLE001  whatever it is: it is given back, which tells more
-                log.warning("task %r is not begun: %s", delivery.claim.task.id, error)
-                return False
-        return True
-
-    def give_back(self, deliveries: list[Delivery[WorkerClaim, WorkerTransaction]]) -> None:
-        """Settle what was prefetched and whose handlers will not be called."""
-        for delivery in deliveries:
-            if self._deliveries.decide(delivery, NOT_BEGUN):
-                self.settle(delivery)
-
-    def settle(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> None:
-        """Settle, however long ZooKeeper is away while the session lives; one task's trouble ends no thread."""
-        try:
-            while self._try(delivery) is DeliveryResult.AGAIN:
-                time.sleep(RETRY_SECONDS)
-        finally:
-            self._deliveries.drop(delivery)
-
-    def settle_later(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> None:
+    def settle_later(self, delivery: Delivery) -> None:
         """Settle together with others, without waiting for it; it is in hand until that is known."""
-        delivery.claim.settle_later(delivery.outcome or NOT_BEGUN, delivery.progress, partial(self._finish, delivery))
+        delivery.claim.settle_later(delivery.outcome or NOT_BEGUN, delivery.progress, partial(self.settled, delivery))
 
-    def _finish(
-        self, delivery: Delivery[WorkerClaim, WorkerTransaction], success: bool, error: Exception | None
-    ) -> None:
-        try:
-            if error is None:
-                self._tally.settled(delivery, success=success)
-            elif self._tally.judge(delivery, error) is not DeliveryResult.LOST:
-                self._deliveries.leave(delivery)
-        finally:
-            self._deliveries.drop(delivery)
-
-    def settle_left(self) -> None:
+    async def settle_left(self) -> None:
         """Try once more what could not be settled."""
         for delivery in self._deliveries.take_left():
             delivery.progress.refusals = 0
-            if self._try(delivery) is DeliveryResult.AGAIN:
-                self._deliveries.leave(delivery)
-
-    def _try(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> DeliveryResult:
-        try:
-            success = delivery.ending().settle(delivery.outcome or NOT_BEGUN, delivery.progress)
-        except BaseException as error:  # noqa: BLE001  judged and reported, whatever it is
-            delivery_result = self._tally.judge(delivery, error)
-            if delivery_result is DeliveryResult.LATER:
-                self._deliveries.leave(delivery)
-            return delivery_result
-        return self._tally.settled(delivery, success=success)
+            if await self.attempt(delivery) in {DeliveryResult.AGAIN, DeliveryResult.LATER}:
+                self.leave(delivery)
 
 
-# --- What a worker's threads ask of its queue; one that is not there is waited for.
-
-
-class ClaimingWorker(Working[WorkerClaim, WorkerTransaction]):
-    """A worker as far as it asks for tasks."""
-
-    def __init__(self, queue: WorkerQueue, handler: Handler, options: WorkerOptions) -> None:
-        super().__init__(queue, handler, options)
-        self.queue = queue
-        self._stopping = threading.Event()
-        self._settler = Settler(self._deliveries, self._tally)
-        self._heartbeat = Heartbeat(self._deliveries)
-        self._filling = threading.Lock()
-        """One thread claims for all while handlers are fast."""
-
-    @property
-    def stopping(self) -> bool:
-        """Whether it was told to stop, or has ended."""
-        return self._stopping.is_set()
-
-    def _check_wanted(self) -> None:
-        """Raise `ConfigError` for what the queue refuses. One that is not there can refuse nothing yet."""
-        try:
-            self.queue.check_wanted(**self._options.choice)
-        except QueueNotFound as error:
-            self._log_absence(error, 0)
-
-    def _claim(self, *, idle: bool) -> Delivery[WorkerClaim, WorkerTransaction] | None:
-        """Claim, for all threads if handlers are fast; None: there was nothing, or no queue, and it was waited for."""
-        if idle or not self._prefetched.fast:
-            return self._fill(idle=idle)
-        with self._filling:  # who had it may have waited for the queue, or for a server
-            return None if self.stopping else self._prefetched.take() or self._fill(idle=False)
-
-    def _fill(self, *, idle: bool) -> Delivery[WorkerClaim, WorkerTransaction] | None:
-        """Claim, where handlers are fast more than one; the first of them is the caller's."""
-        since = self._absence.ended
-        try:
-            with self._prefetched.requesting(idle=idle):
-                claims = self._claim_within_limit(self._claim_timeout(idle=idle))
-        except QueueNotFound as error:
-            self._await_queue(error, since)
-            return None
-        deliveries = [self._add(claim) for claim in claims]
-        self._prefetched.put(deliveries[1:])
-        if self._prefetched and self._prefetched.idle:  # who began to wait meanwhile takes of it
-            self.queue.wake()
-        return deliveries[0] if deliveries else None
-
-    def _claim_within_limit(self, timeout: float) -> Sequence[WorkerClaim]:
-        most = self._budget.take(self._prefetched.room)
-        claims: Sequence[WorkerClaim] = []
-        try:
-            if most:
-                claims = self._claim_many(most, timeout)
-        finally:
-            self._budget.put_back(most - len(claims))
-        return claims
-
-    def _return(self, deliveries: list[Delivery[WorkerClaim, WorkerTransaction]]) -> None:
-        """Give back what was prefetched and whose handlers will not be called."""
-        self._budget.put_back(len(deliveries))
-        self._settler.give_back(deliveries)
-
-    def _claim_many(self, most: int, timeout: float) -> Sequence[WorkerClaim]:
-        choice, lease = self._options.choice, self._options.lease
-        stopping = lambda: self._stopping.is_set() or bool(self._prefetched)  # noqa: E731
-        if most > 1:
-            return self.queue.claim_many(most, **choice, lease=lease, timeout=timeout, stopping=stopping, prefetch=True)
-        claim = self.queue.claim(**choice, lease=lease, timeout=timeout, stopping=stopping)
-        return [] if claim is None else [claim]
-
-    def _add(self, claim: WorkerClaim) -> Delivery[WorkerClaim, WorkerTransaction]:
-        transaction = claim.transaction() if self._options.transactional else None
-        delivery = self._deliveries.add(claim, claim.span, transaction)
-        self._heartbeat.wake()  # one more to extend
-        return delivery
-
-    def _await_queue(self, error: QueueNotFound, since: int) -> None:
-        """Wait for the queue to come, or the worker to be stopped."""
-        self._log_absence(error, since)
-        if self.queue.exists(None, stopping=self._stopping.is_set):
-            self._absence.end()
-
-    def _size(self) -> int:
-        """How many tasks are pending, once there is a queue. Raises `QueueNotFound` where none came before the end."""
-        since = self._absence.ended
-        try:
-            return self.queue.pending()
-        except QueueNotFound as error:
-            self._await_queue(error, since)
-        return self.queue.pending()
-
-
-# --- Workers: claim, run, settle, until told to stop.
-
-
-class Worker(ClaimingWorker):
+class Worker(Working):
     """Claims tasks of one queue and runs a handler on each.
 
     The handler gets the task (`Running`); what it returns (bytes, text or None) is the result, or it returns
@@ -258,7 +124,7 @@ class Worker(ClaimingWorker):
 
     def __init__(
         self,
-        queue: WorkerQueue,
+        queue: BlockingWorkerQueue,
         handler: Handler,
         *,
         threads: int = 1,
@@ -282,7 +148,11 @@ class Worker(ClaimingWorker):
             limit=limit, on_settled=on_settled,
         )  # fmt: skip
         check_handler(handler, awaited=False)
-        super().__init__(queue, handler, options)
+        super().__init__(queue, handler, options, BlockingCalls(), threading.Event())
+        self.queue = queue
+        self._settler = ThreadSettler(self._deliveries, self._tally, self._calls)
+        self._heartbeat = Heartbeat(self._deliveries, self._calls, threading.Event())
+        self._filling = ThreadLock()
         self._over = threading.Event()
         self._started = False
         self._lock = threading.Lock()
@@ -292,7 +162,7 @@ class Worker(ClaimingWorker):
 
     def _make_threads(self, monitor: Monitor | None) -> None:
         threads = self._options.threads
-        self._threads = [self._thread(self._loop, f"zkmq-worker-{n}") for n in range(threads)]
+        self._threads = [self._thread(self._work, f"zkmq-worker-{n}") for n in range(threads)]
         self._maintenance = self._thread(self._keep, "zkmq-keeper")
         self._others = [self._thread(self._run_heartbeat, "zkmq-heart")] if threads and self._options.heartbeat else []
         if monitor is not None:
@@ -317,7 +187,7 @@ class Worker(ClaimingWorker):
                 return False
             self._started = True
         self._until_empty = until_empty
-        self._check_wanted()
+        run_blocking(self._check_wanted())
         self._log_start()
         for thread in (*self._threads, self._maintenance, *self._others):
             thread.start()
@@ -369,47 +239,42 @@ class Worker(ClaimingWorker):
         """
         for delivery in self._deliveries.held():
             if self._deliveries.give_up(delivery):
-                self._thread(partial(self._settler.settle, delivery), "zkmq-give-up").start()
+                self._thread(partial(self._settle, delivery), "zkmq-give-up").start()
         if self._deliveries.wait_empty(GIVE_UP_SECONDS):
-            self._settler.settle_left()
+            run_blocking(self._settler.settle_left())
         else:
             log.warning("worker on queue %r: not everything in hand could be settled yet", self.queue.name)
 
-    def _loop(self) -> None:
-        idle = False
-        while not (self._stopping.is_set() or self._has_enough()):
-            try:
-                busy = bool(self._deliveries)
-                delivery = self._prefetched.take() or self._claim(idle=idle)
-            except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
-                if self._ended_by(error):
-                    self.stop()
-                    break
-                idle = False
-                self._stopping.wait(RETRY_SECONDS)
-            else:
-                idle = delivery is None
-                self._looks.ended("nothing" if idle else "handled")
-                if delivery is not None:
-                    self._handle(delivery)
-                    self._stopping.wait(self._options.throttle)
-                elif self._until_empty and not (busy or self._deliveries):  # else it may have come back meanwhile
-                    return
-        # What came after the stop, behind the keeper's back: nobody may ever join.
-        self._return(self._prefetched.overdue(every=True))
+    def _settle(self, delivery: Delivery) -> None:
+        run_blocking(self._settler.settle(delivery))
 
-    def _handle(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> None:
+    def _work(self) -> None:
+        """What one thread does."""
+        run_blocking(self._loop())
+        # What came after the stop, behind the keeper's back: nobody may ever join.
+        run_blocking(self._return(self._prefetched.overdue(every=True)))
+
+    async def _request(self, most: int, timeout: float) -> Sequence[WorkerClaim]:
+        return await self._claim_many(most, timeout, stopping=lambda: self.stopping or bool(self._prefetched))
+
+    async def _queue_comes(self) -> bool:
+        return self.queue.exists(None, stopping=self._stopping.is_set) is True
+
+    def _wake_idle(self) -> None:
+        self.queue.wake()
+
+    async def _handle(self, delivery: Delivery) -> None:
         """Run the handler and settle; where handlers are fast, together with others."""
-        begun = not self._stopping.is_set() and self._settler.begin(delivery) and self._deliveries.begin(delivery)
+        begun = not self.stopping and await self._settler.begin(delivery) and self._deliveries.begin(delivery)
         outcome = call(lambda: self._run(delivery)) if begun else self._unbegun()
         if not self._deliveries.decide(delivery, outcome):
             return
         if self._prefetched.fast and delivery.transaction is None:
             self._settler.settle_later(delivery)
         else:
-            self._settler.settle(delivery)
+            await self._settler.settle(delivery)
 
-    def _run(self, delivery: Delivery[WorkerClaim, WorkerTransaction]) -> object:
+    def _run(self, delivery: Delivery) -> object:
         task, began = Running(delivery.claim), time.monotonic()
         try:
             return self.handler(task) if delivery.transaction is None else self.handler(task, delivery.transaction)
@@ -426,12 +291,12 @@ class Worker(ClaimingWorker):
             seen = self.queue.changes
             self._run_maintenance()
             if time.monotonic() - tried >= LEFT_SECONDS:
-                self._settler.settle_left()
+                run_blocking(self._settler.settle_left())
                 tried = time.monotonic()
-            self._return(self._prefetched.overdue())
+            run_blocking(self._return(self._prefetched.overdue()))
             # No longer than it takes for something to come due.
             self.queue.wait_for_change(seen, self._prefetched.until_overdue(MAINTENANCE_SECONDS))
-        self._return(self._prefetched.overdue(every=True))
+        run_blocking(self._return(self._prefetched.overdue(every=True)))
 
     def _run_maintenance(self) -> None:
         try:
@@ -443,9 +308,10 @@ class Worker(ClaimingWorker):
 
     def _run_heartbeat(self) -> None:
         """Until the last handler has returned and what it did is settled, or was given up, also after `stop`."""
-        self._heartbeat.run(lambda: not self._over.is_set() and (self._alive() is not None or bool(self._deliveries)))
+        wanted = lambda: not self._over.is_set() and (self._alive() is not None or bool(self._deliveries))  # noqa: E731
+        run_blocking(self._heartbeat.run(wanted))
 
     def _watch(self, monitor: Monitor) -> None:
         while self._goes_on() and not self._stopping.wait(MAINTENANCE_SECONDS):
             with watching(self.queue.name):
-                monitor(self._looks.poll(self.queue.name, self._size()))
+                monitor(self._looks.poll(self.queue.name, run_blocking(self._size())))

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, TypeAlias, TypeVar
@@ -30,6 +30,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization as wire
 
+from ..blocking import run_blocking
 from ..core import protocol
 from ..core.model.names import LAYOUT, check_layout
 from ..core.protocol import (
@@ -331,7 +332,7 @@ def run(session: Session, procedure: Procedure[T], call_deadline: CallDeadline |
 
     `call_deadline`: the call's, where it has waited for something before.
     """
-    return _blocking(ThreadDriver(session, call_deadline).run(procedure))
+    return run_blocking(ThreadDriver(session, call_deadline).run(procedure))
 
 
 async def arun(session: Session, procedure: Procedure[T], call_deadline: CallDeadline | None = None) -> T:
@@ -340,16 +341,6 @@ async def arun(session: Session, procedure: Procedure[T], call_deadline: CallDea
     A step does no I/O, and of many that are ready at once some go on in a later round; see `fairness`.
     """
     return await LoopDriver(session, call_deadline).run(procedure)
-
-
-def _blocking(steps: Coroutine[Any, Any, T]) -> T:
-    """The result of a thread driver's coroutine, which blocks where it waits and never suspends."""
-    try:
-        steps.send(None)
-    except StopIteration as stop:
-        value: T = stop.value
-        return value
-    raise AssertionError("a driver of threads has nobody to give way to")
 
 
 class Driver(ABC):
@@ -639,7 +630,7 @@ def open_session(session: Session) -> None:
     try:
         _check_names(session, call_deadline)
         session.open(call_deadline)
-        _blocking(ThreadDriver(session, call_deadline).carry_out(session.access.look_around()))
+        run_blocking(ThreadDriver(session, call_deadline).carry_out(session.access.look_around()))
         run(session, refuse_another_layout(session.config.root), call_deadline)
     except BaseException:
         session.close(call_deadline=CLOSING_SECONDS)
