@@ -82,7 +82,7 @@ from .errors import (
     WaitTimeout as WaitTimeout,
     ZkmqError as ZkmqError,
 )
-from .model import MAX_PAYLOAD as MAX_PAYLOAD
+from .core.protocol import MAX_PAYLOAD as MAX_PAYLOAD
 from .working.async_worker import AsyncWorker as AsyncWorker
 from .working.handling import (
     Monitor as Monitor,

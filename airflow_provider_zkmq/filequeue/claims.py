@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
+from ..engine.core.model.policy import Success
+from ..engine.core.model.states import State
+from ..engine.core.model.values import Duration
 from ..engine.core.protocol import Procedure
+from ..engine.core.read.inspect import Task
 from ..engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
 from ..engine.errors import ClaimLost, QueueNotFound, TaskNotFound
-from ..engine.model import Duration, State, Success, Task
 from .refusals import PROGRESS, TRANSACTIONS, refused
 
 # --- `FileClaim`: a task in hand, out of a file.

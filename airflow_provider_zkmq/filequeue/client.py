@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from ..engine.config import ConnectionConfig
+from ..engine.core.model.values import Moment
 from ..engine.errors import ZkmqError
 from ..engine.log import log
-from ..engine.model import Moment
 from ..environment import DEFAULT_ROOT
 from . import settling
 from .directory import Directory

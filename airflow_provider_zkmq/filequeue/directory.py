@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
+from ..engine.core.model.names import check_name
+from ..engine.core.model.states import State
 from ..engine.errors import ConfigError, CorruptRecord, QueueError, QueueNotFound, SessionLost, Unavailable, ZkmqError
-from ..engine.model import State, check_name
 from ..textqueue import HostileFile, LockHeld, StaleMessage, TextQueue, TextQueueError
 from ..textqueue.file import changes
 from ..textqueue.mutex import new_owner

@@ -7,35 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from ..engine.errors import BadMessage, ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
-from ..engine.model import (
-    MAX_PAYLOAD,
-    PARTS,
+from ..engine.core.model.names import check_name
+from ..engine.core.model.policy import RetryPolicy
+from ..engine.core.model.records import Message, NewTasks, encode_data, keyed
+from ..engine.core.model.selectors import FilterMethod, FilterType, Selector, as_selector, choose
+from ..engine.core.model.states import State
+from ..engine.core.model.values import (
     Duration,
-    FilterMethod,
-    FilterType,
-    Message,
     Moment,
-    NewTasks,
-    OnChange,
-    OnProgress,
-    Part,
-    QueueConf,
-    RetryPolicy,
-    Scanned,
-    Selector,
-    State,
-    Task,
     WaitFor,
-    as_selector,
-    as_state,
-    check_name,
-    checked_columns,
-    checked_ids,
-    checked_parts,
-    choose,
-    encode_data,
-    keyed,
     number_of_claims,
     optional_milliseconds,
     optional_seconds,
@@ -43,6 +23,13 @@ from ..engine.model import (
     seconds,
     whole_number,
 )
+from ..engine.core.protocol import MAX_PAYLOAD
+from ..engine.core.read.configuration import QueueConf
+from ..engine.core.read.inspect import Task, as_state, checked_columns, checked_ids
+from ..engine.core.read.nodes import PARTS, Part, checked_parts
+from ..engine.core.read.scan import Scanned
+from ..engine.core.read.wait import OnChange, OnProgress
+from ..engine.errors import BadMessage, ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
 from ..engine.working.deliveries import Handler
 from ..engine.working.worker import Worker
 from . import refusals, settling

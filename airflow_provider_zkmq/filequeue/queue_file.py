@@ -17,27 +17,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from ..engine.core.model.names import check_name
+from ..engine.core.model.policy import RetryPolicy
+from ..engine.core.model.records import encode_metadata
+from ..engine.core.model.selectors import FilterType, check_types, decode_types, encode_types
+from ..engine.core.model.states import State, derive_status
+from ..engine.core.model.values import Duration, dump, load, parse_duration, seconds
+from ..engine.core.protocol import MAX_PAYLOAD
+from ..engine.core.read.configuration import ORDERS
+from ..engine.core.read.inspect import Task
 from ..engine.errors import ConfigError, CorruptRecord, TaskNotFound
 from ..engine.log import log
-from ..engine.model import (
-    MAX_PAYLOAD,
-    ORDERS,
-    Duration,
-    FilterType,
-    RetryPolicy,
-    State,
-    Task,
-    check_name,
-    check_types,
-    decode_types,
-    derive_status,
-    dump,
-    encode_metadata,
-    encode_types,
-    load,
-    parse_duration,
-    seconds,
-)
 from ..textqueue import HostileFile, Message, Status, TextQueue, mutex
 from ..textqueue.file import ALL
 from ..textqueue.lines import read_plain, replace_plain

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
+from ..engine.core.model.records import Message
 from ..engine.errors import ConfigError, Unsupported
-from ..engine.model import Message
 
 TRANSACTIONS: Final = "transactions over several queues"
 BATCHES: Final = "batches (batch=, then=, wait_batch)"

@@ -11,21 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
+from ..engine.core.model.names import check_name
+from ..engine.core.model.records import Message, NewTasks, encode_data, encode_metadata
+from ..engine.core.model.selectors import Selector, parse_filters
+from ..engine.core.model.states import State
+from ..engine.core.model.values import dump, lock_seconds
+from ..engine.core.protocol import MAX_PAYLOAD
+from ..engine.core.read.inspect import Task
 from ..engine.errors import BadMessage, ClaimLost, ConfigError, DuplicateTask, TaskTooLarge
-from ..engine.model import (
-    MAX_PAYLOAD,
-    Message,
-    NewTasks,
-    Selector,
-    State,
-    Task,
-    check_name,
-    dump,
-    encode_data,
-    encode_metadata,
-    lock_seconds,
-    parse_filters,
-)
 from ..textqueue import StaleMessage, Status, mutex
 from .queue_file import ROOMS, FileConf, QueueFile, TaskLines, body_of, clipped, lock_span, spell_time
 from .refusals import check_message

@@ -6,21 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from ..engine.core.model.names import check_name
+from ..engine.core.model.states import ENDED, FAILED, State
+from ..engine.core.model.values import Duration, WaitFor, optional_seconds, wait_event
+from ..engine.core.read.inspect import Task, checked_ids
+from ..engine.core.read.wait import OnChange, not_reached
 from ..engine.errors import WaitTimeout
-from ..engine.model import (
-    ENDED,
-    FAILED,
-    Duration,
-    OnChange,
-    State,
-    Task,
-    WaitFor,
-    check_name,
-    checked_ids,
-    not_reached,
-    optional_seconds,
-    wait_event,
-)
 from .directory import Directory, end_of, look_until
 from .queue_file import QueueFile, TaskLines
 

@@ -196,6 +196,8 @@ class Ops:
 #: ZooKeeper's default ``jute.maxbuffer`` is 1 048 575 bytes for a whole request; a larger one is answered by a
 #: dropped connection, which would look like an outage. Some room is left for the server's own framing.
 MAX_REQUEST: Final = 1_040_000
+#: The largest payload and metadata, or result, of a task in bytes: the rest of a request is for its record.
+MAX_PAYLOAD: Final = MAX_REQUEST - 20_000
 
 
 def request_size(ops: Iterable[WriteOp]) -> int:

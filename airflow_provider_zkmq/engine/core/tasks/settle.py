@@ -26,7 +26,7 @@ from ..model.records import TaskState, clip, encode_data, replace_fields
 from ..model.states import Event, State
 from ..model.values import Duration, dump, optional_seconds, seconds
 from ..protocol import (
-    MAX_REQUEST,
+    MAX_PAYLOAD,
     Check,
     Create,
     Delete,
@@ -627,10 +627,8 @@ def complete(
 def checked_result(claimed: Claimed, result: bytes | str | None) -> bytes:
     """A result as it is kept. Raises `ConfigError`, `TaskTooLarge`."""
     data = b"" if result is None else encode_data("result", result)
-    if len(data) > MAX_REQUEST - 20_000:
-        msg = (
-            f"the result of task {claimed.task_id!r} has {len(data):,} bytes; ZooKeeper takes {MAX_REQUEST - 20_000:,}"
-        )
+    if len(data) > MAX_PAYLOAD:
+        msg = f"the result of task {claimed.task_id!r} has {len(data):,} bytes; ZooKeeper takes {MAX_PAYLOAD:,}"
         raise TaskTooLarge(msg)
     return data
 
