@@ -29,7 +29,6 @@ from airflow_provider_zkmq.engine import (
     UnitOfWork,
     Worker,
     Zkmq,
-    model,
 )
 from airflow_provider_zkmq.engine.api.methods import SyncAndAsync
 from airflow_provider_zkmq.engine.config import ConnectionConfig
@@ -150,10 +149,9 @@ def test_what_connects_chooses_by_the_address(tmp_path: Path) -> None:
 
 
 def test_public_names_are_where_the_stub_says() -> None:
-    """Each is found at its first use; an unknown name is an attribute error. The model exports what it imports."""
+    """Each is found at its first use; an unknown name is an attribute error."""
     for package, some in ((engine, "Zkmq"), (spark, "report")):
         assert some in package.__all__
         assert all(getattr(package, name) is not None for name in package.__all__)
         with pytest.raises(AttributeError, match="'nonsense'"):
             _ = package.nonsense  # type: ignore[attr-defined]
-    assert all(hasattr(model, name) for name in model.__all__)
