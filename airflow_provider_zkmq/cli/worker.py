@@ -43,7 +43,7 @@ _LOG: Final = logging.getLogger("airflow_provider_zkmq")
 
 
 class Guard:
-    """Ends the commands whose leaders it was told of when this process ends. Whoever uses it holds a lock.
+    """Ends the commands whose leaders it knows when this process ends. Whoever uses it holds a lock.
 
     It is started with the first command, and again if somebody killed it. Where it cannot be, the log says so once, and
     the commands are run all the same.

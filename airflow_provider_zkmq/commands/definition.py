@@ -1,4 +1,4 @@
-"""What Airflow is told of ``airflow zkmq``: read at each start of ``airflow``, so that it imports little."""
+"""What Airflow reads about ``airflow zkmq``: read at each start of ``airflow``, so that it imports little."""
 
 from __future__ import annotations
 

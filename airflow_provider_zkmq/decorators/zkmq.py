@@ -153,7 +153,7 @@ def handler_of(
 #: So many errors are in the XCom, and so many characters of each.
 _ERRORS: Final = 5
 _LENGTH: Final = 500
-#: So many tasks that failed are told of in the log, each in a line.
+#: So many failed tasks are logged, each in a line.
 _LINES: Final = 20
 #: So many of the others are read together, to count those that are dead.
 _AT_ONCE: Final = 512

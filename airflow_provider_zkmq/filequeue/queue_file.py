@@ -569,7 +569,7 @@ class QueueFile:
 
     @contextlib.contextmanager
     def stepping_over(self) -> Iterator[None]:
-        """Inside the block a message that cannot be changed is told of: it must not keep others from being handled."""
+        """Inside the block a message that cannot be changed is reported: it must not keep others from being handled."""
         try:
             yield
         except CorruptRecord as error:

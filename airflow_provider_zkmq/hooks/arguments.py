@@ -96,7 +96,7 @@ def flat_ids(value: object) -> list[str]:
 
 # --- Claims as XComs, events and runs' configurations spell them: who holds what, and never what is in it.
 
-#: A run has at most so many tasks in hand: what the triggerer is told of them fits where Airflow stores it.
+#: A run has at most so many tasks in hand: what the triggerer gets of them fits where Airflow stores it.
 MOST: Final = 100
 
 
@@ -111,7 +111,7 @@ class ClaimReference(TypedDict):
 
 
 def claim_reference(queue: str, claim: AnyClaim | AsyncClaim) -> ClaimReference:
-    """Return what is told of a claim."""
+    """Return what an XCom says of a claim."""
     task = claim.task
     return {"queue": queue, "id": task.id, "token": claim.token, "attempt": task.attempt, "filters": dict(task.filters)}
 

@@ -1,4 +1,4 @@
-"""The steps of a queue's maintenance in Airflow: what is due comes back, what is over goes, who is dead is told of.
+"""The steps of a queue's maintenance in Airflow: rescue and promotion, clean-up, the report of dead consumers.
 
 Each may be cut off, repeated and run by several at once: clean-up is one client's at a time by a lock in ZooKeeper,
 and whatever is rescued or promoted changes hands in one transaction, which only one of two makes.

@@ -175,7 +175,7 @@ _CORE_XCOM: Final = "airflow.sdk.execution_time.xcom.BaseXCom"
 
 @dataclass(frozen=True, slots=True)
 class XComResults:
-    """What is told of tasks and batches that have ended.
+    """What an XCom and a log say of tasks and batches that have ended.
 
     results: with the tasks' results, attempts and errors; else their ids and states alone. max_xcom_bytes: where it is
     larger, spelt as JSON, it is references. fail_on: ``"any"`` of them that is dead or cancelled fails the Airflow

@@ -81,7 +81,7 @@ class ZkmqImportOperator(BaseOperator):
 
     The report is ``{"queue", "applied", "refused", "unchanged", "dry_run"}``. A message whose task has changed since
     the export is refused: a second import of a file does nothing twice. A retry, or a clear, may follow upon a try that
-    was cut off: what had been done by then is no refusal but is told of, in the log and as ``"before"``.
+    was cut off: what had been done by then is no refusal but is reported, in the log and as ``"before"``.
 
     Args:
         path: the file.

@@ -393,7 +393,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         return [each.claim for each in taken]
 
     def _back(self, hook: ZkmqHook, noted: list[dict[str, Any]], outlasting: Callable[..., list[Taken]]) -> list[Taken]:
-        """Take what an earlier try noted. What was claimed anew, and then cannot be told of, is given back."""
+        """Take what an earlier try noted. What was claimed anew, and then cannot be noted, is given back."""
         now = list(noted)
         take = partial(
             take_back, hook, now, self._first_lease, self.log, prefetch=self.prefetch, in_place=self.in_place

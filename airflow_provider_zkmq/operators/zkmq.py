@@ -326,7 +326,7 @@ def _written_before(queue: AnyQueue, name: str) -> str:
 
 #: Airflow kills a process five seconds after it told it to end: what is cancelled is waited for so many seconds.
 _CANCELLING: Final = 4.0
-#: One task that is dead or cancelled fails the operator, and nothing is told of results.
+#: One task that is dead or cancelled fails the operator, and the XCom has no results.
 _RESULTS: Final = XComResults(results=False, max_xcom_bytes=48_000, fail_on="any")
 
 

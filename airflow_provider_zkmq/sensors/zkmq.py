@@ -134,7 +134,7 @@ def counted(selector: str, least: int, since: object) -> str:
 
 # --- What a sensor waits for, looked at: on a worker, after its trigger, and once more when it was not in time.
 
-#: So many refusing consumers are told of.
+#: So many refusing consumers are logged.
 _SHOWN: Final = 3
 
 

@@ -61,7 +61,7 @@ class Watch:
             return None
 
     async def _next(self, queue: AsyncQueue) -> dict[str, Any]:
-        """Wait for work that is to be told of; return the event."""
+        """Wait for work that is worth an event; return the event."""
         await self._hold_back(queue)
         await queue.ready(selector=self._selector, timeout=None)
         counts = await queue.counts()
@@ -155,8 +155,8 @@ class ZkmqEventTrigger(BaseEventTrigger):
 
     With ``mode="wake"`` it claims nothing; the run claims. It fires as soon as a task that `selector` matches may be
     delivered, again after each `refire` seconds while any may, and soon for work that comes after the queue was seen
-    without. So work that a run left, or that a run died with, is told of again, and the backlog of a slow or paused DAG
-    stays pending: no lease runs out meanwhile, and no attempt is counted. The event is ``{"queue", "selector",
+    without. So work that a run left, or that a run died with, makes an event again, and the backlog of a slow or paused
+    DAG stays pending: no lease runs out meanwhile, and no attempt is counted. The event is ``{"queue", "selector",
     "counts"}``, `counts` being the number of the whole queue's tasks in each state; it has neither payloads nor ids,
     since Airflow logs and stores it.
 
@@ -164,7 +164,7 @@ class ZkmqEventTrigger(BaseEventTrigger):
     them: counted in the tree and held against other triggers, so that neither a restart nor a second triggerer makes
     them more. The event is ``{"queue", "selector", "claims"}``, each claim ``{"queue", "id", "token", "attempt",
     "filters"}``. A run accepts a claim by ``queue.begin(id, token)``, and keeps and settles it by its token. What no
-    run accepts within `lease` seconds comes back, counts no attempt, and is claimed and told of again.
+    run accepts within `lease` seconds comes back, counts no attempt, and is claimed and sent again.
 
     The watch never ends by itself. While ZooKeeper is away, or the connection or the queue is missing or refused, it
     tries again after pauses of 1 to 60 seconds, and its log has one line a minute at the most. Several triggerers may
@@ -175,8 +175,8 @@ class ZkmqEventTrigger(BaseEventTrigger):
         zkmq_queue: the queue's name; None: the connection's.
         selector: only tasks that it matches, as text; None: all.
         mode: ``"wake"`` or ``"claim"``, as described.
-        refire: of ``mode="wake"``: seconds, 1 or more, or their text, after which work that is still there is told of
-            again.
+        refire: of ``mode="wake"``: seconds, 1 or more, or their text, after which work that is still there makes an
+            event again.
         max_in_flight: of ``mode="claim"``: no more leased claims of the queue, 1 to 64.
         lease: of ``mode="claim"``: seconds, 1 or more, or their text, for which a claim waits for its run.
         include_data: of ``mode="claim"``: each claim of an event has the task's payload, too, in base64 as ``"data"``,

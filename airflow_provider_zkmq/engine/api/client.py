@@ -36,14 +36,14 @@ from .unit_of_work import AsyncUnitOfWork, Transaction, UnitOfWork
 
 # --- What calls left (`core.maintenance.consumers`) is put right in the background, by a thread of its own.
 
-#: The longest pause between two tries to pay what is owed, while the connection is lost.
+#: The longest pause between two tries at pending operations, while the connection is lost.
 LOOK_SECONDS: Final = 5.0
 #: The pause before what could not be paid is tried again, while there is one.
 RETRY_SECONDS: Final = 0.5
 
 
 def finish_later(session: Session, context: Context) -> None:
-    """Have what is owed put right by a thread of its own, as soon as there is a connection; one at a time is enough.
+    """Finish pending operations in a thread of its own, as soon as there is a connection; one at a time is enough.
 
     From any thread: the connection's own must not wait for the client's lock, under which a signal's handler may wait
     for the connection's thread.

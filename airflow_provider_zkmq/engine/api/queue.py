@@ -351,7 +351,7 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
 class QueueMethods(Api[Context]):
     """What queues of both APIs are: a new verb is one line here.
 
-    The settling verbs take a task's id and its claim's token; see `Claim`. `used` is told of claims and enqueues.
+    The settling verbs take a task's id and its claim's token; see `Claim`. `used`: called with each claim and enqueue.
     """
 
     def __init__(self, session: Session, context: Context, used: Callable[[Context], None]) -> None:

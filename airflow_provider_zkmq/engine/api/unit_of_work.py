@@ -40,7 +40,7 @@ class Transaction:
         """The claim that a worker's handler was called for."""
         self.context_of = context_of
         self._used = used
-        """Is told of each queue that is claimed from or put into."""
+        """Called with each queue that is claimed from or put into."""
         self._session = session
         self._session_id = session.id
         self._contexts: set[Context] = set()

@@ -32,7 +32,7 @@ DRIFT_MS: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class ServerTime:
-    """What a write told of the server's clock: it stood at `ms` some time between `sent` and `received`, both ours."""
+    """The server's clock as a write showed it: it stood at `ms` some time between `sent` and `received`, both ours."""
 
     ms: int
     sent: float

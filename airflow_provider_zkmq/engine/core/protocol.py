@@ -374,7 +374,7 @@ class SetTimeout:
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """Wait until the connection is back, at most the driver's patience, raising `Unavailable` past it.
+    """Wait until the connection is back, at most the driver's time-out, raising `Unavailable` past it.
 
     ``since``: from when on that is counted, by the driver's monotonic clock; None: from now on.
     """

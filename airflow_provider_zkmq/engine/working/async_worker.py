@@ -188,7 +188,7 @@ class AsyncWorker(Working):
     async def run(self, *, until_empty: bool = False) -> None:
         """Work until `stop` is called; `until_empty`: or until nothing that fits is left to claim.
 
-        A queue that is not there yet is told of once, in the log, and waited for. Raises `ConfigError` for a selector
+        A queue that is not there yet is logged once, and waited for. Raises `ConfigError` for a selector
         that the queue refuses, and `QueueNotFound` with `until_empty`. Cancelled, it ends within a few seconds; what is
         in hand is settled as after the grace of a stop, in the background where ZooKeeper is away.
         """

@@ -283,7 +283,7 @@ def monitor(
 
 
 class Absence:
-    """What a worker has told of its queue's absence. One lock guards it: each of its threads may be the first."""
+    """Whether a worker has logged its queue's absence. One lock guards it: each of its threads may be the first."""
 
     def __init__(self, queue: str) -> None:
         self.noticed = False
@@ -318,7 +318,7 @@ class Absence:
 IDLE_SECONDS: Final = 30.0
 #: The same in a worker that ends with the last task, while others are in hand that may be given back.
 BUSY_SECONDS: Final = 0.5
-#: The longest pause between two looks of a keeper, a heart or a monitor.
+#: The longest pause between two rounds of maintenance, heartbeats or a monitor.
 MAINTENANCE_SECONDS: Final = 1.0
 #: How long the end of a worker waits beyond the grace for what is in hand to be settled.
 GIVE_UP_SECONDS: Final = 2.0
@@ -507,7 +507,7 @@ class Heartbeat:
             self._deliveries.beaten(delivery, good=True)
 
 
-#: So many different damages a worker remembers to have told of.
+#: So many different damages a worker remembers to have logged.
 MOST_WARNED: Final = 1_000
 
 
@@ -567,7 +567,7 @@ class Working(ABC):
         log.info(message, queue.consumer, queue.name, what, options.threads, mode)
 
     def _log_absence(self, error: QueueNotFound, since: int) -> None:
-        """The queue is not there: it is told of once, and waited for. Raises `error` where nothing is waited for.
+        """The queue is not there: log it once, to wait for it. Raises `error` where nothing is waited for.
 
         `since`: see `Absence.warn_absent`.
         """

@@ -164,7 +164,9 @@ class Worker(Working):
         threads = self._options.threads
         self._threads = [self._thread(self._work, f"zkmq-worker-{n}") for n in range(threads)]
         self._maintenance = self._thread(self._keep, "zkmq-keeper")
-        self._others = [self._thread(self._run_heartbeat, "zkmq-heart")] if threads and self._options.heartbeat else []
+        self._others = (
+            [self._thread(self._run_heartbeat, "zkmq-heartbeat")] if threads and self._options.heartbeat else []
+        )
         if monitor is not None:
             self._others.append(self._thread(partial(self._watch, monitor), "zkmq-monitor"))
 
@@ -174,7 +176,7 @@ class Worker(Working):
     def run(self, *, until_empty: bool = False) -> None:
         """Work until `stop` is called; `until_empty`: or until nothing that fits is left to claim.
 
-        A queue that is not there yet is told of once, in the log, and waited for. Raises `ConfigError` for a selector
+        A queue that is not there yet is logged once, and waited for. Raises `ConfigError` for a selector
         that the queue refuses, and `QueueNotFound` with `until_empty`.
         """
         self.start(until_empty=until_empty)
@@ -282,7 +284,7 @@ class Worker(Working):
             delivery.claim.mark_ended()
             self._prefetched.handled(time.monotonic() - began)
 
-    # --- the keeper, the heart and the monitor: none waits for another
+    # --- maintenance, heartbeat and monitor: none waits for another
 
     def _keep(self) -> None:
         """Look after the queue while every thread is busy: rescue, promote, settle what was left."""

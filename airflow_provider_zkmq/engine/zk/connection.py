@@ -199,7 +199,7 @@ def _load_identity(context: ssl.SSLContext, tls: Tls) -> None:
 
 
 def _holds_key(path: str) -> bool:
-    """Whether a file holds a private key; one that cannot be read is told of where it is used."""
+    """Whether a file holds a private key; one that cannot be read is reported where it is used."""
     try:
         return b"PRIVATE KEY-----" in Path(path).read_bytes()
     except OSError:
@@ -931,7 +931,7 @@ class Reconnecting(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
 # --- kazoo's connection with fewer system calls: requests leave in one write, replies are taken as they come together.
 
 _PING: Final = framed(PingInstance, b"", PING_XID)
-#: Nothing is there yet: TLS has part of a record, or somebody else was told of the same bytes.
+#: Nothing is there yet: TLS has part of a record, or another thread has taken the same bytes.
 _NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -968,7 +968,7 @@ class Connection(Reconnecting):
         self.client.send_queue.written()
 
     def _read_socket(self, _read_timeout: float) -> int | None:
-        """Take in what has come: several replies and events, or part of one. kazoo is told of a session's end."""
+        """Take in what has come: several replies and events, or part of one. kazoo learns of a session's end."""
         ended = None
         try:
             with self.handler.wakes.together():

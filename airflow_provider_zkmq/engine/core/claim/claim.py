@@ -530,7 +530,7 @@ def request_by_id(
 def _claim_named(context: Context, taker: Taker, task_id: str) -> Procedure[None]:
     """Claim one task by its id.
 
-    Whoever was told of the task by another client may know more than the server that this one is connected to: what
+    Whoever heard of the task from another client may know more than the server that this one is connected to: what
     cannot be claimed is looked at again when that has caught up.
     """
     if not (yield from _take(context, taker, task_id)):

@@ -297,7 +297,7 @@ def _has_no_end(context: Context, base: str, node: Node) -> bool:
     return record is not None and "total" not in record
 
 
-# --- Trimming the log of ended runs: who follows a queue is told of what goes, before it goes; letters nobody wants go.
+# --- Trimming the log of ended runs: followers learn of what goes before it goes; history that nobody wants goes.
 
 
 def publish_truncation(context: Context, versions: Iterable[int]) -> Procedure[None]:
@@ -342,7 +342,7 @@ def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None
 # It may run in several places at once and costs by what it deletes. Age is judged by the server's clock and the
 # Stat of the task's record, and each tree is deleted under that record's version: a task that changed is kept.
 # Where a queue is archived (``configure(archive=True)``), what is not in the archive yet is kept; where streams
-# follow it (``configure(follow=True)``), they are told of what goes before it goes. Members of a batch that is
+# follow it (``configure(follow=True)``), they learn of what goes before it goes. Members of a batch that is
 # being written are kept: whoever tries again to write them is to find them.
 
 #: So many trees are deleted by one transaction; those of what was read at once are in flight together.
@@ -467,7 +467,7 @@ def _collect_bucket(context: Context, bucket: str, rules: _Rules, report: Collec
 def _judge(
     context: Context, bucket: str, names: Sequence[str], rules: _Rules, report: Collected
 ) -> Procedure[list[Plan]]:
-    """A plan for each tree that may go, which those who follow the queue have been told of."""
+    """A plan for each tree that may go, which those who follow the queue have learnt of."""
     records = yield from read_records(context, [entry_task(name) or "" for name in names])
     plans: list[Plan] = []
     versions: list[int] = []

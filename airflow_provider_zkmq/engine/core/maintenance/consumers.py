@@ -97,7 +97,7 @@ def _rest(context: Context, seconds: float) -> Procedure[None]:
         yield Wait(context.run.new_signal(), 0, seconds)
 
 
-# --- What cannot be carried out since a znode is damaged holds up nothing else that a queue is owed.
+# --- Damage at one znode holds up no other pending operation.
 
 
 def unless_damaged(context: Context, path: str, procedure: Procedure[bool]) -> Procedure[bool]:
@@ -507,7 +507,7 @@ def _committed(plan: Plan, build: Callable[[], Procedure[Plan]], first: Sent | N
 
 
 def has_pending(context: Context) -> bool:
-    """Whether anything is owed."""
+    """Whether any operation is pending."""
     return bool(
         context.claims.has_undelivered()
         or context.claims.deferred
@@ -518,7 +518,7 @@ def has_pending(context: Context) -> bool:
 
 
 def finish_pending(context: Context) -> Procedure[int]:
-    """Put right what can be; returns how many tasks were given back. Raises `TransportError`: then it is owed still."""
+    """Finish what can be finished; returns how many tasks were given back. May raise `TransportError`."""
     if has_overdue(context):
         yield from settle_deferred(context)
     yield from begin_again(context)

@@ -449,7 +449,7 @@ class Unreadable(Ended):
 class HistoryEntry:
     """What a run was: the record, the metadata's text, payload and result. Times are the server's, in milliseconds.
 
-    ``version``: the transaction in which it ended; 0: the one in which the letter was written.
+    ``version``: the transaction in which it ended; 0: the one in which the entry was written.
     """
 
     task_id: str
@@ -493,13 +493,13 @@ class HistoryEntry:
 
 
 def history_path(when_ms: int, task_id: str, version: int) -> str:
-    """Where a letter is kept, relative to the queue; its name tells which run it is, so that nobody need read it."""
+    """Where a history entry is kept, relative to the queue; its name tells which run it is."""
     stamp = f"{max(0, when_ms):015d}+{version:016x}"
     return f"unarchived/{bucket_of(when_ms)}/{entry_name(stamp, task_id)}"
 
 
 class HistoryName(NamedTuple):
-    """What the name of a letter tells: the task, when it left, and the version."""
+    """What the name of a history entry tells: the task, when it left, and the version."""
 
     task_id: str
     when: int
@@ -507,7 +507,7 @@ class HistoryName(NamedTuple):
 
 
 def parse_history_name(entry: str) -> HistoryName | None:
-    """What the name of a letter tells; None for a foreign name."""
+    """What the name of a history entry tells; None for a foreign name."""
     named, task_id = _ENTRY.match(entry), entry_task(entry)
     if named is None or task_id is None:
         return None

@@ -37,14 +37,14 @@ BARE_AT_ONCE: Final = 8 * AT_ONCE
 
 
 class KeptRuns(NamedTuple):
-    """A letter by what its name tells, and its place below ``unarchived``."""
+    """A history entry by what its name tells, and its place below ``unarchived``."""
 
     name: HistoryName
     place: str
 
 
 def list_history(context: Context, after: int = 0) -> Procedure[list[KeptRuns]]:
-    """The letters that are kept; those of buckets in which nothing has come or gone after that transaction left out."""
+    """The history entries that are kept, of buckets in which something came or went after that transaction."""
     parent = context.paths.at("unarchived")
     buckets = yield from changed_buckets(parent, after)
     listings = yield from list_children([f"{parent}/{name}" for name in buckets])
@@ -65,7 +65,7 @@ def changed_buckets(parent: str, after: int) -> Procedure[dict[str, bool]]:
 
 
 def versions_of(context: Context, history_entries: Sequence[KeptRuns]) -> Procedure[list[Ended]]:
-    """The runs that letters hold. Most names tell; one that ended as its letter was written is read off the Stat."""
+    """The runs that history entries hold: by their names, or by the Stat of an entry written as its run ended."""
     versions = {each.place: each.name.version for each in history_entries}
     own = [place for place, version in versions.items() if version == 0]
     for place, stat in zip(own, (yield from read_stats([_path(context, place) for place in own])), strict=True):
@@ -98,7 +98,7 @@ def _task(context: Context, path: str, node: Node) -> Task:
 
 
 def _history_entry(context: Context, path: str, node: Node) -> HistoryEntry:
-    """The letter; of a corrupt one, which is reported, what can be told."""
+    """The history entry; of a corrupt one, which is reported, what can be known."""
     try:
         history_entry = HistoryEntry.decode(path, node.data)
     except CorruptRecord as error:
@@ -117,9 +117,9 @@ def _is_listed(context: Context, path: str, node: Node, error: CorruptRecord) ->
 # --- The log of ended runs: which ended after one transaction and up to another, and each as it was when it ended.
 #
 # It is no znode of its own, so that an end costs nothing: it is what lists the tasks that have ended, together with
-# the letters of the runs that have left (`core.write.transitions`). A run's place in the log is the transaction in
-# which it ended. What lists it was written in that transaction or later, and never before: a bucket in which
-# nothing has come or gone after some transaction holds no run that ended after it, and is not read.
+# the history entries of the runs that have left (`core.write.transitions`). A run's place in the log is the
+# transaction in which it ended. What lists it was written in that transaction or later, and never before: a bucket in
+# which nothing has come or gone after some transaction holds no run that ended after it, and is not read.
 #
 # What stands is read before what has left, so that a run which leaves meanwhile is met once at least. A run whose
 # task comes back to ``finished`` from ``requeued``, or goes there, is met in one of three looks.

@@ -234,7 +234,7 @@ def find_matching(
     A task counts whatever its state, so that what finished long ago and is kept still counts, too: `since` leaves out
     what was enqueued before that moment, by ZooKeeper's clock. An id that is enqueued again counts from then on, at the
     cost of a watch on each task that is left out. `wait_for_queue`: a queue that is not there yet is waited for as
-    well, and told of once, as a warning in the log. Raises `WaitTimeout`, `QueueNotFound`, and `ConfigError` for an
+    well, and logged once, as a warning. Raises `WaitTimeout`, `QueueNotFound`, and `ConfigError` for an
     unknown filter, a count below 1 or a moment without a zone.
     """
     count, begin = whole_number("at_least", at_least, 1), optional_milliseconds("since", since)

@@ -1,1 +1,1 @@
-"""What one transaction changes: places, drafts of tasks, moves from one state to another."""
+"""What one transaction changes: places, new tasks, moves from one state to another."""

@@ -187,7 +187,7 @@ def _lead(context: Context, line: GroupQueue, mine: GroupMember) -> Procedure[Ou
 
 
 def _carried_out(parts: Sequence[GroupMember]) -> Procedure[list[Outcome]]:
-    """How each ended. An error that is told of all, access denied say, is of one: each finds out by its own."""
+    """How each ended. An error that stands for all, access denied say, is of one: each finds out by its own."""
     try:
         outcome: Outcome = yield _together(parts)
         if len(parts) > 1 and outcome.failed is not None:
@@ -235,7 +235,7 @@ def _join(line: GroupQueue, parts: list[GroupMember]) -> None:
 # its own lost reply and explains its own refusal. Only what is sent first is one request for all of them. A refusal
 # is that of one part, at which the server stopped: that part hears of it, nothing else was carried out, and what is
 # left is sent again together. Where the reply is lost, the transaction of a part, sent once more, tells what
-# happened to it, as the merged one and its parts exclude each other. So does it where an error is told of all,
+# happened to it, as the merged one and its parts exclude each other. So does it where an error stands for all,
 # access denied say, and is of one.
 
 UNKNOWN: Final = Outcome(committed=False, unknown=True)

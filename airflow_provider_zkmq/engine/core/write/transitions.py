@@ -717,7 +717,7 @@ def _text(metadata: Node | None) -> str:
 
 
 def _with(context: Context, history_entry: HistoryEntry, plan: Plan) -> Procedure[Plan]:
-    """The plan, and the write that keeps the letter."""
+    """The plan, and the write that keeps the history entry."""
     now = yield from server_time(context)
     path = context.paths.at(history_path(now, history_entry.task_id, history_entry.version))
     write = _history_write(context, path, history_entry, request_size(plan.multi().ops))
@@ -726,7 +726,7 @@ def _with(context: Context, history_entry: HistoryEntry, plan: Plan) -> Procedur
 
 
 def _history_write(context: Context, path: str, history_entry: HistoryEntry, beside: int) -> Create:
-    """The write that keeps a letter; without payload or result where they do not fit beside it, which is told."""
+    """The write that keeps a history entry; payload or result that do not fit are left out, and reported."""
     lighter = [history_entry, replace(history_entry, data=b"")]
     lighter += [] if history_entry.result is None else [replace(history_entry, data=b"", result=None)]
     writes = [Create(path, each.encode()) for each in lighter]
@@ -739,6 +739,6 @@ def _history_write(context: Context, path: str, history_entry: HistoryEntry, bes
 
 
 def _ensure_parent(bucket: str) -> Procedure[None]:
-    """Create the bucket of a letter, and where it is the queue's first one what holds all of them."""
+    """Create the bucket of a history entry, and where it is the queue's first one what holds all of them."""
     yield from ensure_node(bucket.rpartition("/")[0])
     yield from ensure_bucket(bucket)
