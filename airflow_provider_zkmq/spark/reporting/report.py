@@ -16,10 +16,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
-from airflow_provider_zkmq.spark.reporting import advice, sections
-from airflow_provider_zkmq.spark.reporting import sections as failures
-from airflow_provider_zkmq.spark.reporting.capacity import Load, Target
-from airflow_provider_zkmq.spark.reporting.frames import OTHERS, Frames, read
+from airflow_provider_zkmq.spark.reporting import capacity, sections
+from airflow_provider_zkmq.spark.reporting.capacity import Target
 from airflow_provider_zkmq.spark.reporting.page import Row, Section, known, page, render, several
 from airflow_provider_zkmq.spark.session import spark_session
 
@@ -123,23 +121,23 @@ def _iso(when: datetime | None) -> str | None:
     return None if when is None else when.astimezone(UTC).isoformat(timespec="seconds")
 
 
-def answer(frames: Frames, *, recent: float, target: Target, top: int) -> tuple[Section, ...]:
+def answer(frames: sections.Frames, *, recent: float, target: Target, top: int) -> tuple[Section, ...]:
     """The sections of a report on a history."""
     frames = frames.with_seconds()
     queue_rows = sections.queues(frames, top)
     queues = [row["queue"] for row in queue_rows]
-    if OTHERS in queues:
+    if sections.OTHERS in queues:
         frames = frames.of(queues)
     frames = frames.with_classes(sections.classes(frames, top))
     class_rows = sections.class_waits(frames.runs)
-    load = Load(frames, recent)
+    load = capacity.Load(frames, recent)
     demands, crews = load.demands(), load.crews()
-    capacity, added = advice.rows(demands, crews, target), advice.plan(demands, crews, target)
+    needs, added = capacity.rows(demands, crews, target), capacity.plan(demands, crews, target)
     return (
         sections.overview(queue_rows),
-        advice.section(capacity, added, target, load.stretches),
+        capacity.section(needs, added, target, load.stretches),
         sections.waiting(class_rows),
-        failures.section(failures.groups(frames, top), failures.worst(frames, min(top, _WORST))),
+        sections.section(sections.groups(frames, top), sections.worst(frames, min(top, _WORST))),
         sections.consumer_section(sections.consumers(frames, top)),
         sections.depth_section(sections.depth_rows(frames, top)),
         sections.ends(class_rows),
@@ -179,7 +177,7 @@ def report(
     if seconds <= 0 or not 1 <= top <= MOST_ROWS:
         raise ConfigError(f"recent={recent!r} and top={top!r} must be positive, and top at most {MOST_ROWS}")
     with _plainly(directory):
-        answered = answer(read(spark, directory, named, start, stop), recent=seconds, target=target, top=top)
+        answered = answer(sections.read(spark, directory, named, start, stop), recent=seconds, target=target, top=top)
     return Report(_largest_first(named, answered), start, stop, datetime.now(UTC), answered)
 
 
