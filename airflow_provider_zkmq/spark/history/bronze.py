@@ -29,7 +29,7 @@ from airflow_provider_zkmq.engine import (
 from airflow_provider_zkmq.spark.history.tables import Manifest, Part, exclusive, publish, read_manifest, stage, sweep
 from airflow_provider_zkmq.spark.source import options
 from airflow_provider_zkmq.spark.source.options import SourceOptions
-from airflow_provider_zkmq.spark.source.query import ATTEMPT, HISTORY, TIME, json_text
+from airflow_provider_zkmq.spark.source.reading import ATTEMPT, HISTORY, TIME, json_text
 
 # --- Archive rows: their schema, and how Spark's Python workers read them from ZooKeeper.
 

@@ -30,7 +30,7 @@ from airflow_provider_zkmq.engine import (
 from airflow_provider_zkmq.spark.source import options as access
 from airflow_provider_zkmq.spark.source.offsets import Beginning, DataLoss, EndOffsets, Offset, Position, Run, log
 from airflow_provider_zkmq.spark.source.options import STREAM, SourceError, SourceOptions, plainly
-from airflow_provider_zkmq.spark.source.query import batch, columns_of, parts
+from airflow_provider_zkmq.spark.source.reading import batch, columns_of, parts
 
 # --- Reading a stream's runs where its partitions are: as they ended, however late they are read.
 
