@@ -10,7 +10,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_zkmq.spark.history.refining import CONSUMERS, DELIVERIES, HOURLY, RUNS
+from airflow_provider_zkmq.spark.history.gold import CONSUMERS, HOURLY
+from airflow_provider_zkmq.spark.history.silver import DELIVERIES, RUNS
 from airflow_provider_zkmq.spark.reporting.sections import Frames
 from tests.unit.queueing import Served
 

@@ -168,10 +168,9 @@ def span(seconds: float) -> str:
 def rate(per_second: float) -> str:
     """So many in the shortest time in which that is one or more."""
     for unit, size in (("s", 1), ("min", 60), ("h", 3_600)):
-        if per_second * size >= 1:
-            return (
-                f"{per_second * size:,.3g}/{unit}" if per_second * size < 1000 else f"{per_second * size:,.0f}/{unit}"
-            )
+        many = per_second * size
+        if many >= 1:
+            return f"{many:,.3g}/{unit}" if many < 1000 else f"{many:,.0f}/{unit}"
     return f"{per_second * 86_400:.3g}/d"
 
 

@@ -64,7 +64,7 @@ class ZkmqDataSource(DataSource):
         """What ``format`` is given."""
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """The columns that a read has; asked for by ``load``, which therefore refuses what cannot be read."""
         from airflow_provider_zkmq.spark.source import following, reading
 
@@ -73,7 +73,7 @@ class ZkmqDataSource(DataSource):
             chosen.check(tuple(dict.fromkeys((*options.READ, *options.STREAM))), "reads and streams")
             query = reading.Query.of(chosen)
             if any(chosen.text(name) for name in options.STREAM if name not in options.READ):
-                following.Settings.of(chosen, list(query.columns))  # of what its reader would say Spark shows nothing
+                following.Settings.of(chosen, query.columns)  # of what its reader would say Spark shows nothing
             with options.connect(chosen) as client:
                 reading.check_selector(client, reading.queues_of(chosen, client), query)
             return reading.schema(query.columns)

@@ -22,7 +22,7 @@ from airflow_provider_zkmq import engine
 from airflow_provider_zkmq.engine import AnyClient, AnyQueue, ConfigError, Ended, QueueNotFound, State, Task
 from airflow_provider_zkmq.spark.source import options as access
 from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions, plainly
-from airflow_provider_zkmq.spark.source.reading import batch, columns_of, parts
+from airflow_provider_zkmq.spark.source.reading import Query, batch, columns_of, parts
 
 # --- How far a stream has come, as Spark's checkpoint holds it: a position in each queue, by zxid.
 
@@ -36,8 +36,8 @@ class Position(NamedTuple):
 
     That a batch says itself where it begins makes it the same batch again when it is repeated: Spark keeps the ends of
     batches only, and asks anew where the first one begins. ``mark``: the number of the mark by which the queue keeps
-    what ended for streams; another queue by that name has another one. ``trimmed``: up to where clean-up had deleted
-    when the stream began, or when it last lost something.
+    what ended for streams; another queue by that name has another one. ``truncated_at``: up to where clean-up had
+    deleted when the stream began, or when it last lost something.
     """
 
     zxid: int
@@ -110,6 +110,7 @@ def _is_start(value: object) -> bool:
 # --- What a stream has lost, or seems to have: an error, unless ``failOnDataLoss`` is false.
 
 log = logging.getLogger("airflow_provider_zkmq.spark")
+ENDED: Final = (State.FINISHED, State.DEAD, State.CANCELLED)
 _ANYWAY = "set failOnDataLoss=false to go on with what is there"
 
 
@@ -154,6 +155,31 @@ class DataLoss:
         log.warning("%s", what)
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the options of a stream say: `queues` to follow, all without any; `most` runs to a batch, 0 for no limit."""
+
+    query: Query
+    queues: list[str]
+    beginning: Beginning
+    data_loss: DataLoss
+    most: int
+
+    @classmethod
+    def of(cls, options: SourceOptions, columns: Sequence[str]) -> Self:
+        """Raises `SourceError` for an option that streams do not have, or that says what cannot be."""
+        options.check(access.STREAM, "streams")
+        query = Query.of(options, columns)
+        for state in query.states:
+            if state not in ENDED:
+                raise SourceError(f"a stream has runs that ended: states are {', '.join(ENDED)}, not {state!r}")
+        strict = (options.text("failOnDataLoss") or "true").lower()
+        if strict not in ("true", "false"):
+            raise SourceError(f"option failOnDataLoss must be true or false, not {options.text('failOnDataLoss')!r}")
+        beginning, most = Beginning.parse(options.text("startingOffsets")), options.count("maxTasksPerTrigger", 0)
+        return cls(query, options.names("queues"), beginning, DataLoss(strict=strict == "true"), most)
+
+
 # --- Looking at what ended, and planning a stream's batches from that: in one process, where Spark plans them.
 
 
@@ -170,15 +196,15 @@ class Run(NamedTuple):
 class EndOffsets:
     """What ended in the queues of a stream, and its batches. Nothing here is needed to plan a batch again.
 
-    `wanted`: the queues to follow; without any, all that there are and come to be. A horizon is a number up to which
-    everything that ended is to be seen; one is asked for in all queues before any of them is listed, so that what one
-    transaction ended in several queues is seen together.
+    A horizon is a number up to which everything that ended is to be seen; one is asked for in all queues before any of
+    them is listed, so that what one transaction ended in several queues is seen together.
     """
 
-    def __init__(self, client: AnyClient, wanted: Sequence[str], beginning: Beginning, data_loss: DataLoss) -> None:
-        self._client, self._wanted, self._beginning, self._data_loss = client, wanted, beginning, data_loss
+    def __init__(self, client: AnyClient, settings: Settings) -> None:
+        self._client, self._data_loss = client, settings.data_loss
+        self._wanted, self._beginning = settings.queues, settings.beginning
         self._marked: set[str] = set()  # queues that keep what ended
-        self._at: Offset | None = None  # where what is ahead begins
+        self._at = Offset()  # where what is ahead begins
         self._next: list[Run] = []  # listed, not planned yet
         self._batch: list[Run] = []  # planned last, up to `_at`
         self._positions: dict[str, Position] = {}
@@ -250,7 +276,7 @@ class EndOffsets:
             end = self._latest_end(name)
             if end is not None:
                 newest[name] = end
-            elif name in self._known:
+            elif name in self._at.queues:
                 self._data_loss.gone(name)
             elif self._wanted:
                 self._client.queue(name).conf()  # says that it is not there, and which ones come close
@@ -309,13 +335,9 @@ class EndOffsets:
     def _names(self) -> Sequence[str]:
         """The queues to look at. Those that the stream has read from and that are not there any more are losses."""
         names = (self._wanted or self._client.queues()) if self._target is None else self._targeted
-        for name in () if self._wanted else sorted(self._known - set(names)):
+        for name in () if self._wanted else sorted(set(self._at.queues) - set(names)):
             self._data_loss.gone(name)
         return names
-
-    @property
-    def _known(self) -> set[str]:
-        return set() if self._at is None else set(self._at.queues)
 
     def _latest_end(self, name: str) -> int | None:
         """A queue's latest end; None where there is no such queue."""
@@ -360,60 +382,43 @@ def _runs(queue: AnyQueue, after: int, until: int) -> list[Run]:
 
 #: So many whole runs are in memory together.
 AT_ONCE: Final = 128
-ENDED: Final = (State.FINISHED, State.DEAD, State.CANCELLED)
+#: What is not read where its column is not asked for.
+_LARGE: Final[tuple[engine.Part, ...]] = ("data", "metadata", "result")
 
 
-@dataclass(frozen=True, slots=True)
-class RunSelection:
-    """Which runs are asked for, by state and selector, and which columns of them."""
+def rows(settings: Settings, queue: AnyQueue, runs: Sequence[Run], position: Position) -> Iterator[pa.RecordBatch]:
+    """The rows of a queue's runs. What cannot be read any more is logged; what clean-up deleted is a loss."""
+    columns, gone = settings.query.columns, list[Run]()
+    large: list[engine.Part] = [part for part in _LARGE if part in columns]
+    try:
+        for start in range(0, len(runs), AT_ONCE):
+            chunk = runs[start : start + AT_ONCE]
+            tasks = queue.read_ended([Ended(run.id, run.version, run.place) for run in chunk], parts=large)
+            read = {(task.id, task.version) for task in tasks}
+            gone += [run for run in chunk if (run.id, run.version) not in read]
+            wanted = _wanted(settings.query, queue, tasks)
+            yield batch(
+                queue.name, columns, {part: [_part_of(each, part) for each in wanted] for part in parts(columns)}
+            )
+        if gone:
+            settings.data_loss.check(queue.name, min(gone).version - 1, position, queue.truncated_at())
+            log.warning("%d runs cannot be read any more and are left out, such as %s", len(gone), shown(gone))
+    except QueueNotFound:
+        settings.data_loss.gone(queue.name)
 
-    columns: list[str]
-    states: frozenset[str]
-    selector: str | None
-    data_loss: DataLoss
 
-    @classmethod
-    def of(cls, columns: list[str], options: SourceOptions, data_loss: DataLoss) -> Self:
-        """What the options ask for. Raises `SourceError` for a state in which no run ends, or a bad selector."""
-        states, selector = options.names("states") or [str(state) for state in ENDED], options.text("selector")
-        for state in states:
-            if state not in ENDED:
-                raise SourceError(f"a stream has runs that ended: states are {', '.join(ENDED)}, not {state!r}")
-        try:
-            engine.parse_selector(selector or "all()")
-        except ConfigError as error:
-            raise SourceError(f"option selector: {error}") from None
-        return cls(columns, frozenset(states), selector, data_loss)
-
-    def rows(self, queue: AnyQueue, runs: Sequence[Run], position: Position) -> Iterator[pa.RecordBatch]:
-        """The rows of a queue's runs. What cannot be read any more is logged; what clean-up deleted is a loss."""
-        gone, large = list[Run](), [part for part in ("data", "metadata", "result") if part in self.columns]
-        try:
-            for start in range(0, len(runs), AT_ONCE):
-                chunk = runs[start : start + AT_ONCE]
-                tasks = queue.read_ended([Ended(run.id, run.version, run.place) for run in chunk], parts=large)
-                read = {(task.id, task.version) for task in tasks}
-                gone += [run for run in chunk if (run.id, run.version) not in read]
-                wanted = self._wanted(queue, tasks)
-                lists = {part: [_part_of(task, part) for task in wanted] for part in parts(self.columns)}
-                yield batch(queue.name, self.columns, lists)
-            if gone:
-                self.data_loss.check(queue.name, min(run.version for run in gone) - 1, position, queue.truncated_at())
-                log.warning("%d runs cannot be read any more and are left out, such as %s", len(gone), shown(gone))
-        except QueueNotFound:
-            self.data_loss.gone(queue.name)
-
-    def _wanted(self, queue: AnyQueue, tasks: Sequence[Task]) -> list[Task]:
-        ended = [task for task in tasks if task.state in self.states]
-        if self.selector is None or not ended:
-            return ended
-        types = queue.conf().filters
-        try:
-            selector = engine.parse_selector(self.selector).bind(types)
-        except ConfigError as error:
-            log.warning("no task of queue %r can be one that %s accepts: %s", queue.name, self.selector, error)
-            return []
-        return [task for task in ended if selector.matches(task.filters, types)]
+def _wanted(query: Query, queue: AnyQueue, tasks: Sequence[Task]) -> list[Task]:
+    """Those of the tasks that the options ask for."""
+    ended = [task for task in tasks if task.state in (query.states or ENDED)]
+    if query.selector is None or not ended:
+        return ended
+    filters = queue.conf().filters
+    try:
+        selector = engine.parse_selector(query.selector).bind(filters)
+    except ConfigError as error:
+        log.warning("no task of queue %r can be one that %s accepts: %s", queue.name, query.selector, error)
+        return []
+    return [task for task in ended if selector.matches(task.filters, filters)]
 
 
 def _part_of(task: Task, part: str) -> object:
@@ -445,35 +450,6 @@ class RunsPartition(InputPartition):
         self.runs, self.positions = list(runs), dict(positions)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the options of a stream say; `partitions` and `most` are 0 where they say nothing."""
-
-    queues: list[str]
-    beginning: Beginning
-    data_loss: DataLoss
-    run_selection: RunSelection
-    most: int
-    partitions: int
-
-    @classmethod
-    def of(cls, options: SourceOptions, columns: list[str]) -> Self:
-        """Raises `SourceError` for an option that streams do not have, or that says what cannot be."""
-        options.check(access.STREAM, "streams")
-        strict = (options.text("failOnDataLoss") or "true").lower()
-        if strict not in ("true", "false"):
-            raise SourceError(f"option failOnDataLoss must be true or false, not {options.text('failOnDataLoss')!r}")
-        data_loss = DataLoss(strict=strict == "true")
-        return cls(
-            options.names("queues"),
-            Beginning.parse(options.text("startingOffsets")),
-            data_loss,
-            RunSelection.of(columns, options, data_loss),
-            options.count("maxTasksPerTrigger", 0),
-            options.count("numPartitions", 0),
-        )
-
-
 class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Spark plans batches with one of these, in one process, and reads partitions with copies of another.
 
@@ -493,9 +469,9 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _end_offsets(self) -> EndOffsets:
         """What is known of the queues, once a batch is to be planned. The connection stays to the stream's end."""
-        settings = self._settings
+        settings = self._settings  # refuses what the options may not be, before anything is connected
         self._client = access.connect(self._options)
-        return EndOffsets(self._client, settings.queues, settings.beginning, settings.data_loss)
+        return EndOffsets(self._client, settings)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """How much a batch may read; Spark lifts it where a trigger says so."""
@@ -542,7 +518,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if damaged:
                 log.warning("%d runs cannot be read and are left out, such as %s", len(damaged), shown(damaged))
             readable = [run for run in runs if run.readable]
-            shares = self._settings.partitions
+            shares = self._settings.query.partitions
             size = -(-len(readable) // shares) if shares else RUNS_PER_PARTITION
             starts = range(0, len(readable), size or 1)
             return [RunsPartition(readable[at : at + size], here.queues) for at in starts]
@@ -552,10 +528,10 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, RunsPartition):
             raise TypeError(type(partition).__name__)
         with plainly():
-            client, run_selection = access.cached(self._options), self._settings.run_selection
+            client = access.cached(self._options)
             runs = sorted(partition.runs, key=attrgetter("queue", "version"))
             for name, share in groupby(runs, attrgetter("queue")):
-                yield from run_selection.rows(client.queue(name), list(share), partition.positions[name])
+                yield from rows(self._settings, client.queue(name), list(share), partition.positions[name])
 
     def stop(self) -> None:
         """End the connection with the stream."""

@@ -15,46 +15,47 @@ from typing import Any, Final, Self, TypeAlias
 
 import pyarrow as pa
 from pyarrow import compute
+from pyspark.sql import types
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import to_arrow_type
 
 from airflow_provider_zkmq import engine
 from airflow_provider_zkmq.engine import AnyClient, AnyQueue, Attempt, ConfigError, QueueNotFound, Scanned, State
 from airflow_provider_zkmq.spark.source import options as access
 from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions, plainly, unknown
 
-# --- The columns of the data source: their names, their types in Spark and in Arrow, which must agree; their making.
+# --- The columns of the data source: their names, their types, and how they are made of tasks.
 
-TIME: Final = pa.timestamp("us", tz="UTC")
-#: A delivery that ended, in Arrow's words and in Spark's.
-ATTEMPT: Final = pa.struct(
-    [
-        ("number", pa.int32()),
-        ("consumer", pa.string()),
-        ("claimed_at", TIME),
-        ("ended_at", TIME),
-        ("outcome", pa.string()),
-        ("error", pa.string()),
-        ("started_at", TIME),
-    ]
-)
-HISTORY: Final = (
-    "array<struct<number: int, consumer: string, claimed_at: timestamp, ended_at: timestamp, outcome: string, "
-    "error: string, started_at: timestamp>>"
-)
+_STRING, _INT, _LONG, _TIME = types.StringType(), types.IntegerType(), types.LongType(), types.TimestampType()
+_BINARY: Final = types.BinaryType()
+#: A delivery that ended.
+_DELIVERY: Final = {
+    "number": _INT,
+    "consumer": _STRING,
+    "claimed_at": _TIME,
+    "ended_at": _TIME,
+    "outcome": _STRING,
+    "error": _STRING,
+    "started_at": _TIME,
+}
+_HISTORY: Final = types.ArrayType(types.StructType([types.StructField(*each) for each in _DELIVERY.items()]))
+_FILTERS: Final = types.MapType(_STRING, _STRING)
 #: What was scanned of many tasks: lists by the names of what they are in a task.
 Lists: TypeAlias = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's type in Spark's words and in Arrow's, and what of tasks it is made of: `make` is given lists."""
+    """A column's type, and what of tasks it is made of: `make` is given lists."""
 
-    spark: str
-    arrow: pa.DataType
+    spark: types.DataType
     parts: tuple[str, ...] = ()
     make: Callable[..., Any] | None = None
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """Its type in Arrow's words."""
+        return to_arrow_type(self.spark, timezone="UTC")
 
     def array(self, lists: Lists) -> pa.Array:
         """The column, from what was scanned."""
@@ -68,7 +69,7 @@ def moment(milliseconds: int) -> int:
 
 
 def _times(milliseconds: Sequence[int | None]) -> pa.Array:
-    return pa.array(milliseconds, pa.timestamp("ms", tz="UTC")).cast(TIME)
+    return pa.array(milliseconds, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
 
 
 def _spans(begins: Sequence[int | None], ends: Sequence[int | None]) -> pa.Array:
@@ -80,14 +81,6 @@ def _begun(starts: Sequence[int | None], claims: Sequence[int | None]) -> list[i
     return [claimed if start is None else start for start, claimed in zip(starts, claims, strict=True)]
 
 
-def _waits(enqueued: Sequence[int | None], starts: Sequence[int | None], claims: Sequence[int | None]) -> pa.Array:
-    return _spans(enqueued, _begun(starts, claims))
-
-
-def _runs(starts: Sequence[int | None], claims: Sequence[int | None], ends: Sequence[int | None]) -> pa.Array:
-    return _spans(_begun(starts, claims), ends)
-
-
 def json_text(metadata: Mapping[str, Any]) -> str:
     """JSON text that can be encoded: of what callers may put into metadata, lone surrogates stay escaped."""
     if not metadata:
@@ -95,53 +88,52 @@ def json_text(metadata: Mapping[str, Any]) -> str:
     return json.dumps(metadata, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
-def _texts(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [json_text(each) for each in metadata]
-
-
-def _histories(histories: Sequence[Sequence[Attempt]]) -> list[list[dict[str, object]]]:
-    return [[_delivery(each) for each in attempts] for attempts in histories]
-
-
-def _delivery(attempt: Attempt) -> dict[str, object]:
+def delivery(attempt: Attempt) -> dict[str, object]:
+    """A delivery that ended, as Arrow takes it."""
     known = {name: getattr(attempt, name) for name in ("number", "consumer", "outcome", "error")}
     started = None if attempt.started is None else moment(attempt.started)
     return known | {"claimed_at": moment(attempt.claimed), "started_at": started, "ended_at": moment(attempt.ended)}
 
 
-def _items(filters: Sequence[Mapping[str, str]]) -> list[list[tuple[str, str]]]:
-    return [list(each.items()) for each in filters]
-
-
 #: In the order in which they come. The queue's name is the same for all that is scanned together.
 COLUMNS: Final[dict[str, Column]] = {
-    "queue": Column("string", pa.string(), ("queue",)),
-    "task_id": Column("string", pa.string(), ("id",)),
-    "state": Column("string", pa.string(), ("state",)),
-    "status": Column("string", pa.string(), ("status",)),
-    "attempt": Column("int", pa.int32(), ("attempt",)),
-    "priority": Column("int", pa.int32(), ("priority",)),
-    "filters": Column("map<string,string>", pa.map_(pa.string(), pa.string()), ("filters",), _items),
-    "metadata": Column("string", pa.string(), ("metadata",), _texts),
-    "enqueued_at": Column("timestamp", TIME, ("enqueued_ms",), _times),
-    "claimed_at": Column("timestamp", TIME, ("claimed_ms",), _times),
-    "started_at": Column("timestamp", TIME, ("started_ms",), _times),
-    "ended_at": Column("timestamp", TIME, ("ended_ms",), _times),
-    "wait_ms": Column("bigint", pa.int64(), ("enqueued_ms", "started_ms", "claimed_ms"), _waits),
-    "run_ms": Column("bigint", pa.int64(), ("started_ms", "claimed_ms", "ended_ms"), _runs),
-    "consumer": Column("string", pa.string(), ("consumer",)),
-    "data": Column("binary", pa.binary(), ("data",)),
-    "result": Column("binary", pa.binary(), ("result",)),
-    "error": Column("string", pa.string(), ("error",)),
-    "history": Column(HISTORY, pa.list_(ATTEMPT), ("history",), _histories),
-    "batch": Column("string", pa.string(), ("batch",)),
-    "version": Column("bigint", pa.int64(), ("version",)),
+    "queue": Column(_STRING, ("queue",)),
+    "task_id": Column(_STRING, ("id",)),
+    "state": Column(_STRING, ("state",)),
+    "status": Column(_STRING, ("status",)),
+    "attempt": Column(_INT, ("attempt",)),
+    "priority": Column(_INT, ("priority",)),
+    "filters": Column(_FILTERS, ("filters",), lambda values: [list(each.items()) for each in values]),
+    "metadata": Column(_STRING, ("metadata",), lambda values: [json_text(each) for each in values]),
+    "enqueued_at": Column(_TIME, ("enqueued_ms",), _times),
+    "claimed_at": Column(_TIME, ("claimed_ms",), _times),
+    "started_at": Column(_TIME, ("started_ms",), _times),
+    "ended_at": Column(_TIME, ("ended_ms",), _times),
+    "wait_ms": Column(
+        _LONG,
+        ("enqueued_ms", "started_ms", "claimed_ms"),
+        lambda enqueued, starts, claims: _spans(enqueued, _begun(starts, claims)),
+    ),
+    "run_ms": Column(
+        _LONG,
+        ("started_ms", "claimed_ms", "ended_ms"),
+        lambda starts, claims, ends: _spans(_begun(starts, claims), ends),
+    ),
+    "consumer": Column(_STRING, ("consumer",)),
+    "data": Column(_BINARY, ("data",)),
+    "result": Column(_BINARY, ("result",)),
+    "error": Column(_STRING, ("error",)),
+    "history": Column(
+        _HISTORY, ("history",), lambda values: [[delivery(each) for each in attempts] for attempts in values]
+    ),
+    "batch": Column(_STRING, ("batch",)),
+    "version": Column(_LONG, ("version",)),
 }
 
 
-def schema(columns: Sequence[str]) -> str:
+def schema(columns: Sequence[str]) -> types.StructType:
     """The columns in Spark's words."""
-    return ", ".join(f"{name} {COLUMNS[name].spark}" for name in columns)
+    return types.StructType([types.StructField(name, COLUMNS[name].spark) for name in columns])
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
@@ -233,7 +225,7 @@ class Query:
     @classmethod
     def of(cls, options: SourceOptions, columns: Sequence[str] | None = None) -> Self:
         """What the options ask for; `columns`: of a schema that was given. Raises `SourceError`."""
-        chosen = _known("column", options.names("columns") or columns or list(COLUMNS), COLUMNS)
+        chosen = _known("column", columns or options.names("columns") or list(COLUMNS), COLUMNS)
         states = _known("state", options.names("states"), [str(state) for state in State])
         selector = options.text("selector")
         with _named("selector"):
@@ -261,18 +253,18 @@ def queues_of(options: SourceOptions, client: AnyClient) -> list[str]:
     return wanted
 
 
-def columns_of(schema: StructType) -> list[str]:
+def columns_of(schema: types.StructType) -> list[str]:
     """The columns of a schema, which may be some of ours. Raises `SourceError` for what is not.
 
     Spark takes rows only if they are of the very schema that it was given.
     """
     names = _known("column", schema.fieldNames(), COLUMNS)
     for column in schema.fields:
-        wanted = COLUMNS[column.name].spark.replace(" ", "")
-        if column.dataType.simpleString() != wanted:
-            raise SourceError(f"column {column.name!r} is of type {wanted}, not {column.dataType.simpleString()}")
-    if to_arrow_schema(schema, timezone="UTC") != arrow_schema(names):
-        raise SourceError("columns cannot be NOT NULL, nor what is in them: leave that out of the schema")
+        wanted, given = COLUMNS[column.name].spark, column.dataType
+        if given.simpleString() != wanted.simpleString():
+            raise SourceError(f"column {column.name!r} is of type {wanted.simpleString()}, not {given.simpleString()}")
+        if given != wanted or not column.nullable:
+            raise SourceError("columns cannot be NOT NULL, nor what is in them: leave that out of the schema")
     return list(names)
 
 
@@ -397,7 +389,7 @@ class Share(InputPartition):
 class TaskReader(DataSourceReader):
     """Reads tasks, a row for each. It is pickled into Spark's plan, and holds no credentials."""
 
-    def __init__(self, schema: StructType, options: SourceOptions) -> None:
+    def __init__(self, schema: types.StructType, options: SourceOptions) -> None:
         options.check(access.READ, "reads")
         self.options = options
         self.query = Query.of(options, columns_of(schema))
