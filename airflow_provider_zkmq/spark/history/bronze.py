@@ -117,7 +117,7 @@ class ArchiveIncomplete(engine.ZkmqError):
 class ArchiveReport:
     """What a run did. ``archived``: its rows; ``total``: those of the whole archive; ``watermark``: its zxid.
 
-    ``path``: the run's folder, None where there was nothing to archive; ``orphans``: what crashed runs had left.
+    ``path``: the run's folder, None where there was nothing to archive; ``unpublished``: what crashed runs had left.
     ``unreadable``: tasks that ended since the last run and whose records are damaged: they cannot be archived. Clean-up
     keeps them, and the first run after they were put right archives them.
     """

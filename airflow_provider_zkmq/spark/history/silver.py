@@ -180,7 +180,9 @@ def _grow(
     with _new_deliveries(home / tables.SILVER, silver, deliveries_of(bronze), spark) as new:
         deliveries = tables.stage(home / tables.SILVER, "deliveries", new, *span)
     after("staged deliveries")
-    seen = max(silver.seen, _latest(deliveries, spark))
+    rows = tables.load(spark, DELIVERIES, deliveries.folders(), "ended_at")
+    ((latest,),) = rows.agg(f.max(tables.milliseconds("claimed_at"))).collect()
+    seen = max(silver.seen, int(latest or 0))
     parts = tables.adopt((runs, deliveries))
     after("adopted")
     return replace(grown, runs=(*silver.runs, *parts), seen=seen)
@@ -188,36 +190,26 @@ def _grow(
 
 @contextlib.contextmanager
 def _new_deliveries(home: Path, silver: Manifest, ended: DataFrame, spark: SparkSession) -> Iterator[DataFrame]:
-    """Those that silver does not hold, and of days that it still keeps."""
+    """Those that silver does not hold, and of days that it still keeps.
+
+    When one ended may be told with another few milliseconds by another row: a day more is looked through.
+    """
     kept = ended.where(f.col("day") >= date.fromisoformat(silver.horizon)) if silver.horizon else ended
     if not silver.seen:
         yield kept
         return
     kept = kept.persist()
     try:
-        known = _known(home, silver, kept.where(tables.milliseconds("claimed_at") <= silver.seen), spark)
-        yield kept if known is None else kept.join(known, list(KEY), "left_anti")
+        suspects = kept.where(tables.milliseconds("claimed_at") <= silver.seen)
+        (first, last), *_ = suspects.agg(f.min(tables.day_of("claimed_at")), f.max("day")).collect()
+        if first is None:
+            yield kept
+        else:
+            days = first.isoformat(), (last + timedelta(days=1)).isoformat()
+            paths = tables.folders(home, silver.of("deliveries"), *days)
+            yield kept.join(tables.load(spark, DELIVERIES, paths, "ended_at").select(*KEY), list(KEY), "left_anti")
     finally:
         kept.unpersist()
-
-
-def _known(home: Path, silver: Manifest, suspects: DataFrame, spark: SparkSession) -> DataFrame | None:
-    """What silver holds of the days in which these ended; None where there are none of them.
-
-    When one ended may be told with another few milliseconds by another row: a day more is read.
-    """
-    (first, last), *_ = suspects.agg(f.min(tables.day_of("claimed_at")), f.max("day")).collect()
-    if first is None:
-        return None
-    days = first.isoformat(), (last + timedelta(days=1)).isoformat()
-    return tables.load(spark, DELIVERIES, tables.folders(home, silver.of("deliveries"), *days), "ended_at").select(*KEY)
-
-
-def _latest(staged: tables.Staged, spark: SparkSession) -> int:
-    """When the latest of these deliveries was claimed; 0 where there are none."""
-    rows = tables.load(spark, DELIVERIES, staged.folders(), "ended_at")
-    ((latest,),) = rows.agg(f.max(tables.milliseconds("claimed_at"))).collect()
-    return int(latest or 0)
 
 
 # --- Compaction: small parts that came one after the other become one, with a file for each day or so.
@@ -252,9 +244,26 @@ def compact(
     Returns how many parts were merged. What they were stays on the disk for `grace` seconds, for those who read it.
     """
     merged = 0
-    for table, kind, schema, following in _TABLES:
-        limit = tables.read_manifest(home / following).watermark
-        merged += _merge(home / table, kind, schema, spark, limit, few, grace, after)
+    for name, kind, schema, following in _TABLES:
+        limit, table = tables.read_manifest(home / following).watermark, home / name
+        _, manifest = tables.sweep(table, tables.read_manifest(table), grace)
+        group = chosen(tuple(part for part in manifest.of(kind) if part.last <= limit), few)
+        if not group:
+            continue
+        paths, rows = tables.folders(table, group), sum(part.rows for part in group)
+        size = sum(file.stat().st_size for path in paths for file in Path(path).glob("*.parquet"))
+        per_file = max(1, min(LARGE, rows * _FILE_BYTES // max(1, size)))
+        frame = tables.load(spark, schema, paths, "ended_at").repartition("day")
+        staged = tables.stage(table, kind, frame, group[0].first, group[-1].last, per_file=per_file)
+        if staged.part.rows != rows:
+            raise TableIncomplete(f"of {rows} rows of {table / kind} {staged.part.rows} were merged; run it again")
+        after("staged")
+        new = tables.adopt([staged])
+        after("adopted")
+        kept = replace(manifest, runs=(*(part for part in manifest.runs if part not in group), *new))
+        tables.publish(table, tables.retire(kept, [part.path for part in group]))
+        after("published")
+        merged += len(group)
     return merged
 
 
@@ -268,38 +277,3 @@ def chosen(parts: tuple[Part, ...], few: int = FEW) -> list[Part]:
         group.append(part)
         rows += part.rows
     return group[::-1] if len(group) >= few else []
-
-
-def _merge(
-    home: Path,
-    kind: str,
-    schema: str,
-    spark: SparkSession,
-    limit: int,
-    few: int,
-    grace: float,
-    after: Callable[[str], None],
-) -> int:
-    _, manifest = tables.sweep(home, tables.read_manifest(home), grace)
-    group = chosen(tuple(part for part in manifest.of(kind) if part.last <= limit), few)
-    if not group:
-        return 0
-    paths = tables.folders(home, group)
-    rows = sum(part.rows for part in group)
-    frame = tables.load(spark, schema, paths, "ended_at").repartition("day")
-    staged = tables.stage(home, kind, frame, group[0].first, group[-1].last, per_file=_per_file(paths, rows))
-    if staged.part.rows != rows:
-        raise TableIncomplete(f"of {rows} rows of {home / kind} {staged.part.rows} were merged; run it again")
-    after("staged")
-    new = tables.adopt([staged])
-    after("adopted")
-    kept = replace(manifest, runs=(*(part for part in manifest.runs if part not in group), *new))
-    tables.publish(home, tables.retire(kept, [part.path for part in group]))
-    after("published")
-    return len(group)
-
-
-def _per_file(paths: list[str], rows: int) -> int:
-    """How many rows make a file of a good size, going by what they take now."""
-    size = sum(file.stat().st_size for path in paths for file in Path(path).glob("*.parquet"))
-    return max(1, min(LARGE, rows * _FILE_BYTES // max(1, size)))

@@ -100,9 +100,9 @@ def _among(known: Sequence[tuple[str, str]], *columns: str) -> Expression:
     return f.concat_ws("\n", *columns).isin([f"{queue}\n{name}" for queue, name in known])
 
 
-def percentiles(column: str, name: str) -> list[Expression]:
+def percentiles(column: str, name: str, points: Sequence[float] = POINTS) -> list[Expression]:
     """The exact percentiles of a column of milliseconds, in seconds: ``<name>_p50`` and so on."""
-    return [(f.percentile(column, f.lit(point)) / 1000).alias(f"{name}_p{point * 100:.0f}") for point in POINTS]
+    return [(f.percentile(column, f.lit(point)) / 1000).alias(f"{name}_p{point * 100:.0f}") for point in points]
 
 
 # --- The sections that need no model: queues, who waits longest, the consumers side by side, depth, tries and deaths.
@@ -267,7 +267,7 @@ def consumers(frames: Frames, top: int) -> list[Row]:
     facts = [
         f.count("*").alias("deliveries"),
         f.count_if(f.col("outcome").isin("failed", "rescued")).alias("failed"),
-        *percentiles("run_ms", "run"),
+        *percentiles("run_ms", "run", POINTS[:2]),
         (f.coalesce(f.sum("run_ms"), f.lit(0)) / 1000).alias("busy"),
         f.min("claimed_at").alias("first"),
         f.max("ended_at").alias("last"),

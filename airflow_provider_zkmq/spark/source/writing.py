@@ -30,6 +30,7 @@ Kind: TypeAlias = type[types.DataType]
 #: What begins the name of a column that is a filter's.
 PREFIX: Final = "filter."
 _NUMBER: Final[tuple[Kind, ...]] = (types.IntegralType, types.FloatType, types.DoubleType, types.DecimalType)
+_MOMENT: Final[tuple[Kind, ...]] = (types.DateType, types.TimestampType, types.TimestampNTZType)
 #: For each part of a task the types of a column that can become it, and how the others can be made so.
 _TAKES: Final[dict[str, tuple[tuple[Kind, ...], str]]] = {
     "id": ((types.StringType, types.IntegralType), "text or a whole number"),
@@ -41,15 +42,7 @@ _TAKES: Final[dict[str, tuple[tuple[Kind, ...], str]]] = {
     "filters": ((types.MapType,), "a map of text to text or whole numbers"),
     "filter": ((types.StringType, types.IntegralType), "text or a whole number"),
     "key": (
-        (
-            types.StringType,
-            types.BinaryType,
-            types.BooleanType,
-            types.DateType,
-            types.TimestampType,
-            types.TimestampNTZType,
-            *_NUMBER,
-        ),
+        (types.StringType, types.BinaryType, types.BooleanType, *_MOMENT, *_NUMBER),
         "text, binary, a number, a boolean, a date or a timestamp",
     ),
 }
@@ -351,9 +344,8 @@ class WriteReport:
         epoch: int | None = None,
     ) -> Self:
         """The report of what the partitions told."""
-        reports = sorted(
-            (each for each in messages if isinstance(each, PartitionReport)), key=lambda each: each.partition
-        )
+        reports = [each for each in messages if isinstance(each, PartitionReport)]
+        reports.sort(key=lambda each: each.partition)
         rows, written = sum(each.rows for each in reports), sum(each.written for each in reports)
         return cls(queue, complete, rows, written, rows - written, tuple(reports), batch, epoch)
 
