@@ -17,8 +17,7 @@ from airflow_provider_zkmq.spark.history.reading import (
 from airflow_provider_zkmq.spark.history.tables import Retention as Retention
 from airflow_provider_zkmq.spark.reporting.report import Report as Report, report as report
 from airflow_provider_zkmq.spark.session import spark_session as spark_session
-from airflow_provider_zkmq.spark.source import register as register
-from airflow_provider_zkmq.spark.source.enqueueing import enqueue as enqueue
+from airflow_provider_zkmq.spark.source import enqueue as enqueue, register as register
 from airflow_provider_zkmq.spark.source.options import py_files as py_files
 from airflow_provider_zkmq.spark.source.reading import ReadReport as ReadReport, read_report as read_report
 from airflow_provider_zkmq.spark.source.writing import WriteReport as WriteReport

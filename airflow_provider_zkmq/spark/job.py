@@ -58,21 +58,15 @@ def _session(chosen: argparse.Namespace) -> Any:
     return spark_session(f"zkmq-{chosen.job}", chosen.master)
 
 
-def _way(chosen: argparse.Namespace) -> Any:
-    """How to connect, for the driver and for executors: no password is in it."""
-    from airflow_provider_zkmq.spark.source.options import SourceOptions
-
-    named = {name: getattr(chosen, name) for name in ("conn_id", "hosts", "root")}
-    return SourceOptions.of({name: text for name, text in named.items() if text is not None})
-
-
 def _pipeline(chosen: argparse.Namespace) -> None:
     from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
     from airflow_provider_zkmq.spark.history.tables import Retention, check_writable
+    from airflow_provider_zkmq.spark.source.options import SourceOptions
 
     check_writable(chosen.directory)
+    named = {name: getattr(chosen, name) for name in ("conn_id", "hosts", "root")}
     run_pipeline(
-        _way(chosen),
+        SourceOptions.of({name: text for name, text in named.items() if text is not None}),
         _queues(chosen),
         chosen.directory,
         _session(chosen),

@@ -44,36 +44,26 @@ def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: obj
     ``spark-submit`` runs, what that was told stands, unless `master` is given; only name and time zone are ours.
     Raises `ServerError` where no usable Java is found.
     """
+    own = {name: str(value) for name, value in conf.items()}
     if master is None and _SUBMITTED in os.environ:
-        return _configured(SparkSession.builder.appName(app_name), _ZONE | _texts(conf)).getOrCreate()
+        return _configured(SparkSession.builder.appName(app_name), _ZONE | own).getOrCreate()
     chosen = master or os.environ.get(MASTER_VARIABLE) or "local[*]"
     local = chosen.startswith("local")
-    settings = _LOG_OPTIONS | _ZONE | (_LOCAL if local else {}) | _texts(conf)
+    settings = _LOG_OPTIONS | _ZONE | (_LOCAL if local else {}) | own
     builder = _configured(SparkSession.builder.appName(app_name).master(chosen), settings)
     folder = Path(tempfile.mkdtemp(prefix="zkmq-java-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # a cluster of this machine starts executors with it
-    with _environment(_launch(folder, local)):
+    launch = {"JAVA_HOME": str(spark_java_home(folder))} | ({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {})
+    if not os.environ.get("PYSPARK_PYTHON"):
+        launch["PYSPARK_PYTHON"] = sys.executable
+    with _environment(launch):  # Spark's Java needs these when it starts, and runs on without them
         return builder.getOrCreate()
-
-
-def _texts(conf: Mapping[str, object]) -> dict[str, str]:
-    return {name: str(value) for name, value in conf.items()}
 
 
 def _configured(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession.Builder:
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder
-
-
-def _launch(folder: Path, local: bool) -> dict[str, str]:
-    """Find what the launch of Spark's Java needs; that Java runs on without it."""
-    settings = {"JAVA_HOME": str(spark_java_home(folder))}
-    if local:
-        settings["SPARK_LOCAL_IP"] = "127.0.0.1"
-    if not os.environ.get("PYSPARK_PYTHON"):
-        settings["PYSPARK_PYTHON"] = sys.executable
-    return settings
 
 
 @contextlib.contextmanager

@@ -10,8 +10,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_zkmq.spark.history.refining import CONSUMERS, DELIVERIES, HOURLY, RUNS
-from airflow_provider_zkmq.spark.reporting.frames import Frames
+from airflow_provider_zkmq.spark.history.gold import CONSUMERS, HOURLY
+from airflow_provider_zkmq.spark.history.silver import DELIVERIES, RUNS
+from airflow_provider_zkmq.spark.reporting.sections import Frames
 from tests.unit.queueing import Served
 
 START = datetime(2026, 11, 22, 6, tzinfo=UTC)

@@ -20,12 +20,10 @@ from airflow_provider_zkmq.engine import ConfigError
 from airflow_provider_zkmq.spark import job, report
 from airflow_provider_zkmq.spark.history.gold import summarise
 from airflow_provider_zkmq.spark.history.silver import refine
-from airflow_provider_zkmq.spark.reporting import advice, sections
-from airflow_provider_zkmq.spark.reporting import sections as failures
+from airflow_provider_zkmq.spark.reporting import capacity, sections
 from airflow_provider_zkmq.spark.reporting.capacity import Load, Target
-from airflow_provider_zkmq.spark.reporting.frames import OTHERS
 from airflow_provider_zkmq.spark.reporting.report import answer
-from airflow_provider_zkmq.spark.reporting.sections import HEAD, KIND, MASKS
+from airflow_provider_zkmq.spark.reporting.sections import HEAD, KIND, MASKS, OTHERS
 from tests.integration.answers import START, History, Try
 from tests.integration.histories import HOUR, Histories, runs_by_pandas, write_bronze
 from tests.integration.histories import START as EPOCH
@@ -67,8 +65,8 @@ def frames(spark):
 @pytest.fixture(scope="module")
 def answered(frames):
     """The rows of each table of each section on the mixed history."""
-    sections = answer(frames, recent=3_600, target=Target(60.0), top=20)
-    return {(section.name, table.name): table.rows for section in sections for table in section.tables}
+    made = answer(frames, recent=3_600, target=Target(60.0), top=20)
+    return {(section.name, table.name): table.rows for section in made for table in section.tables}
 
 
 @pytest.mark.full
@@ -157,7 +155,7 @@ def test_what_is_too_much_for_a_table_is_summed(frames) -> None:
         *(("census", "size=large", 80), ("census", "size=small", 40)),
         *(("mail", OTHERS, 31), ("single", OTHERS, 1)),
     ]
-    groups = failures.groups(frames, 1)
+    groups = sections.groups(frames, 1)
     assert (groups[-1]["queue"], sum(row["failures"] for row in groups)) == (OTHERS, 24)
 
 
@@ -171,7 +169,7 @@ def test_the_capacity_read_from_a_history_is_that_of_the_simulated_queue(spark) 
     alone, both = frozenset({"class=c"}), frozenset({"class=a", "class=b"})
     assert {crew.classes: crew.servers for crew in load.crews()["q"]} == {alone: 2, both: 3}
     target = Target(120.0)
-    rows = {row["class"]: row for row in advice.rows(load.demands(), load.crews(), target)}
+    rows = {row["class"]: row for row in capacity.rows(load.demands(), load.crews(), target)}
     for name in "abc":
         for mean in ("model_mean", "measured_mean"):
             assert rows[f"class={name}"][mean] == pytest.approx(simulation.mean(name), rel=0.2)
@@ -191,15 +189,15 @@ def test_tasks_of_no_time_and_errors_of_no_words_are_told(spark) -> None:
     Blank errors are no group without a name: they are told by how the delivery ended.
     """
     frames = History().add("a=1", 0.0, [Try(1.0, 1.0)]).frames(spark)
-    sections = {section.name: section for section in answer(frames, recent=3_600, target=Target(60.0), top=20)}
-    (row,) = sections["capacity"].tables[0].rows
+    made = {section.name: section for section in answer(frames, recent=3_600, target=Target(60.0), top=20)}
+    (row,) = made["capacity"].tables[0].rows
     assert (row["verdict"], row["servers"], row["needed"]) == ("enough", 1, 1)
-    assert sections["depth"].said == ["q was deepest: 1 task waited after 2026-11-22 06:00 UTC."]
+    assert made["depth"].said == ["q was deepest: 1 task waited after 2026-11-22 06:00 UTC."]
     history = History()
     for n, error in enumerate((None, "", " \n")):
         history.add("a=1", n, [Try(n, n + 1, outcome="failed", error=error)])
-    (group,) = failures.groups(history.frames(spark).with_seconds(), 20)
-    (said,) = failures.section([group | {"failures": 1}], []).said
+    (group,) = sections.groups(history.frames(spark).with_seconds(), 20)
+    (said,) = sections.section([group | {"failures": 1}], []).said
     assert said.endswith("most often, once in 3 tasks of q: failed, no error told")
     assert (group["kind"], group["text"], group["failures"]) == ("", "failed, no error told", 3)
 

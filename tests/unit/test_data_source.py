@@ -19,8 +19,17 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from airflow_provider_zkmq.engine import AnyQueue, ConfigError, OrderedEnum, QueueNotFound, Scanned, Zkmq
 from airflow_provider_zkmq.spark.source import ZkmqDataSource, options, reading
 from airflow_provider_zkmq.spark.source.options import READ, SourceError, SourceOptions
-from airflow_provider_zkmq.spark.source.query import COLUMNS, Query, arrow_schema, list_ids, list_states
-from airflow_provider_zkmq.spark.source.reading import Share, TaskReader, read_report, shares
+from airflow_provider_zkmq.spark.source.reading import (
+    COLUMNS,
+    Query,
+    Share,
+    TaskReader,
+    arrow_schema,
+    list_ids,
+    list_states,
+    read_report,
+    shares,
+)
 
 
 def schema(*names: str) -> types.StructType:

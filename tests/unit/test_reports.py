@@ -1,4 +1,4 @@
-"""What a report says, and how it looks, without Spark: its texts, its page, its advice."""
+"""What a report says, and how it looks, without Spark: its texts, its page, its capacity."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ pytest.importorskip("pyspark")
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 from airflow_provider_zkmq.spark import report
 from airflow_provider_zkmq.spark.history.tables import GOLD, NAME, SILVER, Manifest, Part
-from airflow_provider_zkmq.spark.reporting import advice, page, sections
-from airflow_provider_zkmq.spark.reporting import sections as failures
+from airflow_provider_zkmq.spark.reporting import capacity, page, sections
 from airflow_provider_zkmq.spark.reporting.capacity import Crew, Demand, Stretch, Target
 from airflow_provider_zkmq.spark.reporting.page import (
     LEAST,
@@ -56,16 +55,16 @@ def hostile_report(text: str = HOSTILE) -> Report:
         {text: {text: Demand(200, 0.5, 0.6, 9.0, 90.0, 200.0)}},
         {text: [Crew({text: 200}, 1, 1, 1.9, 9.0)]},
     )
-    capacity, added = advice.rows(demands, crews, Target()), advice.plan(demands, crews, Target())
+    needs, added = capacity.rows(demands, crews, Target()), capacity.plan(demands, crews, Target())
     group = {"queue": text, "kind": text, "text": text, "failures": 3, "tasks": 2, "consumers": 1, **times}
     worst = {"queue": text, "task_id": text, "class": text, "failures": 3, "last": 60.0, "error": text}
     worker = {"queue": text, "consumer": text, "deliveries": 3, "failed": 1, "failed_share": 1 / 3, "utilisation": 0.5}
     depths = {"depth_mean": 1.0, "depth_max": 2, "depth_end": 0, "arrivals": 1, "ended": 1, "retries": 1, "dead": 1}
     made = (
         sections.overview([queue_row | times]),
-        advice.section(capacity, added, Target(), {text: Stretch(0.0, 60.0)}),
+        capacity.section(needs, added, Target(), {text: Stretch(0.0, 60.0)}),
         sections.waiting(classes),
-        failures.section([group | {"examples": [text], "error": text}], [worst]),
+        sections.section([group | {"examples": [text], "error": text}], [worst]),
         sections.consumer_section([worker | times | {"run_p50": 1.0, "run_p95": 2.0, "busy": 3.0}]),
         sections.depth_section([{"queue": text, "hour": hour, **depths} for hour in (0.0, 3600.0)]),
         sections.ends(classes),
@@ -172,7 +171,9 @@ def test_a_report_is_plain_data() -> None:
     assert record["capacity"]["capacity"][0]["verdict"] == "too few"
     assert record["waiting"]["classes"][0]["wait_p95"] == 1.0
     assert record["findings"][0]["level"] == "bad"
-    assert advice.rows({"q": {"c": Demand(9, 0.1, 0.1, None, None, None)}}, {}, Target())[0]["utilisation"] == math.inf
+    assert (
+        capacity.rows({"q": {"c": Demand(9, 0.1, 0.1, None, None, None)}}, {}, Target())[0]["utilisation"] == math.inf
+    )
     endless = Section("s", "S", tables=[Table("t", "T", (Column("x", "x"),), [{"x": math.inf}, {"x": math.nan}])])
     assert endless.record()["t"] == [{"x": None}, {"x": None}]
 
@@ -188,7 +189,7 @@ def test_a_page_is_written_at_one_stroke(tmp_path) -> None:
 
 
 def verdicts(demand: Demand, crews: list[Crew], **target) -> dict:
-    (row,) = advice.rows({"q": {"c": demand}}, {"q": crews}, Target(**target))
+    (row,) = capacity.rows({"q": {"c": demand}}, {"q": crews}, Target(**target))
     return row
 
 
@@ -199,29 +200,29 @@ def test_the_advice_names_how_many_more_and_of_which() -> None:
     assert verdicts(calm, [Crew({"c": 500}, 2, 2, 1.0, 1.0)])["verdict"] == "enough"
     few = verdicts(calm, [Crew({"c": 500}, 2, 2, 1.8, 1.0)], wait=10.0)
     assert (few["verdict"], few["needed"], few["servers"]) == ("too few", 3, 2)
-    assert advice.advice(few) == "c of q: too few; 2 serve it, 3 are needed."
+    assert capacity.advice(few) == "c of q: too few; 2 serve it, 3 are needed."
     over = verdicts(calm, [Crew({"c": 500}, 2, 2, 2.5, 1.0)])
     assert over["verdict"] == "overloaded"
     assert over["model_p95"] == math.inf
     assert verdicts(calm, [])["verdict"] == "nobody serves it"
-    assert advice.advice(verdicts(calm, [])) == "c of q: nobody serves it."
+    assert capacity.advice(verdicts(calm, [])) == "c of q: nobody serves it."
     peak = verdicts(Demand(500, 1.0, 3.5, 1.0, 0.1, 0.5), [crew])
     assert (peak["verdict"], peak["needed_at_peak"]) == ("too few at the peak", 4)
-    assert "in the busiest hour" in advice.advice(peak)
+    assert "in the busiest hour" in capacity.advice(peak)
     late = verdicts(Demand(500, 1.0, 1.0, 1.0, 40.0, 90.0), [crew])
     assert late["verdict"] == "slower than modelled"
-    assert "look for bursts or delays" in advice.advice(late)
+    assert "look for bursts or delays" in capacity.advice(late)
 
 
 def test_the_plan_adds_for_all_classes_together() -> None:
     """Nodes that serve several classes help all of them: what each class needs is not added up."""
     demands = {"q": {"a": Demand(500, 3.0, 4.0, 1.0, 0.1, 0.5), "b": Demand(500, 1.5, 1.5, 1.0, 0.1, 0.5)}}
     crews = {"q": [Crew({"a": 500}, 2, 2, 1.0, 1.0), Crew({"a": 100, "b": 500}, 1, 1, 1.0, 1.0)]}
-    added = {row["serves"]: (row["add"], row["add_at_peak"]) for row in advice.plan(demands, crews, Target(5.0))}
-    needs = {row["class"]: row["needed"] - row["servers"] for row in advice.rows(demands, crews, Target(5.0))}
+    added = {row["serves"]: (row["add"], row["add_at_peak"]) for row in capacity.plan(demands, crews, Target(5.0))}
+    needs = {row["class"]: row["needed"] - row["servers"] for row in capacity.rows(demands, crews, Target(5.0))}
     assert added == {"a, b": (2, 2), "a": (1, 2)}
     assert needs == {"a": 3, "b": 2}
-    section = advice.section([], advice.plan(demands, crews, Target(5.0)), Target(5.0), {})
+    section = capacity.section([], capacity.plan(demands, crews, Target(5.0)), Target(5.0), {})
     assert section.said == [
         "Add to q: 2 now, 2 for the busiest hour, to the 1 that serve a, b.",
         "Add to q: 1 now, 2 for the busiest hour, to the 2 that serve a.",
@@ -231,11 +232,11 @@ def test_the_plan_adds_for_all_classes_together() -> None:
 def test_where_the_model_does_not_hold_the_report_says_so() -> None:
     """Few tasks, bursts, run times far from exponential, and what was measured says otherwise."""
     row = verdicts(Demand(20, 1.0, 1.0, 30.0, 50.0, 50.0), [Crew({"c": 500}, 3, 3, 1.0, 0.0)])
-    (warning,) = advice.warnings(row)
+    (warning,) = capacity.warnings(row)
     for words in ("only 20 tasks", "in bursts (C² = 30 ", "far from exponential (C² = 0;", "believe what was measured"):
         assert words in warning
-    assert advice.warnings(verdicts(Demand(500, 1.0, 1.0, 1.0, 0.1, 0.5), [Crew({"c": 500}, 3, 3, 1.0, 1.0)])) == []
-    assumed = advice.section([row], [], Target(), {}).notes
+    assert capacity.warnings(verdicts(Demand(500, 1.0, 1.0, 1.0, 0.1, 0.5), [Crew({"c": 500}, 3, 3, 1.0, 1.0)])) == []
+    assumed = capacity.section([row], [], Target(), {}).notes
     assert [text for text in assumed if "Poisson" in text]
     assert [text for text in assumed if "at_least" in text]
 
@@ -295,12 +296,12 @@ def test_an_empty_history_is_a_report_too() -> None:
     """It says that there is nothing, in every form; bars of zero, or of what is not known, are drawn all the same."""
     rest = (
         sections.waiting([]),
-        failures.section([], []),
+        sections.section([], []),
         sections.consumer_section([]),
         sections.depth_section([]),
         sections.ends([]),
     )
-    empty = report_on((sections.overview([]), advice.section([], [], Target(), {}), *rest))
+    empty = report_on((sections.overview([]), capacity.section([], [], Target(), {}), *rest))
     assert "No task ended in this time." in empty.text(80)
     assert "No delivery failed." in empty.html()
     assert [level for level, _ in empty.findings] == ["good", "good"]

@@ -21,9 +21,18 @@ from pyspark.sql.types import DataType, MapType, StructField, StructType
 from airflow_provider_zkmq.engine import BadMessage, ConfigError, Integer, Message, NewTasks, OrderedEnum, String, Zkmq
 from airflow_provider_zkmq.engine import errors as engine_errors
 from airflow_provider_zkmq.spark.source import writing
-from airflow_provider_zkmq.spark.source.mapping import RowMapping, hashed, map_columns, rows_of
 from airflow_provider_zkmq.spark.source.options import STREAM_WRITE, WRITE, SourceError, SourceOptions
-from airflow_provider_zkmq.spark.source.writing import PartitionReport, Target, TaskWriter, WriteReport, check_place
+from airflow_provider_zkmq.spark.source.writing import (
+    PartitionReport,
+    RowMapping,
+    Target,
+    TaskWriter,
+    WriteReport,
+    check_place,
+    hashed,
+    map_columns,
+    rows_of,
+)
 
 TYPES = {"size": OrderedEnum("small", "large"), "n": Integer(), "region": String()}
 TEXT, INT, LONG = types.StringType(), types.IntegerType(), types.LongType()

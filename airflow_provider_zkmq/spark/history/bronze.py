@@ -6,30 +6,19 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, types
 
-from airflow_provider_zkmq.engine import (
-    AnyClient,
-    AnyQueue,
-    Archive,
-    Attempt,
-    ConfigError,
-    Ended,
-    Task,
-    Unreadable,
-    Zkmq,
-    ZkmqError,
-    check_name,
-)
-from airflow_provider_zkmq.spark.history.tables import Manifest, Part, exclusive, publish, read_manifest, stage, sweep
+from airflow_provider_zkmq import engine
+from airflow_provider_zkmq.engine import AnyClient, AnyQueue, Archive, ConfigError, Ended, Task, Unreadable
+from airflow_provider_zkmq.spark.history import tables
+from airflow_provider_zkmq.spark.history.tables import Manifest, Part, read_manifest
 from airflow_provider_zkmq.spark.source import options
 from airflow_provider_zkmq.spark.source.options import SourceOptions
-from airflow_provider_zkmq.spark.source.query import ATTEMPT, HISTORY, TIME, json_text
+from airflow_provider_zkmq.spark.source.reading import COLUMNS, Column, delivery, json_text, moment
 
 # --- Archive rows: their schema, and how Spark's Python workers read them from ZooKeeper.
 
@@ -39,49 +28,25 @@ Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient] | SourceOptions
 
 #: So many whole tasks are in memory together.
 AT_ONCE: Final = 128
-SCHEMA: Final = (
-    "queue string, id string, state string, attempt int, priority int, filters map<string,string>, "
-    "metadata string, data binary, result binary, error string, consumer string, "
-    "enqueued_at timestamp, claimed_at timestamp, ended_at timestamp, wait_ms bigint, run_ms bigint, "
-    "day date, version bigint, "
-    f"history {HISTORY}, batch string, started_at timestamp"
+_OWN: Final = {"id": Column(types.StringType()), "day": Column(types.DateType())}
+_STORED: Final = (
+    *("queue", "id", "state", "attempt", "priority", "filters", "metadata", "data", "result", "error", "consumer"),
+    *("enqueued_at", "claimed_at", "ended_at", "wait_ms", "run_ms", "day", "version", "history", "batch", "started_at"),
 )
+_COLUMNS: Final = {name: _OWN.get(name) or COLUMNS[name] for name in _STORED}
+SCHEMA: Final = ", ".join(f"{name} {column.spark.simpleString()}" for name, column in _COLUMNS.items())
+_ARROW: Final = pa.schema([(name, column.arrow) for name, column in _COLUMNS.items()])
 #: What the workers are given: an engine's `Ended`.
 ENDED: Final = "id string, version bigint, place string"
 #: The columns that hold what a task says, by the same name.
 _AS_IT_IS: Final = ("id", "attempt", "priority", "data", "result", "error", "consumer", "version", "batch")
-_ARROW: Final = pa.schema(
-    [
-        ("queue", pa.string()),
-        ("id", pa.string()),
-        ("state", pa.string()),
-        ("attempt", pa.int32()),
-        ("priority", pa.int32()),
-        ("filters", pa.map_(pa.string(), pa.string())),
-        ("metadata", pa.string()),
-        ("data", pa.binary()),
-        ("result", pa.binary()),
-        ("error", pa.string()),
-        ("consumer", pa.string()),
-        ("enqueued_at", TIME),
-        ("claimed_at", TIME),
-        ("ended_at", TIME),
-        ("wait_ms", pa.int64()),
-        ("run_ms", pa.int64()),
-        ("day", pa.date32()),
-        ("version", pa.int64()),
-        ("history", pa.list_(ATTEMPT)),
-        ("batch", pa.string()),
-        ("started_at", TIME),
-    ]
-)
 
 
 def open_client(connect: Connect) -> AnyClient:
     """Open a connection of its own that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
     if isinstance(connect, SourceOptions):
         return options.connect(connect)
-    return connect() if callable(connect) else Zkmq.connect(**{**connect, "gc": False})
+    return connect() if callable(connect) else engine.Zkmq.connect(**{**connect, "gc": False})
 
 
 def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -112,42 +77,22 @@ def _read_batch(queue: AnyQueue, batch: pa.RecordBatch) -> Iterator[pa.RecordBat
 
 
 def row(queue: str, task: Task) -> dict[str, object]:
-    """Return a task as an archive row: times in UTC, spans in milliseconds of the server's clock."""
-    as_it_is = {name: getattr(task, name) for name in _AS_IT_IS}
-    return {
+    """Return a task as an archive row: times in microseconds, spans in milliseconds of the server's clock."""
+    ended, claimed, started = task.ended_ms or 0, task.claimed_ms, task.started_ms
+    return {name: getattr(task, name) for name in _AS_IT_IS} | {
         "queue": queue,
         "state": str(task.state),
         "filters": list(task.filters.items()),
         "metadata": json_text(task.metadata),
-        **as_it_is,
-        **_times(task),
-        "history": [_attempt(attempt) for attempt in task.history],
-    }
-
-
-def _attempt(attempt: Attempt) -> dict[str, object]:
-    """A delivery that ended, of this run of the id or of an earlier one."""
-    started = None if attempt.started is None else _moment(attempt.started)
-    times = {"claimed_at": _moment(attempt.claimed), "started_at": started, "ended_at": _moment(attempt.ended)}
-    return {name: getattr(attempt, name) for name in ("number", "consumer", "outcome", "error")} | times
-
-
-def _times(task: Task) -> dict[str, object]:
-    """When a task was enqueued, claimed, begun and ended, and how long it waited and ran."""
-    ended, claimed, started = task.ended_ms or 0, task.claimed_ms, task.started_ms
-    return {
-        "enqueued_at": _moment(task.enqueued_ms),
-        "claimed_at": None if claimed is None else _moment(claimed),
-        "started_at": None if started is None else _moment(started),
-        "ended_at": _moment(ended),
+        "enqueued_at": moment(task.enqueued_ms),
+        "claimed_at": None if claimed is None else moment(claimed),
+        "started_at": None if started is None else moment(started),
+        "ended_at": moment(ended),
         "wait_ms": None if started is None else started - task.enqueued_ms,
         "run_ms": None if started is None else ended - started,
-        "day": _moment(ended).date(),
+        "day": ended // tables.DAY_MS,
+        "history": [delivery(attempt) for attempt in task.history],
     }
-
-
-def _moment(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 # --- The archive: runs of tasks that ended, to Parquet, each exactly once, whatever crashes in between.
@@ -164,7 +109,7 @@ ROWS_PER_PARTITION: Final = 2_000
 STEPS: Final = ("begun", "marked", "listed", "staged", "renamed", "published", "finished")
 
 
-class ArchiveIncomplete(ZkmqError):
+class ArchiveIncomplete(engine.ZkmqError):
     """Not every task that was listed could be read; nothing was published. Run it again."""
 
 
@@ -172,7 +117,7 @@ class ArchiveIncomplete(ZkmqError):
 class ArchiveReport:
     """What a run did. ``archived``: its rows; ``total``: those of the whole archive; ``watermark``: its zxid.
 
-    ``path``: the run's folder, None where there was nothing to archive; ``orphans``: what crashed runs had left.
+    ``path``: the run's folder, None where there was nothing to archive; ``unpublished``: what crashed runs had left.
     ``unreadable``: tasks that ended since the last run and whose records are damaged: they cannot be archived. Clean-up
     keeps them, and the first run after they were put right archives them.
     """
@@ -263,54 +208,47 @@ def archive_queue(
     Raises `ConfigError` where another run is at work or `directory` is not the queue's archive, and
     `ArchiveIncomplete` where tasks vanished while they were read.
     """
-    home = Path(directory).absolute() / check_name("queue", queue)
-    with open_client(connect) as client, _archived(client.queue(queue)) as source, exclusive(home):
-        unpublished, manifest = sweep(home, read_manifest(home))
-        claim = _Claim.take(source, home, manifest)
-        after("begun")
-        watermark = source.zxid()
-        after("marked")
-        listed = source.ended_between(manifest.watermark, watermark)
-        mended = _mended(source, manifest.damaged, watermark)
-        ended = list({(each.id, each.version): each for each in (*listed, *mended) if not _is_damaged(each)}.values())
-        damaged = tuple(each.id for each in listed if _is_damaged(each))
-        after("listed")
-        span = manifest.watermark, watermark
-        new = [_write(home, len(ended), span, _rows(spark, connect, queue, ended), after)] if ended else []
-        claim.check()
-        left = tuple(sorted({*manifest.damaged, *damaged} - {each.id for each in mended}))
-        runs, born = (*manifest.runs, *new), claim.pointer.born
-        grown = replace(manifest, queue=queue, watermark=watermark, runs=runs, damaged=left, born=born)
-        publish(home, grown)
-        after("published")
-        claim.advance(watermark)
-        after("finished")
+    home = Path(directory).absolute() / engine.check_name("queue", queue)
+    with open_client(connect) as client:
+        source = client.queue(queue)
+        if not source.conf().archive:
+            source.configure(archive=True)
+        with tables.exclusive(home):
+            unpublished, manifest = tables.sweep(home, read_manifest(home))
+            claim = _Claim.take(source, home, manifest)
+            after("begun")
+            watermark = source.zxid()
+            after("marked")
+            listed = source.ended_between(manifest.watermark, watermark)
+            mended = _mended(source, manifest.damaged, watermark)
+            runs = {(each.id, each.version): each for each in (*listed, *mended) if not isinstance(each, Unreadable)}
+            ended = list(runs.values())
+            damaged = tuple(each.id for each in listed if isinstance(each, Unreadable))
+            after("listed")
+            span = manifest.watermark, watermark
+            new = [_write(home, len(ended), span, _rows(spark, connect, queue, ended), after)] if ended else []
+            claim.check()
+            left = tuple(sorted({*manifest.damaged, *damaged} - {each.id for each in mended}))
+            parts, born = (*manifest.runs, *new), claim.pointer.born
+            grown = replace(manifest, queue=queue, watermark=watermark, runs=parts, damaged=left, born=born)
+            tables.publish(home, grown)
+            after("published")
+            claim.advance(watermark)
+            after("finished")
     path = new[0].path if new else None
     return ArchiveReport(queue, len(ended), grown.rows, watermark, path, tuple(unpublished), damaged)
-
-
-@contextlib.contextmanager
-def _archived(queue: AnyQueue) -> Iterator[AnyQueue]:
-    """The queue, which counts as archived from now on. Raises `ConfigError` where it does not exist."""
-    if not queue.conf().archive:
-        queue.configure(archive=True)
-    yield queue
-
-
-def _is_damaged(ended: Ended) -> bool:
-    return isinstance(ended, Unreadable)
 
 
 def _mended(queue: AnyQueue, damaged: Sequence[str], until: int) -> list[Ended]:
     """The runs of tasks that earlier archive runs could not read, and which somebody has put right since."""
     readable = {task.id for task in queue.read_many(damaged, parts=[])} if damaged else set()
     ended = queue.ended_between(0, until) if readable else []
-    return [each for each in ended if each.id in readable and each.place is None and not _is_damaged(each)]
+    return [each for each in ended if each.id in readable and each.place is None and not isinstance(each, Unreadable)]
 
 
 def _write(home: Path, expected: int, span: tuple[int, int], frame: DataFrame, after: Callable[[str], None]) -> Part:
     """Write the run's folder, under its final name once it is complete."""
-    staged = stage(home, "runs", frame, *span)
+    staged = tables.stage(home, "runs", frame, *span)
     if staged.part.rows != expected:
         raise ArchiveIncomplete(
             f"of {expected} tasks of queue {home.name!r} {staged.part.rows} were read; run it again"

@@ -10,49 +10,214 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
+from functools import reduce
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.spark.history import refining
-from airflow_provider_zkmq.spark.history.refining import (
-    CONSUMERS,
-    DAY_MS,
-    DELIVERIES,
-    HOUR_MS,
-    HOURLY,
-    RUNS,
-    activity,
-    day_of,
-    joined,
-    milliseconds,
-    names,
-    with_depth,
+from airflow_provider_zkmq.spark.history import tables
+from airflow_provider_zkmq.spark.history.silver import DELIVERIES, RUNS, check_behind, unseen
+from airflow_provider_zkmq.spark.history.tables import Manifest
+
+# --- Silver rows as numbers for each hour: of classes and of consumers. Columns only: nothing is read or written here.
+#
+# Hours are whole ones since 1970.
+
+HOUR_MS: Final = 3_600_000
+_TIMES: Final = ", ".join(f"{span}_{of} double" for span in ("wait", "run") for of in ("p50", "p95", "p99", "mean"))
+#: A class's hour. The last three are what corrections need, and are not shown: who left, and see `class_hours`.
+HOURLY: Final = (
+    "queue string, class string, hour timestamp, arrivals bigint, deliveries bigint, ended bigint, finished bigint, "
+    "dead bigint, cancelled bigint, retries bigint, throughput_per_s double, depth_start bigint, depth_end bigint, "
+    f"depth_max bigint, depth_mean double, {_TIMES}, busy_ms bigint, departures bigint, rise bigint, area_ms bigint"
 )
-from airflow_provider_zkmq.spark.history.silver import check_behind, unseen
-from airflow_provider_zkmq.spark.history.tables import (
-    GOLD,
-    GRACE,
-    SILVER,
-    Manifest,
-    Part,
-    adopt,
-    folders,
-    load,
-    publish,
-    queue_of,
-    read_manifest,
-    stage,
-    sweep,
-    without,
+CONSUMERS: Final = (
+    "queue string, consumer string, hour timestamp, deliveries bigint, finished bigint, failed bigint, busy_ms bigint, "
+    "utilisation double"
 )
+POINTS: Final = (50, 95, 99)
+#: How a delivery ended that did not fail.
+_NO_FAILURE: Final = ("finished", "cancelled")
+
+
+def hour_of(moment: str | Column) -> Column:
+    """The hour of a number of milliseconds, counted since 1970."""
+    return f.floor((f.col(moment) if isinstance(moment, str) else moment) / HOUR_MS)
+
+
+def moments_of_runs(runs: DataFrame) -> DataFrame:
+    """Runs with when they came, left the queue (claimed the last time, or ended unclaimed) and ended, in this order.
+
+    Clocks of servers may disagree: what they tell is brought into order, so that no run leaves before it came.
+    """
+    ended, came = tables.milliseconds("ended_at"), tables.milliseconds("enqueued_at")
+    claimed = f.coalesce(tables.milliseconds("claimed_at"), ended)
+    ordered = runs.withColumn("ended_ms", ended).withColumn("came", f.least(came, ended))
+    return ordered.withColumn("gone", f.greatest("came", f.least(claimed, ended)))
+
+
+def moments_of_deliveries(deliveries: DataFrame) -> DataFrame:
+    """Deliveries with when they began and ended, and a row for each hour that they touch."""
+    ended, began = (
+        tables.milliseconds("ended_at"),
+        f.coalesce(tables.milliseconds("started_at"), tables.milliseconds("claimed_at")),
+    )
+    known = f.when((began > 0) & (began < ended), began).otherwise(ended)
+    timed = deliveries.withColumn("ended_ms", ended).withColumn("began", known)
+    spread = timed.withColumn("hour", f.explode(f.sequence(hour_of("began"), hour_of("ended_ms"))))
+    start = f.col("hour") * HOUR_MS
+    busy = f.least("ended_ms", start + HOUR_MS) - f.greatest("began", start)
+    return spread.withColumn("busy", busy).withColumn("ends_here", f.col("hour") == hour_of("ended_ms"))
+
+
+def touched_hours(runs: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """The classes and hours whose numbers these rows change, but for the depth in between."""
+    each = f.explode(f.array(hour_of("came"), hour_of("gone"), hour_of("ended_ms")))
+    return runs.select("class", each.alias("hour")).union(deliveries.select("class", "hour")).distinct()
+
+
+def class_hours(runs: DataFrame, deliveries: DataFrame, wanted: DataFrame) -> list[DataFrame]:
+    """All numbers of the wanted classes and hours but for the depth at their beginning, each in one of these frames.
+
+    ``rise``: the most by which the depth exceeds that; ``area_ms``: the sum of what it differs by, times milliseconds.
+    """
+    return [_ends(runs, wanted), _flow(runs, wanted), _work(deliveries, wanted)]
+
+
+def _ends(runs: DataFrame, wanted: DataFrame) -> DataFrame:
+    ended = runs.withColumn("hour", hour_of("ended_ms")).join(wanted, ["class", "hour"], "left_semi")
+    states = [f.count_if(f.col("state") == state).alias(state) for state in ("finished", "dead", "cancelled")]
+    return ended.groupBy("class", "hour").agg(f.count("*").alias("ended"), *states, *_spans("wait"), *_spans("run"))
+
+
+def _spans(span: str) -> list[Column]:
+    exact = [f.percentile(f"{span}_ms", f.lit(point / 100)).alias(f"{span}_p{point}") for point in POINTS]
+    return [*exact, f.avg(f"{span}_ms").alias(f"{span}_mean")]
+
+
+def _flow(runs: DataFrame, wanted: DataFrame) -> DataFrame:
+    """Who came and who left, and what became of the depth: all that happens at a moment happens at once."""
+    steps = [f.struct(f.col(at).alias("at"), f.lit(by).alias("by")) for at, by in (("came", 1), ("gone", -1))]
+    moves = runs.select("class", f.explode(f.array(*steps)).alias("move")).select("class", "move.at", "move.by")
+    moves = moves.withColumn("hour", hour_of("at")).join(wanted, ["class", "hour"], "left_semi")
+    moments = moves.groupBy("class", "hour", "at").agg(
+        f.sum("by").alias("by"), f.count_if(f.col("by") > 0).alias("came"), f.count_if(f.col("by") < 0).alias("gone")
+    )
+    running = f.sum("by").over(Window.partitionBy("class", "hour").orderBy("at"))
+    rest = f.col("by") * ((f.col("hour") + 1) * HOUR_MS - f.col("at"))
+    return (
+        moments.withColumn("running", running)
+        .groupBy("class", "hour")
+        .agg(
+            f.sum("came").alias("arrivals"),
+            f.sum("gone").alias("departures"),
+            f.greatest(f.max("running"), f.lit(0)).alias("rise"),
+            f.sum(rest).alias("area_ms"),
+        )
+    )
+
+
+def _work(deliveries: DataFrame, wanted: DataFrame) -> DataFrame:
+    again = f.col("ends_here") & (f.col("number") > 1)
+    return (
+        deliveries.join(wanted, ["class", "hour"], "left_semi")
+        .groupBy("class", "hour")
+        .agg(
+            f.count_if("ends_here").alias("deliveries"),
+            f.count_if(again).alias("retries"),
+            f.sum("busy").alias("busy_ms"),
+        )
+    )
+
+
+def consumer_hours(deliveries: DataFrame, wanted: DataFrame) -> DataFrame:
+    """What each of the wanted consumers did in each of the wanted hours."""
+    ended = f.col("ends_here")
+    failed = ~f.col("outcome").isin(*_NO_FAILURE)
+    return (
+        deliveries.join(wanted, ["consumer", "hour"], "left_semi")
+        .groupBy("consumer", "hour")
+        .agg(
+            f.count_if(ended).alias("deliveries"),
+            f.count_if(ended & (f.col("outcome") == "finished")).alias("finished"),
+            f.count_if(ended & failed).alias("failed"),
+            f.sum("busy").alias("busy_ms"),
+        )
+        .withColumn("utilisation", f.col("busy_ms") / HOUR_MS)
+    )
+
+
+# --- How many tasks waited, hour by hour: the sum of who came and who left, over rows that tell both.
+#
+# The depth at the end of an hour is that at its beginning, and arrivals, less departures; so a run that waited for
+# a month changes two hours' own numbers, and those between only by addition. An hour in which nothing happened has
+# a row where somebody waited.
+
+#: What tells a class's hour, and the depth that is known of its beginning.
+_KEY: Final = ("class", "hour")
+_BASE: Final = "base"
+#: What is no count: null where there was none, as is not the number of rows.
+_SPANS: Final = ("wait_", "run_")
+
+
+def joined(frames: list[DataFrame]) -> DataFrame:
+    """One row for each class and hour of the frames, with the numbers of all; each number is in one of them."""
+    together = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+    numbers = [f.max(name).alias(name) for name in together.columns if name not in {*_KEY, _BASE}]
+    return together.groupBy(*_KEY).agg(*numbers, f.sum(_BASE).alias(_BASE))
+
+
+def with_depth(rows: DataFrame, until: int) -> DataFrame:
+    """The rows of classes and hours with their depths, and those between where somebody waited, up to hour `until`.
+
+    The column ``base`` of a class's first row: the depth at its beginning, where somebody waited by then.
+    """
+    order = Window.partitionBy("class").orderBy("hour")
+    net = f.coalesce("arrivals", f.lit(0)) - f.coalesce("departures", f.lit(0))
+    end = f.sum(f.coalesce(_BASE, f.lit(0)) + net).over(order)
+    following = f.coalesce(f.lead("hour").over(order), f.lit(until))
+    summed = rows.withColumn("depth_end", end).withColumn("following", following).drop(_BASE)
+    return _numbered(summed.withColumn("depth_start", f.col("depth_end") - net))
+
+
+def _numbered(summed: DataFrame) -> DataFrame:
+    """With the hours of waiting alone: each row stands for itself and for those up to the following one."""
+    gap = (f.col("depth_end") > 0) & (f.col("following") > f.col("hour") + 1)
+    last = f.when(gap, f.col("following") - 1).otherwise(f.col("hour"))
+    spread = summed.withColumn("at", f.explode(f.sequence("hour", last))).drop("following")
+    own = f.col("at") == f.col("hour")
+    kept = {name: f.when(own, f.col(name)) for name in spread.columns if name not in {*_KEY, "at", "depth_end"}}
+    counted = [name for name in kept if not name.startswith(_SPANS) and name != "depth_start"]
+    start = f.when(own, f.col("depth_start")).otherwise(f.col("depth_end"))
+    rows = spread.select(
+        "class",
+        f.col("at").alias("hour"),
+        "depth_end",
+        start.alias("depth_start"),
+        *(column.alias(name) for name, column in kept.items() if name != "depth_start"),
+    )
+    happened = f.greatest(*activity(), "depth_start", "depth_end") > 0
+    derived = {
+        "throughput_per_s": f.col("finished") / (HOUR_MS / 1000),
+        "depth_max": f.col("depth_start") + f.col("rise"),
+        "depth_mean": f.col("depth_start") + f.col("area_ms") / HOUR_MS,
+    }
+    return rows.fillna(0, counted).where(happened).withColumns(derived)
+
+
+def activity() -> list[Column]:
+    """The numbers of which one is positive in an hour in which something happened."""
+    return [f.col(name) for name in ("arrivals", "departures", "ended", "deliveries", "busy_ms")]
+
+
+# --- Gold's step: the hours that new silver rows touch are computed anew.
 
 #: The steps after which this may be interrupted, in order.
 STEPS: Final = ("staged hours", "staged consumers", "adopted", "published")
 _EPOCH: Final = date(1970, 1, 1)
-_DAY_HOURS: Final = DAY_MS // HOUR_MS
+_DAY_HOURS: Final = tables.DAY_MS // HOUR_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +256,18 @@ class _Silver:
     watermark: int
     kept: str  # the first day whose hours may be computed: before it, silver's rows or gold's hours are forgotten
 
-    def runs(self, parts: list[Part] | tuple[Part, ...], since: str = "") -> DataFrame:
-        """Runs that ended since a day, or since retention's."""
-        paths = folders(self.home, parts, max(since, self.manifest.horizon))
-        return refining.moments_of_runs(load(self.spark, RUNS, paths, "ended_at"))
+    def runs(self, since: str | None) -> DataFrame:
+        """Runs that ended since a day, or since retention's; None: those that gold has not seen."""
+        return moments_of_runs(self._load("runs", RUNS, since))
 
-    def deliveries(self, parts: list[Part] | tuple[Part, ...], since: str = "") -> DataFrame:
-        """Deliveries that ended since a day, or since retention's, for each hour that they touch."""
-        paths = folders(self.home, parts, max(since, self.manifest.horizon))
-        return refining.moments_of_deliveries(load(self.spark, DELIVERIES, paths, "ended_at"))
+    def deliveries(self, since: str | None) -> DataFrame:
+        """Deliveries that ended since a day, or that gold has not seen, for each hour that they touch."""
+        return moments_of_deliveries(self._load("deliveries", DELIVERIES, since))
 
-    def new_runs(self) -> DataFrame:
-        return self.runs(unseen(self.manifest, self.watermark, "runs"))
-
-    def new_deliveries(self) -> DataFrame:
-        return self.deliveries(unseen(self.manifest, self.watermark, "deliveries"))
-
-    def touched(self) -> DataFrame:
-        """The classes and hours whose numbers the new rows change."""
-        return refining.touched(self.new_runs(), self.new_deliveries())
+    def _load(self, kind: str, schema: str, since: str | None) -> DataFrame:
+        parts = unseen(self.manifest, self.watermark, kind) if since is None else self.manifest.of(kind)
+        paths = tables.folders(self.home, parts, max(since or "", self.manifest.horizon))
+        return tables.load(self.spark, schema, paths, "ended_at")
 
     def span(self, touched: DataFrame) -> _Span | None:
         """The days of these hours that are kept; None where there are none."""
@@ -122,22 +280,22 @@ class _Silver:
 
 
 def summarise(
-    home: Path, spark: SparkSession, *, grace: float = GRACE, after: Callable[[str], None] = lambda _step: None
+    home: Path, spark: SparkSession, *, grace: float = tables.GRACE, after: Callable[[str], None] = lambda _step: None
 ) -> Summed:
     """Bring gold up to silver, in the queue's folder `home`, which the caller holds.
 
     Raises `ConfigError` where gold was made of another silver.
     """
-    silver, gold = read_manifest(home / SILVER), read_manifest(home / GOLD)
-    check_behind(home / GOLD, gold, silver)
-    _, gold = sweep(home / GOLD, gold, grace)
-    source = _Silver(home / SILVER, silver, spark, gold.watermark, max(silver.horizon, gold.horizon))
+    silver, gold = tables.read_manifest(home / tables.SILVER), tables.read_manifest(home / tables.GOLD)
+    check_behind(home / tables.GOLD, gold, silver)
+    _, gold = tables.sweep(home / tables.GOLD, gold, grace)
+    source = _Silver(home / tables.SILVER, silver, spark, gold.watermark, max(silver.horizon, gold.horizon))
     days, grown = 0, replace(gold, watermark=silver.watermark)
     if unseen(silver, gold.watermark, "runs"):
-        days, grown = _grow(home / GOLD, gold, source, after)
+        days, grown = _grow(home / tables.GOLD, gold, source, after)
     if grown != gold:
-        (home / GOLD).mkdir(exist_ok=True)
-        publish(home / GOLD, grown)
+        (home / tables.GOLD).mkdir(exist_ok=True)
+        tables.publish(home / tables.GOLD, grown)
     after("published")
     rows = {kind: sum(part.rows for part in grown.of(kind)) for kind in ("hourly", "consumers")}
     return Summed(days, rows["hourly"], rows["consumers"])
@@ -146,75 +304,59 @@ def summarise(
 def _grow(home: Path, gold: Manifest, silver: _Silver, after: Callable[[str], None]) -> tuple[int, Manifest]:
     """How many days were written anew, and the manifest that names them."""
     grown = replace(gold, watermark=silver.manifest.watermark)
-    touched = silver.touched().persist()
+    touched = touched_hours(silver.runs(None), silver.deliveries(None)).persist()
     try:
         span = silver.span(touched)
         if span is None:
             return 0, grown
-        parts = _compute(home, gold, silver, span, touched, after)
-        kept = without(home, grown, lambda day: span.iso[0] <= day <= span.iso[1])
+        zxids = gold.watermark, grown.watermark
+        rows = tables.stage(home, "hourly", _spelt(_hourly(home, gold, silver, span, touched), home, HOURLY), *zxids)
+        after("staged hours")
+        each = tables.stage(home, "consumers", _spelt(_consumers(home, gold, silver, span), home, CONSUMERS), *zxids)
+        after("staged consumers")
+        parts = tables.adopt((rows, each))
+        after("adopted")
+        kept = tables.without(home, grown, lambda day: span.iso[0] <= day <= span.iso[1])
         return (span.last - span.first).days + 1, replace(kept, runs=(*kept.runs, *parts))
     finally:
         touched.unpersist()
 
 
-def _compute(
-    home: Path, gold: Manifest, silver: _Silver, span: _Span, touched: DataFrame, after: Callable[[str], None]
-) -> list[Part]:
-    zxids = gold.watermark, silver.manifest.watermark
-    rows = stage(home, "hourly", _spelt(_hourly(home, gold, silver, span, touched), home, HOURLY), *zxids)
-    after("staged hours")
-    each = stage(home, "consumers", _spelt(_consumers(home, gold, silver, span), home, CONSUMERS), *zxids)
-    after("staged consumers")
-    parts = adopt((rows, each))
-    after("adopted")
-    return parts
-
-
 def _hourly(home: Path, gold: Manifest, silver: _Silver, span: _Span, touched: DataFrame) -> DataFrame:
-    start, end = span.hours
-    since = span.iso[0]
-    runs = silver.runs(silver.manifest.of("runs"), since)
-    deliveries = silver.deliveries(silver.manifest.of("deliveries"), since)
-    computed = refining.class_hours(runs, deliveries, touched.where(f.col("hour") >= start))
+    (start, end), since = span.hours, span.iso[0]
+    computed = class_hours(silver.runs(since), silver.deliveries(since), touched.where(f.col("hour") >= start))
     old = _old(home, gold, "hourly", HOURLY, span, silver.spark)
     happened = old.where(f.greatest(*activity()) > 0).join(touched, ["class", "hour"], "left_anti")
     numbers = [name for frame in computed for name in frame.columns]
     kept = happened.select(*dict.fromkeys(numbers))
-    base = [_known(old, start), *([_carried(silver.new_runs(), start)] if silver.kept else [])]
+    # How many waited when the first hour began: as far as gold knows, and of new runs those that came in an hour that
+    # stays as it is.
+    waiting = old.where((f.col("hour") == start) & (f.col("depth_start") > 0))
+    base = [waiting.select("class", "hour", f.col("depth_start").alias("base"))]
+    if silver.kept:
+        begin = start * HOUR_MS
+        carried = silver.runs(None).where((f.col("came") < begin) & (f.col("gone") >= begin))
+        hour, one = f.lit(start).cast("bigint").alias("hour"), f.lit(1).cast("bigint").alias("base")
+        base.append(carried.select("class", hour, one))
     return with_depth(joined([*computed, kept, *base]), end)
 
 
-def _known(old: DataFrame, start: int) -> DataFrame:
-    """The classes of which somebody waited when hour `start` began, and how many, as far as gold knows."""
-    waiting = old.where((f.col("hour") == start) & (f.col("depth_start") > 0))
-    return waiting.select("class", "hour", f.col("depth_start").alias("base"))
-
-
-def _carried(new: DataFrame, start: int) -> DataFrame:
-    """A row for each new run that waited then and came in an hour that stays as it is."""
-    begin, one = start * HOUR_MS, f.lit(1).cast("bigint")
-    carried = new.where((f.col("came") < begin) & (f.col("gone") >= begin))
-    return carried.select("class", f.lit(start).cast("bigint").alias("hour"), one.alias("base"))
-
-
 def _consumers(home: Path, gold: Manifest, silver: _Silver, span: _Span) -> DataFrame:
-    touched = silver.new_deliveries().select("consumer", "hour").distinct().where(f.col("hour") >= span.hours[0])
-    deliveries = silver.deliveries(silver.manifest.of("deliveries"), span.iso[0])
-    computed = refining.consumer_hours(deliveries, touched)
+    touched = silver.deliveries(None).select("consumer", "hour").distinct().where(f.col("hour") >= span.hours[0])
+    computed = consumer_hours(silver.deliveries(span.iso[0]), touched)
     old = _old(home, gold, "consumers", CONSUMERS, span, silver.spark).join(touched, ["consumer", "hour"], "left_anti")
     return computed.unionByName(old.select(computed.columns))
 
 
 def _old(home: Path, gold: Manifest, kind: str, schema: str, span: _Span, spark: SparkSession) -> DataFrame:
     """What gold has of these days, its hours being numbers."""
-    frame = load(spark, schema, folders(home, gold.of(kind), *span.iso), "hour")
-    return frame.withColumn("hour", refining.hour_of(milliseconds("hour"))).drop("queue", "day")
+    frame = tables.load(spark, schema, tables.folders(home, gold.of(kind), *span.iso), "hour")
+    return frame.withColumn("hour", hour_of(tables.milliseconds("hour"))).drop("queue", "day")
 
 
 def _spelt(rows: DataFrame, home: Path, schema: str) -> DataFrame:
     """Rows as they are stored, a file for each day."""
     timed = rows.withColumn("hour", f.timestamp_millis(f.col("hour") * HOUR_MS)).withColumn(
-        "queue", f.lit(queue_of(home))
+        "queue", f.lit(tables.queue_of(home))
     )
-    return timed.withColumn("day", day_of("hour")).select(*names(schema), "day").repartition("day")
+    return timed.withColumn("day", tables.day_of("hour")).select(*tables.names(schema), "day").repartition("day")

@@ -13,28 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.engine import AnyClient, ConfigError, ZkmqError, check_name
+from airflow_provider_zkmq.spark.history import tables
 from airflow_provider_zkmq.spark.history.bronze import Connect, archive_queue, open_client
 from airflow_provider_zkmq.spark.history.gold import summarise
 from airflow_provider_zkmq.spark.history.silver import compact, refine
-from airflow_provider_zkmq.spark.history.tables import (
-    GOLD,
-    SILVER,
-    Manifest,
-    Part,
-    Retention,
-    check_writable,
-    exclusive,
-    folders,
-    read_manifest,
-    retain,
-)
+from airflow_provider_zkmq.spark.history.tables import Retention
 
 # --- Silver and gold as Delta tables, too, below ``<directory>/<queue>/delta``, by the Python writer of `deltalake`.
 #
@@ -44,7 +34,12 @@ from airflow_provider_zkmq.spark.history.tables import (
 
 DELTA: Final = "delta"
 _APP: Final = "airflow-provider-zkmq"
-_TABLES: Final = ((SILVER, "runs"), (SILVER, "deliveries"), (GOLD, "hourly"), (GOLD, "consumers"))
+_TABLES: Final = (
+    (tables.SILVER, "runs"),
+    (tables.SILVER, "deliveries"),
+    (tables.GOLD, "hourly"),
+    (tables.GOLD, "consumers"),
+)
 
 
 def need_deltalake() -> None:
@@ -60,75 +55,48 @@ def export(home: Path, *, after: Callable[[str], None] = lambda _step: None) -> 
     need_deltalake()
     written = {}
     for table, kind in _TABLES:
-        written[kind] = _Target(home / table, home / DELTA / kind, read_manifest(home / table), kind).update()
+        written[kind] = _update(home / table, home / DELTA / kind, kind)
         after(kind)
     return written
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """One Delta table, and the table that it is to equal."""
+def _update(home: Path, path: Path, kind: str) -> int:
+    """Commit what a table has and its Delta table has not, at most once, and say up to where. Returns the rows."""
+    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-    home: Path
-    path: Path
-    manifest: Manifest
-    kind: str
-
-    def update(self) -> int:
-        """Commit what is new, at most once, and say up to where. Returns the rows."""
-        done = self._done()
-        parts = [part for part in self.manifest.of(self.kind) if part.last > done]
-        if self.manifest.watermark <= done or not parts:
-            return 0
-        merged, new = done > 0 and any(part.first < done for part in parts), None
-        if merged and self.home.name == SILVER:  # with what the table has, which may be more than silver still keeps
-            new = ds.field("version") > done
-        elif merged:
-            done, parts = 0, list(self.manifest.of(self.kind))
-        return self._write(parts, new, **self._mode(parts, done))
-
-    def _done(self) -> int:
-        """The zxid up to which the table has come; 0 where there is none."""
-        from deltalake import DeltaTable
-
-        if not DeltaTable.is_deltatable(str(self.path)):
-            return 0
-        return DeltaTable(str(self.path)).transaction_version(_APP) or 0
-
-    def _mode(self, parts: list[Part], done: int) -> dict[str, Any]:
-        if not done:
-            return {"mode": "overwrite"}
-        if self.home.name == SILVER:
-            return {"mode": "append", "schema_mode": "merge"}
+    manifest, silver = tables.read_manifest(home), home.name == tables.SILVER
+    done = (DeltaTable(str(path)).transaction_version(_APP) or 0) if DeltaTable.is_deltatable(str(path)) else 0
+    parts = [part for part in manifest.of(kind) if part.last > done]
+    if manifest.watermark <= done or not parts:
+        return 0
+    wanted, mode = None, {"mode": "overwrite"}
+    merged = done > 0 and any(part.first < done for part in parts)
+    if merged and not silver:
+        parts = list(manifest.of(kind))
+    elif done and silver:  # a part that was merged has rows that the table has, which may be more than silver keeps
+        wanted, mode = ds.field("version") > done if merged else None, {"mode": "append", "schema_mode": "merge"}
+    elif done:
         days = sorted({f"'{day}'" for part in parts for day in part.days})
-        return {"mode": "overwrite", "predicate": f"day IN ({', '.join(days)})"}
-
-    def _write(self, parts: list[Part], wanted: ds.Expression | None, **mode: Any) -> int:
-        """Commit these parts' rows, those that are `wanted` (None: all). Returns how many."""
-        from deltalake import CommitProperties, Transaction, write_deltalake
-
-        files = [str(file) for folder in folders(self.home, parts) for file in sorted(Path(folder).glob("*.parquet"))]
-        data = ds.dataset(files, format="parquet", partitioning="hive", partition_base_dir=str(self.home))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_deltalake(
-            str(self.path),
-            pa.RecordBatchReader.from_batches(_schema(data.schema), _batches(data, wanted)),
-            partition_by=["day"],
-            commit_properties=CommitProperties(app_transactions=[Transaction(_APP, self.manifest.watermark)]),
-            **mode,
-        )
-        return int(data.count_rows(filter=wanted))
+        mode["predicate"] = f"day IN ({', '.join(days)})"
+    folders = tables.folders(home, parts)
+    files = [str(file) for folder in folders for file in sorted(Path(folder).glob("*.parquet"))]
+    data = ds.dataset(files, format="parquet", partitioning="hive", partition_base_dir=str(home))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_deltalake(
+        str(path),
+        pa.RecordBatchReader.from_batches(_schema(data.schema), _batches(data, wanted)),
+        partition_by=["day"],
+        commit_properties=CommitProperties(app_transactions=[Transaction(_APP, manifest.watermark)]),
+        **mode,
+    )
+    return int(data.count_rows(filter=wanted))
 
 
 def _schema(schema: pa.Schema) -> pa.Schema:
     """Delta's times are microseconds in UTC, and its folders' names text."""
-    return pa.schema([field.with_type(_type(field.name, field.type)) for field in schema])
-
-
-def _type(name: str, kind: pa.DataType) -> pa.DataType:
-    if name == "day":
-        return pa.string()
-    return pa.timestamp("us", tz="UTC") if pa.types.is_timestamp(kind) else kind
+    moment = pa.timestamp("us", tz="UTC")
+    types = {field.name: moment for field in schema if pa.types.is_timestamp(field.type)} | {"day": pa.string()}
+    return pa.schema([field.with_type(types.get(field.name, field.type)) for field in schema])
 
 
 def _batches(data: ds.Dataset, wanted: ds.Expression | None) -> Iterator[pa.RecordBatch]:
@@ -140,11 +108,7 @@ def _batches(data: ds.Dataset, wanted: ds.Expression | None) -> Iterator[pa.Reco
         )
 
 
-# --- The pipeline: what ended, from ZooKeeper into bronze, silver and gold; each step may be cut off and repeated.
-#
-# A queue says first that it is archived, so that nobody deletes what bronze does not hold. Garbage collection comes
-# after bronze and deletes exactly what that holds. One queue's trouble is reported, and raised when all queues had
-# their turn.
+# --- The pipeline.
 
 #: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
 _OWN_ERRORS: Final = "airflow_provider_zkmq.engine.errors."
@@ -199,14 +163,11 @@ class _Turn:
     progress: Callable[[str], None]
     after: Callable[[str], None]
 
-    @property
-    def home(self) -> Path:
-        return self.directory / self.report.queue
-
-    def step(self, name: str, work: Callable[[], Counts]) -> None:
-        """Do a step, note what it counted and how long it took, and tell of it."""
-        began = time.monotonic()
-        counts = work()
+    @contextmanager
+    def step(self, name: str) -> Iterator[Counts]:
+        """A step, which is to note what it counted: how long it took is noted, and told."""
+        began, counts = time.monotonic(), Counts()
+        yield counts
         self.report.steps[name] = counts
         self.report.seconds[name] = round(time.monotonic() - began, 3)
         counted = ", ".join(f"{number} {what}" for what, number in counts.items()) or "done"
@@ -215,12 +176,6 @@ class _Turn:
     def hook(self, name: str) -> Callable[[str], None]:
         """What is called after each part of a step."""
         return lambda part: self.after(f"{name}: {part}")
-
-    @contextmanager
-    def held(self) -> Iterator[Path]:
-        """The queue's folder, which nobody else changes meanwhile."""
-        with exclusive(self.home):
-            yield self.home
 
 
 def run_pipeline(
@@ -247,26 +202,14 @@ def run_pipeline(
         need_deltalake()
     with open_client(connect) as client:
         names = list(dict.fromkeys(queues or client.queues()))
-        turns = [
-            _Turn(
-                client,
-                connect,
-                QueueReport(check_name("queue", name)),
-                Path(directory).absolute(),
-                spark,
-                progress,
-                after,
-            )
-            for name in names
-        ]
-        reports = [_tried(turn, lambda turn: turn.step("mark", lambda: _mark(turn))) for turn in turns]
-        done = [
-            _tried(turn, lambda turn: _steps(turn, lifetime, keep or Retention(), delta=delta))
-            if marked.error is None
-            else marked
-            for turn, marked in zip(turns, reports, strict=True)
-        ]
-    report = PipelineReport(tuple(done))
+        place = Path(directory).absolute()
+        reports = [QueueReport(check_name("queue", name)) for name in names]
+        turns = [_Turn(client, connect, report, place, spark, progress, after) for report in reports]
+        reports = [_tried(turn, _mark) for turn in turns]
+        for number, turn in enumerate(turns):
+            if reports[number].error is None:
+                reports[number] = _tried(turn, lambda turn: _steps(turn, lifetime, keep or Retention(), delta=delta))
+    report = PipelineReport(tuple(reports))
     if report.failed:
         raise PipelineFailed(report)
     return report
@@ -291,47 +234,41 @@ def said(error: BaseException) -> str:
     return (raised[-1:] or caused[-1:] or lines[:1] or [""])[0].removeprefix(_OWN_ERRORS)
 
 
-def _mark(turn: _Turn) -> Counts:
+def _mark(turn: _Turn) -> None:
     """From now on clean-up keeps what is not archived.
 
     Raises `ConfigError` for a queue that does not exist, and where nothing can be archived: clean-up would keep all.
     """
-    check_writable(turn.directory)
-    queue = turn.client.queue(turn.report.queue)
-    if not queue.conf().archive:
-        queue.configure(archive=True)
-    return {}
+    with turn.step("mark"):
+        tables.check_writable(turn.directory)
+        queue = turn.client.queue(turn.report.queue)
+        if not queue.conf().archive:
+            queue.configure(archive=True)
 
 
 def _steps(turn: _Turn, lifetime: float | None, keep: Retention, *, delta: bool) -> None:
-    turn.step("bronze", lambda: _bronze(turn))
-    turn.step("gc", lambda: _collect(turn, lifetime))
-    with turn.held() as home:
-        turn.step("silver", lambda: _silver(turn, home))
-        turn.step("gold", lambda: _gold(turn, home))
+    name, spark = turn.report.queue, turn.spark
+    with turn.step("bronze") as counts:
+        archived = archive_queue(turn.connect, name, turn.directory, spark, after=turn.hook("bronze"))
+        counts |= {"rows": archived.archived, "in all": archived.total}
+        counts |= {"unreadable": len(archived.unreadable)} if archived.unreadable else {}
+    with turn.step("gc") as counts:
+        collected = turn.client.queue(name).collect_garbage(lifetime=lifetime)
+        counts |= {"deleted": collected.collected, "kept": collected.kept_unarchived + collected.kept_changed}
+    home = turn.directory / name
+    with tables.exclusive(home):
+        with turn.step("silver") as counts:
+            refined = refine(home, spark, after=turn.hook("silver"))
+            counts |= {"runs": refined.runs, "deliveries": refined.deliveries, "runs in all": refined.total}
+        with turn.step("gold") as counts:
+            summed = summarise(home, spark, after=turn.hook("gold"))
+            counts |= {"days written": summed.days}
+            counts |= {"hours of classes": summed.hourly, "hours of consumers": summed.consumers}
         if delta:
-            turn.step("delta", lambda: export(home, after=turn.hook("delta")))
-        turn.step("compaction", lambda: {"parts merged": compact(home, turn.spark, after=turn.hook("compaction"))})
+            with turn.step("delta") as counts:
+                counts |= export(home, after=turn.hook("delta"))
+        with turn.step("compaction") as counts:
+            counts["parts merged"] = compact(home, spark, after=turn.hook("compaction"))
         if keep != Retention():
-            turn.step("retention", lambda: {"rows left bronze": retain(home, keep)})
-
-
-def _bronze(turn: _Turn) -> Counts:
-    done = archive_queue(turn.connect, turn.report.queue, turn.directory, turn.spark, after=turn.hook("bronze"))
-    counts = {"rows": done.archived, "in all": done.total}
-    return counts | ({"unreadable": len(done.unreadable)} if done.unreadable else {})
-
-
-def _collect(turn: _Turn, lifetime: float | None) -> Counts:
-    done = turn.client.queue(turn.report.queue).collect_garbage(lifetime=lifetime)
-    return {"deleted": done.collected, "kept": done.kept_unarchived + done.kept_changed}
-
-
-def _silver(turn: _Turn, home: Path) -> Counts:
-    done = refine(home, turn.spark, after=turn.hook("silver"))
-    return {"runs": done.runs, "deliveries": done.deliveries, "runs in all": done.total}
-
-
-def _gold(turn: _Turn, home: Path) -> Counts:
-    done = summarise(home, turn.spark, after=turn.hook("gold"))
-    return {"days written": done.days, "hours of classes": done.hourly, "hours of consumers": done.consumers}
+            with turn.step("retention") as counts:
+                counts["rows left bronze"] = tables.retain(home, keep)

@@ -5,56 +5,44 @@ from __future__ import annotations
 import os
 from datetime import date
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from airflow_provider_zkmq.spark.history.bronze import SCHEMA
-from airflow_provider_zkmq.spark.history.refining import CONSUMERS, DELIVERIES, HOURLY, RUNS
-from airflow_provider_zkmq.spark.history.tables import GOLD, SILVER, folders, iso, load, read_manifest
+from airflow_provider_zkmq.spark.history.gold import CONSUMERS, HOURLY
+from airflow_provider_zkmq.spark.history.silver import DELIVERIES, RUNS
+from airflow_provider_zkmq.spark.history.tables import GOLD, SILVER, folders, load, read_manifest
 
 POINTS: Final = (0.5, 0.9, 0.99)
+Directory: TypeAlias = str | os.PathLike[str]
+Day: TypeAlias = date | None
 
 
 def read_history(
-    spark: SparkSession,
-    directory: str | os.PathLike[str],
-    queue: str | None = None,
-    *,
-    since: date | None = None,
-    until: date | None = None,
+    spark: SparkSession, directory: Directory, queue: str | None = None, *, since: Day = None, until: Day = None
 ) -> DataFrame:
     """Return the archived tasks of `queue` (default: of every queue), each run of one once.
 
     ``history`` holds the deliveries that ended, also those of earlier runs of the same id. A row whose state is
     ``dead`` is a run that died; what became of it since is another row.
     `since` and `until`, both included, leave out whole days (UTC, by the end of the task) without reading them.
-    Columns as in `rows.SCHEMA`. Raises `CorruptRecord` for a manifest that is none.
+    Columns as in `bronze.SCHEMA`. Raises `CorruptRecord` for a manifest that is none.
     """
     paths = _paths(directory, queue, "", "runs", since, until)
     return load(spark, SCHEMA, paths, "ended_at").select(spark.createDataFrame([], SCHEMA).columns)
 
 
 def read_runs(
-    spark: SparkSession,
-    directory: str | os.PathLike[str],
-    queue: str | None = None,
-    *,
-    since: date | None = None,
-    until: date | None = None,
+    spark: SparkSession, directory: Directory, queue: str | None = None, *, since: Day = None, until: Day = None
 ) -> DataFrame:
     """Return silver's runs: a row for each run that ended, without payload and result. Otherwise as `read_history`."""
     return load(spark, RUNS, _paths(directory, queue, SILVER, "runs", since, until), "ended_at")
 
 
 def read_deliveries(
-    spark: SparkSession,
-    directory: str | os.PathLike[str],
-    queue: str | None = None,
-    *,
-    since: date | None = None,
-    until: date | None = None,
+    spark: SparkSession, directory: Directory, queue: str | None = None, *, since: Day = None, until: Day = None
 ) -> DataFrame:
     """Return silver's deliveries, each once; of a run with more than ten those that its history still had.
 
@@ -64,12 +52,7 @@ def read_deliveries(
 
 
 def read_hourly(
-    spark: SparkSession,
-    directory: str | os.PathLike[str],
-    queue: str | None = None,
-    *,
-    since: date | None = None,
-    until: date | None = None,
+    spark: SparkSession, directory: Directory, queue: str | None = None, *, since: Day = None, until: Day = None
 ) -> DataFrame:
     """Return gold's numbers of each filter class in each hour. Days are those of the hours, in UTC."""
     frame = load(spark, HOURLY, _paths(directory, queue, GOLD, "hourly", since, until), "hour")
@@ -77,25 +60,18 @@ def read_hourly(
 
 
 def read_consumers(
-    spark: SparkSession,
-    directory: str | os.PathLike[str],
-    queue: str | None = None,
-    *,
-    since: date | None = None,
-    until: date | None = None,
+    spark: SparkSession, directory: Directory, queue: str | None = None, *, since: Day = None, until: Day = None
 ) -> DataFrame:
     """Return gold's numbers of each consumer in each hour. Days are those of the hours, in UTC."""
     return load(spark, CONSUMERS, _paths(directory, queue, GOLD, "consumers", since, until), "hour")
 
 
-def _paths(
-    directory: str | os.PathLike[str], queue: str | None, table: str, kind: str, since: date | None, until: date | None
-) -> list[str]:
+def _paths(directory: Directory, queue: str | None, table: str, kind: str, since: Day, until: Day) -> list[str]:
     """The folders with what a queue's table, or every queue's, holds of these days."""
     root = Path(directory).absolute()
     queues = [root / queue] if queue is not None else sorted(path for path in root.glob("*") if path.is_dir())
     tables = [home / table for home in queues]
-    first, last = iso(since, ""), iso(until, "9999")
+    first, last = "" if since is None else since.isoformat(), "9999" if until is None else until.isoformat()
     return [path for home in tables for path in folders(home, read_manifest(home).of(kind), first, last)]
 
 

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
-from airflow_provider_zkmq.spark.history.refining import day_of
 
 # --- A table's manifest: the pointer by which readers find complete parts, replaced at one stroke.
 #
@@ -199,6 +198,26 @@ def exclusive(home: Path) -> Iterator[None]:
         yield
 
 
+# --- Times in tables are whole milliseconds since 1970, so that neither time zones nor rounding come in.
+
+DAY_MS: Final = 86_400_000
+
+
+def milliseconds(name: str) -> Column:
+    """A column's moment as milliseconds since 1970, whatever the session's time zone."""
+    return f.unix_millis(f.col(name))
+
+
+def day_of(name: str) -> Column:
+    """The day of a moment in UTC, whatever the session's time zone."""
+    return f.date_from_unix_date(f.floor(milliseconds(name) / DAY_MS).cast("int"))
+
+
+def names(schema: str) -> list[str]:
+    """The names of the columns that a schema's text declares."""
+    return [column.strip().split(" ")[0] for column in schema.replace("map<string,string>", "map").split(",")]
+
+
 # --- The parts of tables: Parquet that is staged, counted, renamed, and only then named by a manifest; how it is read.
 
 STAGING: Final = ".staging"
@@ -246,7 +265,8 @@ def stage(home: Path, kind: str, frame: DataFrame, first: int, last: int, *, per
     staging = home / f"{name}{STAGING}"
     writer = frame.write.partitionBy("day").option("compression", "zstd").option("maxRecordsPerFile", per_file)
     writer.parquet(str(staging))
-    _sync_tree(staging)
+    for path in (*staging.rglob("*"), staging):
+        sync(path)
     days = tuple(sorted(path.name.removeprefix(_DAY) for path in staging.glob(f"{_DAY}*")))
     return Staged(home, Part(name, sum(rows_in(staging / f"{_DAY}{day}") for day in days), first, last, days))
 
@@ -254,12 +274,6 @@ def stage(home: Path, kind: str, frame: DataFrame, first: int, last: int, *, per
 def rows_in(folder: Path) -> int:
     """How many rows the files of a folder have, as their footers say."""
     return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
-
-
-def _sync_tree(path: Path) -> None:
-    for item in path.rglob("*"):
-        sync(item)
-    sync(path)
 
 
 def folder_of(part: Part, day: str) -> str:
@@ -285,18 +299,9 @@ def load(spark: SparkSession, schema: str, paths: list[str], moment: str) -> Dat
             f.lit(False)
         )  # Spark sees that it is empty, and leaves it out
         return nothing.withColumn("day", day_of(moment))
-    frame = spark.read.schema(stored).option("recursiveFileLookup", "true").parquet(*map(_literal, paths))
+    literal = [_PATTERN.sub(r"\\\g<0>", path) for path in paths]  # what Spark would take for a pattern is escaped
+    frame = spark.read.schema(stored).option("recursiveFileLookup", "true").parquet(*literal)
     return frame.withColumn("day", day_of(moment))
-
-
-def _literal(path: str) -> str:
-    """A path as Spark takes it for itself: what it would take for a pattern is escaped."""
-    return _PATTERN.sub(r"\\\g<0>", path)
-
-
-def iso(day: date | None, default: str) -> str:
-    """A day as the names of folders spell it."""
-    return default if day is None else day.isoformat()
 
 
 def retire(manifest: Manifest, paths: Iterable[str]) -> Manifest:
@@ -328,17 +333,11 @@ def sweep(home: Path, manifest: Manifest, grace: float = GRACE) -> tuple[list[st
             shutil.rmtree(home / path, ignore_errors=True)
     left = tuple(each for each in manifest.retired if (home / each[0]).exists())
     known = {"/".join(path.split("/")[:2]) for path in (*(part.path for part in manifest.runs), *(r[0] for r in left))}
-    unpublished = [
-        path for kind in kinds(home) for path in (home / kind).glob("*") if f"{kind}/{path.name}" not in known
-    ]
+    stored = [path for kind in ("runs", "deliveries", "hourly", "consumers") for path in (home / kind).glob("*")]
+    unpublished = [path for path in stored if f"{path.parent.name}/{path.name}" not in known]
     for orphan in unpublished:
         shutil.rmtree(orphan, ignore_errors=True)  # what a killed run's Java still writes goes the next time
     return sorted(orphan.name for orphan in unpublished), replace(manifest, retired=left)
-
-
-def kinds(home: Path) -> list[str]:
-    """The folders of parts in a table's folder."""
-    return [kind for kind in ("runs", "deliveries", "hourly", "consumers") if (home / kind).is_dir()]
 
 
 # --- Retention: days that are older than was asked for leave a table, never before the next table has them.

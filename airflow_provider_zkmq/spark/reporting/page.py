@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
@@ -57,19 +57,14 @@ def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> li
         raise ConfigError(f"{root} holds no archive of any queue: give the archive's directory, or {_FIRST}")
     requested = archived if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
     for queue in requested:
-        _check(root, queue, archived)
+        if queue not in archived:
+            near = get_close_matches(queue, archived)
+            hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+            raise ConfigError(f"{root} holds no archive of queue {queue!r}{hint}: {_FIRST}")
+        tables = [root / queue / table / NAME for table in (SILVER, GOLD)]
+        if read_manifest(root / queue).rows and not all(path.is_file() for path in tables):
+            raise ConfigError(f"queue {queue!r} is archived in {root}, but its tables were not made yet: {_FIRST}")
     return requested
-
-
-def _check(root: Path, queue: str, archived: Sequence[str]) -> None:
-    """Raise `ConfigError` unless the queue is archived, and its tables are made."""
-    if queue not in archived:
-        near = get_close_matches(queue, archived)
-        hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
-        raise ConfigError(f"{root} holds no archive of queue {queue!r}{hint}: {_FIRST}")
-    rows = read_manifest(root / queue).rows
-    if rows and not all((root / queue / table / NAME).is_file() for table in (SILVER, GOLD)):
-        raise ConfigError(f"queue {queue!r} is archived in {root}, but its tables were not made yet: {_FIRST}")
 
 
 # --- A report's contents as plain data: sections of tables, and values as people read them.
@@ -117,9 +112,14 @@ class Section:
     plots: list[Plot] = field(default_factory=list)
 
     def record(self) -> Row:
-        """The section for JSON."""
-        tables = {table.name: [plain(row) for row in table.rows] for table in self.tables}
+        """The section for JSON, which has no infinite numbers: they are null."""
+        tables = {table.name: [_finite(row) for row in table.rows] for table in self.tables}
         return {"title": self.title, "said": self.said, **tables, "notes": self.notes}
+
+
+def _finite(row: Row) -> Row:
+    endless = {name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {name: None if name in endless else value for name, value in row.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +146,6 @@ class Plot:
     """A line across, such as the target."""
 
 
-def plain(row: Row) -> Row:
-    """A row as JSON can hold it: what has no end, and what is no number, is null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
-    }
-
-
 # --- values as people read them
 
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
@@ -175,10 +168,9 @@ def span(seconds: float) -> str:
 def rate(per_second: float) -> str:
     """So many in the shortest time in which that is one or more."""
     for unit, size in (("s", 1), ("min", 60), ("h", 3_600)):
-        if per_second * size >= 1:
-            return (
-                f"{per_second * size:,.3g}/{unit}" if per_second * size < 1000 else f"{per_second * size:,.0f}/{unit}"
-            )
+        many = per_second * size
+        if many >= 1:
+            return f"{many:,.3g}/{unit}" if many < 1000 else f"{many:,.0f}/{unit}"
     return f"{per_second * 86_400:.3g}/d"
 
 
@@ -229,9 +221,7 @@ def spell(sort: Sort, value: Any) -> str:
     return "–" if unknown else _SPELL[sort](value)
 
 
-# --- A report for a terminal, as tables that fit its width, and as one HTML page with plots that needs nothing else.
-
-# --- for a terminal
+# --- The report for a terminal, as tables that fit its width.
 
 #: In terminals that are narrower still, lines break where they must.
 LEAST: Final = 72
@@ -246,67 +236,57 @@ def render(title: str, lines: Iterable[str], sections: Sequence[Section], width:
     columns = width or shutil.get_terminal_size((100, 24)).columns
     target = io.StringIO()
     console = Console(file=target, width=max(LEAST, columns), color_system=None, legacy_windows=False, emoji=False)
-    console.print(_plain(title))
-    for line in lines:
-        console.print(_indented(line))
+    console.print(Text(printable(title)), *map(_indented, lines), sep="\n")
     for section in sections:
-        console.print(_text_section(section, max(LEAST, columns)))
+        console.print(Text(f"\n{section.title.upper()}"), *map(_indented, section.said), sep="\n")
+        for table in section.tables:
+            if not table.folded:
+                console.print(Text(f"\n  {table.caption}:" if table.rows else f"\n  {table.empty}"))
+            if table.rows and not table.folded:
+                console.print(_grid(table, max(LEAST, columns)))
+        for note in section.notes:
+            console.print(_indented(f"· {note}"))
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
 
 
-def _text_section(section: Section, width: int) -> RenderableType:
-    tables = [table for table in section.tables if not table.folded]
-    parts: list[RenderableType] = [Text(f"\n{section.title.upper()}"), *map(_indented, section.said)]
-    for table in tables:
-        parts.append(Text(f"\n  {table.caption}:" if table.rows else f"\n  {table.empty}"))
-        if table.rows:
-            parts.append(_grid(table, width))
-    return Group(*parts, *(_indented(f"· {note}") for note in section.notes))
-
-
-def _plain(text: str) -> Text:
-    """Text in which nothing is markup, and nothing controls the terminal."""
-    return Text(printable(text))
-
-
 def _indented(text: str) -> Padding:
-    return Padding(_plain(text), (0, 0, 0, 2))
+    """Text in which nothing is markup, and nothing controls the terminal."""
+    return Padding(Text(printable(text)), (0, 0, 0, 2))
 
 
 def _grid(table: Table, width: int) -> Grid:
-    shown = _columns(table, width)
+    """The columns that there is room for; a queue that is the only one need not be named in each row."""
+    one = len({row.get("queue") for row in table.rows}) == 1 and table.name != "queues"
+    shown = [column for column in table.columns if not (one and column.name == "queue")]
+    least = {column.name: _least(table, column) for column in shown}
+    while sum(least[column.name] + 2 for column in shown) > width and (top := max(column.rank for column in shown)):
+        shown.remove([column for column in shown if column.rank == top][-1])
     grid = Grid(box=SIMPLE_HEAD, show_edge=False, pad_edge=True, padding=(0, 1, 0, 0))
     for column in shown:
-        left = column.sort in _LEFT
-        fold = column.sort in _FOLDING
-        least = min(_least(table, column) - 2, _FOLDED) if fold else None
-        justify: JustifyMethod = "left" if left else "right"
-        grid.add_column(Text(column.title), justify=justify, overflow="fold", no_wrap=not fold, min_width=least)
+        left, fold = column.sort in _LEFT, column.sort in _FOLDING
+        grid.add_column(
+            Text(column.title),
+            justify="left" if left else "right",
+            overflow="fold",
+            no_wrap=not fold,
+            min_width=least[column.name] if fold else None,
+        )
     for row in table.rows:
         grid.add_row(*(Text(spell(column.sort, row[column.name])) for column in shown))
     return grid
 
 
-def _columns(table: Table, width: int) -> list[Column]:
-    """Those that there is room for; a queue that is the only one need not be named in each row."""
-    one = len({row.get("queue") for row in table.rows}) == 1 and table.name != "queues"
-    shown = [column for column in table.columns if not (one and column.name == "queue")]
-    while sum(_least(table, column) for column in shown) > width and (top := max(column.rank for column in shown)):
-        shown.remove([column for column in shown if column.rank == top][-1])
-    return shown
-
-
 def _least(table: Table, column: Column) -> int:
-    """How many columns of the terminal it takes at the least."""
+    """How many signs wide it is at the least."""
     widest = max([len(column.title), *(len(spell(column.sort, row[column.name])) for row in table.rows)])
-    return (min(widest, _FOLDED) if column.sort in _FOLDING else widest) + 2
+    return min(widest, _FOLDED) if column.sort in _FOLDING else widest
 
 
 # --- as a page
 
 _NUMBERS: Final = frozenset({"count", "span", "rate", "share", "moment", "real"})
 #: What an on-call person should see at once, by the column's name.
-_MARKED: Final = {
+MARKED: Final = {
     "nobody serves it": "bad",
     "overloaded": "bad",
     "too few": "bad",
@@ -315,12 +295,17 @@ _MARKED: Final = {
     "enough": "good",
     "more than enough": "good",
 }
-_MEANING: Final = "What this means, and what it does not"
+_LEVELS: Final = {"bad": "Act", "warn": "Look", "good": "Fine", "note": "Note"}
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(title: str, lines: Sequence[str], sections: Sequence[Section], findings: Sequence[tuple[str, str]]) -> str:
     """The whole page. `findings`: what to know first, each with how it is: good, note, warn, bad."""
+    links = (f'<a href="#{section.name}">{_text(section.title)}</a>' for section in sections)
+    marked = (
+        f'<li class="{level}"><span class="mark">{_LEVELS[level]}</span> <span>{_text(text)}</span></li>'
+        for level, text in findings
+    )
     numbers = count(1)
     return "\n".join(
         [
@@ -331,9 +316,11 @@ def page(title: str, lines: Sequence[str], sections: Sequence[Section], findings
             f"<title>{_text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
             f"<header><h1>{_text(title)}</h1>",
             *(f"<p>{_text(line)}</p>" for line in lines),
-            *_contents(sections),
+            f'<nav aria-label="Sections">{" ".join(links)}</nav>',
             "</header>\n<main>",
-            *_findings(findings),
+            '<section id="findings" aria-label="What to know first"><ul class="findings">',
+            *marked,
+            "</ul></section>",
             *(part for section in sections for part in _section(section, numbers)),
             "</main>\n</body>\n</html>\n",
         ]
@@ -342,19 +329,6 @@ def page(title: str, lines: Sequence[str], sections: Sequence[Section], findings
 
 def _text(value: str) -> str:
     return escape(printable(value))
-
-
-def _contents(sections: Sequence[Section]) -> Iterator[str]:
-    links = (f'<a href="#{section.name}">{_text(section.title)}</a>' for section in sections)
-    yield f'<nav aria-label="Sections">{" ".join(links)}</nav>'
-
-
-def _findings(findings: Iterable[tuple[str, str]]) -> Iterator[str]:
-    yield '<section id="findings" aria-label="What to know first"><ul class="findings">'
-    words = {"bad": "Act", "warn": "Look", "good": "Fine", "note": "Note"}
-    for level, text in findings:
-        yield f'<li class="{level}"><span class="mark">{words[level]}</span> <span>{_text(text)}</span></li>'
-    yield "</ul></section>"
 
 
 def _section(section: Section, numbers: Iterator[int]) -> Iterator[str]:
@@ -366,7 +340,8 @@ def _section(section: Section, numbers: Iterator[int]) -> Iterator[str]:
         yield from _table(table)
     if section.notes:
         notes = "".join(f"<li>{_text(note)}</li>" for note in section.notes)
-        yield f'<details class="notes"><summary>{_MEANING}</summary><ul>{notes}</ul></details>'
+        summary = "<summary>What this means, and what it does not</summary>"
+        yield f'<details class="notes">{summary}<ul>{notes}</ul></details>'
     yield "</section>"
 
 
@@ -374,29 +349,29 @@ def _table(table: Table) -> Iterator[str]:
     if not table.rows:
         yield f'<p class="empty">{_text(table.empty)}</p>'
         return
-    heads = "".join(f'<th scope="col"{_kind(column)}>{_text(column.title)}</th>' for column in table.columns)
-    rows = (f"<tr>{''.join(_cell(column, row) for column in table.columns)}</tr>" for row in table.rows)
-    inside = f"<thead><tr>{heads}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody>"
-    if table.folded:
-        yield f"<details><summary>{_text(table.caption)} ({len(table.rows):,} rows)</summary>"
+    heads = (f'<th scope="col" class="{_kind(column)}">{_text(column.title)}</th>' for column in table.columns)
+    cells = ("".join(_cell(column, row) for column in table.columns) for row in table.rows)
+    rows = "\n".join(f"<tr>{each}</tr>" for each in cells)
+    inside = f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{rows}\n</tbody>"
     label = _text(table.caption)
+    if table.folded:
+        yield f"<details><summary>{label} ({len(table.rows):,} rows)</summary>"
     yield f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
     yield f"<table><caption>{label}</caption>{inside}</table></div>"
     if table.folded:
         yield "</details>"
 
 
-def _kind(column: Column) -> str:
-    kind = "number" if column.sort in _NUMBERS else column.sort
-    return f' class="{kind}"'
-
-
 def _cell(column: Column, row: Row) -> str:
     value = row[column.name]
     text = _text(spell(column.sort, value))
     if column.name == "verdict":
-        text = f'<span class="badge {_MARKED.get(value, "")}">{text}</span>'
-    return f"<td{_kind(column)}>{text}</td>"
+        text = f'<span class="badge {MARKED[value]}">{text}</span>'
+    return f'<td class="{_kind(column)}">{text}</td>'
+
+
+def _kind(column: Column) -> str:
+    return "number" if column.sort in _NUMBERS else column.sort
 
 
 # How the page looks, by day and by night, on a phone and on paper.
@@ -488,17 +463,17 @@ def svg(plot: Plot, number: int) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
+    height = 0.7 + len(plot.places) * (0.16 + 0.2 * len(plot.series))
+    if plot.sort == "lines":
+        height = 4.6 if any(series.beside for series in plot.series) else 3.0
     target = io.StringIO()
     with mpl.rc_context(_SETTINGS | {"svg.hashsalt": f"zkmq-{number}"}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # glyphs that the font lacks are the reader's font's business
-        figure = Figure(figsize=(_WIDTH, _height(plot)), layout="constrained")
-        _DRAW[plot.sort](figure, plot)
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        (_lines if plot.sort == "lines" else _bars)(figure, plot)
         figure.savefig(target, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return _for_a_page(target.getvalue(), plot, number)
-
-
-def _for_a_page(text: str, plot: Plot, number: int) -> str:
-    """Without all that belongs to a file of its own; ids of several plots on one page differ."""
+    # What belongs to a file of its own is left out; ids of several plots on one page differ.
+    text = target.getvalue()
     body = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     inside = body[body.index(">") + 1 :]
     box = re.search(r'viewBox="([\d. ]+)"', body)
@@ -507,12 +482,6 @@ def _for_a_page(text: str, plot: Plot, number: int) -> str:
     inside = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>plot{number}-", inside).replace("xlink:href", "href")
     head = f'<svg viewBox="{box[1] if box else ""}" role="img" aria-labelledby="plot{number}-alt">'
     return f'{head}<title id="plot{number}-alt">{escape(printable(plot.alt))}</title>{inside}'
-
-
-def _height(plot: Plot) -> float:
-    if plot.sort == "lines":
-        return 4.6 if any(series.beside for series in plot.series) else 3.0
-    return 0.7 + len(plot.places) * (0.16 + 0.2 * len(plot.series))
 
 
 def _bars(figure: Figure, plot: Plot) -> None:
@@ -542,23 +511,17 @@ def _lines(figure: Figure, plot: Plot) -> None:
     beside = [series for series in plot.series if series.beside]
     rows = figure.subplots(2 if beside else 1, 1, sharex=True, squeeze=False)[:, 0]
     places = date2num([datetime.fromtimestamp(place, UTC) for place in plot.places])
-    _curves(rows[0], places, [series for series in plot.series if not series.beside], 1)
-    _finish(rows[0], plot, "y", legend=True)
-    if beside:
-        _curves(rows[1], places, beside, 3)
-        _finish(rows[1], plot, "y", legend=True)
+    above = [series for series in plot.series if not series.beside]
+    for axes, curves, first in zip(rows, (above, beside), (1, 3), strict=False):
+        for number, each in enumerate(curves, first):
+            values = [float("nan") if value is None else value for value in each.values]
+            colour = _SERIES[number % len(_SERIES)]
+            axes.plot(places, values, color=colour, label=_short(each.label), linewidth=1.6)
+        axes.set_ylim(bottom=0)
+        _finish(axes, plot, "y", legend=True)
     locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=8)
     rows[-1].xaxis.set_major_locator(locator)
     rows[-1].xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))
-
-
-def _curves(axes: Axes, places: Any, series: list[Series], first: int) -> None:
-    for number, each in enumerate(series):
-        values = [float("nan") if value is None else value for value in each.values]
-        axes.plot(
-            places, values, color=_SERIES[(first + number) % len(_SERIES)], label=_short(each.label), linewidth=1.6
-        )
-    axes.set_ylim(bottom=0)
 
 
 def _finish(axes: Axes, plot: Plot, along: Literal["x", "y"], *, legend: bool) -> None:
@@ -569,6 +532,3 @@ def _finish(axes: Axes, plot: Plot, along: Literal["x", "y"], *, legend: bool) -
         axes.axvline(plot.limit, color=_LIMIT, linewidth=1.2, linestyle="--")
     if legend:
         axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, borderaxespad=0.2)
-
-
-_DRAW: Final[dict[str, Any]] = {"bars": _bars, "lines": _lines}

@@ -16,11 +16,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
-from airflow_provider_zkmq.spark.reporting import advice, sections
-from airflow_provider_zkmq.spark.reporting import sections as failures
-from airflow_provider_zkmq.spark.reporting.capacity import Load, Target
-from airflow_provider_zkmq.spark.reporting.frames import OTHERS, Frames, read
-from airflow_provider_zkmq.spark.reporting.page import Row, Section, known, page, render, several
+from airflow_provider_zkmq.spark.reporting import capacity, sections
+from airflow_provider_zkmq.spark.reporting.capacity import Target
+from airflow_provider_zkmq.spark.reporting.page import MARKED, Row, Section, known, page, render, several
 from airflow_provider_zkmq.spark.session import spark_session
 
 #: More rows than these in a table nobody reads.
@@ -54,14 +52,24 @@ class Report:
     @property
     def findings(self) -> list[tuple[str, str]]:
         """What to know first: sentences, each ``bad``, ``warn``, ``good`` or ``note``."""
-        levels = {"capacity": _capacity_level, "failures": _failure_level, "retries": _dead_level}
-        ranked = [(levels[name](self.section(name)), text) for name in levels for text in self.section(name).said[:5]]
-        plainly = [("note", text) for name in ("waiting", "depth") for text in self.section(name).said[:1]]
-        return sorted(ranked, key=lambda finding: _ORDER.index(finding[0])) + plainly
+        verdicts, failures, retries = (
+            self.section(each).tables[0].rows for each in ("capacity", "failures", "retries")
+        )
+        levels = {
+            "capacity": min((MARKED[row["verdict"]] for row in verdicts), key=_ORDER.index, default="good"),
+            "failures": "warn" if failures else "good",
+            "retries": "warn" if any(row["dead"] for row in retries) else "good",
+        }
+        ranked = [(level, text) for name, level in levels.items() for text in self.section(name).said[:5]]
+        noted = [("note", text) for name in ("waiting", "depth") for text in self.section(name).said[:1]]
+        return sorted(ranked, key=lambda finding: _ORDER.index(finding[0])) + noted
 
     def record(self) -> Row:
         """All of it as plain data, as `json` writes it."""
-        times = {name: _iso(getattr(self, name)) for name in ("since", "until", "made")}
+        times = dict[str, str | None]()
+        for name in ("since", "until", "made"):
+            when: datetime | None = getattr(self, name)
+            times[name] = None if when is None else when.astimezone(UTC).isoformat(timespec="seconds")
         findings = [{"level": level, "text": text} for level, text in self.findings]
         sections = {section.name: section.record() for section in self.sections}
         return {"queues": list(self.queues), **times, "findings": findings, **sections}
@@ -104,42 +112,23 @@ class Report:
         return [f"{period} Made {self.made:%Y-%m-%d %H:%M} UTC; all times are UTC."]
 
 
-def _capacity_level(section: Section) -> str:
-    verdicts = {row["verdict"] for row in section.tables[0].rows}
-    if verdicts & {"nobody serves it", "overloaded", "too few"}:
-        return "bad"
-    return "warn" if verdicts & {"too few at the peak", "slower than modelled"} else "good"
-
-
-def _failure_level(section: Section) -> str:
-    return "warn" if section.tables[0].rows else "good"
-
-
-def _dead_level(section: Section) -> str:
-    return "warn" if any(row["dead"] for row in section.tables[0].rows) else "good"
-
-
-def _iso(when: datetime | None) -> str | None:
-    return None if when is None else when.astimezone(UTC).isoformat(timespec="seconds")
-
-
-def answer(frames: Frames, *, recent: float, target: Target, top: int) -> tuple[Section, ...]:
+def answer(frames: sections.Frames, *, recent: float, target: Target, top: int) -> tuple[Section, ...]:
     """The sections of a report on a history."""
     frames = frames.with_seconds()
     queue_rows = sections.queues(frames, top)
     queues = [row["queue"] for row in queue_rows]
-    if OTHERS in queues:
+    if sections.OTHERS in queues:
         frames = frames.of(queues)
     frames = frames.with_classes(sections.classes(frames, top))
     class_rows = sections.class_waits(frames.runs)
-    load = Load(frames, recent)
+    load = capacity.Load(frames, recent)
     demands, crews = load.demands(), load.crews()
-    capacity, added = advice.rows(demands, crews, target), advice.plan(demands, crews, target)
+    needs, added = capacity.rows(demands, crews, target), capacity.plan(demands, crews, target)
     return (
         sections.overview(queue_rows),
-        advice.section(capacity, added, target, load.stretches),
+        capacity.section(needs, added, target, load.stretches),
         sections.waiting(class_rows),
-        failures.section(failures.groups(frames, top), failures.worst(frames, min(top, _WORST))),
+        sections.section(sections.groups(frames, top), sections.worst(frames, min(top, _WORST))),
         sections.consumer_section(sections.consumers(frames, top)),
         sections.depth_section(sections.depth_rows(frames, top)),
         sections.ends(class_rows),
@@ -178,9 +167,14 @@ def report(
     seconds = parse_duration(recent, "recent")
     if seconds <= 0 or not 1 <= top <= MOST_ROWS:
         raise ConfigError(f"recent={recent!r} and top={top!r} must be positive, and top at most {MOST_ROWS}")
-    with _plainly(directory):
-        answered = answer(read(spark, directory, named, start, stop), recent=seconds, target=target, top=top)
-    return Report(_largest_first(named, answered), start, stop, datetime.now(UTC), answered)
+    try:
+        answered = answer(sections.read(spark, directory, named, start, stop), recent=seconds, target=target, top=top)
+    except (PySparkException, Py4JError) as error:
+        java = getattr(error, "java_exception", None)
+        text = str(error if java is None else java.getMessage()).strip().split("\n")[0]  # without the walk through Java
+        raise ReportFailed(f"the history in {Path(directory).absolute()} cannot be read: {text}") from error
+    listed = [row["queue"] for row in answered[0].tables[0].rows if row["queue"] in named]
+    return Report(tuple(dict.fromkeys([*listed, *named])), start, stop, datetime.now(UTC), answered)
 
 
 @contextlib.contextmanager
@@ -195,25 +189,8 @@ def session() -> Iterator[SparkSession]:
             spark.stop()
 
 
-@contextlib.contextmanager
-def _plainly(directory: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise what Spark raises inside in one line, without Java's."""
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        java = getattr(error, "java_exception", None)
-        text = str(error if java is None else java.getMessage()).strip().split("\n")[0]
-        raise ReportFailed(f"the history in {Path(directory).absolute()} cannot be read: {text}") from error
-
-
 def checked_target(wait: Duration | str | None, utilisation: float | None) -> Target:
     """What is to be met. Raises `ConfigError` for what is no such thing."""
     if utilisation is not None and not 0 < utilisation <= 1:
         raise ConfigError(f"target_utilisation={utilisation!r} is not allowed: a part of 1, such as 0.8")
     return Target(None if wait is None else parse_duration(wait, "target_wait"), utilisation)
-
-
-def _largest_first(named: Sequence[str], sections: Sequence[Section]) -> tuple[str, ...]:
-    """The queues, those first that have rows of their own."""
-    listed = [row["queue"] for row in sections[0].tables[0].rows]
-    return tuple(dict.fromkeys([*(queue for queue in listed if queue in named), *named]))

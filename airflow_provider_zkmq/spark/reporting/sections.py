@@ -1,14 +1,18 @@
-"""The sections that need no model: queues, waits, consumers, depth, failures."""
+"""The sections that need no model: queues, waits, consumers, depth, failures; and the tables that all are made of."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Final
 
 from pyspark.sql import Column as Expression
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.spark.reporting.frames import OTHERS, Frames, count_if, percentiles
+from airflow_provider_zkmq.spark.history import reading
 from airflow_provider_zkmq.spark.reporting.page import (
     Column,
     Plot,
@@ -23,6 +27,83 @@ from airflow_provider_zkmq.spark.reporting.page import (
     span,
     spell,
 )
+
+# --- The tables of the history, cut to the time and the queues that are asked for.
+
+#: What stands for all that is too small for a row of its own. No name of a queue, a class or a consumer has blanks.
+OTHERS: Final = "all others"
+POINTS: Final = (0.5, 0.95, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Silver's runs and deliveries, and gold's hours and consumers. Times are seconds since 1970 from here on."""
+
+    runs: DataFrame
+    deliveries: DataFrame
+    hourly: DataFrame
+    consumers: DataFrame
+
+    def of(self, queues: Sequence[str]) -> Frames:
+        """Those of some queues."""
+        wanted = f.col("queue").isin(list(queues))
+        return Frames(*(frame.where(wanted) for frame in (self.runs, self.deliveries, self.hourly, self.consumers)))
+
+    def with_seconds(self) -> Frames:
+        """The same with its times as numbers, which have no zone that anybody could mistake."""
+        return Frames(
+            _seconds(self.runs, "enqueued_at", "claimed_at", "ended_at"),
+            _seconds(self.deliveries, "claimed_at", "started_at", "ended_at"),
+            _seconds(self.hourly, "hour"),
+            _seconds(self.consumers, "hour"),
+        )
+
+    def with_classes(self, known: Sequence[tuple[str, str]]) -> Frames:
+        """The same with every class that is not one of these pairs of queue and class called `OTHERS`."""
+        label = f.when(_among(known, "queue", "class"), f.col("class")).otherwise(f.lit(OTHERS))
+        runs, deliveries, hourly = (
+            each.withColumn("class", label) for each in (self.runs, self.deliveries, self.hourly)
+        )
+        return replace(self, runs=runs, deliveries=deliveries, hourly=hourly)
+
+
+def read(
+    spark: SparkSession,
+    directory: str | os.PathLike[str],
+    queues: Sequence[str],
+    since: datetime | None,
+    until: datetime | None,
+) -> Frames:
+    """The tables of these queues below a directory; days that are not asked for are not read.
+
+    They hold what ended, or happened in an hour that began, from `since` and before `until`.
+    """
+    only = queues[0] if len(queues) == 1 else None
+    first, last = (None if when is None else when.astimezone(UTC).date() for when in (since, until))
+
+    def table(reader: Callable[..., DataFrame], moment: str) -> DataFrame:
+        frame = reader(spark, directory, only, since=first, until=last)
+        frame = frame if since is None else frame.where(f.col(moment) >= f.lit(since))
+        return frame if until is None else frame.where(f.col(moment) < f.lit(until))
+
+    runs, deliveries = table(reading.read_runs, "ended_at"), table(reading.read_deliveries, "ended_at")
+    frames = Frames(runs, deliveries, table(reading.read_hourly, "hour"), table(reading.read_consumers, "hour"))
+    return frames if only else frames.of(queues)
+
+
+def _seconds(frame: DataFrame, *columns: str) -> DataFrame:
+    return frame.withColumns({name: f.unix_micros(name) / f.lit(1e6) for name in columns})
+
+
+def _among(known: Sequence[tuple[str, str]], *columns: str) -> Expression:
+    """Whether a row's two names are one of these pairs. No name of a queue or a consumer has line ends."""
+    return f.concat_ws("\n", *columns).isin([f"{queue}\n{name}" for queue, name in known])
+
+
+def percentiles(column: str, name: str, points: Sequence[float] = POINTS) -> list[Expression]:
+    """The exact percentiles of a column of milliseconds, in seconds: ``<name>_p50`` and so on."""
+    return [(f.percentile(column, f.lit(point)) / 1000).alias(f"{name}_p{point * 100:.0f}") for point in points]
+
 
 # --- The sections that need no model: queues, who waits longest, the consumers side by side, depth, tries and deaths.
 
@@ -64,13 +145,13 @@ _WAITING_NOTE: Final = (
 
 
 def _counts() -> list[Expression]:
-    states = [count_if(f.col("state") == state).alias(state) for state in ("finished", "dead", "cancelled")]
+    states = [f.count_if(f.col("state") == state).alias(state) for state in ("finished", "dead", "cancelled")]
     tried = f.greatest(f.col("attempt") - 1, f.lit(0))
     return [
         f.count("*").alias("runs"),
         *states,
         f.coalesce(f.sum(tried), f.lit(0)).cast("bigint").alias("retries"),
-        count_if(tried > 0).alias("retried"),
+        f.count_if(tried > 0).alias("retried"),
     ]
 
 
@@ -123,7 +204,11 @@ def overview(queue_rows: list[Row]) -> Section:
 def waiting(class_rows: list[Row]) -> Section:
     """Which class waits longest."""
     waited = [row for row in class_rows if row["wait_p95"] is not None]
-    said = [_longest(waited[0])] if waited else []
+    said = [
+        f"{label(row)} waits longest: 95 of 100 tasks are begun within {span(row['wait_p95'])}, "
+        f"half within {span(row['wait_p50'])}."
+        for row in waited[:1]
+    ]
     plot = Plot(
         "bars",
         "Wait of each class",
@@ -134,13 +219,6 @@ def waiting(class_rows: list[Row]) -> Section:
     )
     table = Table("classes", "Waiting and running times, longest wait first", _WAITS, class_rows)
     return Section("waiting", "Who waits longest", said, [table], [_WAITING_NOTE], [plot] if waited else [])
-
-
-def _longest(row: Row) -> str:
-    return (
-        f"{label(row)} waits longest: 95 of 100 tasks are begun within {span(row['wait_p95'])}, "
-        f"half within {span(row['wait_p50'])}."
-    )
 
 
 def label(row: Row) -> str:
@@ -184,39 +262,38 @@ def consumers(frames: Frames, top: int) -> list[Row]:
     """A row for each of those with the most deliveries, and one for all others."""
     keys = ["queue", "consumer"]
     largest = frames.deliveries.groupBy(*keys).count().orderBy(f.desc("count"), *keys).limit(top).collect()
-    known = [f"{row.queue}\n{row.consumer}" for row in largest]
-    listed = f.concat_ws("\n", *keys).isin(known)
-    count = {name: f.when(listed, f.col(name)).otherwise(f.lit(OTHERS)) for name in keys}
+    listed = _among([(row.queue, row.consumer) for row in largest], *keys)
+    merged = {name: f.when(listed, f.col(name)).otherwise(f.lit(OTHERS)) for name in keys}
     facts = [
         f.count("*").alias("deliveries"),
-        count_if(f.col("outcome").isin("failed", "rescued")).alias("failed"),
-        *(
-            (f.percentile("run_ms", f.lit(point)) / 1000).alias(name)
-            for point, name in ((0.5, "run_p50"), (0.95, "run_p95"))
-        ),
+        f.count_if(f.col("outcome").isin("failed", "rescued")).alias("failed"),
+        *percentiles("run_ms", "run", POINTS[:2]),
         (f.coalesce(f.sum("run_ms"), f.lit(0)) / 1000).alias("busy"),
         f.min("claimed_at").alias("first"),
         f.max("ended_at").alias("last"),
     ]
-    found = [row.asDict() for row in frames.deliveries.withColumns(count).groupBy(*keys).agg(*facts).collect()]
-    used = _utilisations(frames.consumers.withColumns(count))
+    found = [row.asDict() for row in frames.deliveries.withColumns(merged).groupBy(*keys).agg(*facts).collect()]
+    used = frames.consumers.withColumns(merged).groupBy(*keys).agg(f.mean("utilisation").alias("utilisation"))
+    busy = {(row.queue, row.consumer): row.utilisation for row in used.collect()}
     for row in found:
         row["failed_share"] = row["failed"] / row["deliveries"]
-        row["utilisation"] = used.get((row["queue"], row["consumer"]))
+        row["utilisation"] = busy.get((row["queue"], row["consumer"]))
     return sorted(found, key=lambda row: (row["queue"] == OTHERS, row["queue"], -row["deliveries"], row["consumer"]))
-
-
-def _utilisations(hours: DataFrame) -> dict[tuple[str, str], float]:
-    """How busy each was in the hours in which it did anything; more than 1 where it held several tasks at once."""
-    used = hours.groupBy("queue", "consumer").agg(f.mean("utilisation").alias("utilisation"))
-    return {(row.queue, row.consumer): row.utilisation for row in used.collect()}
 
 
 def consumer_section(consumer_rows: list[Row]) -> Section:
     """The consumers side by side."""
     known = [row for row in consumer_rows if row["queue"] != OTHERS]
     busy = [row for row in known if row["utilisation"] is not None][:20]
-    said = [_slowest_said(known)] if known else []
+    said = []
+    if known:
+        often = max(known, key=lambda row: (row["failed_share"], row["failed"]))
+        slow = max(known, key=lambda row: row["run_p50"] or 0)
+        half = f"half of its deliveries took {spell('span', slow['run_p50'])} or more."
+        said = [f"{printable(slow['consumer'])} is the slowest: {half}"]
+        if often["failed"]:
+            share = f"{often['failed']:,} of {often['deliveries']:,} deliveries"
+            said = [f"{said[0]} {printable(often['consumer'])} fails most often: {share}."]
     plot = Plot(
         "bars",
         "How busy the consumers were",
@@ -227,16 +304,6 @@ def consumer_section(consumer_rows: list[Row]) -> Section:
     )
     table = Table("consumers", "Consumers, those with the most deliveries first", _CONSUMERS, consumer_rows)
     return Section("consumers", "Consumers side by side", said, [table], [_CONSUMER_NOTE], [plot] if busy else [])
-
-
-def _slowest_said(known: list[Row]) -> str:
-    often = max(known, key=lambda row: (row["failed_share"], row["failed"]))
-    slow = max(known, key=lambda row: row["run_p50"] or 0)
-    text = f"{printable(slow['consumer'])} is the slowest: half of its deliveries took {spell('span', slow['run_p50'])}"
-    if not often["failed"]:
-        return f"{text} or more."
-    share = f"{often['failed']:,} of {often['deliveries']:,}"
-    return f"{text} or more. {printable(often['consumer'])} fails most often: {share} deliveries."
 
 
 # --- depth over time
@@ -288,56 +355,42 @@ def depth_rows(frames: Frames, top: int) -> list[Row]:
         )
     )
     found = [row.asDict() for row in spans.withColumnRenamed("span", "hour").orderBy("queue", "hour").collect()]
-    deep = sorted({row["queue"] for row in found}, key=lambda queue: (-_deepest(found, queue), queue))[:top]
-    return [row for row in found if row["queue"] in deep]
-
-
-def _deepest(found: list[Row], queue: str) -> int:
-    return max(row["depth_max"] or 0 for row in found if row["queue"] == queue)
+    deepest = dict[str, int]()
+    for row in found:
+        deepest[row["queue"]] = max(deepest.get(row["queue"], 0), row["depth_max"] or 0)
+    shown = sorted(deepest, key=lambda queue: (-deepest[queue], queue))[:top]
+    return [row for row in found if row["queue"] in shown]
 
 
 def depth_section(hour_rows: list[Row]) -> Section:
     """The depth over time."""
     places = sorted({row["hour"] for row in hour_rows})
-    by_queue = {queue: _line(hour_rows, queue, places) for queue in dict.fromkeys(row["queue"] for row in hour_rows)}
-    trends = [_trend(hour_rows, queue, line) for queue, line in by_queue.items()]
+    lines, trends = dict[str, list[float | None]](), list[Row]()
+    for queue in dict.fromkeys(row["queue"] for row in hour_rows):
+        own = {row["hour"]: row for row in hour_rows if row["queue"] == queue}
+        lines[queue] = [own[place]["depth_mean"] if place in own else 0.0 for place in places]
+        worst, last = max(own.values(), key=lambda row: row["depth_max"] or 0), list(own.values())[-1]
+        depths = {"depth_max": worst["depth_max"] or 0, "worst": worst["hour"], "depth_end": last["depth_end"]}
+        trends.append({"queue": queue, "trend": lines[queue][-48:], **depths})
     trends.sort(key=lambda row: (-row["depth_max"], row["queue"]))
-    said = [_deepest_said(trends[0])] if trends and trends[0]["depth_max"] else []
-    shown = [row["queue"] for row in trends[:6]]
+    said = [
+        f"{row['queue']} was deepest: {several(row['depth_max'], 'task')} waited after {moment(row['worst'])} UTC."
+        for row in trends[:1]
+        if row["depth_max"]
+    ]
+    series = [Series(printable(row["queue"]), lines[row["queue"]]) for row in trends[:6]]
+    for flow in _SUMS:
+        sums = dict.fromkeys(places, 0)
+        for row in hour_rows:
+            sums[row["hour"]] += row[flow] or 0
+        series.append(Series(flow, list(sums.values()), beside=True))
     alt = f"Lines: how many tasks of each queue were waiting over time. {' '.join(said)}"
-    lines = [Series(printable(queue), by_queue[queue]) for queue in shown]
-    flow = [Series(name, _sums(hour_rows, name, places), beside=True) for name in _SUMS]
-    plots = (
-        [Plot("lines", "Tasks waiting, and below what came and went meanwhile", alt, places, [*lines, *flow], "real")]
-        if len(places) > 1
-        else []
-    )
+    plot = Plot("lines", "Tasks waiting, and below what came and went meanwhile", alt, places, series, "real")
     tables = [
         Table("trends", "Depth of each queue", _TRENDS, trends),
         Table("hours", "Depth and flow over time", _HOURS, hour_rows, folded=True),
     ]
-    return Section("depth", "Depth over time", said, tables, [_DEPTH_NOTE], plots)
-
-
-def _line(hour_rows: list[Row], queue: str, places: list[float]) -> list[float | None]:
-    known = {row["hour"]: row["depth_mean"] for row in hour_rows if row["queue"] == queue}
-    return [known.get(place, 0.0) for place in places]
-
-
-def _sums(hour_rows: list[Row], name: str, places: list[float]) -> list[float | None]:
-    return [sum(row[name] or 0 for row in hour_rows if row["hour"] == place) for place in places]
-
-
-def _trend(hour_rows: list[Row], queue: str, line: list[float | None]) -> Row:
-    own = [row for row in hour_rows if row["queue"] == queue]
-    worst = max(own, key=lambda row: row["depth_max"] or 0)
-    ends = {"depth_max": worst["depth_max"] or 0, "worst": worst["hour"], "depth_end": own[-1]["depth_end"]}
-    return {"queue": queue, "trend": line[-48:], **ends}
-
-
-def _deepest_said(deepest: Row) -> str:
-    waited = several(deepest["depth_max"], "task")
-    return f"{deepest['queue']} was deepest: {waited} waited after {moment(deepest['worst'])} UTC."
+    return Section("depth", "Depth over time", said, tables, [_DEPTH_NOTE], [plot] if len(places) > 1 else [])
 
 
 # --- Which tasks fail most, and why: the errors of deliveries by their kind and by what their texts have in common.
@@ -411,59 +464,38 @@ def failed(deliveries: DataFrame) -> DataFrame:
     """The deliveries that failed, or whose consumer was lost, each with the kind and the masked text of its error."""
     with_error = f.when(f.col("error").rlike(r"\S"), f.col("error"))
     error = f.coalesce(with_error, f.concat(f.col("outcome"), f.lit(", no error told")))
-    lost = deliveries.where(f.col("outcome").isin("failed", "rescued")).withColumn(
-        "error", f.substring(error, 1, LOOKED_AT)
-    )
-    return lost.withColumns({"kind": f.regexp_extract("error", KIND, 1), "text": masked(f.col("error"))})
-
-
-def masked(error: Expression) -> Expression:
-    """A text without its kind, and with all that differs from task to task masked."""
-    text = f.regexp_replace(error, HEAD, "")
+    lost = deliveries.where(f.col("outcome").isin("failed", "rescued"))
+    text = f.regexp_replace("error", HEAD, "")
     for pattern, mask in MASKS:
         text = f.regexp_replace(text, pattern, mask)
-    return f.trim(text)
+    cut = lost.withColumn("error", f.substring(error, 1, LOOKED_AT))
+    return cut.withColumns({"kind": f.regexp_extract("error", KIND, 1), "text": f.trim(text)})
 
 
 def groups(frames: Frames, top: int) -> list[Row]:
     """A row for each group of errors, the most frequent first, and one for all that are too rare."""
     lost = failed(frames.deliveries)
     keys = ["queue", "kind", "text"]
-    latest = Window.partitionBy(*keys).orderBy(f.desc("ended_at"), "task_id")
-    numbered = lost.withColumn("place", f.row_number().over(latest))
-    example = f.when(f.col("place") <= EXAMPLES, f.struct("place", "task_id"))
     facts = [
         f.count("*").alias("failures"),
         f.countDistinct("task_id").alias("tasks"),
         f.countDistinct("consumer").alias("consumers"),
         f.min("ended_at").alias("first"),
         f.max("ended_at").alias("last"),
-        f.sort_array(f.collect_list(example))["task_id"].alias("examples"),
-        f.first(f.when(f.col("place") == 1, f.col("error")), ignorenulls=True).alias("error"),
+        f.max_by("task_id", f.struct("ended_at", "task_id"), EXAMPLES).alias("examples"),
+        f.max_by("error", f.struct("ended_at", "task_id")).alias("error"),
     ]
-    grouped = numbered.groupBy(*keys).agg(*facts)
-    order = Window.orderBy(f.desc("failures"), *keys)
-    ranked = grouped.withColumn("rank", f.row_number().over(order)).withColumn(
-        "all", f.count("*").over(Window.partitionBy())
-    )
-    ranked = ranked.withColumn("sum", f.sum("failures").over(Window.partitionBy()))
-    found = [row.asDict() for row in ranked.where(f.col("rank") <= top).orderBy("rank").collect()]
-    return [_group(row) for row in found] + _rest(found)
-
-
-def _group(row: Row) -> Row:
-    kept = {name: row[name] for name in (*(column.name for column in _GROUPS), "error")}
-    return kept | {"examples": list(dict.fromkeys(row["examples"]))}
-
-
-def _rest(rows: list[Row]) -> list[Row]:
-    """What all the groups have that are not listed."""
-    left = rows[0]["sum"] - sum(row["failures"] for row in rows) if rows else 0
-    if not left:
-        return []
-    blank: Row = dict.fromkeys((*(column.name for column in _GROUPS), "error"))
-    kinds = several(rows[0]["all"] - len(rows), "more group")
-    return [blank | {"queue": OTHERS, "kind": "", "text": kinds, "failures": left, "examples": []}]
+    every = Window.partitionBy()
+    grouped = lost.groupBy(*keys).agg(*facts)
+    summed = grouped.withColumns({"groups": f.count("*").over(every), "sum": f.sum("failures").over(every)})
+    found = [row.asDict() for row in summed.orderBy(f.desc("failures"), *keys).limit(top).collect()]
+    for row in found:
+        number, total = row.pop("groups"), row.pop("sum")
+        row["examples"] = list(dict.fromkeys(row["examples"]))
+    if found and (rest := total - sum(row["failures"] for row in found)):
+        more = {"queue": OTHERS, "kind": "", "text": several(number - top, "more group"), "failures": rest}
+        found.append(dict.fromkeys(found[0]) | more | {"examples": []})
+    return found
 
 
 def worst(frames: Frames, top: int) -> list[Row]:
@@ -475,16 +507,21 @@ def worst(frames: Frames, top: int) -> list[Row]:
         f.max("ended_at").alias("last"),
         f.max_by("error", "ended_at").alias("error"),
     ]
-    counted = (
-        lost.groupBy("queue", "task_id").agg(*facts).orderBy(f.desc("failures"), f.desc("last"), "queue", "task_id")
-    )
-    return [row.asDict() for row in counted.limit(top).collect()]
+    counted = lost.groupBy("queue", "task_id").agg(*facts)
+    ranked = counted.orderBy(f.desc("failures"), f.desc("last"), "queue", "task_id").limit(top)
+    return [row.asDict() for row in ranked.collect()]
 
 
 def section(group_rows: list[Row], worst_rows: list[Row]) -> Section:
     """Which tasks fail most, and why."""
     known = [row for row in group_rows if row["queue"] != OTHERS]
-    said = [_most(group_rows)] if known else ["No delivery failed."]
+    said = ["No delivery failed."]
+    if known:
+        first, total = known[0], sum(row["failures"] for row in group_rows)
+        every = several(total, "delivery") if total == 1 else f"{total:,} deliveries"
+        times = "once" if first["failures"] == 1 else f"{first['failures']:,} times"
+        where = f"{times} in {several(first['tasks'], 'task')} of {first['queue']}"
+        said = [f"{every} failed; most often, {where}: {_label(first)}"]
     plot = Plot(
         "bars",
         "Failures by their kind",
@@ -495,28 +532,12 @@ def section(group_rows: list[Row], worst_rows: list[Row]) -> Section:
     )
     shown = [row | {"examples": " ".join(map(printable, row["examples"]))} for row in group_rows]
     latest = [{"queue": row["queue"], "task_id": row["examples"][0], "error": _clip(row["error"])} for row in known]
-    tables = [
-        Table("groups", "Errors by kind and text, the most frequent first", _GROUPS, shown, "no delivery failed"),
-        Table(
-            "worst",
-            "Tasks that failed most often",
-            _WORST,
-            [row | {"error": _clip(row["error"])} for row in worst_rows],
-        ),
-        Table("latest", "The last error of each group, as it was told", _EXAMPLES, latest, folded=True),
-    ]
-    return Section(
-        "failures", "What fails, and why", said, tables if known else tables[:1], [_NOTE], [plot] if known else []
-    )
-
-
-def _most(rows: list[Row]) -> str:
-    total, first = sum(row["failures"] for row in rows), rows[0]
-    often = "once" if first["failures"] == 1 else f"{first['failures']:,} times"
-    return (
-        f"{several(total, 'delivery') if total == 1 else f'{total:,} deliveries'} failed; most often, "
-        f"{often} in {several(first['tasks'], 'task')} of {first['queue']}: {_label(first)}"
-    )
+    often = [row | {"error": _clip(row["error"])} for row in worst_rows]
+    tables = [Table("groups", "Errors by kind and text, the most frequent first", _GROUPS, shown, "no delivery failed")]
+    if known:
+        tables.append(Table("worst", "Tasks that failed most often", _WORST, often))
+        tables.append(Table("latest", "The last error of each group, as it was told", _EXAMPLES, latest, folded=True))
+    return Section("failures", "What fails, and why", said, tables, [_NOTE], [plot] if known else [])
 
 
 def _label(row: Row) -> str:

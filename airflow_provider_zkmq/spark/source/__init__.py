@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from airflow_provider_zkmq.spark.source.options import SECRETS, SourceOptions, plainly
-from airflow_provider_zkmq.spark.source.query import schema
+from airflow_provider_zkmq.spark.source import options
+from airflow_provider_zkmq.spark.source.options import SECRETS, SourceError, SourceOptions, plainly
 
 if TYPE_CHECKING:
     from airflow_provider_zkmq.spark.source.following import TaskStream
     from airflow_provider_zkmq.spark.source.reading import TaskReader
-    from airflow_provider_zkmq.spark.source.writing import TaskStreamWriter, TaskWriter
+    from airflow_provider_zkmq.spark.source.writing import TaskStreamWriter, TaskWriter, WriteReport
 
 FORMAT = "zkmq"
 #: Spark shows no values of options whose names are like this.
@@ -33,6 +37,25 @@ def register(spark: SparkSession) -> None:
         spark.conf.set(_REDACTION, f"{hidden}|{secrets}" if hidden else secrets)
 
 
+def enqueue(df: DataFrame, queue: str, **options: object) -> WriteReport:
+    """Enqueue a task for each row whose id no task has; `options` are those of ``df.write.format("zkmq")``.
+
+    Such as ``hosts=…, id="flight", data="payload"``. Made again, the same call completes what an earlier one left.
+    Raises `SourceError` for what is refused, Spark's own errors for what goes wrong elsewhere.
+    """
+    from airflow_provider_zkmq.spark.source.writing import WriteReport
+
+    register(df.sparkSession)
+    with tempfile.TemporaryDirectory(prefix="zkmq-report-") as folder:
+        place = {"report": str(Path(folder, "report.json"))} | {name: str(value) for name, value in options.items()}
+        try:
+            df.write.format(FORMAT).mode("append").options(**place, queue=queue).save()
+        except PySparkException as error:
+            own = re.search(rf"{SourceError.__name__}: (.+)", str(error))
+            raise (error if own is None else SourceError(own[1])) from None
+        return WriteReport.read(place["report"])
+
+
 class ZkmqDataSource(DataSource):
     """Spark's way to the queues. It is made, and asked for its parts, in processes that Spark starts for planning."""
 
@@ -41,12 +64,19 @@ class ZkmqDataSource(DataSource):
         """What ``format`` is given."""
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """The columns that a read has; asked for by ``load``, which therefore refuses what cannot be read."""
-        from airflow_provider_zkmq.spark.source.reading import check_loadable
+        from airflow_provider_zkmq.spark.source import following, reading
 
         with plainly():
-            return schema(check_loadable(SourceOptions.of(self.options)))
+            chosen = SourceOptions.of(self.options)
+            chosen.check(tuple(dict.fromkeys((*options.READ, *options.STREAM))), "reads and streams")
+            query = reading.Query.of(chosen)
+            if any(chosen.text(name) for name in options.STREAM if name not in options.READ):
+                following.Settings.of(chosen, query.columns)  # of what its reader would say Spark shows nothing
+            with options.connect(chosen) as client:
+                reading.check_selector(client, reading.queues_of(chosen, client), query)
+            return reading.schema(query.columns)
 
     def reader(self, schema: StructType) -> TaskReader:
         """The reader of a batch query."""

@@ -1,112 +1,430 @@
-"""Streams of what ended: a row for each run, exactly as Spark's checkpoint says."""
+"""Streams of what ended: their offsets and batches, and a row for each run, exactly as Spark's checkpoint says."""
 
 from __future__ import annotations
 
+import json
+import logging
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from airflow_provider_zkmq.engine import (
-    AnyClient,
-    AnyQueue,
-    ConfigError,
-    Ended,
-    Part,
-    QueueNotFound,
-    State,
-    Status,
-    Task,
-    parse_selector,
-)
+from airflow_provider_zkmq import engine
+from airflow_provider_zkmq.engine import AnyClient, AnyQueue, ConfigError, Ended, QueueNotFound, State, Task
 from airflow_provider_zkmq.spark.source import options as access
-from airflow_provider_zkmq.spark.source.offsets import Beginning, DataLoss, EndOffsets, Offset, Position, Run, log
-from airflow_provider_zkmq.spark.source.options import STREAM, SourceError, SourceOptions, plainly
-from airflow_provider_zkmq.spark.source.query import batch, columns_of, parts
+from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions, plainly
+from airflow_provider_zkmq.spark.source.reading import Query, batch, columns_of, parts
+
+# --- How far a stream has come, as Spark's checkpoint holds it: a position in each queue, by zxid.
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+_EXAMPLE: Final = '{"census": 4294967300, "other": "latest"}'
+
+
+class Position(NamedTuple):
+    """Where a batch ends in a queue: it has the runs whose ends are numbered above ``after``, up to ``zxid``.
+
+    That a batch says itself where it begins makes it the same batch again when it is repeated: Spark keeps the ends of
+    batches only, and asks anew where the first one begins. ``mark``: the number of the mark by which the queue keeps
+    what ended for streams; another queue by that name has another one. ``truncated_at``: up to where clean-up had
+    deleted when the stream began, or when it last lost something.
+    """
+
+    zxid: int
+    after: int
+    mark: int
+    truncated_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """The end of a batch: a position in each queue, and how many runs the batch has, damaged ones included.
+
+    ``noted`` is False of a beginning that holds for this moment only, until a first, empty batch has noted it.
+    """
+
+    queues: Mapping[str, Position] = field(default_factory=dict)
+    runs: int = 0
+    noted: bool = True
+
+    def encode(self) -> dict[str, Any]:
+        """What Spark stores as JSON: of equal offsets always the same text."""
+        queues = {name: self.queues[name]._asdict() for name in sorted(self.queues)}
+        return {"queues": queues, "runs": self.runs} | ({} if self.noted else {"noted": False})
+
+    @classmethod
+    def decode(cls, stored: Mapping[str, Any]) -> Self:
+        """Read what `encode` made. Raises `SourceError` for anything else."""
+        try:
+            queues = {name: Position(**position) for name, position in stored["queues"].items()}
+            return cls(queues, stored["runs"], stored.get("noted", True))
+        except (KeyError, TypeError, AttributeError):
+            msg = f"the checkpoint's offset is not one of a stream of zkmq: {stored}; give the query another checkpoint"
+            raise SourceError(msg) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a stream without a checkpoint begins: the option ``startingOffsets``."""
+
+    everywhere: str = EARLIEST
+    queues: Mapping[str, str | int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        """Read the option: a word, or JSON with a word or a zxid for each queue. Raises `SourceError`.
+
+        The offset that a query's progress shows is taken as well. A queue that is not named begins at its earliest.
+        """
+        if text is None or text.lower() in (EARLIEST, LATEST):
+            return cls((text or EARLIEST).lower())
+        try:
+            parsed = json.loads(text)
+        except ValueError:
+            parsed = None
+        if isinstance(parsed, dict) and isinstance(parsed.get("queues"), dict):
+            parsed = {name: position.zxid for name, position in Offset.decode(parsed).queues.items()}
+        if not isinstance(parsed, dict) or not all(map(_is_start, parsed.values())):
+            raise SourceError(f"option startingOffsets must be earliest, latest or JSON like {_EXAMPLE}, not {text!r}")
+        return cls(EARLIEST, parsed)
+
+    def of(self, queue: str) -> str | int:
+        """A word, or the number after which a queue's runs are wanted."""
+        return self.queues.get(queue, self.everywhere)
+
+
+def _is_start(value: object) -> bool:
+    return value in (EARLIEST, LATEST) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+
+
+# --- What a stream has lost, or seems to have: an error, unless ``failOnDataLoss`` is false.
+
+log = logging.getLogger("airflow_provider_zkmq.spark")
+ENDED: Final = (State.FINISHED, State.DEAD, State.CANCELLED)
+_ANYWAY = "set failOnDataLoss=false to go on with what is there"
+
+
+@dataclass(frozen=True, slots=True)
+class DataLoss:
+    """Whether losses end the stream (`strict`), or are logged as warnings."""
+
+    strict: bool = True
+
+    def check(self, queue: str, after: int, position: Position, now: engine.Truncation | None) -> None:
+        """Tell of runs that ended after `after` and may have been deleted before they were read.
+
+        `position`: what the stream knows of the queue's mark; `now`: the mark as it is.
+        """
+        if now is None or now.since != position.mark:
+            self._lost(
+                f"queue {queue!r} was deleted and made again, or was not followed for a while "
+                f"(configure(follow=False)): runs that ended after {after} may be gone"
+            )
+        elif now.last_zxid > max(after, position.truncated_at):
+            self._lost(
+                f"runs of queue {queue!r} that ended after {after}, where the stream has come, are gone: clean-up has "
+                f"deleted what ended up to {now.last_zxid}. Streams must be no further behind than task_gc_lifetime"
+            )
+
+    def gone(self, queue: str) -> None:
+        """Tell of a queue that the stream has read from and that is not there any more."""
+        self._lost(f"queue {queue!r} was deleted: what ended there and had not been read is gone")
+
+    def refuse_foreign(self, queue: str, position: Position, newest: int) -> None:
+        """Raise `SourceError` for a position that ZooKeeper has not come to: nothing would be read, for long."""
+        if position.zxid > newest:
+            raise SourceError(
+                f"the stream has read queue {queue!r} up to {position.zxid}, but in ZooKeeper nothing has ended after "
+                f"{newest}: its checkpoint (or startingOffsets) is of another ensemble, or of one that was restored; "
+                "give the query the right hosts, or another checkpoint"
+            )
+
+    def _lost(self, what: str) -> None:
+        if self.strict:
+            raise SourceError(f"{what}; {_ANYWAY}")
+        log.warning("%s", what)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the options of a stream say: `queues` to follow, all without any; `most` runs to a batch, 0 for no limit."""
+
+    query: Query
+    queues: list[str]
+    beginning: Beginning
+    data_loss: DataLoss
+    most: int
+
+    @classmethod
+    def of(cls, options: SourceOptions, columns: Sequence[str]) -> Self:
+        """Raises `SourceError` for an option that streams do not have, or that says what cannot be."""
+        options.check(access.STREAM, "streams")
+        query = Query.of(options, columns)
+        for state in query.states:
+            if state not in ENDED:
+                raise SourceError(f"a stream has runs that ended: states are {', '.join(ENDED)}, not {state!r}")
+        strict = (options.text("failOnDataLoss") or "true").lower()
+        if strict not in ("true", "false"):
+            raise SourceError(f"option failOnDataLoss must be true or false, not {options.text('failOnDataLoss')!r}")
+        beginning, most = Beginning.parse(options.text("startingOffsets")), options.count("maxTasksPerTrigger", 0)
+        return cls(query, options.names("queues"), beginning, DataLoss(strict=strict == "true"), most)
+
+
+# --- Looking at what ended, and planning a stream's batches from that: in one process, where Spark plans them.
+
+
+class Run(NamedTuple):
+    """A run that ended, in the order of the streams: by the number of its end; those of one transaction by name."""
+
+    version: int
+    queue: str
+    id: str
+    place: str | None
+    readable: bool
+
+
+class EndOffsets:
+    """What ended in the queues of a stream, and its batches. Nothing here is needed to plan a batch again.
+
+    A horizon is a number up to which everything that ended is to be seen; one is asked for in all queues before any of
+    them is listed, so that what one transaction ended in several queues is seen together.
+    """
+
+    def __init__(self, client: AnyClient, settings: Settings) -> None:
+        self._client, self._data_loss = client, settings.data_loss
+        self._wanted, self._beginning = settings.queues, settings.beginning
+        self._marked: set[str] = set()  # queues that keep what ended
+        self._at = Offset()  # where what is ahead begins
+        self._next: list[Run] = []  # listed, not planned yet
+        self._batch: list[Run] = []  # planned last, up to `_at`
+        self._positions: dict[str, Position] = {}
+        self._seen: dict[str, int] = {}  # up to where each queue was listed
+        self._target: int | None = None  # the horizon of a stream that is to end there
+        self._targeted: Sequence[str] = []  # and its queues
+
+    def begin(self) -> Offset:
+        """Where a new stream begins. Raises `QueueNotFound` for a wanted queue that is not there."""
+        names = self._names()
+        for name in set(self._beginning.queues) - set(names):
+            raise SourceError(f"startingOffsets names queue {name!r}, which is none of {', '.join(names) or 'any'}")
+        queues = {name: self._first(name, self._beginning.of(name)) for name in names}
+        momentary = LATEST in (self._beginning.everywhere, *self._beginning.queues.values())
+        return Offset(queues, noted=not momentary)
+
+    def aim(self) -> None:
+        """Let the stream end with what has ended by now. What is not there is a matter of the batches."""
+        self._targeted = self._names()
+        self._target = max((self._latest_end(name) or 0 for name in self._targeted), default=0)
+
+    def plan(self, start: Offset, most: int | None) -> Offset:
+        """The end of the batch that begins at `start`, of at most so many runs; `start` itself where nothing ended.
+
+        What one transaction ended stays together: where it is more than `most`, it makes a larger batch.
+        """
+        if not start.noted:
+            return Offset(start.queues)
+        if self._at != start:
+            self._at, self._next, self._batch, self._seen = start, [], [], {}
+            self._positions = dict(start.queues)
+        if not self._next:
+            self._look()
+        if not self._next:
+            return start
+        count = len(self._next) if most is None else most
+        if count < len(self._next):
+            versions = [run.version for run in self._next]
+            count = bisect_left(versions, versions[count]) or bisect_right(versions, versions[0])
+        self._batch, self._next = self._next[:count], self._next[count:]
+        last = {run.queue: run.version for run in self._batch}
+        for name, position in self._positions.items():
+            self._positions[name] = position._replace(zxid=last.get(name, position.zxid), after=position.zxid)
+        begun = {name: at for name, at in self._positions.items() if name in start.queues or name in last}
+        self._at = Offset(begun, len(self._batch))
+        return self._at
+
+    def runs(self, start: Offset, end: Offset) -> list[Run]:
+        """The runs of the batch that ends at `end`, the same ones as when it was planned."""
+        if start == end:
+            return []
+        if self._at == end:
+            return self._batch
+        return sorted(run for name, position in end.queues.items() for run in self._again(name, position))
+
+    @property
+    def waiting(self) -> int:
+        """How many runs have been listed for later batches."""
+        return len(self._next)
+
+    def _look(self) -> None:
+        """List what ended since, in the order in which it did.
+
+        Where there is news in one queue, all are listed up to the same horizon: what is news there may have ended here
+        by the same transaction, after this queue was asked. A look that is cut off leaves nothing behind.
+        """
+        newest, news = dict[str, int](), set[str]()
+        for name in self._names():
+            end = self._latest_end(name)
+            if end is not None:
+                newest[name] = end
+            elif name in self._at.queues:
+                self._data_loss.gone(name)
+            elif self._wanted:
+                self._client.queue(name).conf()  # says that it is not there, and which ones come close
+        for name, end in newest.items():
+            if name not in self._positions:
+                self._positions[name] = self._first(name, EARLIEST)
+            self._data_loss.refuse_foreign(name, self._positions[name], end)
+            if name not in self._seen or end > self._listed(name):
+                news.add(name)
+        runs = list[Run]()
+        if news:
+            horizon = max(newest.values()) if self._target is None else self._target
+            for name, end in newest.items():
+                runs += self._list(name, horizon, end, sure=name in news)
+            self._seen |= {name: max(horizon, self._listed(name)) for name in newest}
+        self._next = sorted(runs)
+
+    def _listed(self, name: str) -> int:
+        return max(self._positions[name].zxid, self._seen.get(name, 0))
+
+    def _list(self, name: str, horizon: int, newest: int, *, sure: bool) -> list[Run]:
+        """What ended in one queue; only then it can be said that nothing of it had been deleted before.
+
+        That is looked at where it is `sure` that something came or went, or where something is listed. `newest`: the
+        queue's latest end when it was asked.
+        """
+        queue, after, position = self._queue(name), self._listed(name), self._positions[name]
+        runs = _runs(queue, after, horizon) if horizon > after else []
+        if any(run.version > newest for run in runs):
+            # Records that were written by hand since have the number of that write, which says nothing of the end, and
+            # a position by it would be ahead of the queue: they count as damaged, and as the newest.
+            end = queue.latest_end()
+            runs = [run if run.version <= end else run._replace(version=end, readable=False) for run in runs]
+        if sure or runs:
+            self._data_loss.check(name, position.zxid, position, queue.truncated_at())
+            now = self._mark(name)
+            self._positions[name] = position._replace(
+                mark=now.since, truncated_at=max(position.truncated_at, now.last_zxid)
+            )
+        return runs
+
+    def _again(self, name: str, position: Position) -> list[Run]:
+        """The runs of a batch in one queue, as they were planned before."""
+        if position.after >= position.zxid:
+            return []
+        try:
+            queue = self._queue(name)
+            self._data_loss.refuse_foreign(name, position, queue.latest_end())
+            runs = _runs(queue, position.after, position.zxid)
+            self._data_loss.check(name, position.after, position, queue.truncated_at())
+        except QueueNotFound:
+            self._data_loss.gone(name)
+            return []
+        return runs
+
+    def _names(self) -> Sequence[str]:
+        """The queues to look at. Those that the stream has read from and that are not there any more are losses."""
+        names = (self._wanted or self._client.queues()) if self._target is None else self._targeted
+        for name in () if self._wanted else sorted(set(self._at.queues) - set(names)):
+            self._data_loss.gone(name)
+        return names
+
+    def _latest_end(self, name: str) -> int | None:
+        """A queue's latest end; None where there is no such queue."""
+        try:
+            return self._queue(name).latest_end()
+        except QueueNotFound:
+            return None
+
+    def _queue(self, name: str) -> AnyQueue:
+        """A queue that keeps what ended for streams, from now on at the latest."""
+        queue = self._client.queue(name)
+        if name not in self._marked:
+            self._mark(name)
+        return queue
+
+    def _mark(self, name: str) -> engine.Truncation:
+        """The mark by which a queue keeps what ended, set where there is none."""
+        queue = self._client.queue(name)
+        while (mark := queue.truncated_at()) is None:
+            queue.conf()  # raises where there is no such queue: `configure` would make one
+            queue.configure(follow=True)
+        self._marked.add(name)
+        return mark
+
+    def _first(self, name: str, start: str | int) -> Position:
+        """Where a stream begins in a queue; a number that was given must not have been trimmed before."""
+        mark = self._mark(name)
+        if isinstance(start, int):
+            return Position(start, start, mark.since, 0)
+        zxid = self._queue(name).latest_end() if start == LATEST else 0
+        return Position(zxid, zxid, mark.since, mark.last_zxid)
+
+
+def _runs(queue: AnyQueue, after: int, until: int) -> list[Run]:
+    ended = queue.ended_between(after, until)
+    return [
+        Run(each.version, queue.name, each.id, each.place, not isinstance(each, engine.Unreadable)) for each in ended
+    ]
+
 
 # --- Reading a stream's runs where its partitions are: as they ended, however late they are read.
 
 #: So many whole runs are in memory together.
 AT_ONCE: Final = 128
 #: What is not read where its column is not asked for.
-PARTS: Final[tuple[Part, ...]] = ("data", "metadata", "result")
-ENDED: Final = (State.FINISHED, State.DEAD, State.CANCELLED)
+_LARGE: Final[tuple[engine.Part, ...]] = ("data", "metadata", "result")
 
 
-@dataclass(frozen=True, slots=True)
-class RunSelection:
-    """Which runs are asked for, by state and selector, and which columns of them."""
-
-    columns: list[str]
-    states: frozenset[str]
-    selector: str | None
-    data_loss: DataLoss
-
-    @classmethod
-    def of(cls, columns: list[str], options: SourceOptions, data_loss: DataLoss) -> Self:
-        """What the options ask for. Raises `SourceError` for a state in which no run ends, or a bad selector."""
-        states, selector = options.names("states") or [str(state) for state in ENDED], options.text("selector")
-        for state in states:
-            if state not in ENDED:
-                raise SourceError(f"a stream has runs that ended: states are {', '.join(ENDED)}, not {state!r}")
-        try:
-            parse_selector(selector or "all()")
-        except ConfigError as error:
-            raise SourceError(f"option selector: {error}") from None
-        return cls(columns, frozenset(states), selector, data_loss)
-
-    def rows(self, queue: AnyQueue, runs: Sequence[Run], position: Position) -> Iterator[pa.RecordBatch]:
-        """The rows of a queue's runs. What cannot be read any more is logged; what clean-up deleted is a loss."""
-        try:
-            yield from self._read(queue, runs, position)
-        except QueueNotFound:
-            self.data_loss.gone(queue.name)
-
-    def _read(self, queue: AnyQueue, runs: Sequence[Run], position: Position) -> Iterator[pa.RecordBatch]:
-        gone = list[Run]()
+def rows(settings: Settings, queue: AnyQueue, runs: Sequence[Run], position: Position) -> Iterator[pa.RecordBatch]:
+    """The rows of a queue's runs. What cannot be read any more is logged; what clean-up deleted is a loss."""
+    columns, gone = settings.query.columns, list[Run]()
+    large: list[engine.Part] = [part for part in _LARGE if part in columns]
+    try:
         for start in range(0, len(runs), AT_ONCE):
             chunk = runs[start : start + AT_ONCE]
-            tasks = queue.read_ended([Ended(run.id, run.version, run.place) for run in chunk], parts=self._parts)
+            tasks = queue.read_ended([Ended(run.id, run.version, run.place) for run in chunk], parts=large)
             read = {(task.id, task.version) for task in tasks}
             gone += [run for run in chunk if (run.id, run.version) not in read]
-            yield self._batch(queue.name, self._wanted(queue, tasks))
+            wanted = _wanted(settings.query, queue, tasks)
+            yield batch(
+                queue.name, columns, {part: [_part_of(each, part) for each in wanted] for part in parts(columns)}
+            )
         if gone:
-            self.data_loss.check(queue.name, min(run.version for run in gone) - 1, position, queue.truncated_at())
+            settings.data_loss.check(queue.name, min(gone).version - 1, position, queue.truncated_at())
             log.warning("%d runs cannot be read any more and are left out, such as %s", len(gone), shown(gone))
+    except QueueNotFound:
+        settings.data_loss.gone(queue.name)
 
-    def _batch(self, queue: str, tasks: Sequence[Task]) -> pa.RecordBatch:
-        lists = {part: [_part_of(task, part) for task in tasks] for part in parts(self.columns)}
-        return batch(queue, self.columns, lists)
 
-    @property
-    def _parts(self) -> list[Part]:
-        return [part for part in PARTS if part in self.columns]
-
-    def _wanted(self, queue: AnyQueue, tasks: Sequence[Task]) -> list[Task]:
-        ended = [task for task in tasks if task.state in self.states]
-        if self.selector is None or not ended:
-            return ended
-        types = queue.conf().filters
-        try:
-            selector = parse_selector(self.selector).bind(types)
-        except ConfigError as error:
-            log.warning("no task of queue %r can be one that %s accepts: %s", queue.name, self.selector, error)
-            return []
-        return [task for task in ended if selector.matches(task.filters, types)]
+def _wanted(query: Query, queue: AnyQueue, tasks: Sequence[Task]) -> list[Task]:
+    """Those of the tasks that the options ask for."""
+    ended = [task for task in tasks if task.state in (query.states or ENDED)]
+    if query.selector is None or not ended:
+        return ended
+    filters = queue.conf().filters
+    try:
+        selector = engine.parse_selector(query.selector).bind(filters)
+    except ConfigError as error:
+        log.warning("no task of queue %r can be one that %s accepts: %s", queue.name, query.selector, error)
+        return []
+    return [task for task in ended if selector.matches(task.filters, filters)]
 
 
 def _part_of(task: Task, part: str) -> object:
     """What a run says of itself; what a dedupe window or a run in escrow make of its status later is no part of it."""
     if part == "status" and task.state is State.FINISHED:
-        return Status.DONE_AWAITING_GC
+        return engine.Status.DONE_AWAITING_GC
     return getattr(task, part)
 
 
@@ -132,32 +450,6 @@ class RunsPartition(InputPartition):
         self.runs, self.positions = list(runs), dict(positions)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the options of a stream say; `partitions` and `most` are 0 where they say nothing."""
-
-    queues: list[str]
-    beginning: Beginning
-    data_loss: DataLoss
-    run_selection: RunSelection
-    most: int
-    partitions: int
-
-    @classmethod
-    def of(cls, options: SourceOptions, columns: list[str]) -> Self:
-        """Raises `SourceError` for an option that streams do not have, or that says what cannot be."""
-        options.check(STREAM, "streams")
-        data_loss = DataLoss(strict=_flag(options, "failOnDataLoss", default=True))
-        return cls(
-            options.names("queues"),
-            Beginning.parse(options.text("startingOffsets")),
-            data_loss,
-            RunSelection.of(columns, options, data_loss),
-            options.count("maxTasksPerTrigger", 0),
-            options.count("numPartitions", 0),
-        )
-
-
 class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Spark plans batches with one of these, in one process, and reads partitions with copies of another.
 
@@ -177,9 +469,9 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _end_offsets(self) -> EndOffsets:
         """What is known of the queues, once a batch is to be planned. The connection stays to the stream's end."""
-        settings = self._settings
+        settings = self._settings  # refuses what the options may not be, before anything is connected
         self._client = access.connect(self._options)
-        return EndOffsets(self._client, settings.queues, settings.beginning, settings.data_loss)
+        return EndOffsets(self._client, settings)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """How much a batch may read; Spark lifts it where a trigger says so."""
@@ -225,33 +517,23 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             damaged = [run for run in runs if not run.readable]
             if damaged:
                 log.warning("%d runs cannot be read and are left out, such as %s", len(damaged), shown(damaged))
-            return self._shares([run for run in runs if run.readable], here)
-
-    def _shares(self, runs: list[Run], end: Offset) -> list[InputPartition]:
-        shares = self._settings.partitions
-        size = -(-len(runs) // shares) if shares else RUNS_PER_PARTITION
-        return [RunsPartition(runs[at : at + size], end.queues) for at in range(0, len(runs), size or 1)]
+            readable = [run for run in runs if run.readable]
+            shares = self._settings.query.partitions
+            size = -(-len(readable) // shares) if shares else RUNS_PER_PARTITION
+            starts = range(0, len(readable), size or 1)
+            return [RunsPartition(readable[at : at + size], here.queues) for at in starts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a share, by a connection that this Python worker keeps for the next one."""
         if not isinstance(partition, RunsPartition):
             raise TypeError(type(partition).__name__)
         with plainly():
-            client, run_selection = access.cached(self._options), self._settings.run_selection
+            client = access.cached(self._options)
             runs = sorted(partition.runs, key=attrgetter("queue", "version"))
             for name, share in groupby(runs, attrgetter("queue")):
-                yield from run_selection.rows(client.queue(name), list(share), partition.positions[name])
+                yield from rows(self._settings, client.queue(name), list(share), partition.positions[name])
 
     def stop(self) -> None:
         """End the connection with the stream."""
         if self._client is not None:
             self._client.close()
-
-
-def _flag(options: SourceOptions, name: str, *, default: bool) -> bool:
-    text = options.text(name)
-    if text is None:
-        return default
-    if text.lower() not in ("true", "false"):
-        raise SourceError(f"option {name} must be true or false, not {text!r}")
-    return text.lower() == "true"

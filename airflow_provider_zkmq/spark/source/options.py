@@ -8,7 +8,6 @@ import importlib
 import os
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -42,46 +41,23 @@ def plainly() -> Iterator[None]:
         raise SourceError(str(error)) from None
 
 
+def unknown(what: str, name: str, known: Collection[str]) -> SourceError:
+    """The error for a name that is none of the `known` ones, with those that come close."""
+    lower = {each.lower(): each for each in known}
+    close = [lower[each] for each in difflib.get_close_matches(name.lower(), lower)]
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return SourceError(f"unknown {what}: {hint}known are {', '.join(known)}")
+
+
 # --- The options of the data source: text, by names whose case does not matter, each checked once, at planning time.
 
 #: How to reach ZooKeeper; every use of the data source takes these.
 CONNECTION: Final = ("hosts", "root", "conn_id", "connectTimeout", "requestTimeout")
-READ: Final = (
-    *CONNECTION,
-    "queues",
-    "states",
-    "columns",
-    "since",
-    "selector",
-    "maxRequestsInFlight",
-    "numPartitions",
-    "report",
-)
-STREAM: Final = (
-    *CONNECTION,
-    "queues",
-    "states",
-    "columns",
-    "selector",
-    "numPartitions",
-    "startingOffsets",
-    "maxTasksPerTrigger",
-    "failOnDataLoss",
-)
-WRITE: Final = (
-    *CONNECTION,
-    "queue",
-    "id",
-    "key",
-    "data",
-    "filters",
-    "metadata",
-    "priority",
-    "delay",
-    "notBefore",
-    "batch",
-    "report",
-)
+_TASKS: Final = ("queues", "states", "columns", "selector", "numPartitions")
+READ: Final = (*CONNECTION, *_TASKS, "since", "maxRequestsInFlight", "report")
+STREAM: Final = (*CONNECTION, *_TASKS, "startingOffsets", "maxTasksPerTrigger", "failOnDataLoss")
+_PARTS: Final = ("id", "key", "data", "filters", "metadata", "priority", "delay", "notBefore")
+WRITE: Final = (*CONNECTION, "queue", *_PARTS, "batch", "report")
 #: Spark itself hands these on to the writer of a stream.
 STREAM_WRITE: Final = (*WRITE, "checkpointLocation", "queryName", "path")
 #: What looks like a password by its name is refused.
@@ -112,9 +88,7 @@ class SourceOptions:
         names = {name.lower(): name for name in known}
         for name in self.values:
             if name not in names:
-                close = [names[each] for each in difflib.get_close_matches(name, names)]
-                hint = f"did you mean {' or '.join(close)}? " if close else ""
-                raise SourceError(f"unknown option {name!r} of {use}: {hint}known are {', '.join(known)}")
+                raise unknown(f"option {name!r} of {use}", name, names.values())
 
     def text(self, name: str) -> str | None:
         """An option's text; None where it is not given or empty."""
@@ -145,16 +119,6 @@ def connect(options: SourceOptions) -> AnyClient:
     return Zkmq.connect(**connection(options), gc=False)
 
 
-@contextmanager
-def opened(options: SourceOptions) -> Iterator[AnyClient]:
-    """A connection for the block."""
-    client = connect(options)
-    try:
-        yield client
-    finally:
-        client.close()
-
-
 def cached(options: SourceOptions) -> AnyClient:
     """This process's connection for such options, opened by the first who asks and left open.
 
@@ -172,10 +136,14 @@ def connection(options: SourceOptions) -> dict[str, Any]:
 
     An option that is given wins over the Airflow connection and the environment.
     """
-    conn_id, addressed = options.text("conn_id"), _addressed(options)
+    given: dict[str, Any] = {name: text for name in ("hosts", "root") if (text := options.text(name)) is not None}
+    for name, option in (("connect_timeout", "connectTimeout"), ("request_timeout", "requestTimeout")):
+        if (text := options.text(option)) is not None:
+            given[name] = parse_duration(text)
+    conn_id = options.text("conn_id")
     if conn_id is not None:
-        return _airflow_connection(conn_id) | addressed
-    return environment_options(addressed.get, _read_file) | addressed
+        return _airflow_connection(conn_id) | given
+    return environment_options(given.get, _read_file) | given
 
 
 def _read_file(path: Path) -> bytes:
@@ -183,14 +151,6 @@ def _read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def _addressed(options: SourceOptions) -> dict[str, Any]:
-    """What the options themselves say of the connection. Raises `ConfigError` for a time-out that is no duration."""
-    names = {name: text for name in ("hosts", "root") if (text := options.text(name)) is not None}
-    spans = {"connect_timeout": "connectTimeout", "request_timeout": "requestTimeout"}
-    times = {name: text for name, option in spans.items() if (text := options.text(option)) is not None}
-    return {**names, **{name: parse_duration(text) for name, text in times.items()}}
 
 
 def _airflow_connection(conn_id: str) -> dict[str, Any]:
@@ -206,10 +166,6 @@ def _airflow_connection(conn_id: str) -> dict[str, Any]:
 
 # --- What executors need that have nothing of this installed: one zip for ``spark.submit.pyFiles``.
 
-#: What is shipped whole, in pure Python.
-_PACKAGES: Final = ("airflow_provider_zkmq", "kazoo")
-_LEFT_OUT: Final = frozenset({"__pycache__", "tests"})
-
 
 def py_files(folder: str | os.PathLike[str]) -> str:
     """Write a zip with this package and kazoo into `folder`, for ``spark.submit.pyFiles``; returns its path.
@@ -222,18 +178,13 @@ def py_files(folder: str | os.PathLike[str]) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-        for package in _PACKAGES:
-            home = _home(package)
+        for package in ("airflow_provider_zkmq", "kazoo"):
+            where = importlib.import_module(package).__file__
+            home = None if where is None else Path(where).parent
+            if home is None or not home.is_dir():
+                raise SourceError(f"{package} is at {where}, not in a folder: it cannot be put into a zip")
             for path in sorted(home.rglob("*")):
-                if path.is_file() and _LEFT_OUT.isdisjoint(path.relative_to(home).parts):
+                if path.is_file() and {"__pycache__", "tests"}.isdisjoint(path.relative_to(home).parts):
                     archive.write(path, Path(package, path.relative_to(home)))
     temporary.replace(target)
     return str(target)
-
-
-def _home(package: str) -> Path:
-    where = importlib.import_module(package).__file__
-    home = None if where is None else Path(where).parent
-    if home is None or not home.is_dir():
-        raise SourceError(f"{package} is at {where}, not in a folder: it cannot be put into a zip")
-    return home

@@ -1,4 +1,4 @@
-"""Batch reads, and what they found gone or corrupt."""
+"""Reads: the columns of tasks, what a read asks for, batch reads, and what they found gone or corrupt."""
 
 from __future__ import annotations
 
@@ -6,20 +6,293 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self, TypeAlias
 
 import pyarrow as pa
+from pyarrow import compute
+from pyspark.sql import types
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import to_arrow_type
 
-from airflow_provider_zkmq.engine import AnyClient, AnyQueue, QueueNotFound, Scanned
+from airflow_provider_zkmq import engine
+from airflow_provider_zkmq.engine import AnyClient, AnyQueue, Attempt, ConfigError, QueueNotFound, Scanned, State
 from airflow_provider_zkmq.spark.source import options as access
-from airflow_provider_zkmq.spark.source.options import READ, STREAM, SourceError, SourceOptions, plainly
-from airflow_provider_zkmq.spark.source.query import Query, batch, columns_of, list_ids, list_states, parts, queues_of
+from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions, plainly, unknown
+
+# --- The columns of the data source: their names, their types, and how they are made of tasks.
+
+_STRING, _INT, _LONG, _TIME = types.StringType(), types.IntegerType(), types.LongType(), types.TimestampType()
+_BINARY: Final = types.BinaryType()
+#: A delivery that ended.
+_DELIVERY: Final = {
+    "number": _INT,
+    "consumer": _STRING,
+    "claimed_at": _TIME,
+    "ended_at": _TIME,
+    "outcome": _STRING,
+    "error": _STRING,
+    "started_at": _TIME,
+}
+_HISTORY: Final = types.ArrayType(types.StructType([types.StructField(*each) for each in _DELIVERY.items()]))
+_FILTERS: Final = types.MapType(_STRING, _STRING)
+#: What was scanned of many tasks: lists by the names of what they are in a task.
+Lists: TypeAlias = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's type, and what of tasks it is made of: `make` is given lists."""
+
+    spark: types.DataType
+    parts: tuple[str, ...] = ()
+    make: Callable[..., Any] | None = None
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """Its type in Arrow's words."""
+        return to_arrow_type(self.spark, timezone="UTC")
+
+    def array(self, lists: Lists) -> pa.Array:
+        """The column, from what was scanned."""
+        values = [lists[part] for part in self.parts]
+        return pa.array(values[0] if self.make is None else self.make(*values), self.arrow)
+
+
+def moment(milliseconds: int) -> int:
+    """A time of the server's as Arrow has it: microseconds since 1970."""
+    return milliseconds * 1_000
+
+
+def _times(milliseconds: Sequence[int | None]) -> pa.Array:
+    return pa.array(milliseconds, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
+
+
+def _spans(begins: Sequence[int | None], ends: Sequence[int | None]) -> pa.Array:
+    return compute.subtract(pa.array(ends, pa.int64()), pa.array(begins, pa.int64()))
+
+
+def _begun(starts: Sequence[int | None], claims: Sequence[int | None]) -> list[int | None]:
+    """When handlers began; of a task under way nobody has told, but when it was claimed."""
+    return [claimed if start is None else start for start, claimed in zip(starts, claims, strict=True)]
+
+
+def json_text(metadata: Mapping[str, Any]) -> str:
+    """JSON text that can be encoded: of what callers may put into metadata, lone surrogates stay escaped."""
+    if not metadata:
+        return "{}"
+    return json.dumps(metadata, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
+def delivery(attempt: Attempt) -> dict[str, object]:
+    """A delivery that ended, as Arrow takes it."""
+    known = {name: getattr(attempt, name) for name in ("number", "consumer", "outcome", "error")}
+    started = None if attempt.started is None else moment(attempt.started)
+    return known | {"claimed_at": moment(attempt.claimed), "started_at": started, "ended_at": moment(attempt.ended)}
+
+
+#: In the order in which they come. The queue's name is the same for all that is scanned together.
+COLUMNS: Final[dict[str, Column]] = {
+    "queue": Column(_STRING, ("queue",)),
+    "task_id": Column(_STRING, ("id",)),
+    "state": Column(_STRING, ("state",)),
+    "status": Column(_STRING, ("status",)),
+    "attempt": Column(_INT, ("attempt",)),
+    "priority": Column(_INT, ("priority",)),
+    "filters": Column(_FILTERS, ("filters",), lambda values: [list(each.items()) for each in values]),
+    "metadata": Column(_STRING, ("metadata",), lambda values: [json_text(each) for each in values]),
+    "enqueued_at": Column(_TIME, ("enqueued_ms",), _times),
+    "claimed_at": Column(_TIME, ("claimed_ms",), _times),
+    "started_at": Column(_TIME, ("started_ms",), _times),
+    "ended_at": Column(_TIME, ("ended_ms",), _times),
+    "wait_ms": Column(
+        _LONG,
+        ("enqueued_ms", "started_ms", "claimed_ms"),
+        lambda enqueued, starts, claims: _spans(enqueued, _begun(starts, claims)),
+    ),
+    "run_ms": Column(
+        _LONG,
+        ("started_ms", "claimed_ms", "ended_ms"),
+        lambda starts, claims, ends: _spans(_begun(starts, claims), ends),
+    ),
+    "consumer": Column(_STRING, ("consumer",)),
+    "data": Column(_BINARY, ("data",)),
+    "result": Column(_BINARY, ("result",)),
+    "error": Column(_STRING, ("error",)),
+    "history": Column(
+        _HISTORY, ("history",), lambda values: [[delivery(each) for each in attempts] for attempts in values]
+    ),
+    "batch": Column(_STRING, ("batch",)),
+    "version": Column(_LONG, ("version",)),
+}
+
+
+def schema(columns: Sequence[str]) -> types.StructType:
+    """The columns in Spark's words."""
+    return types.StructType([types.StructField(name, COLUMNS[name].spark) for name in columns])
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    """The columns in Arrow's words."""
+    return pa.schema([(name, COLUMNS[name].arrow) for name in columns])
+
+
+def parts(columns: Sequence[str]) -> list[str]:
+    """What has to be scanned of tasks for these columns; the ids always are."""
+    return list(dict.fromkeys(["id", *(part for name in columns for part in COLUMNS[name].parts if part != "queue")]))
+
+
+def batch(queue: str, columns: Sequence[str], lists: Lists) -> pa.RecordBatch:
+    """What was scanned of a queue as rows. The lists are those of `parts`."""
+    whole = {**lists, "queue": [queue] * len(lists["id"])}
+    return pa.RecordBatch.from_arrays([COLUMNS[name].array(whole) for name in columns], schema=arrow_schema(columns))
+
+
+# --- What is there, from where tasks are listed: their ids, and, where nobody asks for more, the states they are in.
+
+#: Columns for which no record need be read: a task is listed by its state.
+LISTED: Final = frozenset({"queue", "task_id", "state"})
+
+
+def list_ids(queue: AnyQueue, states: Sequence[str]) -> list[str]:
+    """The ids of the tasks in these states, in any of them without; each once.
+
+    What each is in by the time it is read decides.
+    """
+    return list(_seen(queue, states)) if states else queue.ids()
+
+
+def list_states(queue: AnyQueue, states: Sequence[str]) -> dict[str, str]:
+    """The tasks in these states, in any of them without, and the state of each; each once.
+
+    Of those that were on their way from one list to another the records are read.
+    """
+    seen = _seen(queue, states or [str(state) for state in State])
+    if not states:  # what was on its way the other direction is in none of the lists
+        seen = {each: seen.get(each) for each in queue.ids()}
+    doubtful = [each for each, state in seen.items() if state is None]
+    scanned = queue.scan(doubtful, ["id", "state"], states=states or None).columns if doubtful else {}
+    now = dict(zip(scanned.get("id", ()), map(str, scanned.get("state", ())), strict=True))
+    return {each: state or now[each] for each, state in seen.items() if state is not None or each in now}
+
+
+def _seen(queue: AnyQueue, states: Collection[str]) -> dict[str, str | None]:
+    """The tasks that are listed by these states, and by which; None for several.
+
+    The states are in the order in which tasks go through them, so that one that goes on meanwhile is met; those that
+    come back, from a claim or by a redrive, are looked for once more.
+    """
+    seen: dict[str, str | None] = {}
+    order = [str(state) for state in State if state in states]
+    for state in order:
+        for each in queue.ids(state):
+            seen[each] = state if each not in seen else None
+    if State.INSERTED in order and len(order) > 1:
+        for each in queue.ids(State.INSERTED):
+            seen.setdefault(each, None)
+    return seen
+
+
+# --- What a read asks for: its options, checked where the query is planned, before anything is read.
+
+#: So many multi-reads are on their way together, unless the option says otherwise.
+IN_FLIGHT: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which tasks, and what of them. ``states``: all where it is empty; ``since``: enqueued then or later.
+
+    ``partitions``: about how many; 0: as many as seem good.
+    """
+
+    columns: tuple[str, ...]
+    states: tuple[str, ...]
+    selector: str | None
+    since: datetime | None
+    in_flight: int
+    partitions: int
+
+    @property
+    def listed(self) -> bool:
+        """Whether all that is asked for is told by where tasks are listed."""
+        return self.selector is None and self.since is None and LISTED.issuperset(self.columns)
+
+    @classmethod
+    def of(cls, options: SourceOptions, columns: Sequence[str] | None = None) -> Self:
+        """What the options ask for; `columns`: of a schema that was given. Raises `SourceError`."""
+        chosen = _known("column", columns or options.names("columns") or list(COLUMNS), COLUMNS)
+        states = _known("state", options.names("states"), [str(state) for state in State])
+        selector = options.text("selector")
+        with _named("selector"):
+            if selector is not None:
+                engine.parse_selector(selector)
+        since = _since(options.text("since"))
+        in_flight, partitions = options.count("maxRequestsInFlight", IN_FLIGHT), options.count("numPartitions", 0)
+        return cls(chosen, states, selector, since, in_flight, partitions)
+
+
+def check_selector(client: AnyClient, queues: Sequence[str], query: Query) -> None:
+    """Raise `ConfigError` for a selector that one of the queues refuses."""
+    if query.selector is not None:
+        for name in queues:
+            client.queue(name).check_wanted(selector=query.selector)
+
+
+def queues_of(options: SourceOptions, client: AnyClient) -> list[str]:
+    """The queues asked for, else all there are. Raises `SourceError` for one that is not there."""
+    names = client.queues()
+    wanted = options.names("queues") or names
+    for name in wanted:
+        if name not in names:
+            raise QueueNotFound.among(name, f"under {client.queue(name).root!r}", names)
+    return wanted
+
+
+def columns_of(schema: types.StructType) -> list[str]:
+    """The columns of a schema, which may be some of ours. Raises `SourceError` for what is not.
+
+    Spark takes rows only if they are of the very schema that it was given.
+    """
+    names = _known("column", schema.fieldNames(), COLUMNS)
+    for column in schema.fields:
+        wanted, given = COLUMNS[column.name].spark, column.dataType
+        if given.simpleString() != wanted.simpleString():
+            raise SourceError(f"column {column.name!r} is of type {wanted.simpleString()}, not {given.simpleString()}")
+        if given != wanted or not column.nullable:
+            raise SourceError("columns cannot be NOT NULL, nor what is in them: leave that out of the schema")
+    return list(names)
+
+
+def _known(kind: str, names: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in known:
+            raise unknown(f"{kind} {name!r}", name, known)
+    return tuple(names)
+
+
+def _since(text: str | None) -> datetime | None:
+    """A moment in ISO 8601 with a zone, or a duration that is counted back from now."""
+    if text is None:
+        return None
+    try:
+        return datetime.now(UTC) - timedelta(seconds=engine.parse_duration(text))
+    except (ConfigError, OverflowError):
+        with _named("since"):
+            return engine.parse_moment(text)
+
+
+@contextlib.contextmanager
+def _named(option: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise SourceError(f"option {option}: {error}") from None
+
 
 # --- What a read found gone or corrupt: told in the log where it was read, and in files that a caller can sum up.
 
@@ -49,12 +322,6 @@ class Tally:
     rows: int = 0
     vanished: list[str] = field(default_factory=list)
     corrupt: list[str] = field(default_factory=list)
-
-    def add(self, rows: int, scanned: Scanned) -> None:
-        """Count what was read."""
-        self.rows += rows
-        self.vanished += scanned.vanished
-        self.corrupt += scanned.corrupt
 
     def log_report(self, folder: str | None) -> None:
         """Log what is missing, and write it all to a folder; a partition that is read again replaces its file."""
@@ -90,13 +357,13 @@ def begin_report(folder: str | None) -> None:
 
 def read_report(folder: str | os.PathLike[str]) -> ReadReport:
     """What the last read with the option ``report`` of this folder came to, as far as its partitions have been read."""
-    parts = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("part-*.json"))]
+    read = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("part-*.json"))]
     missing: dict[str, dict[str, list[str]]] = {"vanished": {}, "corrupt": {}}
-    for part in parts:
+    for part in read:
         for kind, queues in missing.items():
             if part[kind]:
                 queues.setdefault(part["queue"], []).extend(part[kind])
-    return ReadReport(sum(part["rows"] for part in parts), **missing)
+    return ReadReport(sum(part["rows"] for part in read), **missing)
 
 
 # --- Batch reads: ids are listed once, where the query is planned, and each partition reads its share of the tasks.
@@ -118,53 +385,20 @@ class Share(InputPartition):
     states: Sequence[str] | None = None
     number: int = 0
 
-    def part(self, at: int, size: int) -> Share:
-        """Some of the tasks."""
-        states = None if self.states is None else self.states[at : at + size]
-        return Share(self.queue, self.ids[at : at + size], states)
-
-
-def check_loadable(options: SourceOptions) -> Sequence[str]:
-    """The columns asked for. Raises `SourceError` for whatever neither a read nor a stream could do.
-
-    ZooKeeper is asked whether the queues are there: ``load`` fails where there is nothing to load from.
-    """
-    options.check(tuple(dict.fromkeys((*READ, *STREAM))), "reads and streams")
-    query = Query.of(options)
-    if any(options.text(name) for name in STREAM if name not in READ):
-        _check_stream(options, query)
-    with access.opened(options) as client:
-        _check(client, queues_of(options, client), query)
-    return query.columns
-
-
-def _check_stream(options: SourceOptions, query: Query) -> None:
-    """Raise `SourceError` for what a stream could not do: of what its reader would say Spark shows nothing."""
-    from airflow_provider_zkmq.spark.source.following import Settings
-
-    Settings.of(options, list(query.columns))
-
-
-def _check(client: AnyClient, queues: Sequence[str], query: Query) -> None:
-    """Raise `ConfigError` for a selector that one of the queues refuses."""
-    if query.selector is not None:
-        for name in queues:
-            client.queue(name).check_wanted(selector=query.selector)
-
 
 class TaskReader(DataSourceReader):
     """Reads tasks, a row for each. It is pickled into Spark's plan, and holds no credentials."""
 
-    def __init__(self, schema: StructType, options: SourceOptions) -> None:
-        options.check(READ, "reads")
+    def __init__(self, schema: types.StructType, options: SourceOptions) -> None:
+        options.check(access.READ, "reads")
         self.options = options
         self.query = Query.of(options, columns_of(schema))
 
     def partitions(self) -> Sequence[InputPartition]:
         """The ids of the tasks there are now, in shares."""
-        with plainly(), access.opened(self.options) as client:
+        with plainly(), access.connect(self.options) as client:
             queues = queues_of(self.options, client)
-            _check(client, queues, self.query)
+            check_selector(client, queues, self.query)
             listed = [self._listed(client.queue(name)) for name in queues]
         begin_report(self.options.text("report"))
         return shares(listed, self.query.partitions)
@@ -185,7 +419,9 @@ class TaskReader(DataSourceReader):
         tally = Tally(share.number, share.queue)
         for scanned in self._scans(share):
             rows = batch(share.queue, self.query.columns, scanned.columns)
-            tally.add(rows.num_rows, scanned)
+            tally.rows += rows.num_rows
+            tally.vanished += scanned.vanished
+            tally.corrupt += scanned.corrupt
             if rows.num_rows:
                 yield rows
         tally.log_report(self.options.text("report"))
@@ -201,8 +437,12 @@ def shares(listed: Sequence[Share], wanted: int) -> list[InputPartition]:
     total = sum(len(whole.ids) for whole in listed)
     many = wanted or max(-(-total // MOST), min(os.cpu_count() or 1, -(-total // LEAST)))
     size = max(1, -(-total // max(1, many)))
-    parts = [whole.part(at, size) for whole in listed for at in range(0, len(whole.ids), size)]
-    return [replace(part, number=number) for number, part in enumerate(parts)] or [Share("", ())]
+    made = list[InputPartition]()
+    for whole in listed:
+        for at in range(0, len(whole.ids), size):
+            states = None if whole.states is None else whole.states[at : at + size]
+            made.append(Share(whole.queue, whole.ids[at : at + size], states, len(made)))
+    return made or [Share("", ())]
 
 
 def _scans_in_turn(queue: AnyQueue, ids: Sequence[str], query: Query) -> Iterator[Scanned]:
