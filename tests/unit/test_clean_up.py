@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.api import client as clients
+from airflow_provider_zkmq.engine.core.context import ServerTime
 from airflow_provider_zkmq.engine.core.maintenance import collect as turns
 from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.maintenance.collect import Collected, collect_garbage
@@ -63,6 +64,18 @@ def test_a_run_is_due_an_interval_after_the_last() -> None:
     client.zk.advance(6)
     assert due(another(client))
     assert not due(client)
+
+
+def test_lifetime_0_takes_what_has_just_ended_by_a_clock_that_is_ahead() -> None:
+    """A client's clock is rather late than early: an end may be stamped after the server's time of the clean-up."""
+    client = queue_of(["a"])
+    claimed = client.claimed()
+    now = client.context.run.monotonic()
+    client.context.clock.last = client.context.clock.best = ServerTime(client.zk.ms + 900, now, now + 0.9)
+    client.complete(claimed)
+    assert (client.state("a").ended or 0) > client.zk.ms
+    assert client.do(collect_garbage(another(client).context, 0)).collected == 1
+    assert client.check() == {}
 
 
 def shown(client: Client) -> tuple[dict[str, int], dict[str, str]]:

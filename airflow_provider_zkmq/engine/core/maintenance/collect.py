@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from ...errors import ConfigError, QueueError, ZkmqError
-from ..context import Context
+from ..context import SPAN_SECONDS, Context
 from ..model.names import BUCKET_MS, bucket_start, entry_task, entry_time, is_lane, segments_of
 from ..model.policy import Conf
 from ..model.values import Duration, dump, optional_seconds
@@ -370,6 +370,8 @@ class _Rules:
     """
 
     cutoff: int
+    latest: int
+    """Entries up to here are read; with lifetime 0 also those that a client's clock has put a little ahead."""
     began: int
     conf: Conf
     batches: frozenset[str]
@@ -422,7 +424,9 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     now = began.time
     # The configuration is read after what it is to hold for has ended.
     conf, batches = (yield from read_conf(context)), (yield from unsealed(context))
-    rules = _Rules(now - int(lifetime * 1000), began.zxid, conf, batches)
+    cutoff = now - int(lifetime * 1000)
+    latest = cutoff if lifetime else cutoff + int(SPAN_SECONDS * 1000)
+    rules = _Rules(cutoff, latest, began.zxid, conf, batches)
     for index in INDEXES:
         yield from _collect_index(context, index, rules, report)
     if context.maintenance.closing:
@@ -448,14 +452,14 @@ def _collect_index(context: Context, index: str, rules: _Rules, report: Collecte
         start = bucket_start(name)
         if start is None:
             context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
-        elif start <= rules.cutoff:
+        elif start <= rules.latest:
             yield from _collect_bucket(context, context.paths.at(index, name), rules, report)
             if start + 2 * BUCKET_MS < rules.cutoff:
                 yield Multi((Delete(context.paths.at(index, name)),))  # refused while something is kept
 
 
 def _collect_bucket(context: Context, bucket: str, rules: _Rules, report: Collected) -> Procedure[None]:
-    entries, after = (yield Children(bucket)), rules.cutoff + 1
+    entries, after = (yield Children(bucket)), rules.latest + 1
     due = [name for name in sorted(entries or ()) if (entry_time(name) or after) < after]
     for chunk in chunked(due):
         if context.maintenance.closing:
