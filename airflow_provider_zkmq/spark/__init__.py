@@ -4,6 +4,6 @@ Importing this package loads neither PySpark nor a ZooKeeper client: what stands
 imported on first use.
 """
 
-from airflow_provider_zkmq.lazy import lazily
+from ..lazy import lazily
 
 __all__, __getattr__ = lazily(__name__)

@@ -14,7 +14,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_zkmq.embedded import spark_java_home
+from ..embedded import spark_java_home
 
 #: The environment variable that names the Spark master; without it Spark runs in this process.
 MASTER_VARIABLE: Final = "ZKMQ_SPARK_MASTER"

@@ -12,13 +12,13 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, types
 
-from airflow_provider_zkmq import engine
-from airflow_provider_zkmq.engine import AnyClient, AnyQueue, Archive, ConfigError, Ended, Task, Unreadable
-from airflow_provider_zkmq.spark.history import tables
-from airflow_provider_zkmq.spark.history.tables import Manifest, Part, read_manifest
-from airflow_provider_zkmq.spark.source import options
-from airflow_provider_zkmq.spark.source.options import SourceOptions
-from airflow_provider_zkmq.spark.source.reading import COLUMNS, Column, delivery, json_text, moment
+from ... import engine
+from ...engine import AnyClient, AnyQueue, Archive, ConfigError, Ended, Task, Unreadable
+from ..source import options
+from ..source.options import SourceOptions
+from ..source.reading import COLUMNS, Column, delivery, json_text, moment
+from . import tables
+from .tables import Manifest, Part, read_manifest
 
 # --- Archive rows: their schema, and how Spark's Python workers read them from ZooKeeper.
 

@@ -17,9 +17,9 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.spark.history import tables
-from airflow_provider_zkmq.spark.history.silver import DELIVERIES, RUNS, check_behind, unseen
-from airflow_provider_zkmq.spark.history.tables import Manifest
+from . import tables
+from .silver import DELIVERIES, RUNS, check_behind, unseen
+from .tables import Manifest
 
 # --- Silver rows as numbers for each hour: of classes and of consumers. Columns only: nothing is read or written here.
 #

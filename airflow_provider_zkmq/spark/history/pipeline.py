@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
-from airflow_provider_zkmq.engine import AnyClient, ConfigError, ZkmqError, check_name
-from airflow_provider_zkmq.spark.history import tables
-from airflow_provider_zkmq.spark.history.bronze import Connect, archive_queue, open_client
-from airflow_provider_zkmq.spark.history.gold import summarise
-from airflow_provider_zkmq.spark.history.silver import compact, refine
-from airflow_provider_zkmq.spark.history.tables import Retention
+from ...engine import AnyClient, ConfigError, ZkmqError, check_name
+from . import tables
+from .bronze import Connect, archive_queue, open_client
+from .gold import summarise
+from .silver import compact, refine
+from .tables import Retention
 
 # --- Silver and gold as Delta tables, too, below ``<directory>/<queue>/delta``, by the Python writer of `deltalake`.
 #

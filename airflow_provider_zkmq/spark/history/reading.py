@@ -10,10 +10,10 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.spark.history.bronze import SCHEMA
-from airflow_provider_zkmq.spark.history.gold import CONSUMERS, HOURLY
-from airflow_provider_zkmq.spark.history.silver import DELIVERIES, RUNS
-from airflow_provider_zkmq.spark.history.tables import GOLD, SILVER, folders, load, read_manifest
+from .bronze import SCHEMA
+from .gold import CONSUMERS, HOURLY
+from .silver import DELIVERIES, RUNS
+from .tables import GOLD, SILVER, folders, load, read_manifest
 
 POINTS: Final = (0.5, 0.9, 0.99)
 Directory: TypeAlias = str | os.PathLike[str]

@@ -16,10 +16,10 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.engine import ConfigError, ZkmqError
-from airflow_provider_zkmq.spark.history import tables
-from airflow_provider_zkmq.spark.history.bronze import SCHEMA
-from airflow_provider_zkmq.spark.history.tables import Manifest, Part
+from ...engine import ConfigError, ZkmqError
+from . import tables
+from .bronze import SCHEMA
+from .tables import Manifest, Part
 
 # --- Bronze rows as silver rows: one for each run, one for each delivery. Only columns: nothing is read or written.
 

@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
+from ...engine import ConfigError, CorruptRecord
 
 # --- A table's manifest: the pointer by which readers find complete parts, replaced at one stroke.
 #

@@ -12,9 +12,9 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.spark.reporting import page
-from airflow_provider_zkmq.spark.reporting.page import Column, Row
-from airflow_provider_zkmq.spark.reporting.sections import Frames, label
+from . import page
+from .page import Column, Row
+from .sections import Frames, label
 
 # --- The formula: the mean wait of the M/M/c queue, times (1 + C²) / 2 of Allen and Cunneen for how run times vary.
 #

@@ -25,8 +25,8 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from airflow_provider_zkmq.engine import ConfigError, check_name
-from airflow_provider_zkmq.spark.history.tables import GOLD, NAME, SILVER, read_manifest
+from ...engine import ConfigError, check_name
+from ..history.tables import GOLD, NAME, SILVER, read_manifest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

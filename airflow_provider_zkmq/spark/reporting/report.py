@@ -15,11 +15,11 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from airflow_provider_zkmq.engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
-from airflow_provider_zkmq.spark.reporting import capacity, sections
-from airflow_provider_zkmq.spark.reporting.capacity import Target
-from airflow_provider_zkmq.spark.reporting.page import MARKED, Row, Section, known, page, render, several
-from airflow_provider_zkmq.spark.session import spark_session
+from ...engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
+from ..session import spark_session
+from . import capacity, sections
+from .capacity import Target
+from .page import MARKED, Row, Section, known, page, render, several
 
 #: More rows than these in a table nobody reads.
 MOST_ROWS: Final = 200

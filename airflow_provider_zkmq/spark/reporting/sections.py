@@ -12,21 +12,8 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from airflow_provider_zkmq.spark.history import reading
-from airflow_provider_zkmq.spark.reporting.page import (
-    Column,
-    Plot,
-    Row,
-    Section,
-    Series,
-    Table,
-    moment,
-    name,
-    printable,
-    several,
-    span,
-    spell,
-)
+from ..history import reading
+from .page import Column, Plot, Row, Section, Series, Table, moment, name, printable, several, span, spell
 
 # --- The tables of the history, cut to the time and the queues that are asked for.
 

@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from airflow_provider_zkmq.spark.source import options
-from airflow_provider_zkmq.spark.source.options import SECRETS, SourceError, SourceOptions, plainly
+from . import options
+from .options import SECRETS, SourceError, SourceOptions, plainly
 
 if TYPE_CHECKING:
-    from airflow_provider_zkmq.spark.source.following import TaskStream
-    from airflow_provider_zkmq.spark.source.reading import TaskReader
-    from airflow_provider_zkmq.spark.source.writing import TaskStreamWriter, TaskWriter, WriteReport
+    from .following import TaskStream
+    from .reading import TaskReader
+    from .writing import TaskStreamWriter, TaskWriter, WriteReport
 
 FORMAT = "zkmq"
 #: Spark shows no values of options whose names are like this.
@@ -43,7 +43,7 @@ def enqueue(df: DataFrame, queue: str, **options: object) -> WriteReport:
     Such as ``hosts=…, id="flight", data="payload"``. Made again, the same call completes what an earlier one left.
     Raises `SourceError` for what is refused, Spark's own errors for what goes wrong elsewhere.
     """
-    from airflow_provider_zkmq.spark.source.writing import WriteReport
+    from .writing import WriteReport
 
     register(df.sparkSession)
     with tempfile.TemporaryDirectory(prefix="zkmq-report-") as folder:
@@ -66,7 +66,7 @@ class ZkmqDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns that a read has; asked for by ``load``, which therefore refuses what cannot be read."""
-        from airflow_provider_zkmq.spark.source import following, reading
+        from . import following, reading
 
         with plainly():
             chosen = SourceOptions.of(self.options)
@@ -80,28 +80,28 @@ class ZkmqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> TaskReader:
         """The reader of a batch query."""
-        from airflow_provider_zkmq.spark.source.reading import TaskReader
+        from .reading import TaskReader
 
         with plainly():
             return TaskReader(schema, SourceOptions.of(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> TaskWriter:
         """The writer of a batch query."""
-        from airflow_provider_zkmq.spark.source.writing import TaskWriter
+        from .writing import TaskWriter
 
         with plainly():
             return TaskWriter(schema, SourceOptions.of(self.options), overwrite)
 
     def streamReader(self, schema: StructType) -> TaskStream:  # noqa: N802  Spark's name
         """The reader of a stream."""
-        from airflow_provider_zkmq.spark.source.following import TaskStream
+        from .following import TaskStream
 
         with plainly():
             return TaskStream(schema, SourceOptions.of(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TaskStreamWriter:  # noqa: N802  Spark's name
         """The writer of a stream."""
-        from airflow_provider_zkmq.spark.source.writing import TaskStreamWriter
+        from .writing import TaskStreamWriter
 
         with plainly():
             return TaskStreamWriter(schema, SourceOptions.of(self.options), overwrite)

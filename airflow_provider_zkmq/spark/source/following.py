@@ -18,11 +18,11 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from airflow_provider_zkmq import engine
-from airflow_provider_zkmq.engine import AnyClient, AnyQueue, ConfigError, Ended, QueueNotFound, State, Task
-from airflow_provider_zkmq.spark.source import options as access
-from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions, plainly
-from airflow_provider_zkmq.spark.source.reading import Query, batch, columns_of, parts
+from ... import engine
+from ...engine import AnyClient, AnyQueue, ConfigError, Ended, QueueNotFound, State, Task
+from . import options as access
+from .options import SourceError, SourceOptions, plainly
+from .reading import Query, batch, columns_of, parts
 
 # --- How far a stream has come, as Spark's checkpoint holds it: a position in each queue, by zxid.
 

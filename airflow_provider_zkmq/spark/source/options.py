@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from airflow_provider_zkmq import __version__
-from airflow_provider_zkmq.engine import AnyClient, ConfigError, Zkmq, ZkmqError, parse_duration
-from airflow_provider_zkmq.environment import environment_options
+from ... import __version__
+from ...engine import AnyClient, ConfigError, Zkmq, ZkmqError, parse_duration
+from ...environment import environment_options
 
 # --- What users of the data source see where something is wrong: our message first, and no walk through Spark's code.
 
@@ -156,7 +156,7 @@ def _read_file(path: Path) -> bytes:
 def _airflow_connection(conn_id: str) -> dict[str, Any]:
     """What Airflow, where this runs, knows as the connection `conn_id`. Raises `ConfigError` where there is none."""
     try:
-        from airflow_provider_zkmq.hooks.connections import look_up_options
+        from ...hooks.connections import look_up_options
     except ImportError as error:
         raise ConfigError(f"conn_id {conn_id!r} cannot be looked up: Airflow is not installed here ({error})") from None
     options = look_up_options(conn_id)

@@ -19,10 +19,10 @@ from pyspark.sql import types
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_type
 
-from airflow_provider_zkmq import engine
-from airflow_provider_zkmq.engine import AnyClient, AnyQueue, Attempt, ConfigError, QueueNotFound, Scanned, State
-from airflow_provider_zkmq.spark.source import options as access
-from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions, plainly, unknown
+from ... import engine
+from ...engine import AnyClient, AnyQueue, Attempt, ConfigError, QueueNotFound, Scanned, State
+from . import options as access
+from .options import SourceError, SourceOptions, plainly, unknown
 
 # --- The columns of the data source: their names, their types, and how they are made of tasks.
 

@@ -19,10 +19,10 @@ from pyspark import TaskContext
 from pyspark.sql import types
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from airflow_provider_zkmq import engine
-from airflow_provider_zkmq.engine import AnyQueue, ConfigError, FilterType, Message
-from airflow_provider_zkmq.spark.source import options as access
-from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions, cached, plainly
+from ... import engine
+from ...engine import AnyQueue, ConfigError, FilterType, Message
+from . import options as access
+from .options import SourceError, SourceOptions, cached, plainly
 
 # --- Which column of a DataFrame becomes which part of a task: decided once, where the write is planned.
 
