@@ -90,26 +90,22 @@ class SyncClaiming(SyncApi[S], Generic[S, C]):
         """What the caller gets for a claim. May neither block nor fail."""
 
     def _take(
-        self, make_request: Callable[[S], Procedure[ClaimRequest]], call_deadline: CallDeadline | None = None
-    ) -> C | None:
-        """Claim what is asked for. After `deliver`, inside of `handed_over`, nothing may happen but returns.
+        self,
+        make_request: Callable[[S], Procedure[ClaimRequest]],
+        choose: Callable[[list[C]], T],
+        call_deadline: CallDeadline | None = None,
+    ) -> T:
+        """Claim what is asked for; the caller gets what `choose` makes of the claims.
 
-        An interrupt of the calling thread is raised at the next call or end of a ``with`` block; one that fell there
-        would lose a claim that the client does not remember any more.
+        After `deliver`, inside of `handed_over`, nothing may happen but returns: an interrupt of the calling thread is
+        raised at the next call or end of a ``with`` block; one that fell there would lose a claim that the client does
+        not remember any more.
         """
         call_deadline = call_deadline or self._session.call_deadline()
         request = run(self._session, make_request(self._subject), call_deadline)
         self._mark_used()
-        first = lambda claims: self._receive(request.context, claims[0]) if claims else None  # noqa: E731
-        return handed_over(self._session, request, first, call_deadline)
-
-    def _take_all(self, make_request: Callable[[S], Procedure[ClaimRequest]]) -> list[C]:
-        """Claim what is asked for, several at once; as in `_take`, nothing happens after `deliver`."""
-        call_deadline = self._session.call_deadline()
-        request = run(self._session, make_request(self._subject), call_deadline)
-        self._mark_used()
-        all_of = lambda claims: [self._receive(request.context, each) for each in claims]  # noqa: E731
-        return handed_over(self._session, request, all_of, call_deadline)
+        receive = lambda claims: choose([self._receive(request.context, each) for each in claims])  # noqa: E731
+        return handed_over(self._session, request, receive, call_deadline)
 
 
 class AsyncClaiming(AsyncApi[S], Generic[S, C]):
@@ -120,22 +116,17 @@ class AsyncClaiming(AsyncApi[S], Generic[S, C]):
         """What the caller gets for a claim. May not fail."""
 
     async def _take(
-        self, make_request: Callable[[S], Procedure[ClaimRequest]], call_deadline: CallDeadline | None = None
-    ) -> C | None:
-        """Claim what is asked for. Cancelled, it gives back what it took."""
+        self,
+        make_request: Callable[[S], Procedure[ClaimRequest]],
+        choose: Callable[[list[C]], T],
+        call_deadline: CallDeadline | None = None,
+    ) -> T:
+        """Claim what is asked for. Cancelled, it gives back all that it took."""
         call_deadline = call_deadline or self._session.call_deadline()
         request = await arun(self._session, make_request(self._subject), call_deadline)
         self._mark_used()
-        first = lambda claims: self._receive(request.context, claims[0]) if claims else None  # noqa: E731
-        return await handed_over_async(self._session, request, first, call_deadline)
-
-    async def _take_all(self, make_request: Callable[[S], Procedure[ClaimRequest]]) -> list[C]:
-        """Claim what is asked for, several at once. Cancelled, it gives back all that it took."""
-        call_deadline = self._session.call_deadline()
-        request = await arun(self._session, make_request(self._subject), call_deadline)
-        self._mark_used()
-        all_of = lambda claims: [self._receive(request.context, each) for each in claims]  # noqa: E731
-        return await handed_over_async(self._session, request, all_of, call_deadline)
+        receive = lambda claims: choose([self._receive(request.context, each) for each in claims])  # noqa: E731
+        return await handed_over_async(self._session, request, receive, call_deadline)
 
 
 class SyncInTurn(SyncClaiming[S, C]):
@@ -157,12 +148,15 @@ class SyncInTurn(SyncClaiming[S, C]):
             self._turn.release()
 
     def _take(
-        self, make_request: Callable[[S], Procedure[ClaimRequest]], call_deadline: CallDeadline | None = None
-    ) -> C | None:
+        self,
+        make_request: Callable[[S], Procedure[ClaimRequest]],
+        choose: Callable[[list[C]], T],
+        call_deadline: CallDeadline | None = None,
+    ) -> T:
         """Claim what is asked for; the subject remembers it, so an interrupt after the handing over loses nothing."""
         call_deadline = self._begin()
         try:
-            return super()._take(make_request, call_deadline)
+            return super()._take(make_request, choose, call_deadline)
         finally:
             self._turn.release()
 
@@ -190,12 +184,15 @@ class AsyncInTurn(AsyncClaiming[S, C]):
             self._turn.release()
 
     async def _take(
-        self, make_request: Callable[[S], Procedure[ClaimRequest]], call_deadline: CallDeadline | None = None
-    ) -> C | None:
+        self,
+        make_request: Callable[[S], Procedure[ClaimRequest]],
+        choose: Callable[[list[C]], T],
+        call_deadline: CallDeadline | None = None,
+    ) -> T:
         """Claim what is asked for, when it is this call's turn."""
         call_deadline = await self._begin()
         try:
-            return await super()._take(make_request, call_deadline)
+            return await super()._take(make_request, choose, call_deadline)
         finally:
             self._turn.release()
 
@@ -222,10 +219,16 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SyncAndAsync:
-    """Two functions of one name: the blocking API's and the awaited one's. Subclasses say what their types are."""
+    """Two functions of one name: the blocking API's and the awaited one's. Subclasses say what their types are.
 
-    def __init__(self, sync: Callable[..., Any], awaited: Callable[..., Any]) -> None:
+    `returns`: what the two are shown to return, instead of what their annotations say.
+    """
+
+    def __init__(self, sync: Callable[..., Any], awaited: Callable[..., Any], *returns: str) -> None:
         self.functions: Final = (sync, awaited)
+        for function, text in zip(self.functions, returns, strict=bool(returns)):
+            signature = inspect.signature(function).replace(return_annotation=text)
+            function.__signature__ = signature  # type: ignore[attr-defined]
 
     def __set_name__(self, owner: type, name: str) -> None:
         for function in self.functions:
@@ -268,66 +271,53 @@ class verb(SyncAndAsync, Generic[S, P, T]):  # noqa: N801  reads like a decorato
         return self.of(api, owner)
 
 
+def first(claims: list[C]) -> C | None:
+    """The one claim that was asked for, if there was one."""
+    return claims[0] if claims else None
+
+
 class claiming(SyncAndAsync, Generic[S, P]):  # noqa: N801  reads like a decorator
     """A procedure that asks for a claim; what the API makes of it is handed over to the caller, or given back.
 
     `returns`: what the blocking and the awaited one are shown to return.
     """
 
+    choose: Callable[[list[Any]], Any] = staticmethod(first)
+    """What the caller gets for what was claimed."""
+
     def __init__(self, make_request: Callable[Concatenate[S, P], Procedure[ClaimRequest]], *returns: str) -> None:
-        def sync(self: SyncClaiming[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:
-            return self._take(lambda subject: make_request(subject, *args, **kwargs))
+        choose = self.choose
 
-        async def awaited(self: AsyncClaiming[S, C], /, *args: P.args, **kwargs: P.kwargs) -> C | None:
-            return await self._take(lambda subject: make_request(subject, *args, **kwargs))
+        def sync(self: SyncClaiming[S, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+            return self._take(lambda subject: make_request(subject, *args, **kwargs), choose)
 
-        super().__init__(shown(sync, make_request), shown(awaited, make_request))
-        for function, text in zip(self.functions, returns, strict=True):
-            show_result(function, text)
+        async def awaited(self: AsyncClaiming[S, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+            return await self._take(lambda subject: make_request(subject, *args, **kwargs), choose)
+
+        super().__init__(shown(sync, make_request), shown(awaited, make_request), *returns)
 
     @overload
     def __get__(self, api: SyncClaiming[S, C], owner: type) -> Callable[P, C | None]: ...
     @overload
     def __get__(self, api: AsyncClaiming[S, C], owner: type) -> Callable[P, Coroutine[Any, Any, C | None]]: ...
     @overload
-    def __get__(
-        self, api: None, owner: type[SyncClaiming[S, C]]
-    ) -> Callable[Concatenate[SyncClaiming[S, C], P], C | None]: ...
-    @overload
-    def __get__(
-        self, api: None, owner: type[AsyncClaiming[S, C]]
-    ) -> Callable[Concatenate[AsyncClaiming[S, C], P], Coroutine[Any, Any, C | None]]: ...
+    def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, api: object, owner: type) -> Any:
         """The verb of an object, or of a API's class."""
         return self.of(api, owner)
 
 
-class claiming_many(SyncAndAsync, Generic[S, P]):  # noqa: N801  reads like a decorator
+class claiming_many(claiming[S, P]):  # noqa: N801  reads like a decorator
     """`claiming` for a procedure that asks for several claims at once: the caller gets a list."""
 
-    def __init__(self, make_request: Callable[Concatenate[S, P], Procedure[ClaimRequest]], *returns: str) -> None:
-        def sync(self: SyncClaiming[S, C], /, *args: P.args, **kwargs: P.kwargs) -> list[C]:
-            return self._take_all(lambda subject: make_request(subject, *args, **kwargs))
+    choose = list
 
-        async def awaited(self: AsyncClaiming[S, C], /, *args: P.args, **kwargs: P.kwargs) -> list[C]:
-            return await self._take_all(lambda subject: make_request(subject, *args, **kwargs))
-
-        super().__init__(shown(sync, make_request), shown(awaited, make_request))
-        for function, text in zip(self.functions, returns, strict=True):
-            show_result(function, text)
-
-    @overload
+    @overload  # type: ignore[override]  # the caller gets a list
     def __get__(self, api: SyncClaiming[S, C], owner: type) -> Callable[P, list[C]]: ...
     @overload
     def __get__(self, api: AsyncClaiming[S, C], owner: type) -> Callable[P, Coroutine[Any, Any, list[C]]]: ...
     @overload
-    def __get__(
-        self, api: None, owner: type[SyncClaiming[S, C]]
-    ) -> Callable[Concatenate[SyncClaiming[S, C], P], list[C]]: ...
-    @overload
-    def __get__(
-        self, api: None, owner: type[AsyncClaiming[S, C]]
-    ) -> Callable[Concatenate[AsyncClaiming[S, C], P], Coroutine[Any, Any, list[C]]]: ...
+    def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, api: object, owner: type) -> Any:
         """The verb of an object, or of a API's class."""
         return self.of(api, owner)
@@ -394,12 +384,6 @@ def shown(function: F, procedure: Callable[..., Any], taken: int = 1) -> F:
     signature = signature.replace(parameters=[*leading, *rest], return_annotation=_returned(signature))
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
-
-
-def show_result(function: Callable[..., Any], text: str) -> None:
-    """Show what a function returns by another name."""
-    signature = inspect.signature(function).replace(return_annotation=text)
-    function.__signature__ = signature  # type: ignore[attr-defined]
 
 
 def _annotation(parameter: inspect.Parameter) -> object:

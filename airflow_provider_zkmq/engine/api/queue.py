@@ -53,7 +53,6 @@ from .methods import (
     claiming,
     claiming_many,
     settling,
-    show_result,
     shown,
     verb,
 )
@@ -225,9 +224,7 @@ class claim_loop(SyncAndAsync, Generic[P]):  # noqa: N801  reads like a decorato
             self._mark_used()
             return AsyncClaims(self._session, request(self._subject, *args, **kwargs), self._receive)
 
-        super().__init__(shown(sync, request), shown(awaited, request))
-        for function, text in zip(self.functions, returns, strict=True):
-            show_result(function, text)
+        super().__init__(shown(sync, request), shown(awaited, request), *returns)
 
     @overload
     def __get__(self, api: SyncClaiming[Context, C], owner: type) -> Callable[P, Claims[C]]: ...
@@ -348,15 +345,19 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
         return f"<{type(self).__name__} {self.token} of task {self._claimed.task_id!r}>"
 
 
-class QueueMethods(Api[Context]):
+class QueueMethods(Api[Context], Generic[U]):
     """What queues of both APIs are: a new verb is one line here.
 
-    The settling verbs take a task's id and its claim's token; see `Claim`. `used`: called with each claim and enqueue.
+    The settling verbs take a task's id and its claim's token; see `Claim`. `used`: called with each claim and enqueue;
+    `begin` begins a transaction over the same connection.
     """
 
-    def __init__(self, session: Session, context: Context, used: Callable[[Context], None]) -> None:
+    def __init__(
+        self, session: Session, context: Context, used: Callable[[Context], None], begin: Callable[[], U]
+    ) -> None:
         super().__init__(session, context)
         self._used = used
+        self._begin = begin
 
     publish_archive = verb(admin.publish_archive)
     pause = verb(admin.pause)
@@ -468,21 +469,11 @@ class Claim(ClaimMethods[UnitOfWork], SyncApi[ClaimHandle]):
     """
 
 
-class Queue(QueueMethods, SyncClaiming[Context, Claim]):
+class Queue(QueueMethods[UnitOfWork], SyncClaiming[Context, Claim]):
     """A queue, each call blocking until ZooKeeper has answered. Usable from several threads.
 
     The settling methods take a task's id and its claim's token, from whichever process; see `Claim`.
     """
-
-    def __init__(
-        self,
-        session: Session,
-        context: Context,
-        used: Callable[[Context], None],
-        begin: Callable[[], UnitOfWork],
-    ) -> None:
-        super().__init__(session, context, used)
-        self._begin = begin
 
     def _receive(self, context: Context, claimed: Claimed) -> Claim:
         """The claim that a caller gets."""
@@ -500,18 +491,8 @@ class AsyncClaim(ClaimMethods[AsyncUnitOfWork], AsyncApi[ClaimHandle]):
     """A task in hand; see `Claim`."""
 
 
-class AsyncQueue(QueueMethods, AsyncClaiming[Context, AsyncClaim]):
+class AsyncQueue(QueueMethods[AsyncUnitOfWork], AsyncClaiming[Context, AsyncClaim]):
     """A queue on an event loop; its methods are `Queue`'s."""
-
-    def __init__(
-        self,
-        session: Session,
-        context: Context,
-        used: Callable[[Context], None],
-        begin: Callable[[], AsyncUnitOfWork],
-    ) -> None:
-        super().__init__(session, context, used)
-        self._begin = begin
 
     def _receive(self, context: Context, claimed: Claimed) -> AsyncClaim:
         """The claim that a caller gets."""
