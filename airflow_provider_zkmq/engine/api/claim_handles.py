@@ -1,4 +1,4 @@
-"""Calls that block, in a thread of their own beside the event loop."""
+"""Claims in the hands of callers, and how they get there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..core.claim.claim import ClaimRequest
 from ..core.context import Caller, Claimed, Context
@@ -78,13 +78,6 @@ class ClaimHandle:
         """Whether the session that the claim is bound to has ended: one that is merely cut off still holds it."""
         leased = self.span is not None and not self.claimed.state.bound
         return session.closed or not (leased or session.id in {self.claimed.session, UNKNOWN_SESSION})
-
-
-class Adopting(Protocol):
-    """A transaction, as far as a claim enters it."""
-
-    def adopt(self, handle: ClaimHandle) -> None:
-        """Make a claim of the same session part of the transaction, and the one that `settle` is about."""
 
 
 def task_of(context: Context, claimed: Claimed) -> Task:

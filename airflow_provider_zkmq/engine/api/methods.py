@@ -27,9 +27,6 @@ from ..zk.session import Session
 from .claim_handles import ClaimHandle, handed_over, handed_over_async
 
 # --- The two kinds of API: objects whose calls block, and objects whose calls are awaited.
-#
-# Everything that the two do differently stands here and in `handover`, once; what can be asked of them is described
-# in `methods` and `verbs`, once for both.
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -57,7 +54,7 @@ class Api(Generic[S]):
 
 
 class SyncApi(Api[S]):
-    """A API whose calls block the calling thread until they are carried out."""
+    """An API whose calls block the calling thread until they are carried out."""
 
     def _carry_out(self, call: Callable[[S], Procedure[T]], call_deadline: CallDeadline | None = None) -> T:
         """Carry out the procedure that `call` makes of the subject."""
@@ -70,7 +67,7 @@ class SyncApi(Api[S]):
 
 
 class AsyncApi(Api[S]):
-    """A API whose calls are coroutines; the event loop goes on meanwhile."""
+    """An API whose calls are coroutines; the event loop goes on meanwhile."""
 
     async def _carry_out(self, call: Callable[[S], Procedure[T]], call_deadline: CallDeadline | None = None) -> T:
         """Carry out the procedure that `call` makes of the subject."""
@@ -208,10 +205,6 @@ class AsyncInTurn(AsyncClaiming[S, C]):
 
 
 # --- Verbs: one procedure is a blocking method of one API and a coroutine of the other.
-#
-# ``pause = verb(configure.pause)`` in a class that both APIs inherit is all that it takes. Which of its two functions
-# an attribute is depends on the API that it is asked of, at run time and for type checkers; both show the procedure's
-# parameters (less the subject, which the API provides), its documentation and the verb's name.
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -241,7 +234,7 @@ class SyncAndAsync:
 
 
 class verb(SyncAndAsync, Generic[S, P, T]):  # noqa: N801  reads like a decorator
-    """A procedure on a API's subject. `marks_used`: its queue takes part in clean-up from the first call on."""
+    """A procedure on an API's subject. `marks_used`: its queue takes part in clean-up from the first call on."""
 
     def __init__(self, procedure: Callable[Concatenate[S, P], Procedure[T]], *, marks_used: bool = False) -> None:
         def sync(self: SyncApi[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -267,7 +260,7 @@ class verb(SyncAndAsync, Generic[S, P, T]):  # noqa: N801  reads like a decorato
         self, api: None, owner: type[AsyncApi[S]]
     ) -> Callable[Concatenate[AsyncApi[S], P], Coroutine[Any, Any, T]]: ...
     def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of a API's class."""
+        """The verb of an object, or of an API's class."""
         return self.of(api, owner)
 
 
@@ -303,7 +296,7 @@ class claiming(SyncAndAsync, Generic[S, P]):  # noqa: N801  reads like a decorat
     @overload
     def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of a API's class."""
+        """The verb of an object, or of an API's class."""
         return self.of(api, owner)
 
 
@@ -319,7 +312,7 @@ class claiming_many(claiming[S, P]):  # noqa: N801  reads like a decorator
     @overload
     def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of a API's class."""
+        """The verb of an object, or of an API's class."""
         return self.of(api, owner)
 
 
@@ -358,7 +351,7 @@ class by_token(SyncAndAsync, Generic[P, T]):  # noqa: N801  reads like a decorat
     @overload
     def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of a API's class."""
+        """The verb of an object, or of an API's class."""
         return self.of(api, owner)
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from ..core.claim.claim import (
     Loop,
@@ -41,7 +41,7 @@ from ..working.async_worker import OF_CALLS, AsyncWorker
 from ..working.worker import Worker
 from ..zk.drivers import arun, run
 from ..zk.session import Session
-from .claim_handles import DELIVERY_SECONDS, Adopting, ClaimHandle, task_of
+from .claim_handles import DELIVERY_SECONDS, ClaimHandle, task_of
 from .methods import (
     Api,
     AsyncApi,
@@ -56,19 +56,12 @@ from .methods import (
     shown,
     verb,
 )
-from .unit_of_work import AsyncUnitOfWork, UnitOfWork
+from .unit_of_work import AsyncUnitOfWork, TransactionMethods, UnitOfWork
 
 # --- Loops over claims: `q.claims`, blocking and on an event loop.
 
-
-class InLoop(Protocol):
-    """A claim, as far as a loop looks at it."""
-
-    result: bytes | str | None
-
-
 P = ParamSpec("P")
-C = TypeVar("C", bound=InLoop)
+C = TypeVar("C", bound="ClaimMethods[Any]")
 
 
 class LoopOf(Generic[C]):
@@ -237,12 +230,10 @@ class claim_loop(SyncAndAsync, Generic[P]):  # noqa: N801  reads like a decorato
         return self.of(api, owner)
 
 
-# --- The blocking API: `Queue` and `Claim`.
-
 # --- What can be asked of claims and of queues: each verb once for both APIs, see `methods`.
 
 T = TypeVar("T")
-U = TypeVar("U", bound=Adopting)
+U = TypeVar("U", bound=TransactionMethods)
 
 
 class ClaimMethods(Api[ClaimHandle], Generic[U]):
