@@ -14,6 +14,7 @@ from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, SetData
 from airflow_provider_zkmq.engine.core.read import completion_log, inspect
 from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.errors import ConfigError
+from tests.unit.claiming import step
 from tests.unit.ended_runs import Reader
 
 # --- which runs
@@ -38,6 +39,26 @@ def test_each_end_is_told_in_order_with_its_version() -> None:
     for each in client.ended():
         task = client.do(inspect.read_task(client.context, each.id))
         assert (each.version, each.place, client.read([each])) == (task.version, None, [task])
+
+
+def test_a_run_whose_id_runs_anew_while_it_is_read_is_read_as_it_ended() -> None:
+    """Whichever two requests the next run comes between: nothing of it is in what is told of the first one."""
+    for number in range(1_000):
+        client = Reader.of(follow=True)
+        client.finish("a", b"first", b"one")
+        client.zk.advance(10)
+        [ended] = client.ended()
+        [known] = client.read([ended], parts=("result",))
+        reading = step(client, completion_log.read_ended(client.context, [ended], parts=("result",)))
+        for _ in range(number):
+            if not reading.over:
+                reading.step()
+        if reading.over:
+            break
+        client.put(b"second", task_id="a")
+        [read] = reading.finish()
+        assert replace(read, data=b"", metadata={}) == replace(known, data=b"", metadata={}), number
+    assert number == 2, "it is read in two requests"
 
 
 DEPARTURES: dict[str, Callable[[Reader], Any]] = {
