@@ -37,7 +37,7 @@ import pendulum
 from airflow.sdk import Asset, Param, Variable, dag, get_current_context, task, task_group
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from airflow_provider_zkmq.hooks.telemetry import setting
+from airflow_provider_zkmq.hooks.settings import setting
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.notifications.zkmq import ZkmqDeadLetterNotifier
 

@@ -1,4 +1,4 @@
-"""The verbs on tasks: enqueue, claim, complete, fail, release, snooze, extend, progress, show, wait, batch."""
+"""The verbs on tasks and claims: enqueue, wait, batch; claim, complete, fail, release, snooze, extend, progress."""
 
 from __future__ import annotations
 

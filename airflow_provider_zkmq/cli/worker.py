@@ -26,11 +26,6 @@ from .tasks import add_wanted, wanted
 if TYPE_CHECKING:
     from ..engine import Monitor, Running, Worker
 
-# --- ``zkmq worker --exec``: each task is a shell command's standard input, its output the result.
-#
-# A command never outlives its task: it is ended when the task is cancelled or its claim is lost in another way,
-# when the worker's grace is over, and, by the worker's `guard`, when the worker was killed.
-
 # --- A worker's end of the pipe to its `guard`.
 
 #: A service that is shut down sends these to all its processes: the guard stays as long as the worker.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-from .core.model.selectors import FilterMethod, Selector
+from .core.model.selectors import FilterMethods, Selector
 from .core.model.values import Duration
 from .core.read.inspect import Task
 from .core.tasks.outcome import Handled, Settlement
-
-Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 
 
 class WorkerTransaction(Protocol):
@@ -113,7 +111,7 @@ class WorkerQueue(Protocol):
     def check_wanted(
         self,
         node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
+        filter_method: FilterMethods = "absolute",
         selector: Selector | str | None = None,
     ) -> Any:
         """Raise `ConfigError` for what the queue's declarations refuse, `QueueNotFound` where there is none."""
@@ -124,7 +122,7 @@ class WorkerQueue(Protocol):
     def claim(
         self,
         node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
+        filter_method: FilterMethods = "absolute",
         *,
         selector: Selector | str | None = None,
         timeout: Duration = 0,
@@ -140,7 +138,7 @@ class WorkerQueue(Protocol):
         self,
         n: int,
         node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
+        filter_method: FilterMethods = "absolute",
         *,
         selector: Selector | str | None = None,
         timeout: Duration = 0,

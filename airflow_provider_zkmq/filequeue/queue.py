@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 from ..engine.core.model.names import check_name
 from ..engine.core.model.policy import RetryPolicy, Success
 from ..engine.core.model.records import Message, NewTasks, encode_data, keyed
-from ..engine.core.model.selectors import FilterMethod, FilterType, Selector, as_selector, choose
+from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, as_selector, choose
 from ..engine.core.model.states import State
 from ..engine.core.model.values import (
     Duration,
@@ -240,7 +240,6 @@ class FileClaims:
 
 # --- `FileQueue`: the interface of `Queue` over one file.
 
-Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 #: Who waits without a bound asks again after so many seconds.
 LONG: Final = 600.0
 
@@ -417,7 +416,7 @@ class FileQueue:
     def ready(
         self,
         node: Mapping[str, object] | Selector | str | None = None,
-        filter_method: Method = "absolute",
+        filter_method: FilterMethods = "absolute",
         *,
         selector: Selector | str | None = None,
         timeout: Duration | None = 0,
@@ -557,7 +556,7 @@ class FileQueue:
     def claim(
         self,
         node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
+        filter_method: FilterMethods = "absolute",
         *,
         selector: Selector | str | None = None,
         timeout: Duration = 0,
@@ -604,7 +603,7 @@ class FileQueue:
     def check_wanted(
         self,
         node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
+        filter_method: FilterMethods = "absolute",
         selector: Selector | str | None = None,
         lease: object = None,
     ) -> None:
@@ -630,7 +629,7 @@ class FileQueue:
         self,
         n: int,
         node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
+        filter_method: FilterMethods = "absolute",
         *,
         selector: Selector | str | None = None,
         timeout: Duration = 0,
@@ -662,7 +661,7 @@ class FileQueue:
     def claims(
         self,
         node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
+        filter_method: FilterMethods = "absolute",
         *,
         selector: Selector | str | None = None,
         timeout: Duration | None = None,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ..engine import AnyQueue, AsyncQueue
 
-# --- Cancel on kill: only a user's end of an Airflow task cancels what it waits for.
-
 # --- Which Airflow task instance enqueued a task: what the task's metadata note of it.
 
 #: What tells a task instance from all others, whichever of its tries it is.
@@ -106,8 +104,6 @@ async def acancel_open(queue: AsyncQueue, ids: Sequence[str]) -> int:
             continue
     return count
 
-
-# --- Deferring a wait to the triggerer: what is waited for, until when; many task ids in little room.
 
 # --- The ids of many tasks in little room: what a deferral stores and logs is bounded, however many they are.
 #

@@ -13,7 +13,7 @@ from ..engine import ConfigError
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import typed
 from ..hooks.maintenance import dead_letters
-from ..hooks.telemetry import how_many
+from ..hooks.settings import how_many
 from ..hooks.zkmq import ZkmqHook
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowOptionalProviderFeatureException
 
 from airflow_provider_zkmq.engine import ConfigError, ConnectionConfig, Zkmq
-from airflow_provider_zkmq.hooks import connections, telemetry
+from airflow_provider_zkmq.hooks import connections, settings
 from airflow_provider_zkmq.provider_info import get_provider_info
 from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
 
@@ -48,7 +48,7 @@ def test_configuration_and_form_have_exactly_what_is_read():
     """The options with the same defaults, each of which says what it is for; no field is ignored, and none missing."""
     info = get_provider_info()
     options = info["config"]["zkmq"]["options"]
-    assert {name: option["default"] for name, option in options.items()} == telemetry.DEFAULTS
+    assert {name: option["default"] for name, option in options.items()} == settings.DEFAULTS
     assert all(option["description"].endswith(".") for option in options.values())
     [declared] = info["connection-types"]
     assert set(declared["conn-fields"]) == set(connections._KNOWN)

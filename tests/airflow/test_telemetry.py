@@ -18,7 +18,7 @@ from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage, crea
 from airflow_provider_zkmq.decorators import zkmq
 from airflow_provider_zkmq.decorators.zkmq import zkmq_task
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
-from airflow_provider_zkmq.hooks import lineage, telemetry
+from airflow_provider_zkmq.hooks import lineage, settings, telemetry
 from airflow_provider_zkmq.hooks.lineage import queue_asset, record_lineage
 from tests.airflow.conftest import define, enqueuing, kill, sensor
 from tests.airflow.test_events import watching_with
@@ -101,7 +101,7 @@ def test_they_can_be_switched_off_and_a_wrong_option_fails_nothing(said, monkeyp
     telemetry.count_settled("jobs", "failed", run_ms=1)
     assert said == []
     monkeypatch.setenv("AIRFLOW__ZKMQ__STATS", "perhaps")
-    telemetry._warn.cache_clear()
+    settings._warn.cache_clear()
     for number in (2, 1):
         telemetry.count_enqueued("jobs", number)
     assert said == [("zkmq.enqueued", 2, JOBS), ("zkmq.enqueued", 1, JOBS)], "the default holds"

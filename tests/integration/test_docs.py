@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_zkmq import bridge, engine, spark
 from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfWork, Worker, Zkmq
-from airflow_provider_zkmq.hooks import telemetry
+from airflow_provider_zkmq.hooks import settings, telemetry
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.promises import TOP, rows
 from tests.support import fresh_root
@@ -216,4 +216,4 @@ def test_the_page_on_the_provider_names_what_there_is() -> None:
     named = [row[0].strip("`") for row in rows("docs/airflow-provider.md")]
     metrics = re.findall(r"^``(zkmq\.\w+)``", telemetry.__doc__ or "", re.MULTILINE)
     assert [name for name in named if name.startswith("zkmq.")] == metrics
-    assert [name for name in named if name in telemetry.DEFAULTS] == list(telemetry.DEFAULTS)
+    assert [name for name in named if name in settings.DEFAULTS] == list(settings.DEFAULTS)

@@ -76,6 +76,8 @@ def test_lifetime_0_takes_what_has_just_ended_by_a_clock_that_is_ahead() -> None
     assert (client.state("a").ended or 0) > client.zk.ms
     assert client.do(collect_garbage(another(client).context, 0)).collected == 1
     assert client.check() == {}
+    client.put(task_id="a")
+    assert client.work() == ["a"]
 
 
 def shown(client: Client) -> tuple[dict[str, int], dict[str, str]]:

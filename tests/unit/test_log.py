@@ -58,6 +58,7 @@ def test_a_run_whose_id_runs_anew_while_it_is_read_is_read_as_it_ended() -> None
         client.put(b"second", task_id="a")
         [read] = reading.finish()
         assert replace(read, data=b"", metadata={}) == replace(known, data=b"", metadata={}), number
+        assert client.work() == ["a"]
     assert number == 2, "it is read in two requests"
 
 

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Error, Retry, Snooze, Success, Worker
+from airflow_provider_zkmq.engine.blocking import run_blocking
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.tasks.outcome import Follows
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, Unavailable
 from airflow_provider_zkmq.engine.working import handling
+from airflow_provider_zkmq.engine.working.async_worker import LoopSettler
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Deliveries, Delivery
-from airflow_provider_zkmq.engine.working.handling import DeliveryResult, Tally
+from airflow_provider_zkmq.engine.working.handling import AwaitedCalls, BlockingCalls, DeliveryResult, Tally
+from airflow_provider_zkmq.engine.working.worker import ThreadSettler
 from tests.unit.test_cli import a_task
 
 
@@ -221,6 +224,26 @@ def test_the_owner_hears_of_what_was_handled_and_ends_nothing(log: None, caplog:
     assert heard == [Snooze(3), None]
     assert (tally.finished, tally.failed) == (0, 1)
     assert sum(record.levelname == "ERROR" for record in caplog.records) == 2
+
+
+async def test_an_interrupt_ends_a_try_at_settling_on_a_loop() -> None:
+    """It is meant for the program, which hears of it; the claim is untouched, and another try settles it."""
+    table, claim = Deliveries(), AsyncListClaim(refusals=[KeyboardInterrupt()])  # type: ignore[list-item]
+    settler, delivery = LoopSettler(table, Tally(), AwaitedCalls()), table.add(claim, None)
+    with pytest.raises(KeyboardInterrupt):
+        await settler.settle(delivery)
+    assert (table.held(), claim.outcomes) == ([], [])
+    assert await settler.attempt(delivery) is DeliveryResult.SETTLED
+
+
+def test_an_interrupt_in_a_worker_s_thread_is_trouble_like_any_other() -> None:
+    """The thread goes on, and the delivery is settled by the next try."""
+    table, claim = Deliveries(), ListClaim(refusals=[KeyboardInterrupt()])  # type: ignore[list-item]
+    settler, delivery = ThreadSettler(table, Tally(), BlockingCalls()), table.add(claim, None)
+    run_blocking(settler.settle(delivery))
+    assert (table.held(), claim.outcomes) == ([], [])
+    run_blocking(settler.settle_left())
+    assert (table.take_left(), claim.outcomes) == ([], [NOT_BEGUN])
 
 
 # --- the table of what is in hand

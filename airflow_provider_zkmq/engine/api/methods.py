@@ -45,9 +45,10 @@ class Api(Generic[S]):
         """Whether its connection has been closed: nothing can be done with it any more."""
         return self._session.closed
 
-    def _explain(self, _: ZkmqError) -> Procedure[None]:
-        """After an error of a procedure on the subject: raise what callers are to see instead, if anything."""
+    def _explain(self, _: ZkmqError) -> Procedure[ZkmqError | None]:
+        """After an error of a procedure on the subject: what callers are to see instead, if anything."""
         yield from ()
+        return None
 
     def _mark_used(self) -> None:
         """Tasks are about to be enqueued or claimed. A queue overrides this: its client then takes part in clean-up."""
@@ -62,8 +63,10 @@ class SyncApi(Api[S]):
         try:
             return run(self._session, call(self._subject), call_deadline)
         except ZkmqError as error:
-            run(self._session, self._explain(error), call_deadline)
-            raise
+            better = run(self._session, self._explain(error), call_deadline)
+            if better is None:
+                raise
+            raise better from error
 
 
 class AsyncApi(Api[S]):
@@ -75,8 +78,10 @@ class AsyncApi(Api[S]):
         try:
             return await arun(self._session, call(self._subject), call_deadline)
         except ZkmqError as error:
-            await arun(self._session, self._explain(error), call_deadline)
-            raise
+            better = await arun(self._session, self._explain(error), call_deadline)
+            if better is None:
+                raise
+            raise better from error
 
 
 class SyncClaiming(SyncApi[S], Generic[S, C]):

@@ -27,7 +27,7 @@ from ..core.maintenance.consumers import run_maintenance, wait_for_change
 from ..core.protocol import Procedure
 from ..core.read import completion_log, configuration, inspect, leases, nodes
 from ..core.read.inspect import Task, counts, pending
-from ..core.read.leases import explain_loss
+from ..core.read.leases import lost_with_queue
 from ..core.read.scan import scan
 from ..core.read.wait import find_matching, follow
 from ..core.read.wait import wait as wait_for
@@ -256,9 +256,9 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
     begin = settling(settle.begin)
     settle = settling(settle_by_outcome)
 
-    def _explain(self, error: ZkmqError) -> Procedure[None]:
+    def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
         """Where there is no queue any more, there is no claim either."""
-        return explain_loss(self._subject.context, self._claimed, error)
+        return lost_with_queue(self._subject.context, self._claimed, error)
 
     @property
     def _claimed(self) -> Claimed:
@@ -438,9 +438,9 @@ class QueueMethods(Api[Context], Generic[U]):
         """Wake every call of this client that waits for the queue to change; they look again."""
         self._context.signal.fire()
 
-    def _explain(self, error: ZkmqError) -> Procedure[None]:
+    def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
         """What fails where there is no such queue fails for that, whatever else it would say."""
-        return nodes.explain_missing(self._context, error)
+        return nodes.missing_queue(self._context, error)
 
     def _mark_used(self) -> None:
         """The queue is claimed from or enqueued to: its client takes part in clean-up from now on."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ..core.claim.claim import ClaimRequest, Method, claim, wanted
+from ..core.claim.claim import ClaimRequest, claim, wanted
 from ..core.context import Caller, Claimed, Context
 from ..core.model.records import Message
-from ..core.model.selectors import Selector
+from ..core.model.selectors import FilterMethods, Selector
 from ..core.model.values import Duration, seconds
 from ..core.protocol import Procedure, SetTimeout, Wait
 from ..core.read.inspect import Task
-from ..core.read.leases import explain_loss
+from ..core.read.leases import lost_with_queue
 from ..core.read.nodes import unless_missing
 from ..core.tasks import transaction
 from ..core.tasks.outcome import Handled, Settlement, settle_outcome
@@ -61,7 +61,7 @@ class Transaction:
             raise ZkmqError(msg)
 
     def take(
-        self, context: Context, node: Mapping[str, object] | None, filter_method: Method,
+        self, context: Context, node: Mapping[str, object] | None, filter_method: FilterMethods,
         selector: Selector | str | None, timeout: Duration, caller: Caller,
     ) -> Procedure[list[Claimed]]:  # fmt: skip
         """Claim a task for it, unless it is closed meanwhile: then what was claimed is given back."""
@@ -139,7 +139,7 @@ def _try_take(
     tx: Transaction,
     queue: str,
     node: Mapping[str, object] | None = None,
-    filter_method: Method = "absolute",
+    filter_method: FilterMethods = "absolute",
     *,
     selector: Selector | str | None = None,
     timeout: Duration = 0,
@@ -209,10 +209,13 @@ class TransactionMethods(Api[Transaction]):
     rollback = verb(_rollback)
     settle = verb(_settle)
 
-    def _explain(self, error: ZkmqError) -> Procedure[None]:
+    def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
         """Where a queue that it has taken from is not there any more, what it took is lost: `ClaimLost`."""
         for context, claimed in self._subject.held().items():
-            yield from explain_loss(context, claimed, error)
+            lost = yield from lost_with_queue(context, claimed, error)
+            if lost is not None:
+                return lost
+        return None
 
     @property
     def open(self) -> bool:

@@ -10,8 +10,6 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ..errors import CorruptRecord, OutcomeUnknown, SessionLost, Unavailable, ZkmqError
 
-# --- Operations of the protocol: requests to ZooKeeper, waits and signals, as procedures yield them.
-
 # --- Who waits for a signal, in which order, and who is woken by what: news of the queue wakes one of each kind.
 #
 # Of fifty threads of a client that wait for a task of the same kind, one finds out whether there is one, as well as
@@ -276,9 +274,6 @@ class Node(NamedTuple):
     stat: Stat
 
 
-# --- operations of a transaction
-
-
 # --- operations of a procedure
 
 
@@ -421,8 +416,6 @@ Op: TypeAlias = (
 )
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Op, Any, T]
-
-# --- Transactions whose reply may be lost: sent again until it is known what became of them.
 
 # --- Writes whose outcome is never guessed.
 #

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from ..core.model.policy import Retry
-from ..core.model.selectors import Selector
+from ..core.model.selectors import FilterMethods, Selector
 from ..core.model.values import Duration, seconds
 from ..core.tasks.outcome import Handled
 from ..log import log
 from ..protocols import WorkerClaim, WorkerQueue
-from .deliveries import NOT_BEGUN, Deliveries, Delivery, Handler, Method, Settled, WorkerOptions, check_handler
+from .deliveries import NOT_BEGUN, Deliveries, Delivery, Handler, Settled, WorkerOptions, check_handler
 from .handling import (
     CANCEL_SECONDS,
     GIVE_UP_SECONDS,
@@ -144,6 +144,9 @@ class AsyncWorker(Working):
     or dead by their policies.
     """
 
+    _settler: LoopSettler
+    _stopping: asyncio.Event
+
     def __init__(
         self,
         queue: WorkerQueue,
@@ -151,7 +154,7 @@ class AsyncWorker(Working):
         *,
         threads: int = 1,
         node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
+        filter_method: FilterMethods = "absolute",
         selector: Selector | str | None = None,
         grace: Duration = 30.0,
         transactional: bool = False,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypedDict
 
 from ..core.model.policy import Retry, Snooze
-from ..core.model.selectors import FilterMethod, Selector
+from ..core.model.selectors import FilterMethods, Selector
 from ..core.model.values import Duration, optional_seconds, optional_whole_number, seconds, whole_number
 from ..core.read.inspect import Task
 from ..core.tasks.outcome import Handled, Settlement
@@ -22,7 +22,6 @@ from ..protocols import WorkerClaim, WorkerTransaction
 # --- What both workers are told: checked once, when a worker is made.
 
 Handler: TypeAlias = Callable[..., Any]
-Method: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 Settled: TypeAlias = Callable[[Task, Handled | None], object]
 
 
@@ -30,7 +29,7 @@ class Choice(TypedDict):
     """Which tasks fit, in the terms of a queue's `claim`."""
 
     node: Mapping[str, object] | None
-    filter_method: Method
+    filter_method: FilterMethods
     selector: Selector | str | None
 
 
@@ -55,7 +54,7 @@ class WorkerOptions:
         *,
         threads: object,
         node: Mapping[str, object] | None,
-        filter_method: Method,
+        filter_method: FilterMethods,
         selector: Selector | str | None,
         grace: Duration,
         transactional: bool,

@@ -8,7 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import Enum, auto
@@ -365,6 +365,9 @@ def is_cancelled() -> bool:
 class Calls(ABC):
     """How a worker waits. What both workers do is written once, as coroutines over this."""
 
+    judged: type[BaseException]
+    """What a try at settling may raise and be tried again for; anything else is meant for the program."""
+
     @abstractmethod
     async def result(self, call: Any) -> Any:
         """What a call of a queue or of a claim returns."""
@@ -381,6 +384,8 @@ class Calls(ABC):
 class BlockingCalls(Calls):
     """Blocks the thread; see `run_blocking`."""
 
+    judged = BaseException
+
     async def result(self, call: Any) -> Any:
         """It is there already."""
         return call
@@ -395,7 +400,9 @@ class BlockingCalls(Calls):
 
 
 class AwaitedCalls(Calls):
-    """Awaits on the running event loop."""
+    """Awaits on the running event loop, which cancellations and interrupts are to end."""
+
+    judged = Exception
 
     async def result(self, call: Any) -> Any:
         """Await it."""
@@ -413,7 +420,7 @@ class AwaitedCalls(Calls):
 # --- Settling what a worker has in hand: again and again, until it is known to be settled or lost.
 
 
-class Settler:
+class Settler(ABC):
     """Settles deliveries."""
 
     def __init__(self, deliveries: Deliveries, tally: Tally, calls: Calls) -> None:
@@ -452,11 +459,13 @@ class Settler:
         try:
             settling = delivery.ending().settle(delivery.outcome or NOT_BEGUN, delivery.progress)
             success = await self._calls.result(settling)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001  judged and reported, whatever it is
+        except self._calls.judged as error:
             return self._tally.judge(delivery, error)
         return self._tally.settled(delivery, success=success)
+
+    @abstractmethod
+    def settle_later(self, delivery: Delivery) -> None:
+        """Settle together with others, without waiting for it; it is in hand until that is known."""
 
     def settled(self, delivery: Delivery, success: bool, error: Exception | None) -> None:
         """How a delivery ended that was settled together with others."""
@@ -514,6 +523,11 @@ MOST_WARNED: Final = 1_000
 class Working(ABC):
     """What both workers are and do; how they wait is `calls`, and `stopping` is set once they are to stop."""
 
+    _settler: Settler
+    _heartbeat: Heartbeat
+    _filling: AbstractAsyncContextManager[object]
+    """One claims for all while handlers are fast."""
+
     def __init__(
         self,
         queue: WorkerQueue,
@@ -526,10 +540,10 @@ class Working(ABC):
         self.grace = options.grace
         self._queue = queue
         self._calls = calls
-        self._stopping: Any = stopping
+        self._stopping = stopping
         self._options = options
         self._deliveries = Deliveries()
-        self._prefetched: PrefetchedDeliveries = PrefetchedDeliveries(options)
+        self._prefetched = PrefetchedDeliveries(options)
         self._budget = Budget(options.limit)
         self._tally = Tally(options.on_settled)
         self._looks = Looks()
@@ -537,15 +551,11 @@ class Working(ABC):
         self._until_empty = False
         self._error: Exception | None = None
         self._warned: set[str] = set()
-        self._settler: Any
-        self._heartbeat: Heartbeat
-        self._filling: Any
-        """One claims for all while handlers are fast."""
 
     @property
     def stopping(self) -> bool:
         """Whether it was told to stop, or has ended."""
-        return bool(self._stopping.is_set())
+        return self._stopping.is_set()
 
     @property
     def finished(self) -> int:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ..blocking import run_blocking
-from ..core.model.selectors import Selector
+from ..core.model.selectors import FilterMethods, Selector
 from ..core.model.values import Duration, seconds
 from ..errors import ZkmqError
 from ..log import log
 from ..protocols import BlockingWorkerQueue, WorkerClaim
-from .deliveries import NOT_BEGUN, Delivery, Handler, Method, Settled, WorkerOptions, check_handler
+from .deliveries import NOT_BEGUN, Delivery, Handler, Settled, WorkerOptions, check_handler
 from .handling import (
     GIVE_UP_SECONDS,
     LEFT_SECONDS,
@@ -122,6 +122,9 @@ class Worker(Working):
 
     """
 
+    _settler: ThreadSettler
+    _stopping: threading.Event
+
     def __init__(
         self,
         queue: BlockingWorkerQueue,
@@ -129,7 +132,7 @@ class Worker(Working):
         *,
         threads: int = 1,
         node: Mapping[str, object] | None = None,
-        filter_method: Method = "absolute",
+        filter_method: FilterMethods = "absolute",
         selector: Selector | str | None = None,
         grace: Duration = 30.0,
         transactional: bool = False,

@@ -54,8 +54,6 @@ from ..core.protocol import Create, Delete, SetData, WriteOp
 from ..errors import ConfigError
 from ..log import log
 
-# --- How connections are opened: time limits, TLS, and what was in the way.
-
 # --- For how long a call waits for servers: its limits, each with the name under which callers know it.
 
 #: A call whose own time is over goes on so many seconds with what a healthy server answers at once.
@@ -644,8 +642,6 @@ class RemoveWatches(namedtuple("RemoveWatches", "path")):  # noqa: PYI024  kazoo
         """The reply has no body."""
         return True
 
-
-# --- One connection: its requests leave in one write, its replies are taken as they come together.
 
 # --- The bytes of a connection as frames: each begins with its length.
 

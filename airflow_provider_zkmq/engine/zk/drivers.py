@@ -31,23 +31,32 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization as wire
 
 from ..blocking import run_blocking
-from ..core import protocol
 from ..core.model.names import LAYOUT, check_layout
 from ..core.protocol import (
     MAX_REQUEST,
+    Callback,
     Children,
+    Create,
     CreateContainer,
+    EnsureRoot,
     Exists,
     Failure,
     Get,
     GetMany,
     Multi,
     Node,
+    Op,
     Outcome,
+    Pipeline,
     Post,
     Procedure,
+    Reconnect,
+    SetData,
+    SetTimeout,
     Stat,
     Sync,
+    Wait,
+    WaitPlace,
     Watch,
     WriteOp,
     request_size,
@@ -69,8 +78,6 @@ from .connection import (
     over,
 )
 from .session import CHILD, CLOSING_SECONDS, DATA, Fan, ReadAcl, Reply, Session, ThreadSignal
-
-# --- Operations to ZooKeeper requests, and replies and errors back to what procedures get.
 
 # --- Operations to kazoo requests, and replies back.
 
@@ -312,8 +319,6 @@ def post(session: Session, op: Post) -> bool:
     return session.send_now(type(op.multi).__name__, transaction, Posted(op.lost))
 
 
-# --- Drivers: they carry out what procedures yield, blocking the calling thread or awaiting on an event loop.
-
 # --- Drivers.
 #
 # A client's procedures share its memory, so each step of one, from an operation's result to the next operation, runs
@@ -360,7 +365,7 @@ class Driver(ABC):
 
     @abstractmethod
     async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: protocol.WaitPlace | None = None
+        self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None = None
     ) -> bool:
         """Wait until a signal has been fired since `seen`; False when the time was over before."""
 
@@ -385,7 +390,7 @@ class Driver(ABC):
             while True:
                 try:
                     result = await self.execute(op)
-                    if isinstance(op, protocol.Wait | protocol.Reconnect):  # one event wakes many of them at once
+                    if isinstance(op, Wait | Reconnect):  # one event wakes many of them at once
                         await self.give_way()
                 except Exception as error:  # noqa: BLE001  every failure belongs to the procedure that asked
                     op = _resume(session, procedure.throw, error)
@@ -398,30 +403,30 @@ class Driver(ABC):
             with session.memory:
                 procedure.close()
 
-    async def execute(self, op: protocol.Op) -> Any:
+    async def execute(self, op: Op) -> Any:
         """Carry one operation out. What it raises is thrown into its procedure; a cancellation is not."""
         match op:
-            case protocol.Wait(ThreadSignal() as signal, seen, timeout, turn, place):
+            case Wait(ThreadSignal() as signal, seen, timeout, turn, place):
                 if turn:
                     return await self._turn(signal, seen)
                 woken = await self.wait(signal, seen, timeout, place)
                 self.call_deadline.answered()
                 return woken
-            case protocol.Wait(signal):
+            case Wait(signal):
                 msg = f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes"
                 raise TypeError(msg)
-            case protocol.SetTimeout(seconds):
+            case SetTimeout(seconds):
                 return self.call_deadline.limit_to(seconds)
-            case protocol.Pipeline(ops):
+            case Pipeline(ops):
                 return await self._pipeline(ops)
-            case protocol.Reconnect(since):
+            case Reconnect(since):
                 self.call_deadline.begin()
                 return await self._connected(self.call_deadline.deadline(since))
-            case protocol.EnsureRoot(path):
+            case EnsureRoot(path):
                 return await self.carry_out(ensure_root(path))
-            case protocol.Callback(call):
+            case Callback(call):
                 return call()
-            case protocol.Post():
+            case Post():
                 return post(self.session, op)
             case _:
                 return (await self._pipeline((op,)))[0]
@@ -505,7 +510,7 @@ class Driver(ABC):
             return error
 
 
-def _resume(session: Session, go_on: Callable[[Any], protocol.Op], result: Any) -> protocol.Op:
+def _resume(session: Session, go_on: Callable[[Any], Op], result: Any) -> Op:
     """One step of a procedure, alone with its client's memory."""
     with session.memory:
         return go_on(result)
@@ -517,7 +522,7 @@ class ThreadDriver(Driver):
     __slots__ = ()
 
     async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: protocol.WaitPlace | None = None
+        self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None = None
     ) -> bool:
         """Block the thread until the signal is fired."""
         return signal.wait(seen, timeout, place)
@@ -540,7 +545,7 @@ class LoopDriver(Driver):
     __slots__ = ()
 
     async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: protocol.WaitPlace | None = None
+        self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None = None
     ) -> bool:
         """Await the signal."""
         future = asyncio.get_running_loop().create_future()
@@ -590,7 +595,7 @@ def _expire(future: asyncio.Future[Any]) -> None:
 # --- The path under which the queues live.
 
 
-def ensure_root(path: str) -> Generator[protocol.Exists | protocol.Get | protocol.Multi, Any, None]:
+def ensure_root(path: str) -> Generator[Exists | Get | Multi, Any, None]:
     """Create a path's missing parts; the last one is given the version of our layout, also where it is there, empty.
 
     Raises `ConfigError` where it has another.
@@ -598,22 +603,20 @@ def ensure_root(path: str) -> Generator[protocol.Exists | protocol.Get | protoco
     parts = path.strip("/").split("/")
     for depth in range(1, len(parts)):
         above = "/" + "/".join(parts[:depth])
-        while (yield protocol.Exists(above)) is None:
-            yield from _write(protocol.Create(above))
+        while (yield Exists(above)) is None:
+            yield from _write(Create(above))
     version = str(LAYOUT).encode()
-    node: protocol.Node | None = yield protocol.Get(path)
+    node: Node | None = yield Get(path)
     while node is None or not node.data:
-        yield from _write(
-            protocol.Create(path, version) if node is None else protocol.SetData(path, version, node.stat.version)
-        )
-        node = yield protocol.Get(path)
+        yield from _write(Create(path, version) if node is None else SetData(path, version, node.stat.version))
+        node = yield Get(path)
     check_layout(path, node.data)
 
 
-def _write(op: protocol.Create | protocol.SetData) -> Generator[protocol.Multi, Any, None]:
+def _write(op: Create | SetData) -> Generator[Multi, Any, None]:
     """Write, unless somebody else did; whoever asks looks again, also after a lost reply. Raises `ZkmqError`."""
-    outcome: protocol.Outcome = yield protocol.Multi((op,))
-    overtaken = outcome.failure in {protocol.Failure.NODE_EXISTS, protocol.Failure.BAD_VERSION}
+    outcome: Outcome = yield Multi((op,))
+    overtaken = outcome.failure in {Failure.NODE_EXISTS, Failure.BAD_VERSION}
     if not (outcome.committed or outcome.unknown or overtaken):
         msg = f"writing {op.path} was refused: {outcome.detail}"
         raise ZkmqError(msg)

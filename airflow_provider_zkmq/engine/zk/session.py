@@ -31,8 +31,6 @@ from ..errors import AccessDenied, NotSecured, SessionLost, TlsRefused, Transpor
 from ..log import log
 from .connection import CallDeadline, Dialer, Limit, RemoveWatches, ZooKeeperClient, is_address, left, over, rights
 
-# --- Signals and replies between threads and event loops.
-
 # --- Signals for threads and event loops.
 
 
@@ -300,8 +298,6 @@ class Fairness:
     def _over(self) -> None:
         self._loop = None
 
-
-# --- The watches of a connection, and the threads on which they are fired.
 
 # --- The watches of a connection: one on the server and one callback of kazoo's for each znode, whoever relies on it.
 #
@@ -577,8 +573,6 @@ class LoopNotifier:
             if fd >= 0:
                 os.close(fd)
 
-
-# --- One connection to ZooKeeper: its session, its watches, its end; and who may come in besides us.
 
 # --- Who may come in besides us: what we create is ours alone, and what others left open is not used unawares.
 #

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from ...errors import ClaimLost, ConfigError, TaskNotFound, TransportError, Unavailable, ZkmqError
 from ..context import Caller, Claimed, Context, DeferredCompletion, ReadAhead, Schedule, UnsettledClaim
@@ -15,7 +15,7 @@ from ..maintenance.consumers import maintain, promote_task, register, stagger
 from ..model.names import check_name, priority_of
 from ..model.policy import Conf, Success
 from ..model.records import TaskState
-from ..model.selectors import FilterMethod, Selector, choose
+from ..model.selectors import FilterMethods, Selector, choose
 from ..model.states import State
 from ..model.values import Duration, load, number_of_claims, optional_seconds, optional_whole_number, seconds
 from ..protocol import Get, Node, Procedure, SetTimeout, Signal, Sync, Wait, WaitPlace
@@ -59,13 +59,18 @@ from .candidates import (
 
 
 def claim(
-    context: Context, wanted: Wanted, timeout: float = 0.0, caller: Caller | None = None, **options: Any
+    context: Context,
+    wanted: Wanted,
+    timeout: float = 0.0,
+    caller: Caller | None = None,
+    *,
+    stopping: Callable[[], bool] = never_stopping,
 ) -> Procedure[Claimed | None]:
     """The first task that fits, waiting for one at most `timeout` seconds; None when there was none.
 
     See `claim_many` for the rest.
     """
-    claims = yield from claim_many(context, wanted, 1, timeout, caller, **options)
+    claims = yield from claim_many(context, wanted, 1, timeout, caller, stopping=stopping)
     return claims[0] if claims else None
 
 
@@ -122,9 +127,8 @@ def _claim(
             again = True
             try:
                 settled = yield from _look_and_settle(context, taker, schedule)
-                again = (
-                    settled and not late
-                )  # past the deadline only once: others may go on deferring completions for ever
+                # Past the deadline only once: others may go on deferring completions for ever.
+                again = settled and not late
             except Unregistered:
                 pass
             except NoRoom:
@@ -369,8 +373,6 @@ def _see_off(loop: Loop) -> Procedure[None]:
 
 # --- Asking for tasks: what a consumer wants is checked first; a claim that is not refused can then be carried out.
 
-Method = FilterMethod | Mapping[str, FilterMethod]
-
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
@@ -383,7 +385,7 @@ class ClaimRequest:
 def wanted(
     context: Context,
     node: Mapping[str, object] | Selector | str | None = None,
-    filter_method: Method = "absolute",
+    filter_method: FilterMethods = "absolute",
     selector: Selector | str | None = None,
     lease: Duration | None = None,
 ) -> Procedure[Wanted]:
@@ -399,7 +401,7 @@ def wanted(
 def request_claim(
     context: Context,
     node: Mapping[str, object] | None = None,
-    filter_method: Method = "absolute",
+    filter_method: FilterMethods = "absolute",
     *,
     selector: Selector | str | None = None,
     timeout: Duration = 0,
@@ -424,7 +426,7 @@ def request_claims(
     context: Context,
     n: int,
     node: Mapping[str, object] | None = None,
-    filter_method: Method = "absolute",
+    filter_method: FilterMethods = "absolute",
     *,
     selector: Selector | str | None = None,
     timeout: Duration = 0,
@@ -459,7 +461,7 @@ def request_claims(
 def request_loop(
     context: Context,
     node: Mapping[str, object] | None = None,
-    filter_method: Method = "absolute",
+    filter_method: FilterMethods = "absolute",
     *,
     selector: Selector | str | None = None,
     timeout: Duration | None = None,
@@ -667,7 +669,7 @@ class _Chooser:
 def ready(
     context: Context,
     node: Mapping[str, object] | Selector | str | None = None,
-    filter_method: Method = "absolute",
+    filter_method: FilterMethods = "absolute",
     *,
     selector: Selector | str | None = None,
     timeout: Duration | None = 0,

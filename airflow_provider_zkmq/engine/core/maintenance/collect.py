@@ -204,8 +204,6 @@ def _delete_singly(held: Check, paths: Sequence[str]) -> Procedure[None]:
             raise refused("deleting the queue", outcome, multi)
 
 
-# --- Garbage collection: what is over for longer than its lifetime goes.
-
 # --- What clean-up does beside deleting tasks: idle lanes go, batches are ended, old ones deleted.
 
 LANE_IDLE_MS: Final = 3_600_000

@@ -42,8 +42,6 @@ from ..write import escrow, transitions
 from ..write.commit import Plan, Sent, Why, commit, mending, send_together
 from ..write.transitions import Current, close_batches, close_pending
 
-# --- Many clients at one queue: they spread over its work, and report damage once.
-
 # --- Many consumers at one queue: they keep out of each other's way, so that what comes does not set all of them going.
 #
 # Each consumer has a share, told by its place among the living. In the default order it begins at entries of its
@@ -113,8 +111,6 @@ def unless_damaged(context: Context, path: str, procedure: Procedure[bool]) -> P
         context.warn_once(path, str(error), damage=str(error))
         return False
 
-
-# --- The register of consumers, and the lock that lets one of them at a duty.
 
 # --- The maintenance lock: an ephemeral znode, which ends with its holder's session at the latest.
 #
@@ -495,8 +491,6 @@ def _committed(plan: Plan, build: Callable[[], Procedure[Plan]], first: Sent | N
         raise damaged("a promotion", refusal.outcome, refusal.multi)
     return refusal is None
 
-
-# --- Rescue: what dead consumers and interrupted calls left is put right.
 
 # --- What calls of a client left to be put right: it is paid before the client's next claim, and in the background.
 #

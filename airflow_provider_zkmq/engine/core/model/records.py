@@ -134,8 +134,6 @@ def encode_data(what: str, data: object) -> bytes:
     raise ConfigError(msg)
 
 
-# --- What the znodes of a task hold: its record, and the copy that is kept of a run that has left.
-
 # --- What each field of a stored record must be.
 
 #: Where a task that is not in a lane is listed, and how many parts the name of its entry there has.

@@ -238,6 +238,8 @@ class Condition:
 # condition on it. `AllOf` and `AnyOf` are zkmq's ``All`` and ``Any(n)``.
 
 FilterMethod: TypeAlias = Literal["absolute", "at_least"]
+#: One for all filters, or by the name of the filter.
+FilterMethods: TypeAlias = FilterMethod | Mapping[str, FilterMethod]
 MAX_DEPTH: Final = 32
 
 

@@ -18,8 +18,6 @@ from ...errors import ConfigError, CorruptRecord
 if TYPE_CHECKING:
     from pendulum import DateTime
 
-# --- JSON records as bytes and back: each value is checked, and what is refused is shown in the error.
-
 # --- Values of callers as errors show them.
 
 _SHOWN_CHARACTERS: Final = 80
@@ -277,8 +275,6 @@ def number_of_claims(n: int, what: str = "n") -> int:
         raise ConfigError(f"{what} {n!r} is not allowed: a whole number from 1 to {MOST_AT_ONCE}")
     return n
 
-
-# --- Durations and moments: how they are given, and how they are told.
 
 # --- Durations: seconds, `timedelta` or pendulum's in calls, text in commands and templates; each is checked here.
 

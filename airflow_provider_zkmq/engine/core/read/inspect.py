@@ -50,8 +50,6 @@ from .nodes import (
 if TYPE_CHECKING:
     from pendulum import DateTime
 
-# --- How many tasks are in each state, and which states are asked for.
-
 # --- How many tasks are in each state, and where they are listed.
 
 
@@ -240,8 +238,6 @@ def chosen(context: Context, state: State | str | None, selector: Selector | str
     conf = yield from read_conf(context)
     return Chosen(wanted, None if selector is None else as_selector(selector).bind(conf.types), conf.types)
 
-
-# --- Tasks as callers see them, by id or by state.
 
 # --- Which tasks are the members of a batch.
 

@@ -34,8 +34,8 @@ from ..protocol import (
 from .configuration import read_archive, read_conf
 from .nodes import (
     Record,
-    explain_missing,
     list_children,
+    missing_queue,
     read_nodes,
     read_records,
     read_stats,
@@ -43,8 +43,6 @@ from .nodes import (
     restored,
     unless_corrupt,
 )
-
-# --- ZooKeeper's clock as a client knows it, and the marks that an archive reads by it.
 
 # --- Asking for the server's clock: the one reading that costs a write.
 
@@ -166,8 +164,6 @@ def archive(context: Context) -> Procedure[Archive]:
     )
 
 
-# --- Claims as they stand: whose they are, and whether their time is over.
-
 # --- Which claim of a task is the current one.
 
 T = TypeVar("T")
@@ -246,19 +242,19 @@ def unless_queue_gone(context: Context, claimed: Claimed, procedure: Procedure[T
     try:
         return (yield from procedure)
     except ZkmqError as error:
-        yield from explain_loss(context, claimed, error)
-        raise
+        lost = yield from lost_with_queue(context, claimed, error)
+        if lost is None:
+            raise
+        raise lost from error
 
 
-def explain_loss(context: Context, claimed: Claimed, error: ZkmqError) -> Procedure[None]:
-    """After an error: raise `ClaimLost` instead where the queue of a claim is not there any more."""
-    try:
-        yield from explain_missing(context, error)
-        if isinstance(error, QueueNotFound):
-            raise error
-    except QueueNotFound as missing:
-        context.claims.let_go(claimed)
-        raise ClaimLost(f"the claim of task {claimed.task_id!r} was lost: {missing}") from missing
+def lost_with_queue(context: Context, claimed: Claimed, error: ZkmqError) -> Procedure[ClaimLost | None]:
+    """After an error: that the claim is lost, where its queue is not there any more."""
+    missing = error if isinstance(error, QueueNotFound) else (yield from missing_queue(context, error))
+    if missing is None:
+        return None
+    context.claims.let_go(claimed)
+    return ClaimLost(f"the claim of task {claimed.task_id!r} was lost: {missing}")
 
 
 # --- What a task is now where its record tells what was: its backoff is over, or its claim's lease or lock has ended.

@@ -39,8 +39,6 @@ from ..protocol import (
     transact,
 )
 
-# --- Reading znodes: several in one request, a corrupt one told from a missing one, once for all who ask.
-
 # --- How long a caller waits.
 
 
@@ -385,15 +383,16 @@ def unless_missing(context: Context, procedure: Procedure[T]) -> Procedure[T]:
     try:
         return (yield from procedure)
     except ZkmqError as error:
-        yield from explain_missing(context, error)
-        raise
+        missing = yield from missing_queue(context, error)
+        if missing is None:
+            raise
+        raise missing from error
 
 
-def explain_missing(context: Context, error: ZkmqError) -> Procedure[None]:
-    """After an error: raise `QueueNotFound` instead where there is no such queue. What goes well costs nothing more."""
+def missing_queue(context: Context, error: ZkmqError) -> Procedure[QueueNotFound | None]:
+    """After an error: that there is no such queue, where this is why. What goes well costs nothing more."""
     vague = isinstance(error, TaskNotFound | CorruptRecord) or type(error) is ZkmqError
-    if vague and not (yield from _is_there(context)):
-        raise (yield from queue_missing(context)) from error
+    return (yield from queue_missing(context)) if vague and not (yield from _is_there(context)) else None
 
 
 def _is_there(context: Context) -> Procedure[bool]:

@@ -484,11 +484,14 @@ class _Group:
 
     def _is_free(self, refusal: Refusal) -> Procedure[bool]:
         """Whether the id that refused it is free again; a task that has it is dealt with as the message says."""
-        ids = {self.context.paths.task(new.task_id): new.task_id for new in self.new_tasks}
-        if refusal.path not in ids or refusal.outcome.failure is not Failure.NODE_EXISTS:
+        paths = (self.context.paths.task(new.task_id) for new in self.new_tasks)
+        met = next((new for new, path in zip(self.new_tasks, paths, strict=True) if path == refusal.path), None)
+        if met is None or refusal.outcome.failure is not Failure.NODE_EXISTS:
             return False
-        if self.first.only_new:
-            self.in_use = ids[refusal.path]
+        if met.only_new:
+            self.in_use = met.task_id
+            return False
+        if met is not self.first:  # what may meet its id goes alone
             return False
         sending = partial(self.call.sending, self.new_tasks)
         found = yield from resolve(self.context, self.first, uncertain=self.first.uncertain, sending=sending)

@@ -42,8 +42,6 @@ from ..protocol import (
 )
 from ..read.nodes import restored
 
-# --- Group commit: several transactions of one client, sent as one.
-
 # --- Which transactions can be sent as one: no two may change what another one touches, or one would refuse the other.
 
 #: What is worth putting together, in bytes: a larger request keeps everybody's from being carried out meanwhile.
@@ -364,8 +362,6 @@ def _share(outcome: Outcome, first: int, count: int) -> Outcome | None:
         return replace(outcome, failed=outcome.failed - first)
     return None
 
-
-# --- Plans and their commit: where a task's entry stands, the transaction, and what is done when it is refused.
 
 # --- Where a task goes in its lane: the newest segment, and what must stand in the same transaction.
 #

@@ -46,8 +46,6 @@ from ..read.nodes import read_nodes, read_stats, unless_corrupt
 from .commit import Change, Plan, Refusal, Why, commit, known_bucket, make_bucket, one, open_segment, parents_of
 from .new_task import insert, listed_at, unpack
 
-# --- A task's record as it is to be written, and what a write leaves in the caches.
-
 # --- The record of a task after an event: every change of state but the claim's is spelt here.
 
 #: How many of the last moves' nonces a record keeps: by them a repeated call knows its own.
@@ -158,8 +156,6 @@ def deleted(context: Context, task_id: str) -> Procedure[Outcome | None]:
     gone = (yield Exists(context.paths.task(task_id))) is None
     return Outcome(committed=True) if gone else None
 
-
-# --- The end of a batch: its last member closes it; a redriven one opens it again.
 
 # --- Ending a batch: ``open`` is deleted in the transaction that enqueues what follows, once no member is left in it.
 #
@@ -343,8 +339,6 @@ def _reopening(context: Context, name: str, batch: Node | None) -> Procedure[lis
         ops.append(Delete(listed))
     return ops
 
-
-# --- Each transition of a task as the operations that carry it out.
 
 # --- The operations of which changes are made: where a task is listed, noted, and a member.
 
