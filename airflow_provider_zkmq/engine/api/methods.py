@@ -20,7 +20,7 @@ from ..core.claim.claim import ClaimRequest
 from ..core.context import Claimed, Context
 from ..core.protocol import Procedure
 from ..core.read.leases import current_claim
-from ..errors import ZkmqError
+from ..errors import TransportError, ZkmqError
 from ..zk.connection import CallDeadline, left
 from ..zk.drivers import arun, run
 from ..zk.session import Session
@@ -62,6 +62,8 @@ class SyncApi(Api[S]):
         call_deadline = call_deadline or self._session.call_deadline()
         try:
             return run(self._session, call(self._subject), call_deadline)
+        except TransportError:  # it says all there is to say; asking again could only be cut off
+            raise
         except ZkmqError as error:
             better = run(self._session, self._explain(error), call_deadline)
             if better is None:
@@ -77,6 +79,8 @@ class AsyncApi(Api[S]):
         call_deadline = call_deadline or self._session.call_deadline()
         try:
             return await arun(self._session, call(self._subject), call_deadline)
+        except TransportError:  # it says all there is to say; asking again could only be cancelled
+            raise
         except ZkmqError as error:
             better = await arun(self._session, self._explain(error), call_deadline)
             if better is None:

@@ -103,8 +103,9 @@ class Transaction:
             yield Wait(self._session.changed, seen, min(wait, left(deadline)))
 
     def held(self) -> dict[Context, Claimed]:
-        """The queues that it has taken from, each with one of its claims; none once it has ended."""
-        return {} if self.transaction.ended else dict(self.transaction.taken)
+        """The queues that it has taken from, each with one of its claims; once it has ended, the adopted one only."""
+        adopted = {} if self.adopted is None else {self.adopted.context: self.adopted.claimed}
+        return adopted if self.transaction.ended else dict(self.transaction.taken) | adopted
 
     def mark_used(self) -> None:
         """What was put is enqueued: its client takes part in the clean-up of those queues from now on."""

@@ -272,7 +272,7 @@ class AsyncWorker(Working):
         if self._monitor is not None:
             yield self._watch(self._monitor)
 
-    async def _until_ended(self, loops: list[asyncio.Task[None]], others: list[asyncio.Task[Any]]) -> None:
+    async def _until_ended(self, loops: list[asyncio.Task[bool]], others: list[asyncio.Task[Any]]) -> None:
         """Until every loop has ended, or the grace after a stop is over; without any, until the stop."""
         if not loops:
             await self._stopping.wait()
@@ -283,7 +283,7 @@ class AsyncWorker(Working):
         if not everything.done():
             await asyncio.wait({everything}, timeout=self.grace)
 
-    async def _wind_up(self, loops: list[asyncio.Task[None]], others: list[asyncio.Task[Any]]) -> None:
+    async def _wind_up(self, loops: list[asyncio.Task[bool]], others: list[asyncio.Task[Any]]) -> None:
         """End what still runs; heartbeats last, as they go on until everything in hand is settled."""
         try:
             await end(loops)
@@ -296,10 +296,15 @@ class AsyncWorker(Working):
 
     # --- claiming: the waiting ends at once when the worker is told to stop; what comes after that is given back
 
-    async def _loop(self) -> None:
-        await super()._loop()
-        if self._settler.later and self._error is None:
+    async def _loop(self) -> bool:
+        good = await super()._loop()
+        if good and self._settler.later:
             await asyncio.wait(set(self._settler.later), timeout=self.grace)
+        return good
+
+    async def _claim_for_all(self) -> Delivery | None:
+        async with self._filling:
+            return await self._take_or_fill()
 
     async def _request(self, most: int, timeout: float) -> Sequence[WorkerClaim]:
         self._come.clear()

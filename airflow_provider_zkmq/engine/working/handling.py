@@ -8,7 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import Enum, auto
@@ -337,12 +337,12 @@ async def until(event: asyncio.Event, span: float) -> None:
             await event.wait()
 
 
-async def all_of(tasks: list[asyncio.Task[None]]) -> None:
+async def all_of(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Wait for all of the tasks, however they end."""
     await asyncio.wait(tasks)
 
 
-async def end(tasks: list[asyncio.Task[Any]]) -> None:
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Cancel tasks until they have ended; one that swallows a cancellation gets another, and is then left alone."""
     for _ in range(MOST_CANCELLATIONS):
         pending = {task for task in tasks if not task.done()}
@@ -525,8 +525,6 @@ class Working(ABC):
 
     _settler: Settler
     _heartbeat: Heartbeat
-    _filling: AbstractAsyncContextManager[object]
-    """One claims for all while handlers are fast."""
 
     def __init__(
         self,
@@ -656,6 +654,10 @@ class Working(ABC):
         """Wait until the queue is there, or the worker is told to stop."""
 
     @abstractmethod
+    async def _claim_for_all(self) -> Delivery | None:
+        """While handlers are fast one claims for all, the others wait for it: `_take_or_fill`, one after the other."""
+
+    @abstractmethod
     def _wake_idle(self) -> None:
         """Wake who waits for the queue: something is prefetched that can be begun at once."""
 
@@ -666,8 +668,8 @@ class Working(ABC):
         except QueueNotFound as error:
             self._log_absence(error, 0)
 
-    async def _loop(self) -> None:
-        """Claim and handle, one after the other, until told to stop."""
+    async def _loop(self) -> bool:
+        """Claim and handle, one after the other, until told to stop; False: an error ended it."""
         idle = False
         while not (self.stopping or self._has_enough()):
             try:
@@ -676,7 +678,7 @@ class Working(ABC):
             except Exception as error:  # noqa: BLE001  told apart in `_ended_by`
                 if self._ended_by(error):
                     self.stop()
-                    return
+                    return False
                 idle = False
                 await self._calls.wait(self._stopping, RETRY_SECONDS)
             else:
@@ -686,14 +688,18 @@ class Working(ABC):
                     await self._handle(delivery)
                     await self._calls.wait(self._stopping, self._options.throttle)
                 elif self._until_empty and not (busy or self._deliveries):  # else it may have come back meanwhile
-                    return
+                    return True
+        return True
 
     async def _claim(self, *, idle: bool) -> Delivery | None:
         """Claim, for all if handlers are fast; None: there was nothing, or no queue, and it was waited for."""
         if idle or not self._prefetched.fast:
             return await self._fill(idle=idle)
-        async with self._filling:  # who had it may have waited for the queue, or for a server
-            return None if self.stopping else self._prefetched.take() or await self._fill(idle=False)
+        return await self._claim_for_all()
+
+    async def _take_or_fill(self) -> Delivery | None:
+        """Claim, unless whoever claimed for all before has waited for so long that the worker stops, or took enough."""
+        return None if self.stopping else self._prefetched.take() or await self._fill(idle=False)
 
     async def _fill(self, *, idle: bool) -> Delivery | None:
         """Claim, where handlers are fast more than one; the first of them is the caller's."""

@@ -60,19 +60,6 @@ def call_after(delay: float, call: Callable[[], object]) -> None:
     timer.start()
 
 
-class ThreadLock:
-    """A lock of threads, as coroutines that block take it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    async def __aenter__(self) -> None:
-        self._lock.acquire()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
-
-
 class ThreadSettler(Settler):
     """Settles deliveries in the thread that it is called from."""
 
@@ -155,7 +142,7 @@ class Worker(Working):
         self.queue = queue
         self._settler = ThreadSettler(self._deliveries, self._tally, self._calls)
         self._heartbeat = Heartbeat(self._deliveries, self._calls, threading.Event())
-        self._filling = ThreadLock()
+        self._filling = threading.Lock()
         self._over = threading.Event()
         self._started = False
         self._lock = threading.Lock()
@@ -256,8 +243,12 @@ class Worker(Working):
     def _work(self) -> None:
         """What one thread does."""
         run_blocking(self._loop())
-        # What came after the stop, behind the keeper's back: nobody may ever join.
-        run_blocking(self._return(self._prefetched.overdue(every=True)))
+        if self.stopping:  # what came after the stop, behind the keeper's back: nobody may ever join
+            run_blocking(self._return(self._prefetched.overdue(every=True)))
+
+    async def _claim_for_all(self) -> Delivery | None:
+        with self._filling:  # released whatever an exception that another thread sends falls on
+            return await self._take_or_fill()
 
     async def _request(self, most: int, timeout: float) -> Sequence[WorkerClaim]:
         return await self._claim_many(most, timeout, stopping=lambda: self.stopping or bool(self._prefetched))
