@@ -6,9 +6,10 @@ import base64
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
+
+from msgspec import structs
 
 if TYPE_CHECKING:
     from ..engine import Task
@@ -151,7 +152,7 @@ def task_record(task: Task) -> dict[str, object]:
     }  # fmt: skip
     record |= {"state": str(task.state), "status": str(task.status)}
     record |= payload("data", task.data) | payload("result", task.result)
-    return with_text(record) | {"history": [with_text(asdict(attempt)) for attempt in task.history]}
+    return with_text(record) | {"history": [with_text(structs.asdict(attempt)) for attempt in task.history]}
 
 
 def task_facts(task: Task) -> dict[str, object]:

@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -299,7 +299,7 @@ def _lock(path: Path, value: object) -> float:
 
 def write_conf(path: Path, conf: FileConf, mode: int) -> None:
     """Put it in place of what was there, with the mode of the queue's file; who reads sees one or the other."""
-    record = {"filters": json.loads(encode_types(conf.types)), "policy": conf.policy.record(), "lock": conf.lock}
+    record = {"filters": json.loads(encode_types(conf.types)), "policy": asdict(conf.policy), "lock": conf.lock}
     replace_plain(path, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode(), mode)
 
 

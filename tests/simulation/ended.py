@@ -26,7 +26,7 @@ class Run:
 
 def may_be_gone(archive: Any, followed: Any) -> int | None:
     """Up to which end runs may leave a queue, as both marks say; None: nobody wants any."""
-    marks = {"archive": ("watermark", archive), "followed": ("trimmed", followed)}
+    marks = {"archive": ("watermark", archive), "followed": ("truncated_at", followed)}
     return min((load(kind, node.data).get(field, 0) for kind, (field, node) in marks.items() if node), default=None)
 
 

@@ -59,7 +59,7 @@ def test_what_is_no_watermark_is_refused(subtests: pytest.Subtests) -> None:
 
 def test_a_damaged_mark_counts_as_its_last_write(subtests: pytest.Subtests) -> None:
     """Nothing was deleted since; it is reported, and clean-up goes on and writes it anew."""
-    for damage in (b"", b"[", b'{"trimmed":-1}', b'{"trimmed":"x"}'):
+    for damage in (b"", b"[", b'{"truncated_at":-1}', b'{"truncated_at":"x"}'):
         with subtests.test(damage=damage):
             client = Reader.of(follow=True)
             path = client.context.paths.at("followed")

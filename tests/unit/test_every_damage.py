@@ -377,7 +377,7 @@ def test_a_queue_that_has_lost_its_configuration_is_left_alone_until_it_is_put_r
 
 GOOD = {"state": "inserted", "place": "l/s/e", "nonce": "n"}
 WRONG_FIELDS: tuple[dict[str, Any], ...] = (
-    {"policy": 3}, {"policy": {"x": 1}}, {"policy": {"attempts": 0}}, {"due": "x"}, {"index": 3}, {"lease": 5},
+    {"policy": 3}, {"policy": {"attempts": "x"}}, {"policy": {"attempts": 0}}, {"due": "x"}, {"index": 3}, {"lease": 5},
     {"attempt": True}, {"settled": [1]}, {"filters": {"a": 3}}, {"filters": []}, {"state": "odd"},
     {"history": [{"x": 1}]}, {"history": 3}, {"settled": 3}, {"lock": "x"}, {"requeue": 1}, {"dedupe": "x"},
     {"rank": "x"}, {"batch": 3}, {"bound": 1}, {"result": "x"}, {"requeue": None}, {"metadata": 1},

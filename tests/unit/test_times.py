@@ -20,6 +20,7 @@ import pendulum
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from airflow_provider_zkmq import engine
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy, Zkmq, parse_duration, parse_moment
@@ -27,7 +28,6 @@ from airflow_provider_zkmq.engine.api.claim_handles import task_of
 from airflow_provider_zkmq.engine.core.claim import claim as ask
 from airflow_provider_zkmq.engine.core.context import Clock, ServerTime
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
-from airflow_provider_zkmq.engine.core.model.records import replace_fields
 from airflow_provider_zkmq.engine.core.model.values import LONGEST, milliseconds, moment_of, seconds
 from airflow_provider_zkmq.engine.core.protocol import Delete, Multi, Op, SetData
 from airflow_provider_zkmq.engine.core.read import configuration, inspect, wait
@@ -293,7 +293,7 @@ def test_a_task_tells_its_times_as_pendulum_s() -> None:
         assert isinstance(time, pendulum.DateTime)
         assert (time.timezone_name, round(time.timestamp() * 1000)) == ("UTC", ms)
     assert done.enqueued_at.add(seconds=1) <= done.claimed_at < done.started_at < done.ended_at
-    reckoned_late = replace_fields(client.state("a"), claimed=client.zk.ms + 5_000, started=None)
+    reckoned_late = structs.replace(client.state("a"), claimed=client.zk.ms + 5_000, started=None)
     client.write(SetData(client.context.paths.task("a", "state"), reckoned_late.encode(), -1))
     assert (late := told()).claimed_ms == late.ended_ms
     assert client.do(scan(client.context, ["a"], ["claimed_ms"])).columns == {"claimed_ms": [late.ended_ms]}

@@ -20,6 +20,7 @@ from ..core.context import Clock, Context, Runtime
 from ..core.maintenance.collect import collect_if_due
 from ..core.maintenance.consumers import finish_pending, has_pending, unregister, until_due
 from ..core.model.names import Paths
+from ..core.model.values import shown
 from ..core.read.configuration import read_conf
 from ..core.read.leases import now_below
 from ..core.read.nodes import queue_names
@@ -119,7 +120,7 @@ def new_context(session: Session, queue: str, consumer_name: str | None = None, 
         signal=ThreadSignal(),
     )
     context.clock = clock or context.clock
-    context.describe = {"name": name, "host": socket.gethostname(), "pid": os.getpid()}
+    context.describe = {"name": name, "host": shown(socket.gethostname()), "pid": os.getpid()}
     return context
 
 

@@ -6,10 +6,12 @@ import heapq
 import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
 from typing import Any, Final, Literal, Protocol, TypeAlias
+
+from msgspec import structs
 
 from ..context import CachedRead, Caller, Claimed, Context, ReadAhead, Registered, Schedule
 from ..maintenance.consumers import any_of_the_first, back_off, share
@@ -359,7 +361,7 @@ def candidate(
     if records is None or node is None or data is None:
         return None
     state, extra = records
-    state = state if ranked.rank is None else replace(state, rank=ranked.rank)
+    state = state if ranked.rank is None else structs.replace(state, rank=ranked.rank)
     claimed = Claimed(task_id, 0, node.stat.version + 1, state, data.stat.ctime, data.data, extra)
     claimed.session = taker.consumer.session
     return claimed

@@ -305,7 +305,7 @@ def publish_truncation(context: Context, versions: Iterable[int]) -> Procedure[N
         node: Node | None = yield Get(path)
         if node is None or read_truncated_at(context, path, node) >= highest:
             return
-        multi = Multi((SetData(path, dump({"trimmed": highest}), node.stat.version),))
+        multi = Multi((SetData(path, dump({"truncated_at": highest}), node.stat.version),))
         outcome = yield from transact(multi, never)
         if outcome.committed:
             return

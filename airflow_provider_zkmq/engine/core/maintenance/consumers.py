@@ -13,7 +13,7 @@ from ..context import Claimed, Context, Registered, Schedule
 from ..model.names import BUCKET_MS, bucket_start, entry_task, entry_time, lease_task
 from ..model.records import TaskState
 from ..model.states import State
-from ..model.values import Duration, dump, seconds
+from ..model.values import Duration, dump, seconds, shown
 from ..protocol import (
     Children,
     Create,
@@ -238,7 +238,7 @@ def _join(context: Context, session: int, accepts: str | None) -> Procedure[None
 
 
 def _record(context: Context, consumer: Registered) -> bytes:
-    return dump({**context.describe, "accepts": consumer.accepts})
+    return dump({**context.describe, "accepts": [shown(each) for each in consumer.accepts]})
 
 
 def _announce(context: Context, consumer: Registered, accepts: str) -> Procedure[None]:

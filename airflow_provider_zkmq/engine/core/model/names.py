@@ -36,8 +36,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from ...errors import ConfigError, CorruptRecord
-from . import values
-from .values import MAX_PRIORITY, corrupt_unless_read, dump, load
+from .values import MAX_PRIORITY, Priority, dump, load
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._:+@=-]{1,128}\Z")
 
@@ -257,15 +256,14 @@ MAX_LANES: Final = 256
 MAX_NAME: Final = 200
 SEGMENT_ENTRIES: Final = 512
 _MIXED: Final = "*"
-_FILTERS: Final = values.optional(values.mapping(values.text, values.text))
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
     """What a lane stands for; ``filters`` is None for a mixed lane."""
 
-    priority: int
-    filters: Mapping[str, str] | None
+    priority: Priority = 0
+    filters: Mapping[str, str] | None = None
 
     @property
     def name(self) -> str:
@@ -274,14 +272,12 @@ class Lane:
 
     def encode(self) -> bytes:
         """The znode's data."""
-        return dump({"priority": self.priority, "filters": None if self.filters is None else dict(self.filters)})
+        return dump(self)
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Lane:
         """Read a lane's data. Raises `CorruptRecord`."""
-        record = load(path, data)
-        with corrupt_unless_read(path, "a lane"):
-            return cls(values.priority(record.get("priority", 0)), _FILTERS(record.get("filters")))
+        return load(path, data, cls, "a lane")
 
     def mixed(self) -> Lane:
         """The mixed lane of the same priority."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...errors import ConfigError
 from .selectors import FilterTypes
-from .values import Duration, corrupt_unless_read, load, seconds
+from .values import Duration, dump, load, seconds
 
 # --- When a failed task runs again, and when it is dead.
 
@@ -84,21 +83,14 @@ class RetryPolicy:
             return self.min_backoff
         return exp_backoff(attempt - 1, rand, factor=self.factor, least=self.min_backoff, most=self.max_backoff)
 
-    def record(self) -> dict[str, Any]:
-        """The policy as JSON holds it."""
-        names = ("attempts", "factor", "min_backoff", "max_backoff", *(("final",) if self.final else ()))
-        return {name: getattr(self, name) for name in names}
-
     def encode(self) -> bytes:
         """What `conf/policy` holds."""
-        return json.dumps(self.record(), separators=(",", ":")).encode()
+        return dump(self)
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> RetryPolicy:
         """Read `conf/policy` (empty: the defaults). Raises `CorruptRecord`."""
-        record = load(path, data or b"{}")
-        with corrupt_unless_read(path, "a retry policy"):
-            return cls(**record)
+        return load(path, data or b"{}", cls, "a retry policy")
 
 
 def _full_name(kind: type) -> str:

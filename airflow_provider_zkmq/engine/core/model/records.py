@@ -5,28 +5,35 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
-from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypedDict
 
-from ...errors import ConfigError, CorruptRecord
-from . import values
-from .names import bucket_of, check_name, entry_name, entry_task
+import msgspec
+from msgspec import Meta, Struct, structs
+
+from ...errors import ConfigError
+from .names import bucket_of, entry_name, entry_task
 from .policy import RetryPolicy
 from .states import State
 from .values import (
+    PATH_PART,
     UNREADABLE,
+    Count,
     Duration,
+    Milliseconds,
     Moment,
-    corrupt_unless_read,
+    Part,
+    Priority,
+    Span,
+    Zxid,
+    corrupt,
     dump,
     load,
     optional_milliseconds,
     optional_seconds,
     refuse_deep,
-    spell,
-    stored,
+    shown,
 )
 
 # --- What is enqueued: messages, and their parts as they are stored.
@@ -112,7 +119,7 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
     if metadata is None:
         return NO_METADATA
     try:
-        data = json.dumps(dict(metadata), separators=(",", ":"), allow_nan=False).encode()
+        data = json.dumps(dict(metadata), separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
         refuse_deep(data, dict(metadata))
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"metadata must be a JSON object: {error}"
@@ -134,98 +141,14 @@ def encode_data(what: str, data: object) -> bytes:
     raise ConfigError(msg)
 
 
-# --- What each field of a stored record must be.
+# --- What the znodes hold: frozen records, whose types say what each field may be; what has no field is not read.
 
-#: Where a task that is not in a lane is listed, and how many parts the name of its entry there has.
-_INDEXES: Final = {"scheduled": 3, "requeued": 3, "finished": 3, "cancelled": 3, "dlq": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One delivery that ended: by whom, from when to when (server's milliseconds), and how.
-
-    ``started``: when its handler began; None where that is not known.
-    """
-
-    number: int
-    consumer: str
-    claimed: int
-    ended: int
-    outcome: str
-    error: str | None = None
-    started: int | None = None
-
-
-def slim(attempt: Attempt) -> dict[str, Any]:
-    """A delivery as it is stored; what is not known of it is left out."""
-    return {name: value for name in _ATTEMPT if (value := getattr(attempt, name)) is not None}
-
-
-def _state(value: Any) -> State:
-    """A state by its word: looked up, which takes a third of the time that its class does."""
-    return _STATES.get(value) or State(value)
-
-
-def _place(value: object) -> str:
-    """``<lane>/<segment>/<entry>``; what began delayed has no segment yet."""
-    place = values.text(value)
-    lane, segment, entry = place.split("/")
-    for name in (lane, segment or "-", entry):
-        values.part(name)
-    return place
-
-
-def _index(value: object) -> str:
-    """Where a task is listed that is not in a lane."""
-    parts = [values.part(name) for name in values.text(value).split("/")]
-    if _INDEXES.get(parts[0]) != len(parts):
-        msg = f"{'/'.join(parts)} is no index"
-        raise ValueError(msg)
-    return "/".join(parts)
-
-
-def _attempt(record: object) -> Attempt:
-    """One past delivery; what else is said of it is left out."""
-    known = values.mapping(values.text, lambda value: value)(record)
-    return Attempt(**{name: check(known[name]) for name, check in _ATTEMPT.items() if name in known})
-
-
-_STATES: Final = {str(state): state for state in State}
-_MOMENT: Final = values.optional(values.moment)
-_PART: Final = values.optional(values.part)
-#: For how many seconds something holds.
-SPAN: Final = values.number(0, values.MAX_SECONDS)
-_ATTEMPT: Final[dict[str, values.Check[Any]]] = {
-    "number": values.count,
-    "consumer": values.shown,
-    "claimed": values.moment,
-    "ended": values.moment,
-    "outcome": values.shown,
-    "error": values.optional(values.shown),
-    "started": _MOMENT,
-}
-#: What each field of a stored record must be; a field that is not here is not read.
-FIELDS: Final[dict[str, values.Check[Any]]] = {
-    "state": _state,
-    "place": _place,
-    "nonce": values.text,
-    "priority": values.priority,
-    "filters": values.mapping(values.part, values.text),
-    "attempt": values.count,
-    "index": values.optional(_index),
-    "settled": values.many(values.text),
-    "error": values.optional(values.shown),
-    "policy": values.optional(values.mapping(values.text, lambda value: value)),
-    "history": values.many(_attempt),
-    "lock": values.optional(SPAN),
-    "rank": values.optional(values.zxid),
-    "ended_zxid": values.optional(values.zxid),
-    **dict.fromkeys(("bound", "requeue", "result", "metadata"), values.flag),
-    **dict.fromkeys(("due", "was_due", "claimed", "started", "ended", "dedupe"), _MOMENT),
-    **dict.fromkeys(("consumer", "lease", "batch"), _PART),
-}
-
-# --- What the znodes hold: frozen records and their byte codecs.
+#: ``<lane>/<segment>/<entry>``; what began delayed has no segment yet.
+Place: TypeAlias = Annotated[str, Meta(pattern=rf"\A{PATH_PART}/(?:{PATH_PART})?/{PATH_PART}\Z")]
+#: Where a task is listed that is not in a lane.
+Index: TypeAlias = Annotated[
+    str, Meta(pattern=rf"\A(?:(?:scheduled|requeued|finished|cancelled)/{PATH_PART}|dlq)/{PATH_PART}\Z")
+]
 
 MAX_HISTORY: Final = 10
 MAX_ERROR: Final = 4_000
@@ -239,9 +162,23 @@ class Times(NamedTuple):
     ended: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskState:
-    """What ``tasks/<task>/state`` holds.
+class Attempt(Struct, frozen=True, omit_defaults=True):
+    """One delivery that ended: by whom, from when to when (server's milliseconds), and how.
+
+    ``started``: when its handler began; None where that is not known.
+    """
+
+    number: Count
+    consumer: str
+    claimed: Milliseconds
+    ended: Milliseconds
+    outcome: str
+    error: str | None = None
+    started: Milliseconds | None = None
+
+
+class TaskState(Struct, frozen=True, omit_defaults=True):
+    """What ``tasks/<task>/state`` holds. Replaced by `msgspec.structs.replace`.
 
     ``place`` is the task's place among the pending (``<lane>/<segment>/<entry>``), kept for its whole life so
     that it comes back there. ``due`` is set while it is scheduled (server's milliseconds). ``index`` names the
@@ -260,31 +197,31 @@ class TaskState:
     """
 
     state: State
-    place: str
+    place: Place
     nonce: str
-    priority: int = 0
-    filters: Mapping[str, str] = field(default_factory=dict)
-    attempt: int = 0
-    due: int | None = None
-    index: str | None = None
-    consumer: str | None = None
-    claimed: int | None = None
-    ended: int | None = None
-    lease: str | None = None
+    priority: Priority = 0
+    filters: dict[Part, str] = {}
+    attempt: Count = 0
+    due: Milliseconds | None = None
+    index: Index | None = None
+    consumer: Part | None = None
+    claimed: Milliseconds | None = None
+    ended: Milliseconds | None = None
+    lease: Part | None = None
     settled: tuple[str, ...] = ()
     error: str | None = None
-    policy: Mapping[str, Any] | None = None
+    policy: RetryPolicy | None = None
     history: tuple[Attempt, ...] = ()
     bound: bool = False
-    lock: float | None = None
+    lock: Annotated[float, Meta(gt=0, le=1e10)] | None = None
     requeue: bool = False
-    dedupe: int | None = None
+    dedupe: Milliseconds | None = None
     result: bool = False
-    rank: int | None = None
-    batch: str | None = None
-    ended_zxid: int | None = None
-    started: int | None = None
-    was_due: int | None = None
+    rank: Zxid | None = None
+    batch: Part | None = None
+    ended_zxid: Zxid | None = None
+    started: Milliseconds | None = None
+    was_due: Milliseconds | None = None
     metadata: bool = False
 
     @property
@@ -299,115 +236,58 @@ class TaskState:
 
     def encode(self) -> bytes:
         """The stored bytes; what has its default is left out."""
-        fields = "".join(
-            f',"{name}":{_SPELL.get(name, spell)(value)}'
-            for name, default, value in zip(_NAMES, _BLANKS, _VALUES(self), strict=True)
-            if value is not default and value != default and (value or value in _SAYING)
-        )
-        return stored(f"{{{fields[1:]}}}")
+        return dump(self)
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> TaskState:
         """Read a state record. Raises `CorruptRecord`."""
-        record = load(path, data)
-        try:  # as `corrupt_unless_read`, which takes longer than this
-            known = {name: FIELDS[name](value) for name, value in record.items() if name in FIELDS}
-            return _consistent(cls(**known))
+        try:  # as `load`, which takes longer than this
+            state = _DECODER.decode(data)
         except UNREADABLE as error:
-            raise _unread(path, error) from error
+            raise corrupt(path, "a task's state", error) from error
+        if state.state is State.CLAIMED and not state.consumer:
+            raise corrupt(path, "a task's state", ValueError("it is claimed by nobody"))
+        return state
 
     def with_attempt(self, outcome: str, ended: int, error: str | None, started: int | None = None) -> TaskState:
         """The record with the current delivery added to its history (the last ten are kept)."""
         claimed, text = claimed_before(self.claimed, started) or 0, clip(error, MAX_PAST_ERROR)
         done = Attempt(self.attempt, self.consumer or "", claimed, ended, outcome, text, started)
-        return replace_fields(self, history=(*self.history, done)[-MAX_HISTORY:])
+        return structs.replace(self, history=(*self.history, done)[-MAX_HISTORY:])
 
     def retry(self, default: RetryPolicy) -> RetryPolicy:
         """The task's own policy, else the queue's."""
-        return default if self.policy is None else RetryPolicy(**self.policy)
+        return self.policy or default
 
 
-#: The fields of a state record, and what each has where it is left out.
-_DEFAULTS: Final = {spec.name: spec.default for spec in fields(TaskState)}
-_NAMES: Final = tuple(_DEFAULTS)
-_BLANKS: Final = tuple(_DEFAULTS.values())
-_VALUES: Final = attrgetter(*_NAMES)
-#: What is false and says something, where it is not the default; what is empty does not.
-_SAYING: Final = (0, "")
-#: How a field is spelt that is more than a text, a number or the like.
-_SPELL: Final[dict[str, Callable[[Any], str]]] = {
-    "history": lambda history: spell([slim(each) for each in history]),
-    "settled": lambda nonces: f"[{','.join(map(spell, nonces))}]",
-    **dict.fromkeys(("bound", "requeue", "result", "metadata"), lambda flag: "true" if flag else "false"),
-}
-#: What those that may be missing are then.
-_OPTIONAL: Final = {"filters": {}} | {name: value for name, value in _DEFAULTS.items() if value is not MISSING}
-
-_PUT: Final = {name: vars(TaskState)[name].__set__ for name in _NAMES}
-_PUTS: Final = tuple(_PUT.values())
+_DECODER: Final = msgspec.json.Decoder(TaskState)
 
 
-def replace_fields(before: TaskState, /, **changes: Any) -> TaskState:
-    """`dataclasses.replace` for task records, which are replaced several times in each transaction.
+class ClaimRecord(TypedDict, total=False):
+    """What a claim's znode tells: by whom, until when, how far."""
 
-    That one goes through the constructor of a frozen class, which takes three times as long.
-    """
-    after: TaskState = object.__new__(TaskState)
-    for put, value in zip(_PUTS, _VALUES(before), strict=True):
-        put(after, value)
-    for name, value in changes.items():
-        _PUT[name](after, value)
-    return after
-
-
-def load_fields(path: str, data: bytes, names: Sequence[str]) -> dict[str, Any]:
-    """Some fields of a state record; the others are not looked at, whatever they hold. Raises `CorruptRecord`."""
-    record = load(path, data)
-    try:  # as `corrupt_unless_read`, which takes longer than this
-        return {name: FIELDS[name](record[name]) if name in record else _OPTIONAL[name] for name in names}
-    except UNREADABLE as error:
-        raise _unread(path, error) from error
-
-
-def _unread(path: str, error: Exception) -> CorruptRecord:
-    return CorruptRecord(f"{path} does not hold a task's state: {error}")
-
-
-_CLAIM: Final[dict[str, values.Check[Any]]] = {
-    "consumer": values.shown,
-    "nonce": values.text,
-    "lease": values.optional(SPAN),
-    "progress": values.optional(values.number(0, 1)),
-    "note": values.optional(values.shown),
-    "began": values.optional(values.moment),
-}
+    consumer: str
+    nonce: str
+    lease: Span | None
+    progress: Annotated[float, Meta(ge=0, le=1)] | None
+    note: str | None
+    began: Milliseconds | None
 
 
 def load_claim(path: str, data: bytes) -> dict[str, Any]:
-    """What a claim's znode tells, as far as we know it: by whom, until when, how far. Raises `CorruptRecord`."""
-    record = load(path, data)
-    with corrupt_unless_read(path, "a claim"):
-        return {name: check(record[name]) for name, check in _CLAIM.items() if name in record}
+    """What a claim's znode tells, as far as we know it. Raises `CorruptRecord`."""
+    return {**load(path, data, ClaimRecord, "a claim")}
+
+
+class _Lease(TypedDict):
+    """What the znode of a lease or a lock holds."""
+
+    seconds: Span
 
 
 def load_span(path: str, data: bytes) -> float:
     """For how many seconds a lease or a lock holds. Raises `CorruptRecord`."""
-    record = load(path, data)
-    with corrupt_unless_read(path, "a lease of ours"):
-        return SPAN(record["seconds"])
-
-
-def _consistent(state: TaskState) -> TaskState:
-    """The record, if what it says of itself fits together. Raises `ValueError`."""
-    if state.policy is not None:
-        RetryPolicy(**state.policy)
-    if state.lock == 0:
-        msg = "a lock of no time"
-        raise ValueError(msg)
-    if state.state is State.CLAIMED and not state.consumer:
-        msg = "it is claimed by nobody"
-        raise ValueError(msg)
-    return state
+    return load(path, data, _Lease, "a lease of ours")["seconds"]
 
 
 def claimed_before(claimed: int | None, later: int | None) -> int | None:
@@ -416,13 +296,12 @@ def claimed_before(claimed: int | None, later: int | None) -> int | None:
 
 
 def clip(text: str | None, most: int = MAX_ERROR) -> str | None:
-    """An error text at the length that is kept."""
-    return text if text is None or len(text) <= most else text[: most - 1] + "…"
+    """An error text as it is kept: printable, and not longer than this."""
+    return text if text is None else shown(text if len(text) <= most else text[: most - 1] + "…")
 
 
 # --- A run that has left its queue's indexes, as it is kept for who reads what ended: a line of JSON, data, result.
 
-_NUMBERS: Final = ("version", "enqueued", "ended")
 _ENTRY: Final = re.compile(r"(\d{15})\+([0-9a-f]{16})~", re.ASCII)
 
 
@@ -460,34 +339,32 @@ class HistoryEntry:
     result: bytes | None = None
 
     def encode(self) -> bytes:
-        """The stored bytes; ``size``: of the data, where a result follows them."""
-        head: dict[str, Any] = {name: getattr(self, name) for name in ("task_id", *_NUMBERS, "metadata")}
-        head["state"] = self.state.encode().decode()
-        if self.result is None:
-            return dump(head) + b"\n" + self.data
-        return dump({**head, "size": len(self.data)}) + b"\n" + self.data + self.result
+        """The stored bytes: a line of JSON, then the data and the result."""
+        size = None if self.result is None else len(self.data)
+        head = _Head(self.task_id, self.version, self.enqueued, self.ended, self.state, self.metadata, size)
+        return dump(head) + b"\n" + self.data + (self.result or b"")
 
     @classmethod
     def decode(cls, path: str, raw: bytes) -> HistoryEntry:
         """Read what `encode` wrote. Raises `CorruptRecord`."""
-        head, _, body = raw.partition(b"\n")
-        record = load(path, head)
-        size = record.get("size", len(body))
-        numbers = [*(record.get(name) for name in _NUMBERS), size]
-        texts = [record.get(name) for name in ("state", "metadata")]
-        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-        if not whole or not all(isinstance(text, str) for text in texts):
-            msg = f"{path} does not hold a run of ours"
-            raise CorruptRecord(msg)
-        try:
-            task_id = check_name("task id", record.get("task_id"))
-        except ConfigError as error:
-            msg = f"{path} does not hold a run of ours: {error}"
-            raise CorruptRecord(msg) from error
-        state = TaskState.decode(path, record["state"].encode("utf-8", "surrogatepass"))
-        times = (record["version"], record["enqueued"], record["ended"])
-        result = body[size:] if "size" in record else None
-        return cls(task_id, *times, state, record["metadata"], body[:size], result)
+        line, _, body = raw.partition(b"\n")
+        head = load(path, line, _Head, "a run of ours")
+        result = None if head.size is None else body[head.size :]
+        return cls(
+            head.task_id, head.version, head.enqueued, head.ended, head.state, head.metadata, body[: head.size], result
+        )
+
+
+class _Head(Struct, frozen=True, omit_defaults=True):
+    """The first line of a history entry; ``size``: of the data, where a result follows them."""
+
+    task_id: Part
+    version: Zxid
+    enqueued: Milliseconds
+    ended: Milliseconds
+    state: TaskState
+    metadata: str
+    size: Count | None = None
 
 
 def history_path(when_ms: int, task_id: str, version: int) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from ...errors import ConfigError, CorruptRecord
 from .names import check_name
-from .values import corrupt_unless_read, load, many, text
+from .values import corrupt_unless_read, dump, load
 
 # --- Filter types: the typed tags of a task, as zkmq declares them.
 #
@@ -79,7 +78,6 @@ class String:
         return text
 
 
-_VALUES: Final = many(text)
 FilterType: TypeAlias = OrderedEnum | Integer | String
 FilterTypes: TypeAlias = Mapping[str, FilterType]
 
@@ -138,7 +136,7 @@ def declared_type(types: FilterTypes, name: str) -> FilterType:
 def encode_types(types: FilterTypes) -> bytes:
     """What `conf/filters` holds."""
     record = {name: _describe(kind) for name, kind in sorted(types.items())}
-    return json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode()
+    return dump(record)
 
 
 def _describe(kind: FilterType) -> dict[str, object]:
@@ -150,19 +148,23 @@ def _describe(kind: FilterType) -> dict[str, object]:
 
 def decode_types(path: str, data: bytes) -> dict[str, FilterType]:
     """Read `conf/filters`. Raises `CorruptRecord`."""
-    record = load(path, data or b"{}")
-    with corrupt_unless_read(path, "filter declarations"):
+    what = "filter declarations"
+    record = load(path, data or b"{}", dict[str, _Declared], what)
+    with corrupt_unless_read(path, what):
         return check_types({name: _revive(entry) for name, entry in record.items()})
 
 
-def _revive(entry: Mapping[str, object]) -> FilterType:
-    kind = entry["type"]
-    if kind == "OrderedEnum":
-        return OrderedEnum(*_VALUES(entry["values"]))
-    if kind in {"Integer", "String"}:
-        return Integer() if kind == "Integer" else String()
-    msg = f"unknown filter type {kind!r}"
-    raise ValueError(msg)
+class _Declared(TypedDict):
+    """How a filter type is stored."""
+
+    type: Literal["OrderedEnum", "Integer", "String"]
+    values: NotRequired[list[str]]
+
+
+def _revive(entry: _Declared) -> FilterType:
+    if entry["type"] == "OrderedEnum":
+        return OrderedEnum(*entry["values"])
+    return Integer() if entry["type"] == "Integer" else String()
 
 
 def parse_type(text: str) -> FilterType:

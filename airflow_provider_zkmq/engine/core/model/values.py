@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import re
 from calendar import timegm
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, overload
+
+import msgspec
+from msgspec import Meta
 
 from ...errors import ConfigError, CorruptRecord
 
@@ -37,141 +39,28 @@ def named(what: str, value: object) -> str:
     return f"{what} {abbreviated(value)}" if what else abbreviated(value)
 
 
-# --- What may stand in a znode: texts that can be written again, parts of paths, finite numbers in range.
+# --- What may stand in a znode: JSON, read with suspicion, of fields whose types say what they may hold.
 #
-# Each check gives back what it was given, or raises `ValueError`. Whatever is decoded goes through one of them
-# before anybody computes with it or makes a path of it: a path that cannot be encoded ends the thread of a
-# connection, and a number without bound ends whoever makes a time of it.
+# Whatever is decoded is checked before anybody computes with it or makes a path of it: a path that cannot be encoded
+# ends the thread of a connection, and a number without bound ends whoever makes a time of it.
 
 T = TypeVar("T")
-Check: TypeAlias = Callable[[Any], T]
-
-#: ZooKeeper's server takes no other characters in a path; lone surrogates cannot even be sent.
-_PART: Final = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+\Z")
 #: The last millisecond of the year 9999: what is later is no time that could be shown.
 MAX_MS: Final = 253_402_300_799_999
-MAX_SECONDS: Final = 1e10
 #: Transactions of ZooKeeper are numbered by 64 bits.
 MAX_ZXID: Final = (1 << 63) - 1
-MAX_COUNT: Final = (1 << 31) - 1
 MAX_PRIORITY: Final = 9_999
 
-
-def flag(value: object) -> bool:
-    """True or false."""
-    if isinstance(value, bool):
-        return value
-    raise _no("flag", value)
-
-
-def whole(least: int, most: int) -> Check[int]:
-    """A check of whole numbers from `least` to `most`."""
-
-    def check(value: object) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
-            return value
-        raise _no(f"whole number from {least} to {most}", value)
-
-    return check
-
-
-def number(least: float, most: float) -> Check[float]:
-    """A check of finite numbers from `least` to `most`."""
-
-    def check(value: object) -> float:
-        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
-            return value
-        raise _no(f"number from {least:g} to {most:g}", value)
-
-    return check
-
-
+#: One znode in a path: ZooKeeper's server takes no other characters there.
+PATH_PART: Final = r"(?!\.\.?(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+"
+Part: TypeAlias = Annotated[str, Meta(pattern=rf"\A{PATH_PART}\Z")]
 #: A time of the server's clock, in milliseconds since 1970.
-moment: Final = whole(0, MAX_MS)
-zxid: Final = whole(0, MAX_ZXID)
-count: Final = whole(0, MAX_COUNT)
-priority: Final = whole(-MAX_PRIORITY, MAX_PRIORITY)
-
-
-def finite(value: object) -> float:
-    """A number that is neither infinite nor none at all."""
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    raise _no("finite number", value)
-
-
-def text(value: object) -> str:
-    """Text that can be encoded: without lone surrogates."""
-    if isinstance(value, str) and _encodable(value):
-        return value
-    raise _no("text", value)
-
-
-def shown(value: object) -> str:
-    """Text for people, such as an error's; lone surrogates are spelt out, so that it can be printed and archived."""
-    if isinstance(value, str):
-        return value if _encodable(value) else value.encode("utf-8", "backslashreplace").decode()
-    raise _no("text", value)
-
-
-def part(value: object) -> str:
-    """Text that can stand for one znode in a path."""
-    if isinstance(value, str) and _PART.match(value) and value not in {".", ".."}:
-        return value
-    raise _no("part of a path", value)
-
-
-def optional(check: Check[T]) -> Check[T | None]:
-    """A check that lets None pass."""
-    return lambda value: None if value is None else check(value)
-
-
-def many(check: Check[T]) -> Check[tuple[T, ...]]:
-    """A check of arrays of what another one checks."""
-
-    def checked(value: object) -> tuple[T, ...]:
-        if isinstance(value, list | tuple):
-            return tuple(check(item) for item in value)
-        raise _no("array", value)
-
-    return checked
-
-
-def mapping(name: Check[str], check: Check[T]) -> Check[dict[str, T]]:
-    """A check of objects: of their names and values."""
-
-    def checked(value: object) -> dict[str, T]:
-        if isinstance(value, dict):
-            return {name(key): check(item) for key, item in value.items()}
-        raise _no("object", value)
-
-    return checked
-
-
-def _encodable(value: str) -> bool:
-    if value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _no(what: str, value: object) -> ValueError:
-    """What is refused is shown, as far as a line has room for it."""
-    return ValueError(f"{_brief(value)} is no {what}")
-
-
-def _brief(value: object, most: int = 60) -> str:
-    try:
-        spelt = ascii(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, or nested beyond what can be shown
-        return f"a {type(value).__name__}"
-    return spelt if len(spelt) <= most else f"{spelt[:most]}…"
-
-
-# --- JSON as znodes hold it: written compactly, read with suspicion.
+Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_MS)]
+Zxid: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_ZXID)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+#: For how many seconds something holds.
+Span: TypeAlias = Annotated[float, Meta(ge=0, le=1e10)]
 
 #: Nothing of ours is nested nearly so deep; what is nested deeper could be read here and not be written there.
 MAX_NESTING: Final = 100
@@ -181,30 +70,26 @@ UNREADABLE: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowEr
 
 def dump(record: object) -> bytes:
     """Compact JSON, as every record of ours is stored."""
-    return stored(_ENCODER.encode(record))
+    return _ENCODER.encode(record)
 
 
-def spell(value: object) -> str:
-    """A value in compact JSON. Whole numbers take an encoder of their own five times as long."""
-    return repr(value) if type(value) is int else _ENCODER.encode(value)
-
-
-def stored(text: str) -> bytes:
-    """JSON as it is stored: lone surrogates are spelt out, since no bytes stand for them."""
-    return text.encode("utf-8", "backslashreplace")
-
-
-def load(path: str, data: bytes) -> dict[str, Any]:
-    """A JSON object, with finite numbers only. Raises `CorruptRecord` naming `path`."""
-    try:  # not `corrupt_unless_read`, which takes longer than reading a small record
-        record = _DECODER.decode(data.decode())
+@overload
+def load(path: str, data: bytes) -> dict[str, Any]: ...
+@overload
+def load(path: str, data: bytes, kind: type[T], what: str) -> T: ...
+def load(path: str, data: bytes, kind: Any = dict[str, Any], what: str = "a JSON object") -> Any:
+    """What a znode holds: JSON of a `kind`, or any object. Raises `CorruptRecord`, which names `path` and `what`."""
+    try:
+        record = _decoder(kind).decode(data)
         refuse_deep(data, record)
     except UNREADABLE as error:
-        raise _corrupt(path, "JSON", error) from error
-    if not isinstance(record, dict):
-        msg = f"{path} does not hold a JSON object"
-        raise CorruptRecord(msg)
+        raise corrupt(path, what, error) from error
     return record
+
+
+@lru_cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
 
 
 @contextlib.contextmanager
@@ -215,10 +100,11 @@ def corrupt_unless_read(path: str, what: str) -> Iterator[None]:
     except CorruptRecord:
         raise
     except UNREADABLE as error:
-        raise _corrupt(path, what, error) from error
+        raise corrupt(path, what, error) from error
 
 
-def _corrupt(path: str, what: str, error: Exception) -> CorruptRecord:
+def corrupt(path: str, what: str, error: Exception) -> CorruptRecord:
+    """The error for a znode that does not hold what it should."""
     return CorruptRecord(f"{path} does not hold {what}: {error}")
 
 
@@ -241,14 +127,13 @@ def _inside(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _constant(name: str) -> float:
-    msg = f"{name} is no number"
-    raise ValueError(msg)
+def shown(value: str) -> str:
+    """Text for people, such as an error's; lone surrogates are spelt out, so that it can be printed and stored."""
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
 
-#: Made once: `json.dumps` makes one for each call that asks for anything but its defaults.
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-_DECODER: Final = json.JSONDecoder(parse_constant=_constant, parse_float=lambda text: finite(float(text)))
+#: Made once; each takes longer to make than to use.
+_ENCODER: Final = msgspec.json.Encoder()
 
 # --- Whole numbers that callers give: how many at the most, how many at least.
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 
 from ...errors import CorruptRecord, ZkmqError
 from ..context import Context
-from ..model import values
 from ..model.policy import Conf, RetryPolicy
 from ..model.selectors import FilterType, FilterTypes, Undeclared, decode_types
-from ..model.values import SHORTEST_INTERVAL, corrupt_unless_read, load, seconds, spell_seconds
+from ..model.values import SHORTEST_INTERVAL, Zxid, load, seconds, spell_seconds
 from ..protocol import Children, Get, Node, Procedure, Sync
 from .nodes import (
     THERE,
@@ -204,18 +203,17 @@ def _archived(context: Context, node: Node) -> dict[str, Any]:
     return unless_corrupt(context, path, partial(load_archive, path, node.data), "nothing is collected") or {}
 
 
-_ARCHIVE: Final[dict[str, values.Check[Any]]] = {
-    "watermark": values.zxid,
-    "directory": values.optional(values.shown),
-    "run": values.optional(values.text),
-}
+class ArchiveRecord(TypedDict, total=False):
+    """What the mark of an archive holds."""
+
+    watermark: Zxid
+    directory: str | None
+    run: str | None
 
 
 def load_archive(path: str, data: bytes) -> dict[str, Any]:
     """How far an archive has come. Raises `CorruptRecord`."""
-    record = load(path, data)
-    with corrupt_unless_read(path, "an archive's record"):
-        return {name: check(record[name]) for name, check in _ARCHIVE.items() if name in record}
+    return {**load(path, data, ArchiveRecord, "an archive's record")}
 
 
 def read_archive(context: Context) -> Procedure[tuple[dict[str, Any], int | None]]:
@@ -328,16 +326,14 @@ def _consumer(context: Context, name: str, node: Node, in_hand: tuple[str, ...],
         name=_text(record.get("name")),
         host=_text(record.get("host")),
         pid=pid if isinstance(pid, int) else None,
-        accepts=tuple(values.shown(each) for each in accepts if isinstance(each, str))
-        if isinstance(accepts, list)
-        else (),
+        accepts=tuple(each for each in accepts if isinstance(each, str)) if isinstance(accepts, list) else (),
         in_hand=in_hand,
         alive=alive,
     )
 
 
 def _text(value: object) -> str | None:
-    return values.shown(value) if isinstance(value, str) else None
+    return value if isinstance(value, str) else None
 
 
 # --- Up to where clean-up may have deleted ended runs of a queue that streams follow, taken or not.
@@ -377,6 +373,10 @@ def read_truncated_at(context: Context, path: str, node: Node) -> int:
 
 def _load(path: str, data: bytes) -> int:
     """How far a mark says that clean-up has come. Raises `CorruptRecord`."""
-    record = load(path, data)
-    with corrupt_unless_read(path, "a mark of a queue that is followed"):
-        return values.zxid(record.get("trimmed", 0))
+    return load(path, data, _Mark, "a mark of a queue that is followed").get("truncated_at", 0)
+
+
+class _Mark(TypedDict, total=False):
+    """What the mark of a followed queue holds."""
+
+    truncated_at: Zxid

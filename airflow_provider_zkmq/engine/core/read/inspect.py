@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ...errors import ConfigError, CorruptRecord, TaskNotFound
 from ..context import Context
-from ..model import values
 from ..model.names import SEPARATOR, bucket_start, check_name, entry_task, is_lane, segments_of
 from ..model.policy import Conf
 from ..model.records import Attempt, HistoryEntry, TaskState, claimed_before, load_claim
@@ -608,14 +607,14 @@ def checked_ids(task_ids: Sequence[str]) -> list[str]:
 
 @dataclass(slots=True)
 class Row:
-    """What was read of a task: the fields of its record that were asked for, and what else was.
+    """What was read of a task: its record, and of the rest of its tree what was asked for.
 
     ``past``: a time of the server's clock that has certainly come, where it is needed. ``enqueued``: when its present
     run was enqueued.
     """
 
     id: str
-    record: dict[str, Any]
+    record: TaskState
     stat: Stat
     data: bytes = b""
     result: bytes | None = None
@@ -628,72 +627,64 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's value, the fields of the record that it is made of, and what else of the task's tree."""
+    """A column's value, and what of the task's tree it is made of besides its record."""
 
     value: Callable[[Row], Any]
-    fields: tuple[str, ...] = ()
     part: str | None = None
-
-
-def _field(name: str) -> Column:
-    return Column(lambda row: row.record[name], (name,))
 
 
 def _ended_ms(row: Row) -> int | None:
     record = row.record
     if row.lapsed:
         return None
-    return ended_ms(record["state"], record["started"], record["ended"], record["ended_zxid"], row.stat)
+    return ended_ms(record.state, record.started, record.ended, record.ended_zxid, row.stat)
 
 
 def _claimed_ms(row: Row) -> int | None:
-    return claimed_before(row.record["claimed"], _ended_ms(row))
+    return claimed_before(row.record.claimed, _ended_ms(row))
 
 
 def _started_ms(row: Row) -> int | None:
-    return started_ms(row.record["state"], row.record["started"], _claimed_ms(row))
+    return started_ms(row.record.state, row.record.started, _claimed_ms(row))
 
 
 def _history(row: Row) -> object:
     record = row.record
-    times = (_claimed_ms(row), record["started"], _ended_ms(row))
-    return with_success(record["state"], record["history"], (record["attempt"], record["consumer"], *times))
+    times = (_claimed_ms(row), record.started, _ended_ms(row))
+    return with_success(record.state, record.history, (record.attempt, record.consumer, *times))
 
 
 def _due_ms(row: Row) -> object:
-    due = row.record["due"]
-    return row.record["was_due"] if due is None else due
+    return row.record.was_due if row.record.due is None else row.record.due
 
 
 def _status(row: Row) -> object:
     record = row.record
-    return status_at(row.past, record["state"], record["due"], record["dedupe"], requeue=record["requeue"])
+    return status_at(row.past, record.state, record.due, record.dedupe, requeue=record.requeue)
 
 
-#: What tells when a run ended.
-_ENDED: Final = ("state", "started", "ended", "ended_zxid")
 #: By the names of what they are in `Task`.
 COLUMNS: Final[dict[str, Column]] = {
     "id": Column(lambda row: row.id),
-    "state": _field("state"),
-    "status": Column(_status, ("state", "due", "dedupe", "requeue")),
-    "attempt": _field("attempt"),
-    "priority": _field("priority"),
-    "filters": Column(lambda row: dict(row.record["filters"]), ("filters",)),
+    "state": Column(lambda row: row.record.state),
+    "status": Column(_status, part="clock"),
+    "attempt": Column(lambda row: row.record.attempt),
+    "priority": Column(lambda row: row.record.priority),
+    "filters": Column(lambda row: dict(row.record.filters)),
     "metadata": Column(lambda row: row.metadata, part="metadata"),
     "data": Column(lambda row: row.data, part="data"),
     "result": Column(lambda row: row.result, part="result"),
-    "error": Column(lambda row: row.record["error"], ("error", "consumer")),
-    "consumer": _field("consumer"),
+    "error": Column(lambda row: row.record.error),
+    "consumer": Column(lambda row: row.record.consumer),
     "enqueued_ms": Column(lambda row: row.enqueued, part="enqueued"),
-    "claimed_ms": Column(_claimed_ms, ("claimed", *_ENDED)),
-    "started_ms": Column(_started_ms, ("claimed", *_ENDED)),
-    "ended_ms": Column(_ended_ms, _ENDED),
-    "due_ms": Column(_due_ms, ("due", "was_due")),
-    "history": Column(_history, ("history", "attempt", "consumer", "claimed", *_ENDED)),
+    "claimed_ms": Column(_claimed_ms),
+    "started_ms": Column(_started_ms),
+    "ended_ms": Column(_ended_ms),
+    "due_ms": Column(_due_ms),
+    "history": Column(_history),
     "version": Column(lambda row: row.stat.mzxid),
-    "dedupe_ms": _field("dedupe"),
-    "batch": _field("batch"),
+    "dedupe_ms": Column(lambda row: row.record.dedupe),
+    "batch": Column(lambda row: row.record.batch),
 }
 
 
@@ -704,26 +695,10 @@ def checked_columns(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
-    """What a scan reads: fields of the records, and parts of the tasks' trees."""
-
-    fields: tuple[str, ...]
-    parts: frozenset[str]
-
-    @classmethod
-    def of(cls, names: Collection[str]) -> Self:
-        """What these columns take. The state is always read, and what may have ended it: what has none is no task's."""
-        columns = [COLUMNS[name] for name in names]
-        fields = dict.fromkeys(["state", "lease", *(field for column in columns for field in column.fields)])
-        return cls(tuple(fields), frozenset(column.part for column in columns if column.part is not None))
-
-    @property
-    def znodes(self) -> tuple[str, ...]:
-        """The znodes of each task. When it was enqueued is told by its metadata, too, which are seldom large."""
-        timed = "enqueued" in self.parts and "data" not in self.parts
-        parts = self.parts | {"metadata"} if timed else self.parts
-        return ("state", *(name for name in ("data", "metadata", "result") if name in parts))
+def znodes_of(parts: Collection[str]) -> tuple[str, ...]:
+    """The znodes of each task that hold these parts; the metadata, seldom large, tell when it was enqueued."""
+    wanted = {*parts, "metadata"} if "enqueued" in parts and "data" not in parts else parts
+    return ("state", *(name for name in ("data", "metadata", "result") if name in wanted))
 
 
 # --- Why is nobody taking this task? Consumers announce what they accept, so that the question has an answer.
@@ -824,7 +799,7 @@ def _matches(context: Context, conf: Conf, task: Task) -> Procedure[tuple[Consum
 def _match(context: Context, conf: Conf, task: Task, name: str, record: Node, in_hand: int) -> ConsumerMatch:
     try:
         written: Any = load(context.paths.consumer(name), record.data).get("accepts", [])
-        accepts = tuple(values.shown(text) for text in written if isinstance(text, str))
+        accepts = tuple(text for text in written if isinstance(text, str))
         refusals = [parse_selector(text).refusal(task.filters, conf.types) for text in accepts]
     except (CorruptRecord, ConfigError, TypeError) as error:
         return ConsumerMatch(name, (), f"what it accepts cannot be read: {error}", in_hand)

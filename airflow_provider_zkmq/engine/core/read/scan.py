@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from msgspec import structs
+
 from ..context import Context
-from ..model.records import load_fields
+from ..model.records import TaskState
 from ..model.selectors import FilterTypes, Selector, as_selector
 from ..model.states import State
 from ..model.values import Moment, load, optional_milliseconds, whole_number
 from ..protocol import Node, Procedure, Sync
 from .configuration import read_conf
-from .inspect import COLUMNS, ReadPlan, Row, as_state, checked_columns, checked_ids
+from .inspect import COLUMNS, Row, as_state, checked_columns, checked_ids, znodes_of
 from .leases import Lapsed, certainly_past, lapsed_tasks
 from .nodes import SLIM_AT_ONCE, WHOLE_AT_ONCE, read_nodes, read_stats, unless_corrupt
 
@@ -57,16 +59,17 @@ def scan(
 ) -> Procedure[Scanned]:
     """Columns of the tasks among `task_ids` that are there, each task once. Not a snapshot of one moment.
 
-    `columns`: names of fields of `Task`, but for ``progress`` and ``note``. Only what they are made of is read, and
-    only that can be found corrupt. `states`, `selector` and `since` (when their present run was enqueued) leave tasks
-    out, by what is read now. `in_flight`: so many requests are on their way together, 64 at the most, and fewer where
-    payloads are large. All that is read is in memory together: read many large payloads in several calls. Raises
-    `ConfigError` for what is not understood, and `QueueNotFound`.
+    `columns`: names of fields of `Task`, but for ``progress`` and ``note``. Only what they are made of is read.
+    `states`, `selector` and `since` (when their present run was enqueued) leave tasks out, by what is read now.
+    `in_flight`: so many requests are on their way together, 64 at the most, and fewer where payloads are large. All
+    that is read is in memory together: read many large payloads in several calls. Raises `ConfigError` for what is not
+    understood, and `QueueNotFound`.
     """
     ids, names = checked_ids(task_ids), checked_columns(columns)
     window = min(whole_number("in_flight", in_flight, 1), MAX_IN_FLIGHT)
     wanted = yield from _sought(context, states, selector, since)
-    scanning = _Scan(context, ReadPlan.of((*names, *wanted.columns())), window)
+    parts = frozenset(filter(None, (COLUMNS[name].part for name in (*names, *wanted.columns()))))
+    scanning = _Scan(context, parts, window)
     yield from scanning.read(ids)
     if missing := scanning.missing(ids):
         yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
@@ -93,9 +96,9 @@ class _Sought:
     def accepts(self, row: Row) -> bool:
         """Whether a task is asked for."""
         return (
-            (self.states is None or row.record["state"] in self.states)
+            (self.states is None or row.record.state in self.states)
             and (self.since is None or row.enqueued >= self.since)
-            and (self.selector is None or self.selector.matches(row.record["filters"], self.types))
+            and (self.selector is None or self.selector.matches(row.record.filters, self.types))
         )
 
 
@@ -115,7 +118,8 @@ class _Scan:
     """What was read so far: rows by their ids."""
 
     context: Context
-    plan: ReadPlan
+    parts: frozenset[str]
+    """What of the tasks' trees is read besides their records."""
     in_flight: int
     rows: dict[str, Row] = field(default_factory=dict)
     corrupt: dict[str, None] = field(default_factory=dict)
@@ -128,8 +132,8 @@ class _Scan:
 
     def read(self, ids: Sequence[str]) -> Procedure[None]:
         """Read tasks, so many at a time as may be in flight together; of payloads no more than is bearable."""
-        znodes = self.plan.znodes
-        payloads = not self.plan.parts.isdisjoint(("data", "result"))
+        znodes = znodes_of(self.parts)
+        payloads = not self.parts.isdisjoint(("data", "result"))
         at_once = SLIM_AT_ONCE if payloads else _ZNODES_AT_ONCE // len(znodes)
         most, at = at_once * self.in_flight, 0
         size = min(most, WHOLE_AT_ONCE) if payloads else most
@@ -149,7 +153,7 @@ class _Scan:
         for task_id, path, node in zip(ids, paths, nodes, strict=True):
             row = None
             if node is not None:
-                record = unless_corrupt(self.context, path, partial(load_fields, path, node.data, self.plan.fields))
+                record = unless_corrupt(self.context, path, partial(TaskState.decode, path, node.data))
                 if record is None:
                     self.corrupt[task_id] = None
                 else:
@@ -164,17 +168,16 @@ class _Scan:
             row.data = node.data
         for row, node in _pairs(rows, trees.get("result")):
             row.result = node.data
-        if "metadata" in self.plan.parts:
+        if "metadata" in self.parts:
             for row, node in _pairs(rows, trees.get("metadata")):
                 row.metadata = self._metadata(row.id, node)
-        if "enqueued" in self.plan.parts:
+        if "enqueued" in self.parts:
             yield from self._enqueued(rows, trees)
-        timed = [name for name in ("due", "dedupe") if name in self.plan.fields]
-        if any(row.record[name] is not None for row in there for name in timed):
+        if "clock" in self.parts and any(row.record.due is not None or row.record.dedupe is not None for row in there):
             past = yield from certainly_past(self.context)
             for row in there:
                 row.past = past
-        if any(row.record["lease"] is not None and row.record["state"] is State.CLAIMED for row in there):
+        if any(row.record.lease is not None and row.record.state is State.CLAIMED for row in there):
             yield from self._lapse(there)
 
     def _lapse(self, rows: Sequence[Row]) -> Procedure[None]:
@@ -182,9 +185,10 @@ class _Scan:
         if self.lapsed is None:
             self.lapsed = yield from lapsed_tasks(self.context)
         for row in rows:
-            if row.id in self.lapsed and row.record["state"] is State.CLAIMED:
+            if row.id in self.lapsed and row.record.state is State.CLAIMED:
                 row.lapsed = True
-                row.record |= {**self.lapsed[row.id]._asdict(), "consumer": None, "claimed": None}
+                now = self.lapsed[row.id]._asdict()
+                row.record = structs.replace(row.record, **now, consumer=None, claimed=None)
 
     def _metadata(self, task_id: str, node: Node) -> dict[str, Any]:
         """A task's metadata; what cannot be read is reported, and nothing is known."""

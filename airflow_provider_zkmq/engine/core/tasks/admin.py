@@ -19,7 +19,7 @@ from ...errors import (
 from ..context import Context
 from ..model.names import check_name, entry_name
 from ..model.policy import RetryPolicy
-from ..model.records import TaskState, encode_data
+from ..model.records import TaskState, clip, encode_data
 from ..model.selectors import FilterType, check_types, encode_types
 from ..model.states import TRANSITIONS, Event, State, step
 from ..model.values import MAX_ZXID, Duration, abbreviated, dump, interval_seconds, seconds, spell_seconds, whole_number
@@ -473,5 +473,5 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
         msg = f"watermark {abbreviated(watermark)} is not allowed: no transaction of ZooKeeper has such a number"
         raise ConfigError(msg)
     yield from refuse_missing(context)
-    record = {"watermark": watermark, "directory": reached.directory, "run": reached.run}
+    record = {"watermark": watermark, "directory": clip(reached.directory), "run": reached.run}
     yield from set_archive(context, dump(record), reached.version)

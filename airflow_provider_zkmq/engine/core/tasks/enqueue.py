@@ -10,6 +10,8 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from msgspec import structs
+
 from ...errors import (
     BadMessage,
     ConfigError,
@@ -24,7 +26,7 @@ from ...errors import (
 from ..context import Context, Mark
 from ..model.names import SEPARATOR, Lane, check_name, check_priority, entry_name
 from ..model.policy import Conf, RetryPolicy
-from ..model.records import Message, NewTasks, TaskState, encode_data, encode_metadata, keyed, replace_fields
+from ..model.records import Message, NewTasks, TaskState, encode_data, encode_metadata, keyed
 from ..model.selectors import parse_filters
 from ..model.states import ENDED, Event, State, Status
 from ..model.values import Duration, Moment, optional_milliseconds
@@ -198,10 +200,10 @@ def _update(context: Context, new: NewTask, current: Current) -> Procedure[Plan]
     rank = (yield from _rank(context, state, due)) if stays else None
     extra = content_ops(context, new, state, fresh=False)
     updated = next_record(new.task_id, state, Event.UPDATE, new.nonce, due=due)
-    updated = replace_fields(updated, metadata=state.metadata or new.has_metadata)
+    updated = structs.replace(updated, metadata=state.metadata or new.has_metadata)
 
     def after(place: str) -> TaskState:
-        return replace_fields(as_requested(updated, new, place), rank=rank)
+        return structs.replace(as_requested(updated, new, place), rank=rank)
 
     place = state.place if stays else f"{new.lane.name}//{entry}"
     if due == state.due and (stays or due is not None):

@@ -15,7 +15,7 @@ from ..context import Claimed, Context
 from ..model.policy import Error, Retry, Snooze, Success
 from ..model.records import clip
 from ..model.states import State
-from ..model.values import Duration, shown
+from ..model.values import Duration
 from ..protocol import Procedure
 from .settle import complete, failed, recover_record, snooze
 from .transaction import TransactionState, commit, rollback
@@ -143,7 +143,7 @@ def _showable(error: str | BaseException) -> str | BaseException:
 
 def error_text(error: str | BaseException) -> str:
     """An error as logs tell it: an exception with its kind, as long as a record keeps, and printable."""
-    return clip(shown(error if isinstance(error, str) else f"{type(error).__name__}: {_showable(error)}")) or ""
+    return clip(error if isinstance(error, str) else f"{type(error).__name__}: {_showable(error)}") or ""
 
 
 @dataclass(frozen=True, slots=True)

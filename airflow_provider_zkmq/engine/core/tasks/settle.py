@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from msgspec import structs
+
 from ...errors import (
     ClaimLost,
     ConfigError,
@@ -22,7 +24,7 @@ from ...errors import (
 from ..context import Claimed, Context, DeferredCompletion, Handover, Sender, Sending, UnsettledClaim
 from ..model.names import is_prefetched
 from ..model.policy import Conf
-from ..model.records import TaskState, clip, encode_data, replace_fields
+from ..model.records import TaskState, clip, encode_data
 from ..model.states import Event, State
 from ..model.values import Duration, dump, optional_seconds, seconds
 from ..protocol import (
@@ -584,7 +586,7 @@ def recover_record(context: Context, claimed: Claimed) -> Procedure[bool]:
         claimed.state = TaskState.decode(path, node.data)
     except CorruptRecord as error:
         context.run.report(path, f"{error}; what its consumer knows takes its place")
-        claimed.state = replace_fields(claimed.state, requeue=escrow is not None)
+        claimed.state = structs.replace(claimed.state, requeue=escrow is not None)
         return True
     return False
 

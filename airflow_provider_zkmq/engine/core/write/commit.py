@@ -8,6 +8,8 @@ from enum import Enum
 from functools import cached_property, partial
 from typing import Any, Final, TypeAlias, TypeGuard
 
+from msgspec import structs
+
 from ...errors import QueueNotFound, TransportError, Unavailable, ZkmqError
 from ..context import Context, GroupMember, GroupQueue, OpenSegment
 from ..model.names import MAX_LANES, SEGMENT_ENTRIES, Lane, is_lane, next_segment, segments_of
@@ -584,7 +586,7 @@ class Change:
         """Go on without the membership: the task is no member any more, and its record does not say that it is."""
         record = self.context.paths.task(self.task_id, "state")
         if self.after is not None:
-            self.after = after = replace(self.after, batch=None)
+            self.after = after = structs.replace(self.after, batch=None)
             self.ops = [SetData(op.path, after.encode(), op.version) if _writes(op, record) else op for op in self.ops]
         self._drop(lambda path: path.startswith(f"{self.context.paths.batch(self.batch or '')}/"))
 

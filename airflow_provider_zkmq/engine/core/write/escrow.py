@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from msgspec import structs
+
 from ...errors import CorruptRecord, TaskTooLarge
 from ..context import Context
-from ..model.records import TaskState, replace_fields
+from ..model.records import TaskState
 from ..model.states import Event, State
 from ..protocol import MAX_REQUEST, Create, Delete, Failure, Get, Node, Procedure, SetData, WriteOp, damaged, refused
 from ..read.leases import server_time
@@ -29,7 +31,7 @@ def as_requested(state: TaskState, new: NewTask, place: str) -> TaskState:
 
     By that nonce a repeated call knows what the first one wrote.
     """
-    return replace_fields(
+    return structs.replace(
         state,
         place=place,
         priority=new.lane.priority,
@@ -55,13 +57,13 @@ def insert_run(
     now = yield from server_time(context)
     due = yield from due_of(context, new)
     fresh = next_record(new.task_id, current.state, event, new.nonce, now=now, due=due)
-    fresh = replace_fields(
+    fresh = structs.replace(
         fresh, attempt=0, error=None, consumer=None, claimed=None, started=None, ended=None, dedupe=None
     )
-    fresh = replace_fields(
+    fresh = structs.replace(
         fresh, rank=None, requeue=False, result=result, batch=new.batch, ended_zxid=None, was_due=None
     )
-    fresh = replace_fields(fresh, metadata=True)  # with data that are made anew they are written, whatever they hold
+    fresh = structs.replace(fresh, metadata=True)  # with data that are made anew they are written, whatever they hold
     if due is not None:
         scheduled = as_requested(fresh, new, f"{new.lane.name}//{new.entry}")
         return (yield from relist(context, current, scheduled, extra, guards=guards))
@@ -90,7 +92,7 @@ def hold_in_escrow(context: Context, new: NewTask, current: Current) -> Procedur
     slot: WriteOp = SetData(path, pack(new)) if state.requeue else Create(path, pack(new))
     due = state.due if state.requeue else state.dedupe  # of a claimed one neither is set
     after = next_record(new.task_id, state, Event.REQUEUE, new.nonce, due=due)
-    after = replace_fields(after, requeue=True, ended_zxid=still_ended(current))
+    after = structs.replace(after, requeue=True, ended_zxid=still_ended(current))
     if after.index == state.index:
         return rewrite(context, current, after, [slot])
     return (yield from relist(context, current, after, [slot]))
@@ -168,7 +170,7 @@ def _insert_after(
     now, path = (yield from server_time(context)), context.paths.task(current.task_id, "result")
     _, after = _as_ended(current, "", now)
     result = next((op.data for op in extra if op.path == path and isinstance(op, Create | SetData)), None)
-    after = replace_fields(after, requeue=False, result=result is not None, dedupe=None)
+    after = structs.replace(after, requeue=False, result=result is not None, dedupe=None)
     return (yield from with_ending(context, current, after, now, result, plan))
 
 
@@ -206,7 +208,7 @@ def _give_up_run(
 ) -> Procedure[CommitResult]:
     """End a task whose next run is lost, as its present run ended."""
     before, after = _as_ended(current, nonce, (yield from server_time(context)))
-    after = replace_fields(after, requeue=False, result=result, dedupe=None, ended_zxid=still_ended(current))
+    after = structs.replace(after, requeue=False, result=result, dedupe=None, ended_zxid=still_ended(current))
     build = partial(relist, context, current.with_state(before), after, extra, guards=guards)
 
     def anew(refusal: Refusal) -> Procedure[Plan | None]:
@@ -225,11 +227,11 @@ def _as_ended(current: Current, nonce: str, now: int) -> tuple[TaskState, TaskSt
     state, history = current.state, current.state.history
     last = history[-1] if history else None
     succeeded = state.state is State.FINISHED or (last is not None and last.outcome == "finished")
-    before = replace_fields(state, history=history[:-1]) if succeeded else state
+    before = structs.replace(state, history=history[:-1]) if succeeded else state
     after = next_record(current.task_id, before, _last_event(state, succeeded=succeeded), nonce, now=now)
     if succeeded and last is not None and last.started is not None:
-        after = replace_fields(after, claimed=last.claimed, started=last.started, ended=last.ended)
-    return before, replace_fields(after, error=None if succeeded or last is None else last.error)
+        after = structs.replace(after, claimed=last.claimed, started=last.started, ended=last.ended)
+    return before, structs.replace(after, error=None if succeeded or last is None else last.error)
 
 
 def _last_event(before: TaskState, *, succeeded: bool) -> Event:

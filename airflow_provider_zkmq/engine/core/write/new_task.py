@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
 
 from ...errors import ConfigError, TaskTooLarge
 from ..context import Context
-from ..model import values
 from ..model.names import Lane, check_name, check_priority, entry_name, index_path
 from ..model.policy import Conf, RetryPolicy
 from ..model.records import NO_METADATA, Message, TaskState, encode_data, encode_metadata
 from ..model.selectors import parse_filters
 from ..model.states import State
-from ..model.values import LATEST, corrupt_unless_read, dump, load, lock_seconds, optional_seconds
+from ..model.values import LATEST, Part, Priority, Span, corrupt_unless_read, dump, load, lock_seconds
 from ..protocol import MAX_REQUEST, Create, Delete, Procedure, SetData, WriteOp, request_size
 from ..read.configuration import known_conf
 from ..read.leases import ordering_time, server_time
@@ -39,7 +40,7 @@ class NewTask:
     lane: Lane
     delay: float | None
     """None: not given, which leaves an update's time as it is."""
-    policy: dict[str, Any] | None
+    policy: RetryPolicy | None
     lock: float | None
     update: bool
     requeue: bool
@@ -130,6 +131,8 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
     if not isinstance(message, Message):
         msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
         raise ConfigError(msg)
+    if not isinstance(message.policy, RetryPolicy | None):
+        raise ConfigError(f"policy must be a RetryPolicy, not {type(message.policy).__name__}")
     filters = parse_filters(conf.types, message.filters)
     delay, not_before = message.times()
     generated = message.task_id is None
@@ -141,7 +144,7 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         filters=filters,
         lane=Lane(check_priority(message.priority), filters),
         delay=delay,
-        policy=None if message.policy is None else message.policy.record(),
+        policy=message.policy,
         lock=lock_seconds(message.lock),
         update=bool(message.update),
         requeue=bool(message.requeue),
@@ -200,46 +203,48 @@ def scheduled_index(context: Context, task_id: str, due: int) -> Procedure[str]:
 
 def pack(new: NewTask) -> bytes:
     """A message that waits to be written, and is `stamped`: a line of JSON, then the data as they are."""
-    head: dict[str, Any] = {"task_id": new.task_id, "metadata": new.metadata.decode(), "filters": new.filters}
-    head |= {"priority": new.lane.priority, "delay": new.delay, "policy": new.policy, "lock": new.lock}
-    moment = {} if new.not_before is None else {"not_before": new.not_before}
-    return dump(head | moment | {"stamp": new.stamp}) + b"\n" + new.data
+    head = _Head(
+        new.task_id, new.stamp, new.metadata.decode(), new.filters, new.lane.priority, new.delay, new.policy, new.lock,
+        new.not_before,
+    )  # fmt: skip
+    return dump(head) + b"\n" + new.data
 
 
-_FILTERS: Final = values.mapping(lambda name: check_name("filter", name), values.text)
+class _Head(Struct, frozen=True, omit_defaults=True):
+    """The first line of a message that waits to be written."""
 
-
-def _moment(value: object) -> int | None:
-    """Milliseconds since 1970, or None. Raises `ValueError`, also for what no bucket's name could hold."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value <= LATEST):
-        return value
-    msg = f"{value!r} is no moment"
-    raise ValueError(msg)
+    task_id: str
+    stamp: str
+    metadata: str
+    filters: dict[Part, str] = {}
+    priority: Priority = 0
+    delay: Span | None = None
+    policy: RetryPolicy | None = None
+    lock: Span | None = None
+    not_before: Annotated[int, Meta(le=LATEST)] | None = None
 
 
 def unpack(context: Context, path: str, raw: bytes) -> NewTask:
     """Read what `pack` wrote. Raises `CorruptRecord`."""
-    head, _, data = raw.partition(b"\n")
-    record = load(path, head)
+    line, _, data = raw.partition(b"\n")
+    head = load(path, line, _Head, "a message of ours")
+    load(path, head.metadata.encode())
     with corrupt_unless_read(path, "a message of ours"):
-        filters = _FILTERS(record["filters"])
-        metadata: bytes = record["metadata"].encode()
-        load(path, metadata)
         return NewTask(
-            task_id=check_name("task id", record["task_id"]),
+            task_id=check_name("task id", head.task_id),
             generated=False,
             data=data,
-            metadata=metadata,
-            filters=filters,
-            lane=Lane(check_priority(record["priority"]), filters),
-            delay=optional_seconds("delay", record["delay"]),
-            policy=None if record["policy"] is None else RetryPolicy(**record["policy"]).record(),
-            lock=lock_seconds(record["lock"]),
+            metadata=head.metadata.encode(),
+            filters=head.filters,
+            lane=Lane(head.priority, head.filters),
+            delay=head.delay,
+            policy=head.policy,
+            lock=lock_seconds(head.lock),
             update=False,
             requeue=False,
             nonce=context.marks.nonce(),
-            stamp=check_name("stamp", record["stamp"]),
-            not_before=_moment(record.get("not_before")),
+            stamp=check_name("stamp", head.stamp),
+            not_before=head.not_before,
         )
 
 

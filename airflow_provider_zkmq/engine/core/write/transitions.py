@@ -6,16 +6,17 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypedDict
+
+from msgspec import structs
 
 from ...errors import CorruptRecord, OutcomeUnknown, TransportError, ZkmqError
 from ..context import Claimed, Context, OpenSegment
-from ..model import values
 from ..model.names import SEPARATOR, Lane, claim_note, consumer_note, index_path
 from ..model.policy import Conf
-from ..model.records import HistoryEntry, TaskState, Times, claimed_before, clip, history_path, replace_fields
+from ..model.records import HistoryEntry, TaskState, Times, claimed_before, clip, history_path
 from ..model.states import ENDED, FAILED, Event, State, step
-from ..model.values import corrupt_unless_read, dump, load
+from ..model.values import Count, Milliseconds, Part, dump, load
 from ..protocol import (
     MAX_REQUEST,
     Check,
@@ -93,7 +94,7 @@ def next_record(
         changes["was_due"] = before.due
     elif due is not None or event is Event.FAIL:
         changes["was_due"] = None
-    return replace_fields(before, state=after, nonce=nonce, settled=settled, due=due, index=index, **changes)
+    return structs.replace(before, state=after, nonce=nonce, settled=settled, due=due, index=index, **changes)
 
 
 def still_ended(current: Current) -> int | None:
@@ -162,19 +163,20 @@ def deleted(context: Context, task_id: str) -> Procedure[Outcome | None]:
 # Whoever takes the last member off ends the batch; a crash or a lost connection in between leaves an empty
 # ``open``, which the same client's next look, a waiter, the rescue of a dead consumer or a clean-up deletes.
 
-_FIELDS: Final[dict[str, values.Check[Any]]] = {
-    "total": values.count,
-    "then": values.optional(values.part),
-    "refused": values.optional(values.shown),
-    "nonce": values.optional(values.text),
-}
+
+class BatchRecord(TypedDict, total=False):
+    """What the znode of a batch holds."""
+
+    nonce: str | None
+    then: Part | None
+    total: Count
+    done: Milliseconds
+    refused: str | None
 
 
 def load_batch(path: str, data: bytes) -> dict[str, Any]:
     """A batch's record. Raises `CorruptRecord`."""
-    record = load(path, data)
-    with corrupt_unless_read(path, "a batch"):
-        return record | {name: check(record[name]) for name, check in _FIELDS.items() if name in record}
+    return {**load(path, data, BatchRecord, "a batch")}
 
 
 def close_after(context: Context, name: str | None) -> Procedure[None]:
@@ -241,7 +243,7 @@ def _ending(context: Context, name: str) -> Procedure[Plan | None]:
     now = yield from server_time(context)
     index = index_path("batches-done", now, name)
     yield from known_bucket(context, index)
-    done = dump(record | {"done": now} | ({"refused": lost} if lost else {}))
+    done = dump(record | {"done": now} | ({"refused": clip(lost)} if lost else {}))
     closing = Change(context, name, [Delete(f"{base}/open"), SetData(base, done, node.stat.version)])
     closing.proof = partial(_closed, context, name)
     closing.preconditions[base] = frozenset({Failure.BAD_VERSION})
@@ -297,7 +299,7 @@ def _follow_up_is_in_use(context: Context, name: str, refusal: Refusal) -> Proce
         return False
     why = f"task {task_id!r}, which should follow the batch, was not enqueued: its id is in use"
     context.report(base, why)
-    yield from transact(Multi((SetData(base, dump(load_batch(base, node.data) | {"refused": why})),)), never)
+    yield from transact(Multi((SetData(base, dump(load_batch(base, node.data) | {"refused": clip(why)})),)), never)
     return True
 
 
@@ -424,7 +426,7 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
     """
     paths, task_id, nonce, before = context.paths, claimed.task_id, context.marks.nonce(), claimed.state
     place, deadline = paths.entry(before.place), f"{task_id}{SEPARATOR}{nonce}" if span else None
-    claimed.state = replace_fields(
+    claimed.state = structs.replace(
         before,
         state=step(task_id, before.state, Event.CLAIM),
         attempt=before.attempt + 1,
@@ -455,10 +457,10 @@ def finish(
     `times`: those of its handler, which has ended some time before `now`.
     """
     started, ended = times
-    before = replace_fields(current.state, started=started, claimed=claimed_before(current.state.claimed, started))
+    before = structs.replace(current.state, started=started, claimed=claimed_before(current.state.claimed, started))
     due = (until or now) if before.requeue else None
     state = next_record(current.task_id, before, Event.COMPLETE, nonce, now=now, due=due)
-    after = replace_fields(state, error=None, dedupe=until, result=True, ended=ended)
+    after = structs.replace(state, error=None, dedupe=until, result=True, ended=ended)
     return (yield from relist(context, current, after, [result_write(context, current, result)]))
 
 
@@ -473,7 +475,7 @@ def fail(
 ) -> Procedure[Plan]:
     """The delivery failed; it goes back to its place, at `due` (server's milliseconds) or at once."""
     state = next_record(current.task_id, current.state, Event.FAIL, nonce, due=due)
-    return (yield from relist(context, current, replace_fields(state, error=clip(error)), guards=guards))
+    return (yield from relist(context, current, structs.replace(state, error=clip(error)), guards=guards))
 
 
 def release(
@@ -482,14 +484,14 @@ def release(
     """Given back: the delivery counts as no attempt."""
     state = next_record(current.task_id, current.state, Event.RELEASE, nonce, due=due)
     return (
-        yield from relist(context, current, replace_fields(state, attempt=max(0, state.attempt - 1)), guards=guards)
+        yield from relist(context, current, structs.replace(state, attempt=max(0, state.attempt - 1)), guards=guards)
     )
 
 
 def rescue(context: Context, current: Current, nonce: str, error: str, guards: Sequence[WriteOp]) -> Procedure[Plan]:
     """Nobody holds it any more: it goes back to its place."""
     state = next_record(current.task_id, current.state, Event.RESCUE, nonce)
-    return (yield from relist(context, current, replace_fields(state, error=error), guards=guards))
+    return (yield from relist(context, current, structs.replace(state, error=error), guards=guards))
 
 
 def to_dead(
@@ -497,7 +499,7 @@ def to_dead(
 ) -> Procedure[Plan]:
     """It is dead: `event` is the one of the state table by which it came to that."""
     state = next_record(current.task_id, current.state, event, nonce, now=now)
-    return (yield from relist(context, current, replace_fields(state, error=clip(error)), guards=guards))
+    return (yield from relist(context, current, structs.replace(state, error=clip(error)), guards=guards))
 
 
 # --- what the clock and operators do
@@ -510,7 +512,9 @@ def promote(context: Context, current: Current) -> Procedure[Plan]:
 
 def promote_to_end(context: Context, current: Current) -> Procedure[Plan]:
     """Its time has come: it goes to the end of its lane, whatever place it had."""
-    return (yield from append(context, current, lambda place: replace_fields(_promoted(context, current), place=place)))
+    return (
+        yield from append(context, current, lambda place: structs.replace(_promoted(context, current), place=place))
+    )
 
 
 def _promoted(context: Context, current: Current) -> TaskState:
@@ -520,17 +524,17 @@ def _promoted(context: Context, current: Current) -> TaskState:
 def cancel(context: Context, current: Current, extra: list[WriteOp], now: int) -> Procedure[Plan]:
     """Withdrawn; `extra` tells its consumer, and drops a run in escrow."""
     state = next_record(current.task_id, current.state, Event.CANCEL, context.marks.nonce(), now=now)
-    return (yield from relist(context, current, replace_fields(state, requeue=False), extra))
+    return (yield from relist(context, current, structs.replace(state, requeue=False), extra))
 
 
 def redrive(context: Context, current: Current, entry: str, extra: list[WriteOp], batch: str | None) -> Procedure[Plan]:
     """Put back at the end of its lane: attempts are reset, the history is kept. `batch`: the one that it counts for."""
     fresh = next_record(current.task_id, current.state, Event.REDRIVE, context.marks.nonce())
-    fresh = replace_fields(
+    fresh = structs.replace(
         fresh, attempt=0, error=None, claimed=None, started=None, ended=None, was_due=None, rank=None
     )
-    fresh = replace_fields(fresh, batch=batch)
-    return (yield from append(context, current, lambda place: replace_fields(fresh, place=place), extra, entry=entry))
+    fresh = structs.replace(fresh, batch=batch)
+    return (yield from append(context, current, lambda place: structs.replace(fresh, place=place), extra, entry=entry))
 
 
 def rewrite(context: Context, current: Current, after: TaskState, extra: list[WriteOp]) -> Plan:
@@ -570,7 +574,7 @@ def relist(
 ) -> Procedure[Plan]:
     """From where it is listed to where `after` lists it."""
     if after.index is None and not after.placed:
-        at = lambda place: replace_fields(after, place=place, rank=None)  # noqa: E731
+        at = lambda place: structs.replace(after, place=place, rank=None)  # noqa: E731
         lane = Lane(after.priority, dict(after.filters))
         return (yield from append(context, current, at, extra, guards=guards, lane=lane, entry=after.entry))
     return one(_moved(context, current, after, extra, guards, None))
