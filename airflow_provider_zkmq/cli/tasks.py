@@ -114,7 +114,7 @@ def _complete(queue: AnyQueue, args: argparse.Namespace, result: bytes | None) -
     """Finish the task; its state then, which is not finished where another run of it was held in escrow."""
     from ..engine import ZkmqError
 
-    queue.complete(args.task, args.token, result, dedupe=args.dedupe)
+    _held(queue, args).complete(result, dedupe=args.dedupe)
     try:
         return str(queue.task(args.task).state)
     except ZkmqError:  # collected, say; that it was finished is certain
@@ -140,7 +140,7 @@ def fail(args: argparse.Namespace, options: Common) -> int:
     if args.force:
         return _settle(args, options, None, lambda queue: _revoke(queue, args, error, retry=not args.no_retry))
     retry = {"retry": not args.no_retry, "backoff": args.backoff}
-    return _settle(args, options, None, lambda queue: str(queue.fail(args.task, args.token, error, **retry)))
+    return _settle(args, options, None, lambda queue: str(_held(queue, args).fail(error, **retry)))
 
 
 add_release = add_force
@@ -150,7 +150,7 @@ def release(args: argparse.Namespace, options: Common) -> int:
     """Give a task back."""
     if args.force:
         return _settle(args, options, None, lambda queue: _revoke(queue, args))
-    return _settle(args, options, "inserted", lambda queue: queue.release(args.task, args.token))
+    return _settle(args, options, "inserted", lambda queue: _held(queue, args).release())
 
 
 def _revoke(queue: AnyQueue, args: argparse.Namespace, error: str | None = None, *, retry: bool = True) -> str:
@@ -172,7 +172,7 @@ def add_snooze(parser: argparse.ArgumentParser) -> None:
 
 def snooze(args: argparse.Namespace, options: Common) -> int:
     """Give a task back for later."""
-    return _settle(args, options, "inserted", lambda queue: queue.snooze(args.task, args.token, args.delay))
+    return _settle(args, options, "inserted", lambda queue: _held(queue, args).snooze(args.delay))
 
 
 def add_extend(parser: argparse.ArgumentParser) -> None:
@@ -183,7 +183,7 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
 
 def extend(args: argparse.Namespace, options: Common) -> int:
     """Hold a claim longer."""
-    return _settle(args, options, "claimed", lambda queue: queue.extend(args.task, args.token, args.lease))
+    return _settle(args, options, "claimed", lambda queue: _held(queue, args).extend(args.lease))
 
 
 def add_progress(parser: argparse.ArgumentParser) -> None:
@@ -196,7 +196,11 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
 def progress(args: argparse.Namespace, options: Common) -> int:
     """Report how far the handling has come."""
     note = os.fsencode(args.note).decode(errors="replace")
-    return _settle(args, options, "claimed", lambda queue: queue.progress(args.task, args.token, args.value, note))
+    return _settle(args, options, "claimed", lambda queue: _held(queue, args).progress(args.value, note))
+
+
+def _held(queue: AnyQueue, args: argparse.Namespace) -> AnyClaim:
+    return queue.claim_handle(args.task, args.token)
 
 
 def _settle(args: argparse.Namespace, options: Common, state: str | None, act: Callable[[AnyQueue], str | None]) -> int:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from ..engine import (
     AccessDenied,
+    ClaimLost,
     ConfigError,
     Duration,
     Error,
@@ -26,6 +27,7 @@ from ..engine import (
     Retry,
     Snooze,
     Success,
+    TaskNotFound,
     TransportError,
     ZkmqError,
 )
@@ -408,7 +410,9 @@ class ClaimsOfOthers:
         return False
 
     def _taken_over(self, reference: ClaimReference) -> AnyClaim | None:
-        claim: AnyClaim | None = self._queue.take_over(reference["id"], reference["token"], lease=self._lease)
+        claim: AnyClaim | None = None
+        with suppress(ClaimLost, TaskNotFound):
+            claim = self._queue.claim_handle(reference["id"], reference["token"], lease=self._lease)
         if claim is None and self._again:
             claim = self._queue.claim_task(reference["id"], lease=self._lease or _ANEW, attempt=reference["attempt"])
             reference["token"] = reference["token"] if claim is None else claim.token

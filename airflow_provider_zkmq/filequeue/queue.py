@@ -71,29 +71,36 @@ class FileClaim:
         self.token = task.version
         self.span = span
         self.settled = False
-        self._queue = queue
+        self._directory = queue.directory
 
     def complete(self, result: bytes | str | None = None, *, dedupe: Duration | None = None) -> None:
-        """See `FileQueue.complete`."""
-        self._carry_out(lambda name, token: self._queue.complete(name, token, result, dedupe=dedupe), ends=True)
+        """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskTooLarge`."""
+        refuse({refusals.DEDUPE: dedupe})
+        data = b"" if result is None else encode_data("result", result)
+        if len(data) > MAX_PAYLOAD:
+            size = f"{len(data):,} bytes; as in ZooKeeper, {MAX_PAYLOAD:,} are taken"
+            raise TaskTooLarge(f"the result of task {self.task.id!r} has {size}")
+        self._carry_out(partial(settling.complete, result=data))
 
     def fail(self, error: str | BaseException, *, retry: bool = True, backoff: Duration | None = None) -> State:
-        """See `FileQueue.fail`."""
-        return self._carry_out(
-            lambda name, token: self._queue.fail(name, token, error, retry=retry, backoff=backoff), ends=True
-        )
+        """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`.
+
+        Of `error` the first 200 bytes are kept.
+        """
+        wait = optional_seconds("backoff", backoff)
+        return self._carry_out(partial(settling.fail, error=error, retry=retry, wait=wait))
 
     def release(self, delay: Duration | None = None) -> None:
-        """See `FileQueue.release`."""
-        self._carry_out(lambda name, token: self._queue.release(name, token, delay), ends=True)
+        """Give the task back, for `delay` seconds; the delivery counts as no attempt. Raises `ClaimLost`."""
+        self._carry_out(partial(settling.release, delay=optional_seconds("delay", delay) or 0.0))
 
     def snooze(self, delay: Duration) -> None:
-        """See `FileQueue.snooze`."""
-        self._carry_out(lambda name, token: self._queue.snooze(name, token, delay), ends=True)
+        """Give the task back, not to be handled for `delay`; counts as no attempt. Raises `ClaimLost`."""
+        self.release(seconds("delay", delay))
 
     def extend(self, lease: Duration) -> None:
-        """See `FileQueue.extend`."""
-        self._carry_out(lambda name, token: self._queue.extend(name, token, lease), ends=False)
+        """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
+        self._carry_out(partial(settling.extend, span=lock_span("lease", lease)), ends=False)
 
     def begin(self) -> None:
         """Nothing is to be said: it began when it was claimed."""
@@ -108,7 +115,7 @@ class FileClaim:
     @property
     def closed(self) -> bool:
         """Whether its connection has been closed: nothing can be done with it any more."""
-        return self._queue.closed
+        return self._directory.closed
 
     @property
     def over(self) -> bool:
@@ -130,17 +137,22 @@ class FileClaim:
         else:
             on_settled(success, None)
 
-    def _carry_out(self, call: Callable[[str, int], T], *, ends: bool) -> T:
+    def _carry_out(self, work: Callable[[QueueFile, str, int], T], *, ends: bool = True) -> T:
         if self.settled:
             msg = f"claim {self.token} of task {self.task.id!r} is over; nothing was changed"
             raise ClaimLost(msg)
         try:
-            done = call(self.task.id, self.token)
+            done = self._directory.carry_out(self.queue, lambda queue_file: work(queue_file, self.task.id, self.token))
         except (ClaimLost, QueueNotFound, TaskNotFound) as error:  # its lines may have been deleted
-            self.settled = True
+            self._end()
             raise ClaimLost(str(error)) from error
-        self.settled = ends
+        if ends:
+            self._end()
         return done
+
+    def _end(self) -> None:
+        self.settled = True
+        self._directory.hold(self.queue, self.task.id, self.token, held=False)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.token} of task {self.task.id!r}>"
@@ -462,7 +474,6 @@ class FileQueue:
     replace = refused(refusals.UPDATES)
     cancel = refused(refusals.CANCELLING)
     revoke = refused(refusals.REVOKING)
-    progress = refused(refusals.PROGRESS)
     publish_archive = refused(refusals.ARCHIVES)
     open_batch = seal_batch = refused(refusals.BATCHES)
 
@@ -686,13 +697,11 @@ class FileQueue:
 
         return FileClaims(take)
 
-    # --- a claim by its task's id and its token, from whichever process
-
-    def take_over(self, task_id: str, token: int, *, lease: Duration | None = None) -> FileClaim | None:
-        """Return a claim that another process made as one's own; None where it is not the current one. See `Queue`.
+    def claim_handle(self, task_id: str, token: int, *, lease: Duration | None = None) -> FileClaim:
+        """Return the current claim of a task by its token, whichever process made it. See `Queue.claim_handle`.
 
         Without `lease`, its ``span`` is what is left of it, and the task's or the queue's lock at least. It is always
-        an object of its own, also where the claim was made through this client.
+        an object of its own, also where the claim was made through this client. Raises `ClaimLost`, `TaskNotFound`.
         """
         name, span = check_name("task id", task_id), None if lease is None else lock_span("lease", lease)
 
@@ -703,66 +712,7 @@ class FileQueue:
             left = 0.0 if lines.holder is None else lines.holder[1] - queue_file.now
             return queue_file.task(lines), span or max(left, lines.span(queue_file.conf))
 
-        try:
-            return FileClaim(self, *self._do(work))
-        except (ClaimLost, TaskNotFound):
-            return None
-
-    def complete(
-        self, task_id: str, token: int, result: bytes | str | None = None, *, dedupe: Duration | None = None
-    ) -> None:
-        """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskNotFound`, `TaskTooLarge`."""
-        refuse({refusals.DEDUPE: dedupe})
-        data = b"" if result is None else encode_data("result", result)
-        if len(data) > MAX_PAYLOAD:
-            msg = f"the result of task {task_id!r} has {len(data):,} bytes; as in ZooKeeper, {MAX_PAYLOAD:,} are taken"
-            raise TaskTooLarge(msg)
-        self._settle(task_id, token, lambda queue_file: settling.complete(queue_file, task_id, token, data))
-
-    def fail(
-        self,
-        task_id: str,
-        token: int,
-        error: str | BaseException,
-        *,
-        retry: bool = True,
-        backoff: Duration | None = None,
-    ) -> State:
-        """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`.
-
-        Of `error` the first 200 bytes are kept.
-        """
-        wait = optional_seconds("backoff", backoff)
-        return self._settle(
-            task_id, token, lambda queue_file: settling.fail(queue_file, task_id, token, error, retry=retry, wait=wait)
-        )
-
-    def release(self, task_id: str, token: int, delay: Duration | None = None) -> None:
-        """Give the task back, for `delay` seconds; the delivery counts as no attempt. Raises `ClaimLost`."""
-        span = optional_seconds("delay", delay) or 0.0
-        self._settle(task_id, token, lambda queue_file: settling.release(queue_file, task_id, token, span))
-
-    def snooze(self, task_id: str, token: int, delay: Duration) -> None:
-        """Give the task back, not to be handled for `delay`; counts as no attempt. Raises `ClaimLost`."""
-        self.release(task_id, token, seconds("delay", delay))
-
-    def begin(self, task_id: str, token: int) -> None:
-        """Check that the claim is the current one: it began when it was claimed. Raises `ClaimLost`."""
-        self._do(lambda queue_file: settling.current(queue_file, task_id, token))
-
-    def extend(self, task_id: str, token: int, lease: Duration) -> None:
-        """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
-        span = lock_span("lease", lease)
-        self._do(lambda queue_file: settling.extend(queue_file, task_id, token, span))
-
-    def _settle(self, task_id: str, token: int, work: Callable[[QueueFile], T]) -> T:
-        try:
-            done = self._do(work)
-        except (ClaimLost, QueueNotFound, TaskNotFound):
-            self.directory.hold(self.name, task_id, token, held=False)
-            raise
-        self.directory.hold(self.name, task_id, token, held=False)
-        return done
+        return FileClaim(self, *self._do(work))
 
 
 def _matching(queue_file: QueueFile, wanted: State | None, selector: Selector | str | None) -> list[TaskLines]:

@@ -132,10 +132,10 @@ def accept(hook: ZkmqHook, claims: Iterable[ClaimReference], lease: float, log: 
     try:
         for claim in claims:
             with logging_lost_claim(claim, log):
-                queue = hook.queue(claim["queue"])
-                queue.begin(claim["id"], claim["token"])
-                queue.extend(claim["id"], claim["token"], lease)
-                taken.append(Taken(claim, queue.task(claim["id"]).enqueued_ms))
+                handle = hook.queue(claim["queue"]).claim_handle(claim["id"], claim["token"])
+                handle.begin()
+                handle.extend(lease)
+                taken.append(Taken(claim, handle.task.enqueued_ms))
     except Exception:
         raise
     except BaseException:
@@ -180,7 +180,7 @@ def give_back(queue_of: Callable[[str], AnyQueue], taken: Iterable[Taken], log: 
     while left:
         claim, _ = left.pop(0)
         try:
-            queue_of(claim["queue"]).release(claim["id"], claim["token"])
+            queue_of(claim["queue"]).claim_handle(claim["id"], claim["token"]).release()
         except TransportError as error:  # whoever is told to end has no time to wait for each of them
             log.warning("Not given back: %s and %d more: %s", shown(claim), len(left), error)
             return
@@ -191,7 +191,7 @@ def give_back(queue_of: Callable[[str], AnyQueue], taken: Iterable[Taken], log: 
 def still_held(hook: ZkmqHook, claim: ClaimReference, lease: float, log: Any) -> bool:
     """Whether a claim is the current one, which then holds for `lease` seconds from now."""
     with logging_lost_claim(claim, log):
-        hook.queue(claim["queue"]).extend(claim["id"], claim["token"], lease)
+        hook.queue(claim["queue"]).claim_handle(claim["id"], claim["token"]).extend(lease)
         return True
     return False
 

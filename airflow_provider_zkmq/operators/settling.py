@@ -430,18 +430,18 @@ def _as_noted(kind: str, settle_result: SettleResult) -> SettleResult:
 def _settle(
     queue: AnyQueue, claim: ClaimReference, settle_result: SettleResult, result: bytes | str | None
 ) -> SettleResult:
-    task_id, token = claim["id"], claim["token"]
+    handle = queue.claim_handle(claim["id"], claim["token"])
     if settle_result.kind == "release":
-        queue.release(task_id, token)
+        handle.release()
         return settle_result
     if settle_result.kind == "complete":
         try:
-            queue.complete(task_id, token, result)
+            handle.complete(result)
         except TaskTooLarge as error:  # no later try could keep it either
             settle_result = SettleResult("fail", str(error))
         else:
             return settle_result
-    queue.fail(task_id, token, settle_result.reason)
+    handle.fail(settle_result.reason)
     return settle_result
 
 

@@ -163,8 +163,8 @@ class ZkmqEventTrigger(BaseEventTrigger):
     With ``mode="claim"`` it claims for runs, as long as the queue has fewer than `max_in_flight` leases, whoever holds
     them: counted in the tree and held against other triggers, so that neither a restart nor a second triggerer makes
     them more. The event is ``{"queue", "selector", "claims"}``, each claim ``{"queue", "id", "token", "attempt",
-    "filters"}``. A run accepts a claim by ``queue.begin(id, token)``, and keeps and settles it by its token. What no
-    run accepts within `lease` seconds comes back, counts no attempt, and is claimed and sent again.
+    "filters"}``. A run accepts a claim by ``queue.claim_handle(id, token).begin()``, and keeps and settles that handle.
+    What no run accepts within `lease` seconds comes back, counts no attempt, and is claimed and sent again.
 
     The watch never ends by itself. While ZooKeeper is away, or the connection or the queue is missing or refused, it
     tries again after pauses of 1 to 60 seconds, and its log has one line a minute at the most. Several triggerers may

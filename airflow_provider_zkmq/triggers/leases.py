@@ -91,7 +91,7 @@ class LeaseKeeper:
         await asyncio.sleep(min(_DYING, self._lease / 3))
         for name, task_id, token in list(self._held):
             with contextlib.suppress(*_OVER):
-                await (await self._session.queue(name)).release(task_id, token)
+                await (await (await self._session.queue(name)).claim_handle(task_id, token)).release()
 
     async def leave(self) -> None:
         """Give the session back. Idempotent."""
@@ -112,7 +112,7 @@ class LeaseKeeper:
 
     async def _extend_one(self, claim: _Claim) -> None:
         name, task_id, token = claim
-        await (await self._session.queue(name)).extend(task_id, token, self._lease)
+        await (await (await self._session.queue(name)).claim_handle(task_id, token)).extend(self._lease)
 
     async def _pause(self) -> None:
         """Wait until it is time to extend, or until one of the tasks is not as it was. Raises what kept it from it."""

@@ -23,7 +23,7 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.api.queue import Queue
+from airflow_provider_zkmq.engine.api.queue import Claim, Queue
 from airflow_provider_zkmq.hooks import retry
 from airflow_provider_zkmq.hooks.arguments import MOST, claim_reference, read_claims
 from airflow_provider_zkmq.operators import claiming
@@ -74,7 +74,7 @@ def test_what_is_taken_is_told_without_its_payload(queue):
     task = queue.task("big")
     assert (task.state, task.attempt, queue.task("small").state) == ("claimed", 1, "inserted")
     assert {**taken, "token": 0} == {"queue": "jobs", "id": "big", "token": 0, "attempt": 1, "filters": {"size": "9"}}
-    queue.complete("big", taken["token"])
+    queue.claim_handle("big", taken["token"]).complete()
     assert queue.task("big").state == "finished"
 
 
@@ -109,9 +109,9 @@ def test_a_later_try_claims_anew_what_is_pending_and_leaves_out_the_rest(queue, 
             queue.enqueue_many([Message(b"x")] * 4)
             first = a, b, c = claim(tries(store), max_tasks=3, in_place=in_place)
             assert claim(tries(store, 2), max_tasks=3, in_place=in_place) == first
-            queue.complete(a["id"], a["token"])
-            queue.release(b["id"], b["token"])
-            queue.release(c["id"], c["token"])
+            queue.claim_handle(a["id"], a["token"]).complete()
+            queue.claim_handle(b["id"], b["token"]).release()
+            queue.claim_handle(c["id"], c["token"]).release()
             other = queue.claim_task(c["id"])
             again = claim(tries(store, 3), max_tasks=3, in_place=in_place)
             anew = again[in_place]
@@ -119,7 +119,7 @@ def test_a_later_try_claims_anew_what_is_pending_and_leaves_out_the_rest(queue, 
             assert again == ([a, anew, c] if in_place else [anew])
             assert claim(tries(store, 4), max_tasks=3, in_place=in_place) == again
             other.complete()
-            queue.complete(anew["id"], anew["token"])
+            queue.claim_handle(anew["id"], anew["token"]).complete()
             with pytest.raises(AirflowSkipException, match="nothing is left"):
                 claim(tries(store, 5), max_tasks=3, in_place=in_place)
             assert queue.claim().task.id not in {each["id"] for each in first}
@@ -130,7 +130,7 @@ def test_a_cleared_run_whose_tasks_have_ended_takes_no_other(queue):
     store = Store()
     put(queue, "mine")
     [taken] = claim(tries(store))
-    queue.complete("mine", taken["token"])
+    queue.claim_handle("mine", taken["token"]).complete()
     for number, name in ((2, "another"), (3, "mine")):
         put(queue, name)
         with pytest.raises(AirflowSkipException, match="nothing is left"):
@@ -200,7 +200,7 @@ def test_claims_of_another_are_taken_over(queue):
     """Those that hold, with the lease of this run; the others are left out, and where none is left, it skips."""
     put(queue, *"ab")
     first, second = (claim_reference("jobs", each) for each in queue.claim_many(2, lease=600))
-    queue.release(second["id"], second["token"])
+    queue.claim_handle(second["id"], second["token"]).release()
     assert claim(claims=json.dumps([first, second])) == [first]
     for on_empty, raised in (("skip", AirflowSkipException), ("fail", AirflowException)):
         with pytest.raises(raised, match="none of the claims holds"):
@@ -223,7 +223,7 @@ def test_a_dispatcher_that_is_cleared_claims_ahead_again(queue):
             assert claim(claims=taken[:1]) == taken[:1]
             assert claim(started_by({"queue": "jobs", "claims": taken[1:2]}), from_events=True) == taken[1:2]
         for each in taken:
-            queue.extend(each["id"], each["token"], 0.01)
+            queue.claim_handle(each["id"], each["token"]).extend(0.01)
         eventually(lambda: (queue.ready(timeout=0.1), queue.counts()["claimed"] == 0)[1])
         attempts = {name: queue.task(name).attempt for name in "abc"}
         assert attempts == dict.fromkeys(taken_over, 1) | dict.fromkeys(pending, 0)
@@ -266,7 +266,7 @@ def test_claims_come_from_the_events_that_started_the_run(queue, zookeeper, root
                         claim(context, from_events=True, **arguments)
                 elif expected == "new":
                     [taken] = claim(context, from_events=True, **arguments)
-                    queue.release("new", taken["token"])
+                    queue.claim_handle("new", taken["token"]).release()
                 else:
                     assert claim(context, from_events=True, **arguments) == expected
 
@@ -308,8 +308,8 @@ def test_what_was_claimed_anew_is_given_back_where_the_rest_cannot_be(queue, mon
     store = Store()
     put(queue, *"ab")
     for each in claim(tries(store), max_tasks=2):
-        queue.release(each["id"], each["token"])
-    troubled(monkeypatch, "extend", Unavailable("nobody answers"), task_id="b")
+        queue.claim_handle(each["id"], each["token"]).release()
+    troubled(monkeypatch, "claim_handle", Unavailable("nobody answers"), task_id="b")
     monkeypatch.setattr(claiming, "RETRY_SECONDS", 0.0)
     with pytest.raises(Unavailable):
         claim(tries(store, 2), max_tasks=2)
@@ -321,7 +321,7 @@ def test_giving_back_ends_with_an_outage(queue, monkeypatch):
     """Whoever is told to end does not wait once for each of a hundred claims."""
     put(queue, *"abc")
     taken = [claiming.Taken(each, 0) for each in claim(max_tasks=3)]
-    troubled(monkeypatch, "release", Unavailable("nobody answers"))
+    troubled(monkeypatch, "claim_handle", Unavailable("nobody answers"))
     claiming.give_back(lambda _: queue, taken, getLogger("t"))
     assert queue.counts()["claimed"] == 3
 
@@ -345,7 +345,7 @@ def test_claims_are_taken_over_through_an_outage(queue, proxy, number):
     assert claim(started_by({"claims": claims}), from_events=True) == claims
     assert proxy.faults == {"CutAfter": 1}
     for each in claims:
-        queue.fail(each["id"], each["token"], "tried")
+        queue.claim_handle(each["id"], each["token"]).fail("tried")
     assert {task.attempt for task in queue.tasks()} == {1}
 
 
@@ -354,21 +354,21 @@ def test_what_it_has_claimed_itself_is_its_own_after_an_outage(queue, proxy, mon
     store = Store()
     put(queue, *"ab")
     for each in claim(tries(store), max_tasks=2):
-        queue.release(each["id"], each["token"])
-    extend, gone = Queue.extend, []
+        queue.claim_handle(each["id"], each["token"]).release()
+    extend, gone = Claim.extend, []
 
-    def going(self, task_id, token, lease):
-        if task_id == "b" and not gone:
-            gone.append(task_id)
+    def going(self, lease):
+        if self.task.id == "b" and not gone:
+            gone.append(self.task.id)
             proxy.down(AWAY_S)
-        extend(self, task_id, token, lease)
+        extend(self, lease)
 
-    monkeypatch.setattr(Queue, "extend", going)
+    monkeypatch.setattr(Claim, "extend", going)
     taken = claim(tries(store, 2), max_tasks=2)
     expected = [("a", 1, 1), ("b", 1, 1)]
     assert [(each["id"], each["attempt"], queue.task(each["id"]).attempt) for each in taken] == expected
     for each in taken:
-        queue.complete(each["id"], each["token"])
+        queue.claim_handle(each["id"], each["token"]).complete()
     assert queue.counts()["finished"] == 2
 
 

@@ -40,7 +40,7 @@ def test_mapped_over_claims_each_is_settled_by_its_own_outcome(queue, context, c
             if job.id == "b":
                 raise ValueError("no such file")
             if job.id == "c":
-                queue.complete("c", claims["token"], "another's")
+                queue.claim_handle("c", claims["token"]).complete("another's")
             return job.data + b" done"
 
         function = handle.expand(claims=claims).operator.python_callable
@@ -74,8 +74,8 @@ def test_several_claims_in_one_task(queue, context, claims):
 
 def test_what_does_not_hold_any_more_is_passed_over(queue, context, claims):
     """Its task is not handled, whoever has it now; the log says what it is."""
-    queue.complete("a", claims[0]["token"])
-    queue.release("b", claims[1]["token"])
+    queue.claim_handle("a", claims[0]["token"]).complete()
+    queue.claim_handle("b", claims[1]["token"]).release()
     again = queue.claim_task("b", lease=60)
     handled = []
     made = operator(lambda job: handled.append(job.id), claims=claims)
@@ -112,7 +112,7 @@ def test_where_none_holds(queue, context, claims, subtests):
     """
     first, over = instance(try_number=1), r"none of the 3 claim\(s\) holds any more"
     for claim in claims:
-        queue.release(claim["id"], claim["token"])
+        queue.claim_handle(claim["id"], claim["token"]).release()
     for on_empty, raised in (
         ("wait", AirflowSkipException), ("skip", AirflowSkipException), ("fail", AirflowFailException)
     ):  # fmt: skip
@@ -193,7 +193,7 @@ def test_after_a_time_out_airflow_does_not_try_again(queue, context, claims, mon
         raise Unavailable("nobody answers")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Queue, "take_over", away)
+        patched.setattr(Queue, "claim_handle", away)
         with pytest.raises(AirflowTaskTimeout), airflow_timeout(60):
             operator(nothing, claims=claims).execute(context)
     assert queue.counts()["claimed"] == 3

@@ -105,6 +105,11 @@ async def of(call, *arguments, **more):
     return await asyncio.to_thread(call, *arguments, **more)
 
 
+async def by_token(queue, claim, verb, *arguments):
+    """What a run does with a claim that it was told of, beside the loop."""
+    await asyncio.to_thread(lambda: getattr(queue.claim_handle(claim["id"], claim["token"]), verb)(*arguments))
+
+
 def leases(queue):
     return queue.counts()["claimed"]
 
@@ -225,9 +230,9 @@ async def test_it_claims_no_more_than_may_be_in_flight(queue, shared, caplog):
         assert set(first) == {"queue", "id", "token", "attempt", "filters"}
         assert (first["queue"], first["attempt"], set(first["filters"])) == ("jobs", 1, {"size"})
         assert await of(leases, queue) == 3
-        await of(queue.begin, first["id"], first["token"])
-        await of(queue.extend, first["id"], first["token"], 60)
-        await of(queue.complete, first["id"], first["token"], "done")
+        await by_token(queue, first, "begin")
+        await by_token(queue, first, "extend", 60)
+        await by_token(queue, first, "complete", "done")
         (more,) = (await events.get())["claims"]
         assert more["id"] not in {first["id"], *(other["id"] for other in others)}
         assert (await of(queue.task, first["id"])).attempt == 1
@@ -246,9 +251,9 @@ async def test_what_no_run_accepts_comes_back_uncounted_and_is_told_of_again(que
             said += [(await events.get())["claims"][0] for _ in range(count)]
     assert [claim["attempt"] for claim in said] == [1, 1, 1]
     with pytest.raises(ClaimLost):
-        queue.begin("t0", said[0]["token"])
-    queue.begin("t0", said[2]["token"])
-    queue.fail("t0", said[2]["token"], "broken")
+        queue.claim_handle("t0", said[0]["token"]).begin()
+    queue.claim_handle("t0", said[2]["token"]).begin()
+    queue.claim_handle("t0", said[2]["token"]).fail("broken")
     task = queue.task("t0")
     assert (task.state, task.attempt, task.error) == ("dead", 1, "broken")
 
@@ -267,8 +272,8 @@ async def test_several_triggers_share_the_bound(queue, shared):
                 for claim in [] if events.empty() else events.get_nowait()["claims"]:
                     assert await of(leases, queue) <= 4
                     said.append(claim["id"])
-                    await of(queue.begin, claim["id"], claim["token"])
-                    await of(queue.complete, claim["id"], claim["token"])
+                    await by_token(queue, claim, "begin")
+                    await by_token(queue, claim, "complete")
     assert sorted(said) == sorted(f"t{number}" for number in range(12))
     assert {task.attempt for task in queue.tasks()} == {1}
 
@@ -284,8 +289,8 @@ async def test_a_restarted_trigger_counts_what_the_earlier_one_claimed(queue, sh
             claims = (await events.get())["claims"]
             assert await of(leases, queue) <= 2
             for claim in claims:
-                await of(queue.begin, claim["id"], claim["token"])
-                await of(queue.complete, claim["id"], claim["token"])
+                await by_token(queue, claim, "begin")
+                await by_token(queue, claim, "complete")
                 seen.append(claim["id"])
     assert sorted(seen) == ["t0", "t1", "t2", "t3"]
     assert {task.attempt for task in queue.tasks()} == {1}

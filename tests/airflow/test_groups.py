@@ -189,7 +189,7 @@ def test_work_that_is_run_again_begins_only_while_its_run_holds_what_it_took(que
         check({**claim_reference, "dag_run": SimpleNamespace(clear_number=run)})
 
     mapped, total = orders["work"].partial_kwargs["pre_execute"], orders["total"].pre_execute
-    queue.fail(claims[0]["id"], claims[0]["token"], "no")
+    queue.claim_handle(claims[0]["id"], claims[0]["token"]).fail("no")
     for first in ((mapped, 0, 1), (mapped, 1), (total,)):
         begin(*first)
     assert "left out is task" in log.warnings[-1]

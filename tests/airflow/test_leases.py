@@ -14,9 +14,17 @@ from airflow.sdk.execution_time import task_runner
 from airflow.triggers.base import TaskFailedEvent, TaskSuccessEvent
 from cryptography.fernet import Fernet
 
-from airflow_provider_zkmq.engine import AccessDenied, ClaimLost, ConfigError, CorruptRecord, Message, Unavailable, Zkmq
-from airflow_provider_zkmq.engine.api.queue import AsyncQueue
-from airflow_provider_zkmq.filequeue.queue import FileQueue
+from airflow_provider_zkmq.engine import (
+    AccessDenied,
+    AsyncClaim,
+    ClaimLost,
+    ConfigError,
+    CorruptRecord,
+    Message,
+    Unavailable,
+    Zkmq,
+)
+from airflow_provider_zkmq.filequeue.queue import FileClaim
 from airflow_provider_zkmq.hooks.arguments import MOST, claim_reference
 from airflow_provider_zkmq.hooks.retry import Backoff
 from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
@@ -52,16 +60,21 @@ def settles(monkeypatch, state):
     return requested
 
 
+async def settled(queue, claim, verb, *arguments):
+    """Settle a claim by its token, beside the event loop."""
+    await asyncio.to_thread(lambda: getattr(queue.claim_handle(*claim[1:]), verb)(*arguments))
+
+
 @pytest.fixture
 def extended(monkeypatch):
     """The ids of the tasks whose claims are extended."""
-    ids, extend = [], AsyncQueue.extend
+    ids, extend = [], AsyncClaim.extend
 
-    async def counted(queue, task_id, token, lease):
-        ids.append(task_id)
-        await extend(queue, task_id, token, lease)
+    async def counted(claim, lease):
+        ids.append(claim.task.id)
+        await extend(claim, lease)
 
-    monkeypatch.setattr(AsyncQueue, "extend", counted)
+    monkeypatch.setattr(AsyncClaim, "extend", counted)
     return ids
 
 
@@ -71,10 +84,10 @@ async def test_claims_hold_beyond_their_lease_until_they_are_settled(queue, shar
     end = kept(first, second)
     await until(lambda: extended.count("task-0") > 4)  # four thirds of a lease
     assert {queue.task(name).state for name in ("task-0", "task-1")} == {"claimed"}
-    await asyncio.to_thread(queue.complete, *first[1:])
+    await settled(queue, first, "complete")
     await until(lambda: extended.count("task-0") < extended.count("task-1"))
     assert not end.done()
-    await asyncio.to_thread(queue.fail, *second[1:], "it is tried again")
+    await settled(queue, second, "fail", "it is tried again")
     assert isinstance(await end, TaskSuccessEvent)
     assert (queue.task("task-0").attempt, queue.task("task-1").attempt) == (1, 1)
     assert shared.users() == []
@@ -92,7 +105,7 @@ async def test_the_end_of_a_claim_is_learnt_by_a_watch(queue, shared, subtests):
             await until(lambda: shared.users() == [3])
             ended.cancel()
             await until(lambda: shared.users() == [2])
-            await asyncio.to_thread(getattr(queue, end), *claim[1:], *why)
+            await settled(queue, claim, end, *why)
             assert {type(event) for event in await asyncio.gather(*ends)} == {TaskSuccessEvent}
             if end != "complete":
                 queue.cancel(claim[1])
@@ -105,29 +118,29 @@ async def test_the_end_of_a_claim_is_learnt_by_a_watch(queue, shared, subtests):
 async def test_a_claim_of_another_is_not_extended(queue, shared, extended):
     """What was lost is left at once: the other's lease is his own."""
     [claim] = taken(queue)
-    queue.release(*claim[1:])
+    queue.claim_handle(*claim[1:]).release()
     other = queue.claim(lease=600)
     assert isinstance(await kept(claim), TaskSuccessEvent)
-    assert extended == ["task-0"]
+    assert extended == []
     other.complete()
 
 
 async def test_zookeepers_absence_ends_nothing(queue, shared, monkeypatch):
     """It is tried again before the lease runs out, and told in one line."""
-    extend, failures, log = AsyncQueue.extend, [], Heard()
+    extend, failures, log = AsyncClaim.extend, [], Heard()
 
-    async def away(queue, task_id, token, lease):
+    async def away(claim, lease):
         if len(failures) < 3:
-            failures.append(task_id)
+            failures.append(claim.task.id)
             raise Unavailable("nobody answers")
-        await extend(queue, task_id, token, lease)
+        await extend(claim, lease)
 
-    monkeypatch.setattr(AsyncQueue, "extend", away)
+    monkeypatch.setattr(AsyncClaim, "extend", away)
     monkeypatch.setattr(ZkmqLeaseTrigger, "log", log)
     [claim] = taken(queue, lease=600)
     end = kept(claim)
     await until(lambda: len(failures) == 3)
-    await asyncio.to_thread(queue.complete, *claim[1:])
+    await settled(queue, claim, "complete")
     assert isinstance(await end, TaskSuccessEvent)
     assert ["nobody answers" in line for line in log.warnings] == [True]
 
@@ -182,10 +195,10 @@ async def test_where_nobody_settles_any_more_the_tasks_are_delivered_again(queue
                 again = await asyncio.to_thread(queue.claim, timeout=60)
                 assert again.task.attempt == (1 if state == "skipped" else 2)
                 with pytest.raises(ClaimLost):
-                    queue.complete(*claim[1:])
+                    queue.claim_handle(*claim[1:]).complete()
                 again.complete()
             else:
-                await asyncio.to_thread(queue.complete, *claim[1:])
+                await settled(queue, claim, "complete")
                 await end
 
 
@@ -207,10 +220,10 @@ async def test_a_run_s_time_out_gives_the_claims_back(queue, shared, monkeypatch
 async def test_what_cannot_be_extended_does_not_keep_the_rest_for_ever(queue, shared, monkeypatch):
     """The run ends, too: it would go on for as long as its task is deferred."""
 
-    async def refused(_queue, _task_id, _token, _lease):
+    async def refused(_claim, _lease):
         raise AccessDenied("you may not write")
 
-    monkeypatch.setattr(AsyncQueue, "extend", refused)
+    monkeypatch.setattr(AsyncClaim, "extend", refused)
     settles(monkeypatch, "failed")
     end = kept(*taken(queue), settle=["d", "r", "settle", 3])
     assert isinstance(await asyncio.wait_for(end, 60), TaskSuccessEvent)
@@ -282,15 +295,15 @@ def claims(jobs):
 @pytest.fixture
 def lent(monkeypatch):
     """For how long a worker extends the claim of each task of the files, or an error that stands first in its place."""
-    leases, extend = [], FileQueue.extend
+    leases, extend = [], FileClaim.extend
 
-    def noted(self, task_id, token, lease):
+    def noted(self, lease):
         if leases and isinstance(leases[0], Exception):
             raise leases.pop(0)
-        extend(self, task_id, token, lease)
-        leases.append((task_id, lease))
+        extend(self, lease)
+        leases.append((self.task.id, lease))
 
-    monkeypatch.setattr(FileQueue, "extend", noted)
+    monkeypatch.setattr(FileClaim, "extend", noted)
     return leases
 
 
@@ -308,9 +321,9 @@ def test_claims_of_files_are_extended_and_the_task_comes_again(claims, lent, sub
 def test_keeping_files_ends_when_none_of_the_claims_holds(jobs, claims, lent):
     """One that was settled, or is another's, is left; the other's claim is not extended."""
     first, second = claims
-    jobs.complete("a", first["token"])
+    jobs.claim_handle("a", first["token"]).complete()
     comes_again(claims)
-    jobs.release("b", second["token"])
+    jobs.claim_handle("b", second["token"]).release()
     other = jobs.claim_task("b", lease=60)
     keep(claims)
     assert lent == [("b", 900)]
@@ -325,7 +338,7 @@ def test_keeping_files_ends_when_nobody_settles_any_more(jobs, claims, monkeypat
     settles(monkeypatch, "failed")
     keep(claims, settle="settle")
     assert [jobs.task(name).state for name in ("a", "b")] == ["claimed"] * 2
-    jobs.complete("a", claims[0]["token"])
+    jobs.claim_handle("a", claims[0]["token"]).complete()
 
 
 def test_a_file_that_another_process_holds_ends_nothing(jobs, claims, lent, subtests):
@@ -335,7 +348,7 @@ def test_a_file_that_another_process_holds_ends_nothing(jobs, claims, lent, subt
             lent[:] = [error]
             comes_again(claims)
             assert lent == [("b", 900)]
-    jobs.complete("a", claims[0]["token"])
+    jobs.claim_handle("a", claims[0]["token"]).complete()
 
 
 def test_a_trigger_on_queue_files_ends_as_a_failure(jobs, claims):
@@ -350,4 +363,4 @@ def test_a_trigger_on_queue_files_ends_as_a_failure(jobs, claims):
         return events
 
     assert asyncio.run(run()) == [TaskFailedEvent]
-    jobs.complete("a", first["token"])
+    jobs.claim_handle("a", first["token"]).complete()

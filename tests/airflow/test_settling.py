@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_zkmq.engine import CorruptRecord, Message, RetryPolicy, Unavailable
-from airflow_provider_zkmq.engine.api.queue import Queue
+from airflow_provider_zkmq.engine.api.queue import Claim
 from airflow_provider_zkmq.hooks.arguments import claim_reference
 from airflow_provider_zkmq.operators import settling
 from airflow_provider_zkmq.operators.settling import (
@@ -85,14 +85,14 @@ def results(queue, names):
 @pytest.fixture
 def complete_raises(monkeypatch):
     """Completing the task of an id raises the error that stands here for it."""
-    errors, complete = {}, Queue.complete
+    errors, complete = {}, Claim.complete
 
-    def sometimes(self, task_id, token, result=None):
-        if task_id in errors:
-            raise errors[task_id]
-        complete(self, task_id, token, result)
+    def sometimes(self, result=None):
+        if self.task.id in errors:
+            raise errors[self.task.id]
+        complete(self, result)
 
-    monkeypatch.setattr(Queue, "complete", sometimes)
+    monkeypatch.setattr(Claim, "complete", sometimes)
     return errors
 
 
@@ -197,7 +197,7 @@ def test_in_a_mapped_group_the_work_is_that_of_its_own_index(queue):
     refused("nothing is settled: each=True has no meaning", claims, run(BOTH, map_index=1), each=True)
     assert states(queue, "bc") == ["claimed"] * 2
     for claim in claims:
-        queue.complete(claim["id"], claim["token"])
+        queue.claim_handle(claim["id"], claim["token"]).complete()
 
 
 def test_an_instance_that_is_named_as_another_task_is_not_taken_for_it(queue):
@@ -211,7 +211,7 @@ def test_an_instance_that_is_named_as_another_task_is_not_taken_for_it(queue):
 def test_a_late_settlement_fails_the_run(queue):
     """Another has the task now, and keeps it; the other claims are settled. Work done twice may be told only."""
     claims = taken(queue, *"ab")
-    queue.release("a", claims[0]["token"])
+    queue.claim_handle("a", claims[0]["token"]).release()
     other = queue.claim_task("a")
     refused("1 of 2 settled too late: ClaimLost: claim", claims, run({"work": "success"}))
     assert states(queue, "b") == ["finished"]

@@ -67,7 +67,7 @@ def kept_and_marked_failed(run: Run, q: AnyQueue) -> None:
     eventually(lambda: q.ready() or (q.now() - since).total_seconds() > 1.2 * LEASE, within=LONG)
     claimed = q.task("first")
     assert (claimed.state, claimed.attempt) == ("claimed", 1), run.said()
-    q.extend("first", token, LEASE)
+    q.claim_handle("first", token).extend(LEASE)
     assert run.task("work")["state"] == "scheduled"
     run.mark("failed")
     assert (run.ended(), run.task("work")["state"]) == ("failed", "skipped"), run.said()
@@ -79,7 +79,7 @@ def settled_too_late(run: Run, q: AnyQueue) -> None:
     """Another has got the task before the work is done."""
     run.start()
     eventually(lambda: run.task("keep")["state"] == "deferred", within=LONG)
-    q.release("first", run.token())
+    q.claim_handle("first", run.token()).release()
     other = q.claim_task("first", lease=600)
     assert other is not None
     run.open_pool()

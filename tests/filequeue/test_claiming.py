@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import ClaimLost, ConfigError, ConsumeOnce, Message, RetryPolicy, String
+from airflow_provider_zkmq.engine import ClaimLost, ConfigError, ConsumeOnce, Message, RetryPolicy, String, TaskNotFound
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 from tests.filequeue.conftest import taken
 from tests.support import eventually
@@ -69,7 +69,7 @@ def test_a_lost_claim_is_told_by_the_next_step(files: FileClient, q: FileQueue) 
     fill(q)
     loop = q.claims(timeout=0)
     first = next(loop)
-    files.queue(q.name).release(first.task.id, first.token)
+    files.queue(q.name).claim_handle(first.task.id, first.token).release()
     with pytest.raises(ClaimLost):
         next(loop)
     assert [claim.task.id for claim in loop] == ["a", "b", "c"]
@@ -139,19 +139,20 @@ def test_a_claim_is_taken_over_by_its_token(q: FileQueue, folder: Any) -> None:
     made = taken(q, lease=600)
     with FileClient(f"textqueue://{folder}") as other:
         there = other.queue(q.name)
-        over = there.take_over("a", made.token)
-        assert over is not None
+        over = there.claim_handle("a", made.token)
         assert (over.task.data, over.task.attempt, over.token) == (b"x", 1, made.token)
-        assert there.take_over("a", made.token + 1) is None
-        assert there.take_over("gone", made.token) is None
+        with pytest.raises(ClaimLost):
+            there.claim_handle("a", made.token + 1)
+        with pytest.raises(TaskNotFound):
+            there.claim_handle("gone", made.token)
         assert 300 < over.span < 601, "what is left of the lease; a file says it to the millisecond"
-        longer = there.take_over("a", made.token, lease=900)
-        assert longer is not None
+        longer = there.claim_handle("a", made.token, lease=900)
         assert longer.span == 900
         with pytest.raises(ConfigError):
-            there.take_over("a/b", made.token)
+            there.claim_handle("a/b", made.token)
         longer.complete("done")
-        assert there.take_over("a", made.token) is None
+        with pytest.raises(ClaimLost):
+            there.claim_handle("a", made.token)
     with pytest.raises(ClaimLost):
         made.complete()
     assert q.task("a").result == b"done"

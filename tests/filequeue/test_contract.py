@@ -255,7 +255,7 @@ def test_a_claim_goes_by_its_token(where: dict[str, Any], q: Queue) -> None:
     """Whoever has id and token settles it, once; a claim ends with its connection, a leased one outlives it."""
     q.enqueue("x", task_id="a")
     first = taken(q)
-    q.release("a", first.token)
+    q.claim_handle("a", first.token).release()
     with Zkmq.connect(**where, gc=False) as other:
         second = taken(other.queue("census"))
         assert second.task.attempt == 1
@@ -263,18 +263,18 @@ def test_a_claim_goes_by_its_token(where: dict[str, Any], q: Queue) -> None:
     assert third.task.attempt == 2
     for earlier in (first, second):
         with pytest.raises(ClaimLost):
-            q.complete("a", earlier.token)
-    q.complete("a", third.token, "r")
+            q.claim_handle("a", earlier.token).complete()
+    q.claim_handle("a", third.token).complete("r")
     assert q.task("a").result == b"r"
     with pytest.raises(ClaimLost):
-        q.fail("a", third.token, "late")
+        q.claim_handle("a", third.token).fail("late")
     with pytest.raises(TaskNotFound):
-        q.complete("none", 1)
+        q.claim_handle("none", 1).complete()
     q.enqueue("x", task_id="b")
     with Zkmq.connect(**where, gc=False) as other:
         leased = taken(other.queue("census"), lease=60)
-    q.extend(task_id="b", token=leased.token, lease=30)
-    q.complete(task_id="b", token=leased.token, result="from elsewhere")
+    q.claim_handle("b", leased.token).extend(lease=30)
+    q.claim_handle("b", leased.token).complete(result="from elsewhere")
 
 
 def test_a_lease_that_ended_is_taken_over(q: Queue) -> None:

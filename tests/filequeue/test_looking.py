@@ -104,7 +104,7 @@ def test_a_mistyped_queue_creates_no_file(files: FileClient) -> None:
     q = files.queue("oders")
     calls: list[Callable[[], object]] = [q.claim, q.counts, q.tasks, q.conf, q.check_wanted, q.ids]
     calls += [lambda: q.task("a"), lambda: q.wait(["a"]), lambda: q.read_many([]), lambda: q.ready(timeout=5)]
-    calls += [lambda: q.complete("a", 1), lambda: q.extend("a", 1, 5), lambda: q.delete(confirm=True)]
+    calls += [lambda: q.claim_handle("a", 1), lambda: q.delete(confirm=True)]
     for call in (*calls, lambda: q.claim_task("a"), lambda: q.worker(print).run(until_empty=True)):
         with pytest.raises(QueueNotFound, match="did you mean 'orders'") as caught:
             call()

@@ -168,7 +168,7 @@ def test_lines_may_end_as_on_windows(q: FileQueue) -> None:
     q.path.write_bytes(b"# todo\r\n-do this\r\n and that\r\n")
     q.enqueue("more\r\n", task_id="a")
     assert [taken(q).task.data for _ in range(2)] == [b"do this\nand that", b"more\r\n"]
-    q.complete("a", 1, "r\r\n")
+    q.claim_handle("a", 1).complete("r\r\n")
     assert q.task("a").result == b"r\r\n"
     raw = q.path.read_bytes()
     assert raw.count(b"\n") == raw.count(b"\r\n")

@@ -135,16 +135,16 @@ def test_what_is_settled_by_token_is_read_first(other: Zkmq, q: Queue, there: Qu
     """From another process: one read more than by the claim itself."""
 
     def take() -> tuple[str, int]:
-        claim = taken(q)
+        claim = taken(q, lease=60)
         return claim.task.id, claim.token
 
-    there.complete(*take())
-    there.fail(*take(), error="x")
+    there.claim_handle(*take()).complete()
+    there.claim_handle(*take()).fail("x")
     for call in (
-        lambda it: there.complete(*it, result=b"r"),
-        lambda it: there.fail(*it, error="broken"),
-        lambda it: there.release(*it),
-        lambda it: there.progress(*it, 0.5),
+        lambda it: there.claim_handle(*it).complete(b"r"),
+        lambda it: there.claim_handle(*it).fail("broken"),
+        lambda it: there.claim_handle(*it).release(),
+        lambda it: there.claim_handle(*it).progress(0.5),
     ):
         assert _cost(other, take, call) == {"GetMany": 1, **WRITE}
 

@@ -141,7 +141,7 @@ def test_a_killed_worker_s_task_is_claimed_by_another(zookeeper: str, root: str,
     claim = taken(q, timeout=20)
     assert (claim.task.id, claim.task.attempt, claim.task.history[0].outcome) == (task_id, 2, "rescued")
     with pytest.raises(ClaimLost):
-        q.complete(task_id, int(token))
+        q.claim_handle(task_id, int(token)).complete()
     claim.complete(b"once")
     assert q.task(task_id).result == b"once"
 

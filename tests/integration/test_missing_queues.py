@@ -97,7 +97,7 @@ def test_a_queue_is_deleted_under_its_workers(
             assert zk.delete_queue("q", confirm=True, force=True) == 300
             assert zk._session.client.exists(f"{root}/q") is None
             with pytest.raises(QueueNotFound):
-                q.complete(held, 1)
+                q.claim_handle(held, 1).complete()
             with at_work(idle):
                 go_on.set()
                 eventually(lambda: len(warnings()) == 2)

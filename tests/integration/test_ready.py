@@ -60,16 +60,15 @@ def test_a_claim_is_taken_over_on_both_fronts(q: Queue, front: Any, zookeeper: s
     q.enqueue("x", task_id="a")
     with Zkmq.connect(zookeeper, root=root, gc=False) as maker:
         made = taken(maker.queue("q"), lease=60)
-    taken_over = q.take_over("a", made.token)
-    assert taken_over is not None
+    taken_over = q.claim_handle("a", made.token)
     taken_over.progress(0.5, "half")
     queue = front.queue("q")
-    mine = queue.take_over("a", made.token)
+    mine = queue.claim_handle("a", made.token)
     assert (mine.task.data, mine.task.attempt, mine.token) == (b"x", 1, made.token)
     mine.extend(60)
     mine.complete("done")
-    assert queue.take_over("a", made.token) is None
-    with pytest.raises(ClaimLost):
-        taken_over.complete()
+    for late in (lambda: queue.claim_handle("a", made.token), taken_over.complete):
+        with pytest.raises(ClaimLost):
+            late()
     task = q.task("a")
     assert (task.state, task.result, task.attempt) == ("finished", b"done", 1)

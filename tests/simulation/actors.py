@@ -156,7 +156,7 @@ def accept(client: Client, claimed: Any, rand: random.Random) -> Program:
         mine = yield from current_claim(context, claimed.task_id, claimed.token)
         return (yield from procedure(context, mine, *args))
 
-    call = yield from told(lambda: Call("begin", held(settle.begin_for), about))
+    call = yield from told(lambda: Call("begin", held(settle.begin), about))
     if not call.ok:
         client.hands.pop((claimed.task_id, claimed.token), None)
         return
@@ -180,15 +180,15 @@ def heir(client: Client, rand: random.Random, rounds: int, world: World) -> Prog
             continue
         task, token = rand.choice(world.heritage)
         about = {"queue": "q", "task": task, "token": token}
-        call = yield Call("take_over", taking_over(context, task, token, rand.choice([None, 6.0])), about)
+        call = yield Call("claim_handle", by_token(context, task, token, rand.choice([None, 6.0])), about)
         for claimed in call.value if call is not None and call.ok else ():
             if not claimed.reported and (task, token) not in client.hands:
                 yield from handle(client, claimed, rand)
 
 
-def taking_over(context: Context, task: str, token: int, lease: float | None) -> Generator[Any, Any, Any]:
-    """A take-over, as the fronts make it."""
-    requested = yield from claim.request_adoption(context, task, token, lease=lease)
+def by_token(context: Context, task: str, token: int, lease: float | None) -> Generator[Any, Any, Any]:
+    """A claim by its token, as the API makes it."""
+    requested = yield from claim.request_handle(context, task, token, lease=lease)
     return (yield from requested.claiming(Caller()))
 
 

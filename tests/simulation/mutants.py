@@ -118,7 +118,7 @@ MUTANTS: Final = (
     Mutant("a bound that nobody guards", "claim.candidates", "    plan.changes.extend(guard.changes)\n", ""),
     Mutant("begun by token and not marked", "read.leases", "prefetched=prefetched, claim=plain", "claim=plain"),
     Mutant("results of commit unchecked", "claim.candidates", "    if committed.committed:\n", "    if True:\n"),
-    Mutant("a take-over by id alone", "claim.claim", "return known if known is not None and known.token == found.token else None", "return known"),
+    Mutant("a take-over by id alone", "claim.claim", "if claimed is None or claimed.token != token:", "if claimed is None:"),
     Mutant("what follows a refused one of a group is claimed", "claim.candidates", "([] if in_order else plans[refused_at + 1 :])", "plans[refused_at + 1 :]"),
     Mutant("a redriven task keeps its rank", "write.transitions", "ended=None, was_due=None, rank=None", "ended=None, was_due=None"),
     Mutant("the archive judged by the record's creation", "maintenance.collect", "record.stat.mzxid > rules.conf.archive:", "record.stat.czxid > rules.conf.archive:"),

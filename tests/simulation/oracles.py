@@ -163,12 +163,12 @@ class Oracles(History):
         if isinstance(call.error, ClaimLost) and self.promised((call.about["queue"], claimed.task_id), claimed):
             self.fail("a claim is lost only when it is", f"begin of {claimed.task_id}: {call.error}")
 
-    def told_take_over(self, call: Call) -> None:
+    def told_claim_handle(self, call: Call) -> None:
         """Who takes a claim over gets that one, and no other of its task."""
         claim = (call.about["queue"], call.about["task"]), call.about["token"]
         for claimed in call.value if call.ok else ():
             if (claimed.task_id, claimed.token) != (claim[0][1], claim[1]) or claim not in self.tokens:
-                self.fail("a take-over is that of the claim", f"{claim}: {claimed.task_id} {claimed.token}")
+                self.fail("a claim by its token is that claim", f"{claim}: {claimed.task_id} {claimed.token}")
 
     def told_extend(self, call: Call) -> None:
         """A claim that was over before is not extended; a server that lags knows what was."""

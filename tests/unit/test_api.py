@@ -100,7 +100,7 @@ def test_signatures_are_those_of_the_procedures() -> None:
     names = lambda method: list(inspect.signature(method).parameters)
     assert str(inspect.signature(Queue.pause)) == "(self) -> 'bool'"
     assert names(Queue.configure)[1:] == names(admin.configure)[1:]
-    assert names(AsyncQueue.fail) == ["self", "task_id", "token", "error", "retry", "backoff"]
+    assert names(AsyncQueue.claim_handle) == ["self", "task_id", "token", "lease"]
     assert names(AsyncClaim.fail) == ["self", "error", "retry", "backoff"]
     queue = Zkmq(NOWHERE).queue("q")
     assert str(inspect.signature(queue.pause)) == "() -> 'bool'"

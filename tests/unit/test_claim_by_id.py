@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine import ClaimLost, ConfigError, CorruptRecord
+from airflow_provider_zkmq.engine import ClaimLost, ConfigError, CorruptRecord, TaskNotFound
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.context import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import consumers
@@ -112,7 +112,7 @@ def test_claimed_ahead_it_counts_once_it_has_begun(prefetch: bool) -> None:
     other = another(client)
     again = claimed(other, prefetch=prefetch)
     assert again.state.attempt == (1 if prefetch else 2)
-    other.do(settle.begin_for(other.context, again))
+    other.do(settle.begin(other.context, again))
     other.complete(again)
     other.check()
 
@@ -180,14 +180,8 @@ def test_a_cancellation_is_heard_of_although_the_claim_was_on_its_way_when_it_ca
 # --- taken over by its token
 
 
-def take_over(client: Client, token: Any, task_id: str = "a", **options: Any) -> Claimed | None:
-    claims = client.do(delivered(client, claim.request_adoption(client.context, task_id, token, **options)))
-    return next(iter(claims), None)
-
-
-def taken_over(client: Client, token: Any, **options: Any) -> Claimed:
-    taken = take_over(client, token, **options)
-    assert taken is not None
+def taken_over(client: Client, token: Any, task_id: str = "a", **options: Any) -> Claimed:
+    [taken] = client.do(delivered(client, claim.request_handle(client.context, task_id, token, **options)))
     return taken
 
 
@@ -202,7 +196,7 @@ def test_the_claim_is_as_its_maker_has_it_and_nothing_is_written() -> None:
     """Whoever has taken it over completes it; its maker has lost it then. In one process it is one and the same."""
     maker, other, its = made(lease=60)
     before = maker.zk.zxid
-    assert take_over(maker, its.token) is its
+    assert taken_over(maker, its.token) is its
     taken = taken_over(other, its.token)
     assert (maker.zk.zxid, its.lost) == (before, False)
     names = ("task_id", "token", "version", "state", "created", "data", "metadata", "span", "prefetched")
@@ -215,13 +209,16 @@ def test_the_claim_is_as_its_maker_has_it_and_nothing_is_written() -> None:
     assert (taken_over(other, its.token, lease=7).span, its.span) == (7, 60)
     maker.zk.advance(8)
     assert another(maker, "third").claimed().state.attempt == 2
-    assert take_over(other, its.token) is None
+    with pytest.raises(ClaimLost):
+        taken_over(other, its.token)
+    with pytest.raises(TaskNotFound):
+        taken_over(other, its.token, "nobodys")
 
 
 def test_of_two_calls_that_take_it_over_at_once_both_get_the_same() -> None:
     """So that each knows what became of the other's: settled by one, it is over for both."""
     _, other, its = made(lease=60)
-    first = step(other, delivered(other, claim.request_adoption(other.context, "a", its.token, lease=9)))
+    first = step(other, delivered(other, claim.request_handle(other.context, "a", its.token, lease=9)))
     first.until(Multi)
     second = taken_over(other, its.token)
     assert first.finish() == [second]
@@ -242,12 +239,12 @@ def test_what_is_no_id_attempt_lease_or_token_is_refused() -> None:
     for task_id, options in (("a/b", {}), ("a", {"attempt": 0}), ("a", {"lease": 0}), ("a", {"prefetch": "all"})):
         with pytest.raises(ConfigError):
             take(other, task_id, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="ends with the session that made it: claim with a lease"):
-        take_over(other, its.token)
     for lease in (0, -1, "soon"):
         with pytest.raises(ConfigError, match="lease"):
-            take_over(other, its.token, lease=lease)
+            taken_over(other, its.token, lease=lease)
     for task_id, token in (("a", "1"), ("a", True), ("a/b", 1)):
         with pytest.raises(ConfigError):
-            take_over(other, token, task_id)
-    maker.complete(its)
+            taken_over(other, token, task_id)
+    with pytest.raises(ConfigError, match="ends with the session that made it: claim with a lease"):
+        taken_over(other, its.token)
+    maker.complete(taken_over(maker, its.token))

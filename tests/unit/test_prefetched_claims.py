@@ -211,13 +211,13 @@ def test_release_by_token_counts_nothing(begun: bool) -> None:
     """Given back at once, begun or not; the next claimer has the first attempt. Who fails it says it was tried."""
     client, run, claimed = for_others(policy=RetryPolicy(attempts=1))
     if begun:
-        by_token(run, claimed, settle.begin_for)
+        by_token(run, claimed, settle.begin)
     by_token(run, claimed, settle.release)
     assert attempts(run)["t0"][:2] == (State.INSERTED, 0)
     assert client.zk.names(client.context.paths.at("leases")) == []
     [again] = many(run, 1, Wanted(EVERYTHING, 5, "all"))
     client.zk.ms += 2_000
-    by_token(client, again, settle.begin_for)
+    by_token(client, again, settle.begin)
     client.zk.ms += 3_000
     by_token(run, again, settle.fail, "broken")
     state = client.check()["t0"]

@@ -41,7 +41,8 @@ def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None
     for each in queue.claims({"region": "eu"}, timeout=0, prefetch=8):
         assert_type(each, Claim)
         each.result = b"r"
-    assert_type(queue.fail("a", 1, "no", retry=False), State)
+    assert_type(queue.claim_handle("a", 1, lease=60), Claim)
+    assert_type(queue.claim_handle("a", 1).fail("no", retry=False), State)
     assert_type(queue.worker(print), Worker)
     claim = queue.claim()
     assert claim is not None
@@ -64,7 +65,7 @@ async def awaited(zk: AsyncZkmq, queue: AsyncQueue, unit: AsyncUnitOfWork, runni
     assert_type(await queue.claim_many(5, selector="region==eu"), list[AsyncClaim])
     async for each in queue.claims(selector="region==eu", timeout=0):
         assert_type(each, AsyncClaim)
-    assert_type(await queue.fail("a", 1, "no", retry=False), State)
+    assert_type(await (await queue.claim_handle("a", 1)).fail("no", retry=False), State)
     assert_type(queue.worker(print), AsyncWorker)
     claim = await queue.claim()
     assert claim is not None
@@ -107,7 +108,7 @@ def refused(queue: Queue, aqueue: AsyncQueue, claim: Claim) -> None:
     queue.task(3)  # type: ignore[arg-type]
     queue.enqueue(b"x", prio=3)  # type: ignore[call-arg]
     queue.claim(time_out=3)  # type: ignore[call-arg]
-    queue.fail("a", 1, message="no")  # type: ignore[call-arg]
+    queue.claim_handle("a", 1).fail(message="no")  # type: ignore[call-arg]
     claim.complete(3)  # type: ignore[arg-type]
     claim.snooze("5m")  # type: ignore[arg-type]
     queue.enqueue(b"x", delay="5m")  # type: ignore[arg-type]

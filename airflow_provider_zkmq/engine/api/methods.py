@@ -13,13 +13,13 @@ import inspect
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
+from operator import itemgetter
 from types import MethodType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 from ..core.claim.claim import ClaimRequest
 from ..core.context import Claimed, Context
 from ..core.protocol import Procedure
-from ..core.read.leases import current_claim
 from ..errors import TransportError, ZkmqError
 from ..zk.connection import CallDeadline, left
 from ..zk.drivers import arun, run
@@ -217,7 +217,6 @@ class AsyncInTurn(AsyncClaiming[S, C]):
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
-T_co = TypeVar("T_co", covariant=True)
 
 
 class SyncAndAsync:
@@ -325,38 +324,15 @@ class claiming_many(claiming[S, P]):  # noqa: N801  reads like a decorator
         return self.of(api, owner)
 
 
-class ByToken(Protocol[P, T_co]):
-    """A method that settles a claim by its task's id and its token, both of which may be named."""
+class claiming_one(claiming[S, P]):  # noqa: N801  reads like a decorator
+    """`claiming` for a procedure that raises where there is no claim."""
 
-    def __call__(self, task_id: str, token: int, *args: P.args, **kwargs: P.kwargs) -> T_co:
-        """Settle the claim."""
-
-
-class by_token(SyncAndAsync, Generic[P, T]):  # noqa: N801  reads like a decorator
-    """A procedure on a claim, for whoever knows the task's id and the claim's token: another process, say.
-
-    What ended in `OutcomeUnknown` is remembered, so that asking again tells what happened.
-    """
-
-    def __init__(self, procedure: Callable[Concatenate[Context, Claimed, P], Procedure[T]]) -> None:
-        def by_its_token(
-            context: Context, /, task_id: str, token: int, *args: P.args, **kwargs: P.kwargs
-        ) -> Procedure[T]:
-            unsure = context.claims.unsure.pop((task_id, token), None)
-            claimed: Claimed = unsure if unsure is not None else (yield from current_claim(context, task_id, token))
-            try:
-                return (yield from procedure(context, claimed, *args, **kwargs))
-            finally:
-                if claimed.unsure or claimed.forgotten:
-                    context.claims.remember_unsure(claimed)
-
-        of_queue = verb(shown(by_its_token, procedure, 2))
-        super().__init__(*of_queue.functions)
+    choose = itemgetter(0)
 
     @overload
-    def __get__(self, api: SyncApi[Context], owner: type) -> ByToken[P, T]: ...
+    def __get__(self, api: SyncClaiming[S, C], owner: type) -> Callable[P, C]: ...
     @overload
-    def __get__(self, api: AsyncApi[Context], owner: type) -> ByToken[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, api: AsyncClaiming[S, C], owner: type) -> Callable[P, Coroutine[Any, Any, C]]: ...
     @overload
     def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, api: object, owner: type) -> Any:

@@ -13,10 +13,10 @@ from ..core.claim.claim import (
     Loop,
     go_on,
     ready,
-    request_adoption,
     request_by_id,
     request_claim,
     request_claims,
+    request_handle,
     request_loop,
     wanted,
     wind_up,
@@ -49,9 +49,9 @@ from .methods import (
     SyncAndAsync,
     SyncApi,
     SyncClaiming,
-    by_token,
     claiming,
     claiming_many,
+    claiming_one,
     settling,
     shown,
     verb,
@@ -339,7 +339,7 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
 class QueueMethods(Api[Context], Generic[U]):
     """What queues of both APIs are: a new verb is one line here.
 
-    The settling verbs take a task's id and its claim's token; see `Claim`. `used`: called with each claim and enqueue;
+    `used`: called with each claim and enqueue;
     `begin` begins a transaction over the same connection.
     """
 
@@ -387,13 +387,6 @@ class QueueMethods(Api[Context], Generic[U]):
     clear = verb(admin.clear)
     replace = verb(admin.replace_data)
     drop = verb(admin.drop)
-    complete = by_token(settle.complete)
-    fail = by_token(settle.fail)
-    release = by_token(settle.release)
-    snooze = by_token(settle.snooze)
-    begin = by_token(settle.begin_for)
-    extend = by_token(settle.extend)
-    progress = by_token(settle.progress)
     enqueue_many = verb(enqueue_each, marks_used=True)
     enqueue_new = verb(enqueue_new, marks_used=True)
     open_batch = verb(open_shared, marks_used=True)
@@ -403,7 +396,7 @@ class QueueMethods(Api[Context], Generic[U]):
     claim_many = claiming_many(request_claims, "list[Claim]", "list[AsyncClaim]")
     claims = claim_loop(request_loop, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
     claim_task = claiming(request_by_id, "Claim | None", "AsyncClaim | None")
-    take_over = claiming(request_adoption, "Claim | None", "AsyncClaim | None")
+    claim_handle = claiming_one(request_handle, "Claim", "AsyncClaim")
     ready = verb(ready)
     check_wanted = verb(wanted)
     run_maintenance = verb(run_maintenance)

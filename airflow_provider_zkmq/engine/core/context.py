@@ -248,7 +248,7 @@ class DeferredCompletion:
 
 @dataclass(slots=True, eq=False)
 class ClaimTable:
-    """As many as this client has in flight and in hand; of settlements by token, the latest `MAX_UNSURE`."""
+    """As many as this client has in flight and in hand; of settlements of unknown outcome, the latest `MAX_UNSURE`."""
 
     held: WeakValueDictionary[str, Claimed] = field(default_factory=WeakValueDictionary)
     """What is in the hands of this client's callers, by task; whoever lets go of a claim takes it off."""
@@ -259,7 +259,7 @@ class ClaimTable:
     deferred: dict[tuple[str, int], DeferredCompletion] = field(default_factory=dict)
     """What has been handled, by task and token, until it is told: it goes with this client's next claim, or soon."""
     unsure: dict[tuple[str, int], Claimed] = field(default_factory=dict)
-    """What was settled by token and ended in an unknown outcome, by task and token."""
+    """What was settled with an unknown outcome, by task and token: whoever asks again by these is told."""
     trying: set[str] = field(default_factory=set)
     """The entries that threads of this client are claiming."""
 
@@ -327,7 +327,11 @@ class ClaimTable:
         return bool(self.unsettled) or any(handover.caller.left for handover in self.handovers.values())
 
     def remember_unsure(self, claimed: Claimed) -> None:
-        """A claim whose settling by token was sent, and whose outcome is not known."""
+        """Remember a claim that a call tried to settle, as long as nobody was told what became of that."""
+        if claimed.reported or not (claimed.unsure or claimed.forgotten):
+            if self.unsure:
+                self.unsure.pop((claimed.task_id, claimed.token), None)
+            return
         self.unsure[claimed.task_id, claimed.token] = claimed
         if len(self.unsure) > MAX_UNSURE:
             del self.unsure[next(iter(self.unsure))]

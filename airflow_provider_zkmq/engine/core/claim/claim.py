@@ -9,7 +9,7 @@ from itertools import groupby
 from math import inf
 from typing import Final
 
-from ...errors import ClaimLost, ConfigError, TaskNotFound, TransportError, Unavailable, ZkmqError
+from ...errors import ClaimLost, ConfigError, TransportError, Unavailable, ZkmqError
 from ..context import Caller, Claimed, Context, DeferredCompletion, ReadAhead, Schedule, UnsettledClaim
 from ..maintenance.consumers import maintain, promote_task, register, stagger
 from ..model.names import check_name, priority_of
@@ -17,7 +17,7 @@ from ..model.policy import Conf, Success
 from ..model.records import TaskState
 from ..model.selectors import FilterMethods, Selector, choose
 from ..model.states import State
-from ..model.values import Duration, load, number_of_claims, optional_seconds, optional_whole_number, seconds
+from ..model.values import Duration, number_of_claims, optional_seconds, optional_whole_number, seconds
 from ..protocol import Get, Node, Procedure, SetTimeout, Signal, Sync, Wait, WaitPlace
 from ..read.configuration import read_conf
 from ..read.leases import check_token, current_claim, server_time
@@ -391,11 +391,16 @@ def wanted(
 ) -> Procedure[Wanted]:
     """What a consumer asks for, checked against the queue's declarations. Raises `ConfigError`, `QueueNotFound`."""
     conf = yield from read_conf(context)
+    return Wanted(choose(conf.types, node=node, filter_method=filter_method, selector=selector), lease_seconds(lease))
+
+
+def lease_seconds(lease: Duration | None) -> float | None:
+    """For how long a claim is to hold. Raises `ConfigError`."""
     span = optional_seconds("lease", lease)
     if span == 0:
         msg = "a lease of 0 seconds would end at once"
         raise ConfigError(msg)
-    return Wanted(choose(conf.types, node=node, filter_method=filter_method, selector=selector), span)
+    return span
 
 
 def request_claim(
@@ -585,66 +590,47 @@ def _candidate(
     return (yield from candidate(context, taker, record.task_id, RankedEntry(entry, segment, rank), nodes))
 
 
-# --- Taking a claim over: whoever knows a task's id and its claim's token gets the claim.
+# --- A claim by its task's id and its token: whoever knows both has it, in whichever process it was made.
 
 
-def request_adoption(
+def request_handle(
     context: Context, task_id: str, token: int, *, lease: Duration | None = None
 ) -> Procedure[ClaimRequest]:
-    """Return a leased claim that another process made, to be extended and settled as one's own.
+    """Return the current leased claim of a task by its token, to be extended and settled as one's own.
 
-    None where `token` is not the current claim's any more, or the task is gone. `lease`: it holds for so many seconds
-    from now, and from each time that a worker extends it; without it, nothing is written, and it holds as long as it
-    did. Of one that was prefetched the delivery counts when it begins. Whoever else knows the token may settle it as
-    well, and who does so first has. The client that made it, while it refers to it, gets that very claim, with the new
-    lease. That the task was cancelled is known by the claim being over. Raises `ConfigError` for a claim that ends with
-    the session which made it, and for what is no id, token or lease; `QueueNotFound`, and `CorruptRecord` for a task
-    that cannot be read.
+    Whoever else knows the token may settle it as well, and who does so first has. The client that made it, while it
+    refers to it, gets that very claim; so does who asks again after `OutcomeUnknown`. `lease`: it holds for so many
+    seconds from now, and from each time that a worker extends it; without it, nothing is written. Of one that was
+    prefetched the delivery counts when it begins. That the task was cancelled is known by the claim being over. Raises
+    `ClaimLost` where the token is not the current claim's, `TaskNotFound`, `QueueNotFound`, and `CorruptRecord` for a
+    task that cannot be read; `ConfigError` for a claim that ends with another client's session, and for what is no id,
+    token or lease.
     """
-    name, number = check_name("task id", task_id), check_token(token)
-    span = (yield from wanted(context, lease=lease)).lease
+    name, number, span = check_name("task id", task_id), check_token(token), lease_seconds(lease)
 
     def claiming(_: Caller) -> Procedure[list[Claimed]]:
-        return unless_missing(context, _take_over(context, name, number, span))
+        return unless_missing(context, _handle(context, name, number, span))
 
+    yield from ()
     return ClaimRequest(context, claiming)
 
 
-def _take_over(context: Context, task_id: str, token: int, span: float | None) -> Procedure[list[Claimed]]:
-    try:
-        found = yield from current_claim(context, task_id, token)
-        claimed = yield from _mine(context, found)
-        if span is not None:
-            yield from extend(context, claimed, span)
-            claimed.claim = claimed.claim | {"lease": span}
-    except (ClaimLost, TaskNotFound):
-        return []
+def _handle(context: Context, task_id: str, token: int, span: float | None) -> Procedure[list[Claimed]]:
+    """Two objects of one claim could not know what became of the other: this client's own one is found again."""
+    claimed = context.claims.unsure.get((task_id, token))
+    if claimed is None:
+        found = yield from current_claim(context, task_id, token, whole=True)
+        claimed = context.claims.held.get(task_id)
+        if claimed is None or claimed.token != token:
+            if found.ends_with_session:
+                msg = f"claim {token} of task {task_id!r} ends with the session that made it: claim with a lease"
+                raise ConfigError(msg)
+            claimed = found
+            context.claims.receive(found, token)
+    if span is not None:
+        yield from extend(context, claimed, span)
+        claimed.claim = claimed.claim | {"lease": span}
     return [claimed]
-
-
-def _mine(context: Context, found: Claimed) -> Procedure[Claimed]:
-    """The claim with what its handler is given. Two of one claim could not know what became of the other."""
-    if found.ends_with_session:
-        msg = f"claim {found.token} of task {found.task_id!r} ends with the session that made it: claim with a lease"
-        raise ConfigError(msg)
-    known = _held(context, found)
-    if known is not None:
-        return known
-    [(_, data, metadata)] = yield from read_tasks(context, [found.task_id])
-    if data is None:
-        raise TaskNotFound(f"task {found.task_id!r} is not in queue {context.queue!r} any more")
-    known = _held(context, found)  # another call may have taken it over meanwhile
-    if known is None:
-        path = context.paths.task(found.task_id, "metadata")
-        extra = load(path, metadata.data) if metadata is not None else {}
-        known = replace(found, created=data.stat.ctime, data=data.data, metadata=extra)
-        context.claims.receive(known, found.token)
-    return known
-
-
-def _held(context: Context, found: Claimed) -> Claimed | None:
-    known = context.claims.held.get(found.task_id)
-    return known if known is not None and known.token == found.token else None
 
 
 # --- Whether there is work that fits, waited for as a claim waits; nothing is claimed.

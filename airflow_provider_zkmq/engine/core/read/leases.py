@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ...errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
 from ..context import Claimed, Context
-from ..model.names import BUCKET_MS, bucket_start, check_name, entry_time, is_prefetched, lease_task
+from ..model.names import BUCKET_MS, bucket_start, entry_time, is_prefetched, lease_task
 from ..model.policy import RetryPolicy
 from ..model.records import Attempt, TaskState, load_claim, load_span
 from ..model.states import State, Status, derive_status
@@ -185,19 +185,19 @@ def _is_of(context: Context, claimed: Claimed, node: Node) -> bool:
         return False
 
 
-def current_claim(context: Context, task_id: str, token: int, nonce: str | None = None) -> Procedure[Claimed]:
-    """The claim that `token` stands for, as read now; how another process takes a claim over.
+def current_claim(
+    context: Context, task_id: str, token: int, nonce: str | None = None, *, whole: bool = False
+) -> Procedure[Claimed]:
+    """The claim that `token` stands for, as read now; `whole`: with what its handler is given.
 
     `nonce`: what else its holder knows of it. In servers restored from an older state another claim may have the token.
     Raises `TaskNotFound` without the task, `ClaimLost` if the token is not the current claim's.
     """
-    check_name("task id", task_id)
-    check_token(token)
     try:
-        return (yield from _current(context, task_id, token, nonce))
+        return (yield from _current(context, task_id, token, nonce, whole=whole))
     except (ClaimLost, TaskNotFound):
         yield Sync(context.paths.task(task_id))  # the server that we are connected to may lag behind
-        return (yield from _current(context, task_id, token, nonce))
+        return (yield from _current(context, task_id, token, nonce, whole=whole))
 
 
 def check_token(token: object) -> int:
@@ -208,9 +208,10 @@ def check_token(token: object) -> int:
     return token
 
 
-def _current(context: Context, task_id: str, token: int, nonce: str | None) -> Procedure[Claimed]:
+def _current(context: Context, task_id: str, token: int, nonce: str | None, *, whole: bool) -> Procedure[Claimed]:
+    parts = ("state", "claim", "data", "metadata") if whole else ("state", "claim")
+    node, claim, *content = yield from read_nodes([context.paths.task(task_id, part) for part in parts])
     path = context.paths.task(task_id, "state")
-    node, claim = yield from read_nodes((path, context.paths.task(task_id, "claim")))
     if node is None:
         msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)
@@ -224,7 +225,15 @@ def _current(context: Context, task_id: str, token: int, nonce: str | None) -> P
         raise claim_lost(task_id, token, state)
     if claim.stat.version and not prefetched and "progress" not in record:  # written once more, to say that it begins
         plain.setdefault("began", claim.stat.mtime)
-    return Claimed(task_id, token, node.stat.version, state, node.stat.ctime, prefetched=prefetched, claim=plain)
+    found = Claimed(task_id, token, node.stat.version, state, node.stat.ctime, prefetched=prefetched, claim=plain)
+    if whole:
+        data, metadata = content
+        path = context.paths.task(task_id, "metadata")
+        if data is not None:
+            found.data, found.created = data.data, data.stat.ctime
+        if metadata is not None:
+            found.metadata = unless_corrupt(context, path, partial(load, path, metadata.data))
+    return found
 
 
 def _plain_claim(record: dict[str, Any]) -> dict[str, Any]:

@@ -387,18 +387,6 @@ def begin(context: Context, claimed: Claimed) -> Procedure[None]:
         claimed.prefetched = False
 
 
-def begin_for(context: Context, claimed: Claimed) -> Procedure[None]:
-    """Say that the handling of a claim begins that was prefetched, by another process, say: from here on it counts.
-
-    Nothing is written for a claim that has begun. Raises `ClaimLost`.
-    """
-    if claimed.ends_with_session:  # it stands in its consumer's note; where that is gone, the claim is over, or damaged
-        path = mark_path(context, claimed.task_id, claimed.state)
-        node: Node | None = yield Get(path)
-        claimed.prefetched = node is None or is_prefetched(path, node.data)
-    yield from begin(context, claimed)
-
-
 def begin_again(context: Context) -> Procedure[None]:
     """Repeat the writes that were lost, unless the claim is over. After a `TransportError` they are still pending."""
     for key, claimed in context.pending.unmarked_starts.copy().items():
@@ -746,6 +734,7 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
         if claimed.settling is mine:
             claimed.settling = None
         mine.fire()
+        context.claims.remember_unsure(claimed)
 
 
 def _until_settled(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Procedure[TaskState]:
