@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..engine.core.model.names import check_name
-from ..engine.core.model.policy import RetryPolicy
+from ..engine.core.model.policy import ORDERS, RetryPolicy, load_settings
 from ..engine.core.model.records import encode_metadata
-from ..engine.core.model.selectors import FilterType, check_types, decode_types, encode_types
+from ..engine.core.model.selectors import FilterType, check_types, declare_types
 from ..engine.core.model.states import State, derive_status
 from ..engine.core.model.values import Duration, dump, load, parse_duration, seconds
 from ..engine.core.protocol import MAX_PAYLOAD
-from ..engine.core.read.configuration import ORDERS
 from ..engine.core.read.inspect import Task
 from ..engine.errors import ConfigError, CorruptRecord, TaskNotFound
 from ..engine.log import log
@@ -282,11 +281,9 @@ def read_conf(path: Path) -> FileConf:
         record = load(str(path), read_plain(path, MOST_KEPT))
     except FileNotFoundError:
         return FileConf()
-    return FileConf(
-        types=decode_types(str(path), dump(record.get("filters", {}))),
-        policy=RetryPolicy.decode(str(path), dump(record.get("policy", {}))),
-        lock=_lock(path, record.get("lock", DEFAULT_LOCK)),
-    )
+    lock = _lock(path, record.pop("lock", DEFAULT_LOCK))
+    settings, types = load_settings(str(path), dump(record))
+    return FileConf(types, settings.policy, lock)
 
 
 def _lock(path: Path, value: object) -> float:
@@ -299,7 +296,7 @@ def _lock(path: Path, value: object) -> float:
 
 def write_conf(path: Path, conf: FileConf, mode: int) -> None:
     """Put it in place of what was there, with the mode of the queue's file; who reads sees one or the other."""
-    record = {"filters": json.loads(encode_types(conf.types)), "policy": asdict(conf.policy), "lock": conf.lock}
+    record = {"filters": declare_types(conf.types), "policy": asdict(conf.policy), "lock": conf.lock}
     replace_plain(path, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode(), mode)
 
 
@@ -396,7 +393,8 @@ class TaskLines:
     def policy(self, conf: FileConf) -> RetryPolicy:
         """The task's own policy, else the queue's."""
         try:
-            return RetryPolicy.decode(self.id, bytes_of(self.value("policy"))) if self.value("policy") else conf.policy
+            own = self.value("policy")
+            return load(self.id, bytes_of(own), RetryPolicy, "a retry policy") if own else conf.policy
         except CorruptRecord:
             return conf.policy
 

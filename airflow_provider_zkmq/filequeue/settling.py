@@ -133,7 +133,7 @@ def spell_message(conf: FileConf, message: Message, task_id: str) -> tuple[str, 
         "enqueued": spell_time(now),
         "filters": dump(filters).decode() if filters else "",
         "metadata": metadata.decode() if message.metadata else "",
-        "policy": "" if message.policy is None else message.policy.encode().decode(),
+        "policy": "" if message.policy is None else dump(message.policy).decode(),
         "lock": "" if lock is None else repr(lock_span("lock", lock)),
         "encoding": encoding,
     }

@@ -120,7 +120,7 @@ def pause_and_resume(q: Queue, queue: Queue, there: Zkmq) -> None:
         watch = queue._context.configuration.watch
         assert change()
         eventually(lambda watch=watch: watch.fired)
-        assert spent(there, queue.claim) == {"Exists": 1}
+        assert spent(there, queue.claim) == {"Get": 1}
         assert queue._context.configuration.conf.paused == (change == q.pause)
 
 
@@ -301,17 +301,22 @@ def test_a_value_that_somebody_deleted_is_seen_when_it_comes_back(zk: Zkmq, root
         return queue._context.configuration.conf
 
     conf()
-    for number, name in enumerate(("lock", "order", "filters", "task_gc_interval"), 7):
+    for number, name in enumerate(("task_gc_lifetime", "task_gc_interval"), 7):
         path = f"{root}/census/conf/{name}"
-        data, _ = zk._session.client.get(path)
         watch = queue._context.configuration.watch
         zk._session.client.delete(path)
         eventually(lambda watch=watch: watch.fired)
-        queue.claim()
+        assert getattr(conf(), name.removeprefix("task_")) in {86_400, 300}
         assert spent(there, queue.claim) == {}
-        q.configure(lock=number, order="default", task_gc_interval=number + 11)
-        zk._session.client.ensure_path(path)
-        values = {"lock": b"%d" % number, "task_gc_interval": b"%d" % (number + 11)}
-        zk._session.client.set(path, values.get(name, data))
-        eventually(lambda number=number: (conf().lock, conf().gc_interval) == (number, number + 11))
-        eventually(lambda: (conf().order, list(conf().types)) == ("default", ["performance_class"]))
+        q.configure(**{name: number})
+        eventually(lambda number=number, name=name: getattr(conf(), name.removeprefix("task_")) == number)
+
+
+def test_settings_changed_by_hand_are_heard(zk: Zkmq, root: str, q: Queue, there: Zkmq) -> None:
+    """Also by an editor that knows nothing of this library; what it leaves out has its default."""
+    queue, path = there.queue("census"), f"{root}/census/conf"
+    assert queue.claim() is None
+    zk._session.client.set(path, b'{"lock": 7, "filters": {"size": {"type": "Integer"}}}')
+    eventually(lambda: (queue.conf().lock, list(queue.conf().filters)) == (7, ["size"]))
+    assert q.enqueue(b"x", {"size": 3}) is not None
+    assert queue.claim({"size": 3}) is not None

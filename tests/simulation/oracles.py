@@ -6,6 +6,7 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.context import Claimed
 from airflow_provider_zkmq.engine.core.maintenance.consumers import has_pending
+from airflow_provider_zkmq.engine.core.model.policy import load_settings
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement
@@ -308,7 +309,7 @@ class Oracles(History):
         queue = call.about["queue"]
         context = self.paths_of.context(queue)
         nodes = self.world.zk.leader.nodes
-        if context.paths.at("paused") in nodes:
+        if load_settings("conf", nodes[context.paths.at("conf")].data)[0].paused:
             return None
         wanted = call.about["wanted"]
         for (name, task), state in self.records.items():

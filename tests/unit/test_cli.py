@@ -13,8 +13,8 @@ import pytest
 
 from airflow_provider_zkmq.cli import main, options, output, queues, show, worker
 from airflow_provider_zkmq.cli.options import UsageError
+from airflow_provider_zkmq.engine.core.model.policy import ORDERS
 from airflow_provider_zkmq.engine.core.model.states import State, Status
-from airflow_provider_zkmq.engine.core.read.configuration import ORDERS
 from airflow_provider_zkmq.engine.core.read.inspect import Task
 from airflow_provider_zkmq.engine.core.read.nodes import Znode
 from airflow_provider_zkmq.engine.errors import (

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claim.candidates import RankedEntry, step_over_if_there
+from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim.candidates import RankedEntry, Wanted, step_over_if_there
 from airflow_provider_zkmq.engine.core.context import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, String
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import (
     Children,
@@ -130,28 +132,37 @@ def test_a_claim_that_has_lost_its_deadline_or_its_znode_is_given_back() -> None
         assert (client.context.pending.lost_claims, client.take()) == ({}, None)
 
 
-def test_what_was_delivered_before_waits_for_a_policy_that_can_be_read() -> None:
-    """Nobody knows how often it may be: it is neither handed out nor buried; new tasks are. No restart is needed."""
-    first = new_queue(policy=RetryPolicy(attempts=3, factor=0))
-    first.put(task_id="own", policy=RetryPolicy(attempts=3, factor=0))
-    first.put(task_id="before")
-    for claimed in (first.claimed(), first.claimed()):
-        first.fail(claimed)
-    path = first.context.paths.conf("policy")
-    good = first.zk.nodes[path].data
-    damage(first, path, b'{"attempts":1e999}')
-    client = Client(first.zk, "later")
-    client.put(task_id="new")
-    assert sorted(client.work()) == ["new", "own"]
-    client.put(task_id="fails")
-    client.fail(client.claimed())
-    client.zk.advance(5)
-    assert client.take() is None
-    with pytest.raises(CorruptRecord, match=path):
-        client.do(configuration.conf(client.context))
-    assert client.reported == [path]
-    damage(client, path, good)
-    assert sorted(client.work()) == ["before", "fails"]
+@pytest.mark.parametrize("content", [b"", b"{", b'{"policy":{"attempts":1e999}}', b'{"filters":{"a":{"type":"X"}}}'])
+def test_who_has_read_the_settings_goes_on_with_them_while_they_are_damaged(content: bytes) -> None:
+    """It tells of it once. Who has not is refused, and changes nothing; `configure` writes them anew, for everybody."""
+    policy = RetryPolicy(attempts=2, factor=0)
+    known = new_queue(policy=policy, filters={"k": String()})
+    known.put(task_id="a", filters={"k": "v"})
+    path, late = known.context.paths.at("conf"), Client(known.zk, "late")
+    good = known.zk.nodes[path].data
+    damage(known, path, content)
+    before = known.zk.zxid
+    for refused in (
+        claim.claim(late.context, Wanted(EVERYTHING)),
+        enqueue.enqueue(late.context, Message(b"x")),
+        admin.pause(late.context),
+        configuration.conf(late.context),
+    ):
+        with pytest.raises(CorruptRecord, match=rf"{path} .*configure\(\) writes them anew"):
+            late.do(refused)
+    assert late.zk.zxid == before
+    for _ in range(2):
+        known.fail(known.take("k==v"))
+    assert (known.check()["a"].state, known.reported) == (State.DEAD, [path])
+    late.do(admin.configure(late.context, lock=7))
+    assert late.do(configuration.conf(late.context)).lock == known.do(configuration.conf(known.context)).lock == 7
+    assert late.do(configuration.conf(late.context)).filters == {}, "what configure() was not given has its default"
+    damage(known, path, good)
+    assert (
+        known.do(configuration.conf(known.context)).policy == late.do(configuration.conf(late.context)).policy == policy
+    )
+    late.put(task_id="b", filters={"k": "v"})
+    assert sorted(known.work()) == ["b"]
 
 
 def test_a_worker_tells_of_the_same_damage_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,14 @@ from airflow_provider_zkmq.engine.core.model.names import (
     is_shortened,
     parse_lane,
 )
-from airflow_provider_zkmq.engine.core.model.policy import ConsumeOnce, ConsumeTimes, RetryPolicy, exp_backoff
+from airflow_provider_zkmq.engine.core.model.policy import (
+    ConsumeOnce,
+    ConsumeTimes,
+    RetryPolicy,
+    Settings,
+    exp_backoff,
+    load_settings,
+)
 from airflow_provider_zkmq.engine.core.model.records import Attempt, Message, TaskState, clip
 from airflow_provider_zkmq.engine.core.model.selectors import (
     AllOf,
@@ -94,9 +101,11 @@ def test_what_is_no_value_of_the_model_is_refused(subtests: pytest.Subtests) -> 
         for value in values:
             with subtests.test(what, value=value), pytest.raises(ConfigError):
                 make(value)
-    for data in (b"[]", b"{", b'{"a":1}', b'{"a":{"type":"X"}}', b'{"a/b":{"type":"String"}}'):
-        with subtests.test("stored types", data=data), pytest.raises(CorruptRecord):
-            selectors.decode_types("p", data)
+    for data in (b"", b"[]", b"{", b'{"filters":{"a":1}}', b'{"filters":{"a":{"type":"X"}}}',
+                 b'{"filters":{"a/b":{"type":"String"}}}', b'{"policy":{"attempts":0}}', b'{"lock":-1}',
+                 b'{"order":"any"}', b'{"paused":1}', b'{"filters":{"a":{"type":"OrderedEnum"}}}'):  # fmt: skip
+        with subtests.test("stored settings", data=data), pytest.raises(CorruptRecord, match="configure"):
+            load_settings("p", data)
 
 
 # --- names, lanes and filters
@@ -116,7 +125,9 @@ def test_names_and_lanes_are_read_as_they_were_written(name: str, one: int, othe
 
 def test_filters_are_declared_and_stored_as_text() -> None:
     """Types come from what was stored and from a command's text; values become text."""
-    assert selectors.decode_types("p", selectors.encode_types(TYPES)) == TYPES
+    settings = Settings(selectors.declare_types(TYPES), lock=5.0, order="fifo", paused=True)
+    assert load_settings("p", settings.encode()) == (settings, TYPES)
+    assert load_settings("p", b"{}") == (Settings(), {})
     assert [selectors.parse_type(text) for text in ("enum:low,standard,high", "integer", "string")] == list(
         TYPES.values()
     )
@@ -208,10 +219,9 @@ def test_a_policy_is_exhausted_after_its_attempts_and_stored(data: bytes) -> Non
     assert ConsumeOnce().exhausted(1)
     assert not RetryPolicy(attempts=None).exhausted(10**9)
     policy = RetryPolicy(None, 2, 1, 9)
-    assert RetryPolicy.decode("p", policy.encode()) == policy
-    assert RetryPolicy.decode("p", b"") == RetryPolicy()
+    assert load_settings("p", Settings(policy=policy).encode())[0].policy == policy
     with contextlib.suppress(CorruptRecord):
-        assert isinstance(RetryPolicy.decode("p", data), RetryPolicy)
+        assert isinstance(load_settings("p", b'{"policy":%b}' % data)[0].policy, RetryPolicy)
 
 
 # --- states

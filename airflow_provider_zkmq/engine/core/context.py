@@ -13,7 +13,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from .model.names import Lane, Paths
-from .model.policy import Conf, RetryPolicy
+from .model.policy import Conf, Settings
 from .model.records import TaskState, Times
 from .model.selectors import FilterTypes
 from .protocol import Create, Multi, Node, Outcome, Procedure, Signal, Watch, WriteOp
@@ -505,17 +505,9 @@ class IgnoredPaths:
     paths: set[str] = field(default_factory=set)
     damages: set[str] = field(default_factory=set)
     """What was told to be the matter: one damaged record is met from many sides."""
-    waiting: set[str] = field(default_factory=set)
-    """Entries that are stepped over without being damaged themselves, while the queue's policy cannot be read."""
 
     def __contains__(self, path: str) -> bool:
-        return path in self.paths or path in self.waiting
-
-    def wait(self, path: str) -> None:
-        """Step over it for the time being."""
-        if len(self.waiting) >= MAX_IGNORED_PATHS:
-            self.waiting.clear()
-        self.waiting.add(path)
+        return path in self.paths
 
     def is_news(self, damage: str) -> bool:
         """Whether something damaged is met for the first time."""
@@ -891,9 +883,8 @@ class Configuration:
     watch: Watch | None = None
     changed: Callable[[], None] = lambda: None
     """Called when a part of it may have changed, by whoever is told; neither waits nor raises."""
-    types: FilterTypes | None = None
-    """The declarations of filters that could be read last, and the retry policy: what is followed while they cannot."""
-    policy: RetryPolicy | None = None
+    settings: tuple[Settings, FilterTypes] | None = None
+    """What could be read last: it is followed while the settings cannot be read."""
 
 
 @dataclass(slots=True, eq=False)

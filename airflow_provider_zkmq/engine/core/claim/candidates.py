@@ -386,9 +386,6 @@ def deliverable(
     if records is None or not _is_pending_at(context, entry, records[0]):
         return None
     state, _ = records
-    if not conf.may_deliver(state.attempt, state.policy):
-        context.ignored_paths.wait(entry)
-        return None
     if attempts_exhausted(conf, state):  # its policy was lowered meanwhile
         current = Current(task_id, node.stat.version, state)
         yield from kill_exhausted(context, current, (yield from server_time(context)))

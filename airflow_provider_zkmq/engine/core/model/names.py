@@ -3,7 +3,8 @@
 The root's own data are the `LAYOUT` of what stands below it. The tree under ``/<root>/<queue>``, which is there
 as long as its ``conf`` is::
 
-    conf/{task_gc_lifetime,task_gc_interval,filters,policy,lock,order}
+    conf                                 the queue's settings, JSON: filters, policy, lock, order, paused
+    conf/{task_gc_lifetime,task_gc_interval}
     queue/<lane>/<segment>/<entry>      pending tasks; at most a few hundred entries a segment
     scheduled/<bucket>/<entry>          tasks not to be handled before a time
     tasks/<task>/{data,metadata,state,filters/<name>,claim,result,requeue}
@@ -20,7 +21,6 @@ as long as its ``conf`` is::
     batches-done/<bucket>/<entry>       for garbage collection
     clock, gc                           written to read the server's time; last clean-up
     lock                                ephemeral: maintenance is running
-    paused                              present while the queue is paused
     archive                             how far the archive has come
     deleting                            present while the queue is deleted, in place of ``conf``
 """
@@ -182,7 +182,7 @@ class Paths:
     def foreign(self, names: Iterable[str]) -> list[str]:
         """Those names of what stands directly below the queue that are not a queue's, sorted."""
         own = {path.rpartition("/")[2] for path in self.skeleton()[1:]}
-        return sorted(set(names) - own - {"lock", "paused", "archive", "followed", "unarchived", "deleting"})
+        return sorted(set(names) - own - {"lock", "archive", "followed", "unarchived", "deleting"})
 
 
 # --- Time-ordered indexes: what is due when, what ended when.

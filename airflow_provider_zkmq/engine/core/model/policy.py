@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
 
 from ...errors import ConfigError
-from .selectors import FilterTypes
-from .values import Duration, dump, load, seconds
+from .selectors import Declared, FilterTypes, declared_types
+from .values import Duration, Span, corrupt_unless_read, dump, load, seconds
 
 # --- When a failed task runs again, and when it is dead.
 
@@ -83,14 +85,13 @@ class RetryPolicy:
             return self.min_backoff
         return exp_backoff(attempt - 1, rand, factor=self.factor, least=self.min_backoff, most=self.max_backoff)
 
-    def encode(self) -> bytes:
-        """What `conf/policy` holds."""
-        return dump(self)
 
-    @classmethod
-    def decode(cls, path: str, data: bytes) -> RetryPolicy:
-        """Read `conf/policy` (empty: the defaults). Raises `CorruptRecord`."""
-        return load(path, data or b"{}", cls, "a retry policy")
+def checked_policy(policy: object) -> RetryPolicy | None:
+    """A policy that a caller gave, or None. Raises `ConfigError` for anything else."""
+    if isinstance(policy, RetryPolicy | None):
+        return policy
+    msg = f"policy must be a RetryPolicy, not {type(policy).__name__}"
+    raise ConfigError(msg)
 
 
 def _full_name(kind: type) -> str:
@@ -155,6 +156,33 @@ class Snooze:
 
 # --- A queue's configuration.
 
+ORDERS: Final = ("default", "fifo")
+
+
+class Settings(Struct, frozen=True, omit_defaults=True):
+    """What a queue's ``conf`` holds: all of its configuration but what the seed keeps below it, the times of clean-up.
+
+    Replaced by `msgspec.structs.replace`.
+    """
+
+    filters: dict[str, Declared] = {}
+    policy: RetryPolicy = RetryPolicy()
+    lock: Span = 0.0
+    order: Literal["default", "fifo"] = "default"
+    paused: bool = False
+
+    def encode(self) -> bytes:
+        """The stored bytes; what has its default is left out."""
+        return dump(self)
+
+
+def load_settings(path: str, data: bytes) -> tuple[Settings, FilterTypes]:
+    """The settings of a queue, and its filter types. Raises `CorruptRecord`."""
+    what = "a queue's settings (configure() writes them anew)"
+    settings = load(path, data, Settings, what)
+    with corrupt_unless_read(path, what):
+        return settings, declared_types(settings.filters)
+
 
 @dataclass(frozen=True, slots=True)
 class Conf:
@@ -169,9 +197,6 @@ class Conf:
     """Where an archive is configured: the zxid up to which ended runs are archived."""
     lock: float | None = None
     order: str = "default"
-    policy_error: str | None = None
-    """Why the policy cannot be read, where this client never could: ``policy`` stands in for it."""
-
     follow: bool = False
     """Streams follow what ends: runs that leave are kept for them."""
 
@@ -185,13 +210,6 @@ class Conf:
         if self.follow or self.archive is None:
             return self.follow
         return version == 0 or version > self.archive
-
-    def may_deliver(self, attempt: int, own: object) -> bool:
-        """Whether it is known that a task that was delivered so often, with a policy of its own or None, may be again.
-
-        How often it may be is the policy's to say; no policy forbids the first delivery.
-        """
-        return attempt == 0 or own is not None or self.policy_error is None
 
     @property
     def ordered(self) -> bool:

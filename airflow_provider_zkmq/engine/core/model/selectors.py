@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
-from ...errors import ConfigError, CorruptRecord
+from ...errors import ConfigError
 from .names import check_name
-from .values import corrupt_unless_read, dump, load
 
 # --- Filter types: the typed tags of a task, as zkmq declares them.
 #
-# A queue declares its filters once (`conf/filters`); a task carries values of declared filters, stored as text.
+# A queue declares its filters once (`conf`); a task carries values of declared filters, stored as text.
 # Ordered enums have few values and make lanes of their own; integers and strings do too while a queue has few
 # lanes, and are evaluated entry by entry beyond that (see `lanes`).
 
@@ -82,22 +81,6 @@ FilterType: TypeAlias = OrderedEnum | Integer | String
 FilterTypes: TypeAlias = Mapping[str, FilterType]
 
 
-class Undeclared(Mapping[str, FilterType]):
-    """Declarations that cannot be read: whoever asks for one is refused with `CorruptRecord`, nobody else."""
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def __getitem__(self, name: str) -> FilterType:
-        raise CorruptRecord(self._why)
-
-    def __iter__(self) -> Iterator[str]:
-        raise CorruptRecord(self._why)
-
-    def __len__(self) -> int:
-        raise CorruptRecord(self._why)
-
-
 def _check_text(what: str, value: object) -> str:
     if isinstance(value, str) and value.isprintable() and value and len(value.encode()) <= MAX_VALUE_BYTES:
         return value
@@ -133,35 +116,30 @@ def declared_type(types: FilterTypes, name: str) -> FilterType:
     raise ConfigError(msg)
 
 
-def encode_types(types: FilterTypes) -> bytes:
-    """What `conf/filters` holds."""
-    record = {name: _describe(kind) for name, kind in sorted(types.items())}
-    return dump(record)
-
-
-def _describe(kind: FilterType) -> dict[str, object]:
-    record: dict[str, object] = {"type": type(kind).__name__}
-    if isinstance(kind, OrderedEnum):
-        record["values"] = list(kind.values)
-    return record
-
-
-def decode_types(path: str, data: bytes) -> dict[str, FilterType]:
-    """Read `conf/filters`. Raises `CorruptRecord`."""
-    what = "filter declarations"
-    record = load(path, data or b"{}", dict[str, _Declared], what)
-    with corrupt_unless_read(path, what):
-        return check_types({name: _revive(entry) for name, entry in record.items()})
-
-
-class _Declared(TypedDict):
+class Declared(TypedDict):
     """How a filter type is stored."""
 
     type: Literal["OrderedEnum", "Integer", "String"]
     values: NotRequired[list[str]]
 
 
-def _revive(entry: _Declared) -> FilterType:
+def declare_types(types: FilterTypes) -> dict[str, Declared]:
+    """Filter types as they are stored."""
+    return {name: _declared(kind) for name, kind in sorted(types.items())}
+
+
+def _declared(kind: FilterType) -> Declared:
+    if isinstance(kind, OrderedEnum):
+        return {"type": "OrderedEnum", "values": list(kind.values)}
+    return {"type": "Integer" if isinstance(kind, Integer) else "String"}
+
+
+def declared_types(declared: Mapping[str, Declared]) -> dict[str, FilterType]:
+    """Filter types from how they are stored. Raises `ConfigError`, `KeyError`."""
+    return check_types({name: _revive(entry) for name, entry in declared.items()})
+
+
+def _revive(entry: Declared) -> FilterType:
     if entry["type"] == "OrderedEnum":
         return OrderedEnum(*entry["values"])
     return Integer() if entry["type"] == "Integer" else String()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, TypedDict, TypeVar
+from typing import Any, Final, NamedTuple, TypedDict
 
 from ...errors import CorruptRecord, ZkmqError
 from ..context import Context
-from ..model.policy import Conf, RetryPolicy
-from ..model.selectors import FilterType, FilterTypes, Undeclared, decode_types
+from ..model.policy import Conf, RetryPolicy, Settings, load_settings
+from ..model.selectors import FilterType, FilterTypes
 from ..model.values import SHORTEST_INTERVAL, Zxid, load, seconds, spell_seconds
 from ..protocol import Children, Get, Node, Procedure, Sync
 from .nodes import (
@@ -26,71 +26,16 @@ from .nodes import (
     watched_parts,
 )
 
-# --- What stands in a queue's configuration, as far as it can be read: one damaged value must not stop the queue.
-#
-# Who has read a value before goes on with that. Who has not: without the declarations of filters, tasks are handed
-# out to whoever wants any; without the retry policy, what was delivered before and has no policy of its own waits,
-# since nobody knows how often it may be delivered.
-
-T = TypeVar("T")
-#: What fails goes back and waits, while the queue's policy cannot be read.
-UNKNOWN_POLICY: Final = RetryPolicy(attempts=None)
-
-
-def declarations(context: Context, node: Node | None) -> FilterTypes:
-    """The queue's filter types; whoever needs one of those that nobody can read is refused with `CorruptRecord`."""
-    path = context.paths.conf("filters")
-    types = _decoded(context, path, node, decode_types)
-    if not isinstance(types, CorruptRecord):
-        context.configuration.types = types
-    elif context.configuration.types is None:
-        return Undeclared(str(types))
-    return context.configuration.types
-
-
-def retry_policy(context: Context, node: Node | None) -> tuple[RetryPolicy, str | None]:
-    """The queue's policy; where nobody of us could ever read it, why, and what is done meanwhile."""
-    path = context.paths.conf("policy")
-    policy = _decoded(context, path, node, RetryPolicy.decode)
-    if isinstance(policy, CorruptRecord):
-        known = context.configuration.policy
-        return (UNKNOWN_POLICY, str(policy)) if known is None else (known, None)
-    context.configuration.policy = policy
-    if context.ignored_paths.waiting:  # for a policy that could not be read
-        context.ignored_paths.waiting.clear()
-        context.listings.forget_all_tried()
-    return policy, None
-
-
-def _decoded(context: Context, path: str, node: Node | None, decode: Callable[[str, bytes], T]) -> T | CorruptRecord:
-    """What a value is, or why it cannot be read, which is reported once."""
-    try:
-        if node is None or not node.data:
-            msg = f"{path} is {'missing' if node is None else 'empty'}; configure() writes it anew"
-            raise CorruptRecord(msg)
-        return decode(path, node.data)
-    except CorruptRecord as error:
-        context.report(path, str(error))
-        return error
-
-
 # --- A queue's configuration: read under watches, so that a change takes effect everywhere without a restart.
 
 DEFAULT_GC_LIFETIME: Final = 86_400.0
 DEFAULT_GC_INTERVAL: Final = 300.0
-ORDERS: Final = ("default", "fifo")
-
-
-def defaults() -> dict[str, bytes]:
-    """What a new queue is configured with."""
-    return {
-        "filters": b"{}",
-        "policy": RetryPolicy().encode(),
-        "task_gc_lifetime": spell_seconds(DEFAULT_GC_LIFETIME),
-        "task_gc_interval": spell_seconds(DEFAULT_GC_INTERVAL),
-        "lock": b"0",
-        "order": b"default",
-    }
+#: What a new queue is configured with: its settings, and what stands below them.
+DEFAULT_SETTINGS: Final = Settings()
+DEFAULT_TIMES: Final = {
+    "task_gc_lifetime": spell_seconds(DEFAULT_GC_LIFETIME),
+    "task_gc_interval": spell_seconds(DEFAULT_GC_INTERVAL),
+}
 
 
 def default_conf() -> Conf:
@@ -109,7 +54,7 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
     """The queue's configuration, from memory while nothing changed.
 
     `create`: make the queue with default values where it does not exist. Raises `QueueNotFound` where it does not
-    exist, and `CorruptRecord` for filters or a policy that cannot be read.
+    exist, and `CorruptRecord` for settings that this client never could read.
     """
     known = fresh_conf(context)
     if known is not None:
@@ -130,7 +75,7 @@ def _read_conf(context: Context, *, create: bool) -> Procedure[Conf]:
         yield Sync(context.root)  # the server that we read from may lag behind
         yield from reread(context, parts)
     if parts[THERE].value is None and create:
-        yield from create_skeleton(context, defaults())
+        yield from create_skeleton(context, DEFAULT_SETTINGS.encode(), DEFAULT_TIMES)
         yield from reread(context, parts)
     context.configuration.conf = None  # what is refused below must not be followed by what stood before
     if parts[THERE].value is None:
@@ -160,41 +105,42 @@ def known_conf(context: Context) -> Procedure[Conf]:
 
 
 def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
-    policy, policy_error = retry_policy(context, nodes["policy"])
+    settings, types = _settings(context, nodes[THERE])
     return Conf(
-        types=declarations(context, nodes["filters"]),
-        policy=policy,
-        policy_error=policy_error,
+        types=types,
+        policy=settings.policy,
         gc_lifetime=_number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME),
         gc_interval=max(SHORTEST_INTERVAL, _number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL)),
-        paused=nodes["paused"] is not None,
-        lock=_number(context, nodes, "lock", 0.0) or None,
-        order=_known_order(context, _data(nodes["order"])),
+        paused=settings.paused,
+        lock=settings.lock or None,
+        order=settings.order,
         archive=None if nodes["archive"] is None else _archived(context, nodes["archive"]).get("watermark", 0),
         follow=nodes["followed"] is not None,
     )
 
 
-def _data(node: Node | None) -> bytes:
-    return b"" if node is None else node.data
+def _settings(context: Context, node: Node) -> tuple[Settings, FilterTypes]:
+    """The queue's settings; who has read them before goes on with those while they are damaged."""
+    path, known = context.paths.at(THERE), context.configuration.settings
+    try:
+        context.configuration.settings = load_settings(path, node.data)
+    except CorruptRecord as error:
+        if known is None:
+            raise
+        context.warn_once(path, f"{error}; what was read before holds", str(error))
+        return known
+    return context.configuration.settings
 
 
 def _number(context: Context, nodes: dict[str, Node | None], name: str, default: float) -> float:
     """A number of seconds; an unreadable one is reported and the default used: it must not stop the queue."""
-    data = _data(nodes[name]).strip()
+    node = nodes[name]
+    data = b"" if node is None else node.data.strip()
     try:
         return seconds(name, float(data)) if data else default
     except ValueError as error:
         context.report(context.paths.conf(name), f"not a number of seconds, using {default:.0f}: {error}")
         return default
-
-
-def _known_order(context: Context, data: bytes) -> str:
-    order = data.decode(errors="replace").strip() or "default"
-    if order not in ORDERS:
-        context.report(context.paths.conf("order"), f"{order!r} is no order of ours, using 'fifo', which serves any")
-        return "fifo"
-    return order
 
 
 def _archived(context: Context, node: Node) -> dict[str, Any]:
@@ -252,11 +198,9 @@ class QueueConf:
 def conf(context: Context) -> Procedure[QueueConf]:
     """The queue's configuration, from this client's memory while nothing has changed.
 
-    Raises `QueueNotFound`, and `CorruptRecord` for filters or a policy that cannot be read.
+    Raises `QueueNotFound`, and `CorruptRecord` for settings that this client never could read.
     """
     known = yield from read_conf(context)
-    if known.policy_error is not None:
-        raise CorruptRecord(known.policy_error)
     return QueueConf(
         filters=dict(known.types),
         policy=known.policy,

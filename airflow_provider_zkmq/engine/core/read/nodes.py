@@ -189,12 +189,12 @@ def single_flight(
 
 # --- The znodes of a queue's configuration as a client remembers them, each under a watch of its own.
 
-_NAMES: Final = ("filters", "policy", "task_gc_lifetime", "task_gc_interval", "lock", "order")
-_MARKS: Final = ("paused", "archive", "followed")
+_NAMES: Final = ("task_gc_lifetime", "task_gc_interval")
+_MARKS: Final = ("archive", "followed")
 #: Of a queue: it is there as long as this is.
 THERE: Final = "conf"
 #: Of these it matters only whether they are there.
-_BARE: Final = frozenset({"paused", "followed"})
+_BARE: Final = frozenset({"followed"})
 
 
 @dataclass(slots=True, eq=False)
@@ -300,13 +300,15 @@ def restored(context: Context, path: str) -> Procedure[bool]:
 MARKS: Final = {"archive": dump({"watermark": 0}), "followed": dump({})}
 
 
-def create_skeleton(context: Context, conf: dict[str, bytes], marks: Iterable[str] = ()) -> Procedure[bool]:
+def create_skeleton(
+    context: Context, settings: bytes, times: Mapping[str, bytes], marks: Iterable[str] = ()
+) -> Procedure[bool]:
     """Create the queue's permanent znodes in one transaction; False if the queue was there already."""
     yield EnsureRoot(context.root)
-    ops = Ops()
+    ops, conf = Ops(), context.paths.at(THERE)
     for path in context.paths.skeleton():
-        ops.create(path)
-    for name, value in conf.items():
+        ops.create(path, settings if path == conf else b"")
+    for name, value in times.items():
         ops.create(context.paths.conf(name), value)
     for name in marks:
         ops.create(context.paths.at(name), MARKS[name])

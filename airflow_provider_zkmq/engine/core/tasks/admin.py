@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
+
+from msgspec import structs
 
 from ...errors import (
     ConfigError,
@@ -18,9 +20,9 @@ from ...errors import (
 )
 from ..context import Context
 from ..model.names import check_name, entry_name
-from ..model.policy import RetryPolicy
+from ..model.policy import ORDERS, RetryPolicy, Settings, checked_policy, load_settings
 from ..model.records import TaskState, clip, encode_data
-from ..model.selectors import FilterType, check_types, encode_types
+from ..model.selectors import FilterType, check_types, declare_types
 from ..model.states import TRANSITIONS, Event, State, step
 from ..model.values import MAX_ZXID, Duration, abbreviated, dump, interval_seconds, seconds, spell_seconds, whole_number
 from ..protocol import (
@@ -28,6 +30,7 @@ from ..protocol import (
     Exists,
     Failure,
     Get,
+    Multi,
     Node,
     Ops,
     Procedure,
@@ -40,10 +43,20 @@ from ..protocol import (
     refused,
     transact,
 )
-from ..read.configuration import ORDERS, defaults, read_conf
+from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, read_conf
 from ..read.inspect import as_state, checked_ids, listed_ids
 from ..read.leases import Archive, lapsed_tasks, ordering_time, server_time
-from ..read.nodes import MARKS, Record, Unread, chunked, create_skeleton, queue_missing, read_records, refuse_missing
+from ..read.nodes import (
+    MARKS,
+    THERE,
+    Record,
+    Unread,
+    chunked,
+    create_skeleton,
+    queue_missing,
+    read_records,
+    refuse_missing,
+)
 from ..write import transitions
 from ..write.commit import Plan, anew, commit, send_together
 from ..write.escrow import next_run
@@ -356,26 +369,30 @@ def configure(
     Raises `ConfigError` for values that are refused, `QueueNotFound` while the queue is being deleted; then nothing is
     written.
     """
-    values: dict[str, bytes] = {}
+    changes: dict[str, Any] = {}
+    times: dict[str, bytes] = {}
     if filters is not None:
-        values["filters"] = encode_types(check_types(filters))
-    if task_gc_lifetime is not None:
-        values["task_gc_lifetime"] = spell_seconds(seconds("task_gc_lifetime", task_gc_lifetime))
-    if task_gc_interval is not None:
-        values["task_gc_interval"] = spell_seconds(interval_seconds("task_gc_interval", task_gc_interval))
+        changes["filters"] = declare_types(check_types(filters))
     if policy is not None:
-        values["policy"] = policy.encode()
+        changes["policy"] = checked_policy(policy)
     if lock is not None:
-        values["lock"] = spell_seconds(seconds("lock", lock))
+        changes["lock"] = seconds("lock", lock)
     if order is not None:
-        values["order"] = _order(order).encode()
+        changes["order"] = _order(order)
+    if task_gc_lifetime is not None:
+        times["task_gc_lifetime"] = spell_seconds(seconds("task_gc_lifetime", task_gc_lifetime))
+    if task_gc_interval is not None:
+        times["task_gc_interval"] = spell_seconds(interval_seconds("task_gc_interval", task_gc_interval))
     marks = {"archive": _yes_or_no("archive", archive), "followed": _yes_or_no("follow", follow)}
-    created = yield from create_skeleton(context, defaults() | values, [name for name, yes in marks.items() if yes])
+    fresh = structs.replace(DEFAULT_SETTINGS, **changes).encode()
+    created = yield from create_skeleton(
+        context, fresh, DEFAULT_TIMES | times, [name for name, yes in marks.items() if yes]
+    )
     if not created and (yield Exists(context.paths.at("deleting"))) is not None:
         raise (yield from queue_missing(context))
     requested = {name: yes for name, yes in marks.items() if yes is not None}
-    if not created and (values or requested):
-        yield from _set(context, values, requested)
+    if not created and (changes or times or requested):
+        yield from _set(context, changes, times, requested)
 
 
 def _yes_or_no(name: str, value: object) -> bool | None:
@@ -392,17 +409,22 @@ def _order(value: str) -> str:
     return value
 
 
-def _set(context: Context, values: Mapping[str, bytes], marks: dict[str, bool]) -> Procedure[None]:
+def _set(
+    context: Context, changes: Mapping[str, Any], times: Mapping[str, bytes], marks: dict[str, bool]
+) -> Procedure[None]:
     """Write several values at once; one that somebody deleted is created again.
 
     `marks`: whether there is to be a mark how far the archive, or trimming, has come; one that is there tells more, and
     stays.
     """
-    missing: set[str] = set()
+    missing, tries = set[str](), Tries("configuring the queue")
     wanted = {context.paths.at(name): (name, yes) for name, yes in marks.items()}
     while True:
         ops = Ops()
-        for name, value in values.items():
+        if changes:
+            settings, version = yield from _read_settings(context, anew=True)
+            ops.set(context.paths.at(THERE), structs.replace(settings, **changes).encode(), version)
+        for name, value in times.items():
             path = context.paths.conf(name)
             _ = ops.create(path, value) if path in missing else ops.set(path, value, -1)
         for mark, (name, yes) in wanted.items():
@@ -419,8 +441,24 @@ def _set(context: Context, values: Mapping[str, bytes], marks: dict[str, bool]) 
             missing.add(path)
         elif outcome.failure is Failure.NODE_EXISTS:
             missing.discard(path)
-        else:
-            raise refused("configuring the queue", outcome, ops.multi())
+        else:  # others have changed the settings meanwhile, say
+            yield from tries.refused(outcome, ops.multi(), None)
+
+
+def _read_settings(context: Context, *, anew: bool = False) -> Procedure[tuple[Settings, int]]:
+    """The settings as they stand now, and the version of their znode; `anew`: the defaults where they are damaged."""
+    path = context.paths.at(THERE)
+    node: Node | None = yield Get(path)
+    if node is None:
+        raise (yield from queue_missing(context))
+    try:
+        settings, _ = load_settings(path, node.data)
+    except CorruptRecord as error:
+        if not anew:
+            raise
+        context.warn_once(path, f"{error}; what configure() is not given has its default now")
+        settings = DEFAULT_SETTINGS
+    return settings, node.stat.version
 
 
 def pause(context: Context) -> Procedure[bool]:
@@ -434,15 +472,16 @@ def resume(context: Context) -> Procedure[bool]:
 
 
 def _set_paused(context: Context, *, paused: bool) -> Procedure[bool]:
-    yield from read_conf(context)
-    ops = Ops()
-    path = context.paths.at("paused")
-    _ = ops.create(path) if paused else ops.delete(path)
-    outcome = yield from transact(ops.multi(), never)
-    done = Failure.NODE_EXISTS if paused else Failure.NO_NODE
-    if not outcome.committed and outcome.failure is not done:
-        raise refused("pausing the queue" if paused else "resuming the queue", outcome, ops.multi())
-    return bool(outcome.committed)
+    """Write it, also where it is so: what was read may be older than what stands."""
+    tries = Tries("pausing the queue" if paused else "resuming the queue")
+    while True:
+        settings, version = yield from _read_settings(context)
+        data = structs.replace(settings, paused=paused).encode()
+        multi = Multi((SetData(context.paths.at(THERE), data, version),))
+        outcome = yield from transact(multi, never)
+        if outcome.committed:
+            return settings.paused is not paused
+        yield from tries.refused(outcome, multi, None)
 
 
 def set_archive(context: Context, record: bytes, version: int | None) -> Procedure[None]:

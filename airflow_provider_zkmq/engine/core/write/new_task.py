@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from ...errors import ConfigError, TaskTooLarge
 from ..context import Context
 from ..model.names import Lane, check_name, check_priority, entry_name, index_path
-from ..model.policy import Conf, RetryPolicy
+from ..model.policy import Conf, RetryPolicy, checked_policy
 from ..model.records import NO_METADATA, Message, TaskState, encode_data, encode_metadata
 from ..model.selectors import parse_filters
 from ..model.states import State
@@ -131,8 +131,6 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
     if not isinstance(message, Message):
         msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
         raise ConfigError(msg)
-    if not isinstance(message.policy, RetryPolicy | None):
-        raise ConfigError(f"policy must be a RetryPolicy, not {type(message.policy).__name__}")
     filters = parse_filters(conf.types, message.filters)
     delay, not_before = message.times()
     generated = message.task_id is None
@@ -144,7 +142,7 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         filters=filters,
         lane=Lane(check_priority(message.priority), filters),
         delay=delay,
-        policy=message.policy,
+        policy=checked_policy(message.policy),
         lock=lock_seconds(message.lock),
         update=bool(message.update),
         requeue=bool(message.requeue),
