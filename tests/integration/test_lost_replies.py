@@ -141,13 +141,13 @@ def test_what_the_record_has_forgotten_is_told_as_such_by_token_too(
     token = taken(impatient, lease=600).token
     door.plan = Once(is_write, LOST_AND_AWAY)
     with pytest.raises(OutcomeUnknown):
-        impatient.release("a", token)
+        impatient.claim_handle("a", token).release()
     for _ in range(4):
         taken(other.queue("q"), timeout=60).release()
     back(door, impatient)
     for kind in (OutcomeUnknown, ClaimLost, ClaimLost):
         with pytest.raises(kind, match="cannot be told any more"):
-            impatient.release("a", token)
+            impatient.claim_handle("a", token).release()
     last = taken(impatient)
     assert (last.task.id, last.task.attempt) == ("a", 1)
     last.complete()

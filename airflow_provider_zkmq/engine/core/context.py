@@ -327,8 +327,8 @@ class ClaimTable:
         return bool(self.unsettled) or any(handover.caller.left for handover in self.handovers.values())
 
     def remember_unsure(self, claimed: Claimed) -> None:
-        """Remember a claim that a call tried to settle, as long as nobody was told what became of that."""
-        if claimed.reported or not (claimed.unsure or claimed.forgotten):
+        """Remember a claim that a call tried to settle, as long as nobody was told, or can be, what became of that."""
+        if not (claimed.forgotten or (claimed.unsure and not claimed.reported)):
             if self.unsure:
                 self.unsure.pop((claimed.task_id, claimed.token), None)
             return
@@ -883,6 +883,8 @@ class Configuration:
     watch: Watch | None = None
     changed: Callable[[], None] = lambda: None
     """Called when a part of it may have changed, by whoever is told; neither waits nor raises."""
+    parts: tuple[CachedRead, ...] = ()
+    """What it was read from: it holds as long as no watch of these has fired."""
     settings: tuple[Settings, FilterTypes] | None = None
     """What could be read last: it is followed while the settings cannot be read."""
 

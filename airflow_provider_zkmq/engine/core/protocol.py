@@ -200,7 +200,10 @@ MAX_PAYLOAD: Final = MAX_REQUEST - 20_000
 
 def request_size(ops: Iterable[WriteOp]) -> int:
     """An upper estimate of the bytes these operations take on the wire (header, path, data, one ACL)."""
-    return sum(len(op.path.encode()) + len(getattr(op, "data", b"")) + 80 for op in ops)
+    size = 0
+    for op in ops:
+        size += len(op.path.encode()) + len(getattr(op, "data", b"")) + 80
+    return size
 
 
 # --- The operations that procedures yield, and what they get back.
@@ -536,7 +539,7 @@ _WHY: Final = {
 class Tries:
     """The tries of one call at one thing: what was refused is tried again while that gets on, three times where not."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: object) -> None:
         self._what = what
         self._last: object = None
         self._equal = 0
@@ -548,14 +551,14 @@ class Tries:
         more, and it is no race: `CorruptRecord` names the path. Raises `ZkmqError` for a refusal nobody expects.
         """
         if outcome.failure not in _WHY:
-            raise refused(self._what, outcome, multi)
+            raise refused(str(self._what), outcome, multi)
         now = (sign, _refused_op(outcome, multi), outcome.failure)
         self._equal = self._equal + 1 if now == self._last else 0
         self._last = now
         if self._equal == 1:
             yield Sync(failed_at(outcome, multi))
         elif self._equal > 1:
-            raise damaged(self._what, outcome, multi)
+            raise damaged(str(self._what), outcome, multi)
 
 
 def _refused_op(outcome: Outcome, multi: Multi) -> object:

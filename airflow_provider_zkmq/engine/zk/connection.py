@@ -549,7 +549,7 @@ class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  k
     def serialize(self) -> bytes:
         """The request's body."""
         parts: list[bytes] = []
-        asks = None if any(isinstance(op, SetData) for op in self.ops) else _first_create(self.ops)
+        asks = _first_create(self.ops)
         for op in self.ops:
             parts += _encoded(op, self.rights, _CREATE_2 if op is asks else _CREATE)
         parts.append(_END)
@@ -591,7 +591,14 @@ def _worse(refused: Refused | None, at: int, code: int) -> Refused:
 
 
 def _first_create(ops: Iterable[WriteOp]) -> Create | None:
-    return next((op for op in ops if isinstance(op, Create)), None)
+    """The first create, where nothing is set that would tell when the transaction was written."""
+    first = None
+    for op in ops:
+        if isinstance(op, SetData):
+            return None
+        if first is None and isinstance(op, Create):
+            first = op
+    return first
 
 
 def _encoded(op: WriteOp, acl: Rights, create: int) -> tuple[bytes, ...]:

@@ -58,7 +58,6 @@ from ..core.protocol import (
     Wait,
     WaitPlace,
     Watch,
-    WriteOp,
     request_size,
 )
 from ..core.read.nodes import refuse_another_layout
@@ -109,7 +108,7 @@ def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
     at = time.monotonic()
     with session.watches.lock:  # what is noted of watches has the order of what is sent
         if kind is None or watch is None:
-            reply, fan = session.client.handler.async_result(), None
+            reply, fan = Reply(), None
         else:
             reply = session.watches.reading(kind, getattr(op, "path", ""), watch)
             fan = reply.fan
@@ -138,22 +137,17 @@ def _request(session: Session, op: Request, fan: Fan | None) -> Any:
 
 
 def check_sizes(ops: Iterable[Request]) -> None:
-    """Refuse what is too large, before any of it is sent."""
+    """Refuse what the server would answer by dropping the connection, before any of it is sent.
+
+    It would look like an unknown outcome. Raises `TaskTooLarge`.
+    """
     for op in ops:
-        if isinstance(op, Multi):
-            _check_size(op.ops)
-
-
-def _check_size(ops: tuple[WriteOp, ...]) -> None:
-    """Refuse what the server would answer by dropping the connection, which would look like an unknown outcome."""
-    size = request_size(ops)
-    if size > MAX_REQUEST:
-        largest = max(ops, key=lambda op: len(getattr(op, "data", b"")))
-        msg = (
-            f"a transaction of {size:,} bytes was not sent: ZooKeeper takes {MAX_REQUEST:,}; "
-            f"most of it is {largest.path}"
-        )
-        raise TaskTooLarge(msg)
+        if isinstance(op, Multi) and (size := request_size(op.ops)) > MAX_REQUEST:
+            largest = max(op.ops, key=lambda part: len(getattr(part, "data", b"")))
+            raise TaskTooLarge(
+                f"a transaction of {size:,} bytes was not sent: ZooKeeper takes {MAX_REQUEST:,}; "
+                f"most of it is {largest.path}"
+            )
 
 
 def outcome_unknown(sent: SentRequest) -> Outcome:
@@ -429,7 +423,7 @@ class Driver(ABC):
             case Post():
                 return post(self.session, op)
             case _:
-                return (await self._pipeline((op,)))[0]
+                return await self._single(op)
 
     async def carry_out(self, steps: Generator[Request, Any, None]) -> None:
         """Carry requests out, one after the other."""
@@ -439,7 +433,7 @@ class Driver(ABC):
                 op = steps.send(result)
             except StopIteration:
                 return
-            result = gathered(self.session, (op,), await self._window((op,)))[0]
+            result = await self._answer(op)
 
     async def _turn(self, signal: ThreadSignal, seen: int) -> bool:
         """Wait for another call of this client, as long as for a server. Raises `Unavailable`."""
@@ -459,6 +453,27 @@ class Driver(ABC):
             if session.connected.is_set():
                 return
             await self.wait(session.changed, seen, left(deadline))
+
+    async def _single(self, op: Request) -> Any:
+        """What a procedure gets for one request; what the server's rights need to be asked for comes before it."""
+        check_sizes((op,))
+        for steps in self.session.access.questions((op,)):
+            await self.carry_out(steps)
+        return await self._answer(op)
+
+    async def _answer(self, op: Request) -> Any:
+        """Send one request, and wait for what came of it. Raises its error."""
+        self.call_deadline.begin()
+        deadline = self.call_deadline.deadline()
+        await self._connected(deadline)
+        try:
+            sent = submit(self.session, op, more=True)
+        finally:
+            self.flush()
+        result = await self._collect(sent, deadline)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     async def _pipeline(self, ops: Sequence[Request]) -> list[Any]:
         """Several requests, so many in flight at once; none is sent after one that was not answered."""

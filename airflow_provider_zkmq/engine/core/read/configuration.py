@@ -45,9 +45,13 @@ def default_conf() -> Conf:
 
 def fresh_conf(context: Context) -> Conf | None:
     """The configuration that this client remembers, as long as nothing has changed."""
-    parts = watched_parts(context).values()
-    known = context.configuration.watch is not None and all(part.fresh for part in parts)
-    return context.configuration.conf if known else None
+    known = context.configuration
+    if known.conf is None or known.watch is None:
+        return None
+    for part in known.parts:
+        if not part.fresh:
+            return None
+    return known.conf
 
 
 def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
@@ -81,6 +85,7 @@ def _read_conf(context: Context, *, create: bool) -> Procedure[Conf]:
     if parts[THERE].value is None:
         raise (yield from _not_there(context))
     context.configuration.conf = _parse(context, {name: part.value for name, part in parts.items()})
+    context.configuration.parts = tuple(parts.values())
     return context.configuration.conf
 
 

@@ -49,7 +49,7 @@ from ..read.configuration import known_conf, read_conf
 from ..read.inspect import member_id
 from ..read.leases import server_time, status_of
 from ..read.nodes import Record, Unread, chunked, read_nodes, read_records
-from ..write.commit import Change, Plan, Refusal, Sent, Why, anew, commit, queue_deleted, send_one, send_together
+from ..write.commit import Change, Plan, Refusal, Sent, Why, anew, commit, queue_deleted, send, send_together
 from ..write.escrow import as_requested, hold_in_escrow, insert_run
 from ..write.new_task import NewTask, content_ops, due_of, insert, prepare
 from ..write.transitions import Current, append, next_record, relist, rewrite, with_history
@@ -453,15 +453,15 @@ class _Group:
             changes.append(Change(self.context, self.batch, [SetData(marker, b"", -1)]))
         return Plan(changes)
 
-    def carry_out(self, plan: Plan, sent: Sent) -> Procedure[None]:
-        """Carry the transaction, which was sent, to its end: they are written, or an id is in use.
+    def carry_out(self, plan: Plan, sent: Sent | None = None) -> Procedure[None]:
+        """Carry the transaction to its end, which may be sent already: they are written, or an id is in use.
 
         Raises what no other try would change.
         """
-        self._doubt(unknown=sent.outcome.unknown)
+        self._doubt(unknown=sent is not None and sent.outcome.unknown)
         tries = Tries(f"enqueue of task {self.first.task_id!r}")
         try:
-            committed = yield from commit(plan, partial(self._anew, tries), first=sent)
+            committed = yield from commit(plan, partial(self._anew, tries), first=sent, by=send)
         except Unavailable:
             self._not_written()
             raise
@@ -561,6 +561,10 @@ def _write(call: Call, groups: Sequence[_Group]) -> Procedure[list[_Group]]:
     plans: list[Plan] = []
     for group in groups:
         plans.append((yield from group.plan()))
+    if len(groups) == 1 and not groups[0].first.only_new:  # it may go together with what other calls send
+        call.sending(groups[0].new_tasks)
+        yield from groups[0].carry_out(plans[0])
+        return [groups[0]] if groups[0].in_use is not None else []
     errors: list[ZkmqError] = []
     for group, plan, sent in zip(groups, plans, (yield from _send(call, groups, plans)), strict=True):
         try:
@@ -580,8 +584,6 @@ def _send(call: Call, groups: Sequence[_Group], plans: list[Plan]) -> Procedure[
     before = set(call.sent)
     call.sending(new_tasks)
     try:
-        if len(plans) == 1 and not new_tasks[0].only_new:
-            return [(yield from send_one(plans[0]))]
         return (yield from send_together(plans))
     except Unavailable:
         call.refused(new for new in new_tasks if new.task_id not in before)
@@ -603,8 +605,10 @@ def unless_deleted(context: Context, writing: Procedure[T]) -> Procedure[T]:
 
 def enqueue(context: Context, message: Message) -> Procedure[str]:
     """Write one task; returns its id when it is durable."""
-    ids = yield from enqueue_many(context, [message])
-    return ids[0]
+    new = prepare(context, (yield from read_conf(context, create=True)), message)
+    call = begin(context, [new])
+    yield from run_call(context, call, write_all(context, [new], call))
+    return new.task_id
 
 
 def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[list[str]]:

@@ -715,12 +715,15 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
     Raises `OutcomeUnknown` rather than `Unavailable` for as long as it is not known what became of an earlier call.
     """
     mine, sent_before = context.run.new_signal(), True  # for as long as another thread's call is under way
+    holding = Holding(context, claimed, f"settling task {claimed.task_id!r}")
     try:
         while claimed.settling is not None:
             yield Wait(claimed.settling, 0, turn=True)  # another thread's: one of the two settles it
         claimed.settling, sent_before = mine, claimed.unsure
-        state = yield from _until_settled(context, claimed, verb, attempt)
-        claimed.reported = True
+        while (state := (yield from _try_to_settle(context, holding, verb, attempt))) is None:
+            pass
+        context.claims.let_go(claimed)
+        claimed.unsure, claimed.reported = False, True
         return state
     except ClaimLost:
         claimed.reported = True
@@ -737,36 +740,26 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
         context.claims.remember_unsure(claimed)
 
 
-def _until_settled(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Procedure[TaskState]:
-    holding = Holding(context, claimed, f"settling task {claimed.task_id!r}")
-    while True:
-        state = None
-        if not claimed.lost:
-            tried, sent = claimed.version, claimed.unsure
-            claimed.unsure = True  # until the reply is known: a call may be cut off anywhere
-            try:
-                committed = yield from attempt(claimed)
-            except Unavailable:
-                claimed.unsure = sent  # nothing was sent, or what was sent was refused
-                raise
-            claimed.unsure, state = sent or committed.uncertain, committed.after
-            if committed.refusal is not None:
-                again = holding.after(committed.refusal.outcome, committed.refusal.multi, tried, verb)
-                state = yield from _ended_by(context, claimed, again)
-        else:  # its session has ended, say; an earlier call may have been carried out before
-            state = yield from _ended_by(context, claimed, settled_before(context, claimed, verb))
-            if state is None:
-                raise over(claimed)
-        if state is not None:
-            claimed.unsure = False
-            context.claims.let_go(claimed)
-            return state
-
-
-def _ended_by(context: Context, claimed: Claimed, look: Procedure[TaskState | None]) -> Procedure[TaskState | None]:
-    """What an earlier call left that settled the claim; it was cut off, perhaps before it ended the batch."""
-    state = yield from look
-    if state is not None:
+def _try_to_settle(context: Context, holding: Holding, verb: str, attempt: Try) -> Procedure[TaskState | None]:
+    """Try once; None: it was refused, and the claim is ours still."""
+    claimed = holding.claimed
+    if claimed.lost:  # its session has ended, say; an earlier call may have been carried out before
+        state = yield from settled_before(context, claimed, verb)
+        if state is None:
+            raise over(claimed)
+    else:
+        tried, sent = claimed.version, claimed.unsure
+        claimed.unsure = True  # until the reply is known: a call may be cut off anywhere
+        try:
+            committed = yield from attempt(claimed)
+        except Unavailable:
+            claimed.unsure = sent  # nothing was sent, or what was sent was refused
+            raise
+        if committed.refusal is None:
+            return committed.after
+        claimed.unsure = sent or committed.uncertain
+        state = yield from holding.after(committed.refusal.outcome, committed.refusal.multi, tried, verb)
+    if state is not None:  # an earlier call settled it, which was cut off, perhaps before it ended the batch
         yield from close_after(context, claimed.state.batch)
     return state
 

@@ -114,6 +114,15 @@ def send(context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, 
     `make` is called when it is sent. Raises `Unavailable` where it was not sent.
     """
     line = context.group
+    if line.on_their_way < ON_THEIR_WAY and not line.waiting:  # nobody to wait for, and nobody to take along
+        line.on_their_way += 1
+        try:
+            multi = make()
+            outcome = yield multi
+        finally:
+            line.on_their_way -= 1
+            _call_next(line)
+        return multi, outcome
     while True:
         member = GroupMember(make, context.run.new_signal())
         try:
@@ -657,15 +666,15 @@ class Plan:
 
     changes: list[Change]
 
-    @property
-    def what(self) -> str:
-        """What it does, for people."""
+    def __str__(self) -> str:
         names = ", ".join(repr(change.task_id) for change in self.changes[:3])
         return f"a change of {names}"
 
     @cached_property
     def contexts(self) -> list[Context]:
         """The memories of the queues that it changes."""
+        if len(self.changes) == 1:
+            return [self.changes[0].context]
         return list({id(change.context): change.context for change in self.changes}.values())
 
     def multi(self, opened: set[str] | None = None) -> Multi:
@@ -676,7 +685,8 @@ class Plan:
             ops += change.ops
             if change.slot is not None:
                 ops += [op for op in slot_ops(change.context, change.slot, opened) if op not in ops]
-            ops += [op for op in change.missing if op not in ops]
+            if change.missing:
+                ops += [op for op in change.missing if op not in ops]
             ops += change.listing
         return Multi(tuple(ops))
 
@@ -849,9 +859,22 @@ def commit(
     `by`: how it is sent; by `send`, it may go together with what other calls send at the same time.
     Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
     """
-    tries, uncertain = Tries(plan.what), requested
+    tries, uncertain = Tries(plan), requested
     while True:
-        multi, outcome, unknown = yield from _send(plan, first, by, requested=requested)
+        try:
+            if first is None:
+                multi, outcome = yield from by(plan.changes[0].context, plan.multi)
+            else:
+                multi, outcome = first.multi, first.outcome
+            unknown = outcome.unknown
+            if unknown:
+                plan.learn(multi, outcome)  # a segment that it may have opened is looked for again
+                outcome = yield from resolved(multi, outcome, plan.proof)
+            elif requested and not outcome.committed:
+                outcome = (yield from plan.proof()) or outcome
+        except BaseException:
+            _remember_batches(plan)
+            raise
         plan.learn(multi, outcome)
         if outcome.committed:
             yield from _follow(plan)
@@ -866,26 +889,8 @@ def commit(
         plan = better
 
 
-def _send(plan: Plan, first: Sent | None, by: Sending, *, requested: bool) -> Procedure[tuple[Multi, Outcome, bool]]:
-    """Send it, and resolve an unknown outcome; whether it was unknown at first.
-
-    Where that is cut off, or stays unknown, the batches whose last member it may have taken off are remembered: the
-    transaction may have happened, and its caller may never ask again.
-    """
-    try:
-        context = plan.changes[0].context
-        multi, outcome = (yield from by(context, plan.multi)) if first is None else (first.multi, first.outcome)
-        unknown = outcome.unknown
-        outcome = yield from resolved(multi, outcome, plan.proof)
-        if requested and not unknown and not outcome.committed:
-            outcome = (yield from plan.proof()) or outcome
-    except BaseException:
-        _remember_batches(plan)
-        raise
-    return multi, outcome, unknown
-
-
 def _remember_batches(plan: Plan) -> None:
+    """Remember the batches whose last member a transaction may have taken off: its caller may never ask again."""
     for change in plan.changes:
         if change.batch is not None:
             change.context.pending.batches.add(change.batch)
@@ -937,13 +942,6 @@ def _leave_batch(refusal: Refusal) -> None:
         return
     change.context.report(path, f"task {change.task_id!r} is no member of its batch any more; it goes on without it")
     change.leave_batch()
-
-
-def send_one(plan: Plan) -> Procedure[Sent]:
-    """Send a plan, perhaps together with what other calls send at the same time; how it ended."""
-    multi, outcome = yield from send(plan.changes[0].context, plan.multi)
-    plan.learn(multi, outcome)
-    return Sent(multi, outcome)
 
 
 def send_together(plans: Sequence[Plan]) -> Procedure[list[Sent]]:
