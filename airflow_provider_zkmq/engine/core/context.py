@@ -324,6 +324,8 @@ class ClaimTable:
 
     def has_undelivered(self) -> bool:
         """Whether a caller went away from a claim, a rollback was cut off, or a loop was left."""
+        if not self.handovers:
+            return bool(self.unsettled)
         return bool(self.unsettled) or any(handover.caller.left for handover in self.handovers.values())
 
     def remember_unsure(self, claimed: Claimed) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -153,42 +153,6 @@ class Outcome:
     zxid: int | None = None
     unknown: bool = False
     sent: float | None = None
-
-
-@dataclass(slots=True)
-class Ops:
-    """Collects the operations of one transaction."""
-
-    items: list[WriteOp] = field(default_factory=list)
-
-    def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> Ops:
-        """Add a create."""
-        self.items.append(Create(path, data, ephemeral))
-        return self
-
-    def set(self, path: str, data: bytes, version: int) -> Ops:
-        """Add a conditional write."""
-        self.items.append(SetData(path, data, version))
-        return self
-
-    def delete(self, path: str, version: int = -1) -> Ops:
-        """Add a delete."""
-        self.items.append(Delete(path, version))
-        return self
-
-    def check(self, path: str, version: int = -1) -> Ops:
-        """Add a condition."""
-        self.items.append(Check(path, version))
-        return self
-
-    def extend(self, more: Iterable[WriteOp]) -> Ops:
-        """Add several."""
-        self.items.extend(more)
-        return self
-
-    def multi(self) -> Multi:
-        """The transaction."""
-        return Multi(tuple(self.items))
 
 
 #: ZooKeeper's default ``jute.maxbuffer`` is 1 048 575 bytes for a whole request; a larger one is answered by a

@@ -119,11 +119,15 @@ def _claim(
     deadline = context.run.monotonic() + timeout
     if timeout > 0 and read_ahead is None:  # a loop also settles, for which it has as long as any other call
         yield SetTimeout(timeout)
-    place, deferred, late = WaitPlace(wanted.kind), DeferredCompletions(context), False
+    kind = wanted.kind
+    place, deferred, late = WaitPlace(kind), DeferredCompletions(context), False
     try:
         while not stopping():
             seen, schedule = context.signal.count, context.schedule()
-            taker = Taker(wanted, caller, deferred, most, read_ahead or _read_ahead(context, wanted))
+            reads = read_ahead
+            if reads is None and wanted.task_id is None:  # where others of its kind follow one another closely
+                reads = context.paces.begin(kind)
+            taker = Taker(wanted, caller, deferred, most, reads)
             again = True
             try:
                 settled = yield from _look_and_settle(context, taker, schedule)
@@ -152,11 +156,6 @@ def _claim(
         deferred.close()
         if place.kept:  # woken for all of its kind, perhaps: however it ends, another one looks after it
             context.signal.notify_one(place.kind)
-
-
-def _read_ahead(context: Context, wanted: Wanted) -> ReadAhead | None:
-    """What a claim may read ahead with, where others of its kind follow one another closely."""
-    return None if wanted.task_id is not None else context.paces.begin(wanted.kind)
 
 
 def _look_and_settle(context: Context, taker: Taker, schedule: Schedule) -> Procedure[bool]:

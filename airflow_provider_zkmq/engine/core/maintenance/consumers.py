@@ -23,7 +23,6 @@ from ..protocol import (
     Get,
     Multi,
     Node,
-    Ops,
     Outcome,
     Procedure,
     Reconnect,
@@ -215,19 +214,25 @@ def _join(context: Context, session: int, accepts: str | None) -> Procedure[None
         [] if accepts is None else [accepts],
     )
     paths = context.paths
-    ops = Ops().set(paths.at("clock"), b"", -1).create(paths.live(consumer.id), ephemeral=True)
-    ops.create(paths.consumer(consumer.id), _record(context, consumer)).create(paths.consumer(consumer.id, "current"))
+    joining = Multi(
+        (
+            SetData(paths.at("clock"), b"", -1),
+            Create(paths.live(consumer.id), ephemeral=True),
+            Create(paths.consumer(consumer.id), _record(context, consumer)),
+            Create(paths.consumer(consumer.id, "current")),
+        )
+    )
 
     def proof() -> Procedure[Outcome | None]:
         node: Node | None = yield Get(paths.live(consumer.id))
         return None if node is None else Outcome(committed=True, time=node.stat.ctime)
 
     while True:  # until nothing is missing any more in which it stands
-        outcome = yield from transact(ops.multi(), proof)
-        if outcome.committed or not (yield from restored(context, failed_at(outcome, ops.multi()))):
+        outcome = yield from transact(joining, proof)
+        if outcome.committed or not (yield from restored(context, failed_at(outcome, joining))):
             break
     if not outcome.committed:
-        raise refused("registering as a consumer", outcome, ops.multi())
+        raise refused("registering as a consumer", outcome, joining)
     context.clock.learn(outcome)
     if context.run.session() != session:
         # Written under the session before, or under this one with that one's name: it is nobody's.
@@ -302,8 +307,8 @@ def unregister(context: Context) -> Procedure[None]:
 def _strike(context: Context, name: str) -> Procedure[None]:
     """Take a consumer off the register, or have it looked upon as dead: then a rescue does."""
     paths = context.paths
-    ops = Ops().delete(paths.consumer(name, "current")).delete(paths.consumer(name))
-    outcome: Outcome = yield ops.delete(paths.live(name)).multi()
+    gone = paths.consumer(name, "current"), paths.consumer(name), paths.live(name)
+    outcome: Outcome = yield Multi(tuple(map(Delete, gone)))
     if not outcome.committed:
         yield Multi((Delete(paths.live(name)),))
 
@@ -543,9 +548,10 @@ def maintain(context: Context, schedule: Schedule | None = None) -> Procedure[in
     `schedule` is told when to look again; one look does a bounded amount of work, so that a claim is not kept waiting.
     """
     schedule = schedule or context.schedule()
-    count = yield from finish_pending(context)
+    count = (yield from finish_pending(context)) if has_pending(context) else 0
     yield from check_cancellations(context)
-    count += yield from _rescue_lost_claims(context)
+    if context.pending.lost_claims:
+        count += yield from _rescue_lost_claims(context)
     return count + (yield from _give_back_and_promote(context, schedule))
 
 
@@ -633,10 +639,9 @@ def _rescue_consumer(context: Context, consumer: str, schedule: Schedule) -> Pro
 
 def _deregister(context: Context, consumer: str, *, noted: bool) -> Procedure[bool]:
     """Take a dead consumer off the register; `noted`: what lists its tasks goes too. Whether nothing of it is left."""
-    path, ops = context.paths.consumer(consumer), Ops()
-    if noted:
-        ops.delete(context.paths.consumer(consumer, "current"))
-    outcome: Outcome = yield ops.delete(path).multi()
+    path = context.paths.consumer(consumer)
+    gone = [context.paths.consumer(consumer, "current"), path] if noted else [path]
+    outcome: Outcome = yield Multi(tuple(map(Delete, gone)))
     return outcome.committed or (yield Children(path)) is None
 
 

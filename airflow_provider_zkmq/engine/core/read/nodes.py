@@ -24,7 +24,6 @@ from ..protocol import (
     GetMany,
     Multi,
     Node,
-    Ops,
     Outcome,
     Pipeline,
     Procedure,
@@ -305,17 +304,15 @@ def create_skeleton(
 ) -> Procedure[bool]:
     """Create the queue's permanent znodes in one transaction; False if the queue was there already."""
     yield EnsureRoot(context.root)
-    ops, conf = Ops(), context.paths.at(THERE)
-    for path in context.paths.skeleton():
-        ops.create(path, settings if path == conf else b"")
-    for name, value in times.items():
-        ops.create(context.paths.conf(name), value)
-    for name in marks:
-        ops.create(context.paths.at(name), MARKS[name])
-    outcome = yield from transact(ops.multi(), never)
+    conf = context.paths.at(THERE)
+    ops = [Create(path, settings if path == conf else b"") for path in context.paths.skeleton()]
+    ops += [Create(context.paths.conf(name), value) for name, value in times.items()]
+    ops += [Create(context.paths.at(name), MARKS[name]) for name in marks]
+    multi = Multi(tuple(ops))
+    outcome = yield from transact(multi, never)
     context.clock.learn(outcome)
     if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
-        raise refused("creating the queue", outcome, ops.multi())
+        raise refused("creating the queue", outcome, multi)
     return bool(outcome.committed)
 
 

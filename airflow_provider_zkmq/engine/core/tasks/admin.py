@@ -26,13 +26,13 @@ from ..model.selectors import FilterType, check_types, declare_types
 from ..model.states import TRANSITIONS, Event, State, step
 from ..model.values import MAX_ZXID, Duration, abbreviated, dump, interval_seconds, seconds, spell_seconds, whole_number
 from ..protocol import (
+    Create,
     Delete,
     Exists,
     Failure,
     Get,
     Multi,
     Node,
-    Ops,
     Procedure,
     SetData,
     Sync,
@@ -420,21 +420,22 @@ def _set(
     missing, tries = set[str](), Tries("configuring the queue")
     wanted = {context.paths.at(name): (name, yes) for name, yes in marks.items()}
     while True:
-        ops = Ops()
+        ops: list[WriteOp] = []
         if changes:
             settings, version = yield from _read_settings(context, anew=True)
-            ops.set(context.paths.at(THERE), structs.replace(settings, **changes).encode(), version)
+            ops.append(SetData(context.paths.at(THERE), structs.replace(settings, **changes).encode(), version))
         for name, value in times.items():
             path = context.paths.conf(name)
-            _ = ops.create(path, value) if path in missing else ops.set(path, value, -1)
+            ops.append(Create(path, value) if path in missing else SetData(path, value))
         for mark, (name, yes) in wanted.items():
-            _ = ops.create(mark, MARKS[name]) if yes else ops.delete(mark)
-        if not ops.items:
+            ops.append(Create(mark, MARKS[name]) if yes else Delete(mark))
+        if not ops:
             return
-        outcome = yield from transact(ops.multi(), never)
+        multi = Multi(tuple(ops))
+        outcome = yield from transact(multi, never)
         if outcome.committed:
             return
-        path = failed_at(outcome, ops.multi())
+        path = failed_at(outcome, multi)
         if path in wanted and outcome.failure in {Failure.NODE_EXISTS, Failure.NO_NODE}:
             del wanted[path]  # it is as it is to be
         elif outcome.failure is Failure.NO_NODE and path not in missing:
@@ -442,7 +443,7 @@ def _set(
         elif outcome.failure is Failure.NODE_EXISTS:
             missing.discard(path)
         else:  # others have changed the settings meanwhile, say
-            yield from tries.refused(outcome, ops.multi(), None)
+            yield from tries.refused(outcome, multi, None)
 
 
 def _read_settings(context: Context, *, anew: bool = False) -> Procedure[tuple[Settings, int]]:
@@ -487,9 +488,8 @@ def _set_paused(context: Context, *, paused: bool) -> Procedure[bool]:
 def set_archive(context: Context, record: bytes, version: int | None) -> Procedure[None]:
     """Publish how far the archive has come: the znode's version must be `version` (None: it must not exist)."""
     path = context.paths.at("archive")
-    ops = Ops()
-    _ = ops.create(path, record) if version is None else ops.set(path, record, version)
-    outcome = yield from transact(ops.multi(), never)
+    multi = Multi((Create(path, record) if version is None else SetData(path, record, version),))
+    outcome = yield from transact(multi, never)
     if outcome.committed:
         return
     if outcome.failure in {Failure.BAD_VERSION, Failure.NODE_EXISTS, Failure.NO_NODE}:
@@ -498,7 +498,7 @@ def set_archive(context: Context, record: bytes, version: int | None) -> Procedu
             return
         msg = f"{path} was changed by another archive run; run this one again"
         raise ConfigError(msg)
-    raise refused("publishing the archive", outcome, ops.multi())
+    raise refused("publishing the archive", outcome, multi)
 
 
 def publish_archive(context: Context, reached: Archive) -> Procedure[None]:

@@ -37,7 +37,6 @@ from ..protocol import (
     Get,
     Multi,
     Node,
-    Ops,
     Outcome,
     Post,
     Procedure,
@@ -150,6 +149,8 @@ class DeferredCompletions:
 
     def send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
         """Send a transaction together with deferred completions; how it ended, as if it had been sent alone."""
+        if self._nothing():
+            return (yield from send(context, make))
         self._take_deferred()
         try:
             return (yield from self.chain.send(context, make))
@@ -158,6 +159,8 @@ class DeferredCompletions:
 
     def finish(self) -> Procedure[bool]:
         """Settle what went with no transaction; whether anything was settled. Errors go to `on_settled`."""
+        if self._nothing():
+            return False
         self._take_deferred()
         try:
             yield from self.chain.finish(self.context)
@@ -167,11 +170,14 @@ class DeferredCompletions:
 
     def close(self) -> None:
         """Give up what it has not settled, so that other calls send it."""
-        self.chain.close()
-        for completion in self.taken:
-            completion.claimed.chained = False
         if self.taken:
+            self.chain.close()
+            for completion in self.taken:
+                completion.claimed.chained = False
             self.context.run.finish_later()
+
+    def _nothing(self) -> bool:
+        return not (self.taken or self.context.claims.deferred)
 
     def _take_deferred(self) -> None:
         """Take what no other call has; also what an interrupted call settled without calling `on_settled`."""
@@ -350,14 +356,14 @@ def check_and_set(context: Context, claimed: Claimed, op: SetData, more: Sequenc
     holding = Holding(context, claimed, f"writing to the claim of task {claimed.task_id!r}")
     while True:
         tried = claimed.version
-        ops = Ops([Check(context.paths.task(claimed.task_id, "state"), tried), *more, op])
-        outcome = yield from transact(ops.multi(), never)
+        multi = Multi((Check(context.paths.task(claimed.task_id, "state"), tried), *more, op))
+        outcome = yield from transact(multi, never)
         if outcome.committed:
             context.clock.learn(outcome)
             return
         if outcome.failure is Failure.OTHER:
-            raise refused("writing to the claim", outcome, ops.multi())
-        yield from holding.after(outcome, ops.multi(), tried)
+            raise refused("writing to the claim", outcome, multi)
+        yield from holding.after(outcome, multi, tried)
 
 
 # --- Saying that the handler of a claim prefetched begins: from then on the delivery counts.

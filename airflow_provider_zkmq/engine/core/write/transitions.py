@@ -28,7 +28,6 @@ from ..protocol import (
     Get,
     Multi,
     Node,
-    Ops,
     Outcome,
     Procedure,
     SetData,
@@ -438,15 +437,18 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
         error=None,
     )
     claimed.claim = {"consumer": consumer, "nonce": nonce, "lease": span}
-    ops = Ops().set(paths.task(task_id, "state"), claimed.state.encode(), claimed.version - 1)
     note = claim_note(claimed.claim, prefetched=claimed.prefetched and lease is not None)
-    ops.create(paths.task(task_id, "claim"), note, ephemeral=lease is None)
-    ops.delete(place).check(paths.live(consumer))
+    ops: list[WriteOp] = [
+        SetData(paths.task(task_id, "state"), claimed.state.encode(), claimed.version - 1),
+        Create(paths.task(task_id, "claim"), note, ephemeral=lease is None),
+        Delete(place),
+        Check(paths.live(consumer)),
+    ]
     if lease is None:
-        ops.create(paths.current(consumer, task_id), consumer_note(prefetched=claimed.prefetched))
+        ops.append(Create(paths.current(consumer, task_id), consumer_note(prefetched=claimed.prefetched)))
     if deadline is not None:
-        ops.create(lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer}))
-    return one(Change(context, task_id, ops.items, after=claimed.state))
+        ops.append(Create(lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer})))
+    return one(Change(context, task_id, ops, after=claimed.state))
 
 
 def finish(
