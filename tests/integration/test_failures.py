@@ -177,7 +177,7 @@ def test_waiters_and_claims_survive_a_server_restart(tmp_path: Path) -> None:
     """Watches lost with the connection are armed again: a wait and a blocked claim go on after a restart."""
     with (
         EmbeddedServer(tmp_path, force_sync=False) as server,
-        Zkmq.connect(server.hosts, session_timeout=120, gc=False) as zk,
+        Zkmq.connect(server.hosts, session_timeout=120, request_timeout=120, gc=False) as zk,
     ):
         q = zk.queue("q")
         task_id = q.enqueue(b"x")

@@ -203,7 +203,7 @@ def test_damaged_tasks_are_counted_and_left_and_end_no_run(spark, archive, where
     report = archive()
     assert (report.archived, report.unreadable) == (3, (broken,))
     rows = {row.id: json.loads(row.metadata) for row in read_history(spark, tmp_path).collect()}
-    assert rows == {torn: {}, odd: {"n": "a\ud800"}, good: {"n": 3}}
+    assert rows == {torn: {}, odd: {}, good: {"n": 3}}
     collected = q.collect_garbage(lifetime=0)
     assert (collected.collected, collected.kept_changed) == (3, 1)
     assert q.ids() == [broken]

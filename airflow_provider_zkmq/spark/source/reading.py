@@ -82,10 +82,8 @@ def _begun(starts: Sequence[int | None], claims: Sequence[int | None]) -> list[i
 
 
 def json_text(metadata: Mapping[str, Any]) -> str:
-    """JSON text that can be encoded: of what callers may put into metadata, lone surrogates stay escaped."""
-    if not metadata:
-        return "{}"
-    return json.dumps(metadata, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+    """Metadata as JSON text."""
+    return json.dumps(metadata, ensure_ascii=False) if metadata else "{}"
 
 
 def delivery(attempt: Attempt) -> dict[str, object]:
