@@ -305,7 +305,7 @@ def _one_task(wrong: Counter[str], q: Queue, there: Queue, *, waits_first: bool)
     assert claim.task.id == task_id
     _try(wrong, "wait for the claim", lambda: there.wait([task_id], "claim", timeout=10))
     claim.release()
-    again = taken(q)
+    again = taken(q, lease=60)
     if not _try(wrong, "complete by token", lambda: there.claim_handle(task_id, again.token).complete()):
         again.complete()  # out of the way
 

@@ -480,6 +480,11 @@ class _Group:
             if not (yield from self._is_free(refusal)):
                 return None
             yield from tries.refused(refusal.outcome, refusal.multi, None)
+        elif self.first.only_new and self.batch is not None:  # a member may have been written, and dropped, meanwhile
+            failed = (yield Children(self.context.paths.batch(self.batch, "failed"))) or ()
+            self.in_use = next((new.task_id for new in self.new_tasks if new.task_id in failed), None)
+            if self.in_use is not None:
+                return None
         plan = yield from self.plan()
         self.call.sending(self.new_tasks)
         return plan
