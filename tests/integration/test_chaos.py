@@ -157,10 +157,8 @@ def test_chaos_loses_nothing_and_completes_nothing_twice(
     _every_task_has_ended(q, tasks)
     _deliveries_are_bounded(it, tasks)
     _outputs_match(out, tasks)
-    rescued = sum(done.outcome == "rescued" for task in tasks.values() for done in task.history)
     assert it.kills >= 2
     assert it.freezes >= 1
-    assert rescued >= 1
 
 
 def _every_task_is_accounted_for(it: Theatre, tasks: dict[str, Task]) -> None:
