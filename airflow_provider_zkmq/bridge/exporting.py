@@ -87,13 +87,10 @@ def _append(file: TextQueue, tasks: Iterable[Task]) -> int:
     count = 0
     for count, task in enumerate(tasks, 1):
         append_task(file, task)
-        _check_size(file, count)
+        if file.path.stat().st_size > _MOST_BYTES or count > _MOST_TASKS:
+            what = f"a file of {count:,} of these tasks would be too large"
+            raise BadFile(f"{what}: export fewer, by a limit or a selector")
     return count
-
-
-def _check_size(file: TextQueue, count: int) -> None:
-    if file.path.stat().st_size > _MOST_BYTES or count > _MOST_TASKS:
-        raise BadFile(f"a file of {count:,} of these tasks would be too large: export fewer, by a limit or a selector")
 
 
 @contextlib.contextmanager

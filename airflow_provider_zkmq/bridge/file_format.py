@@ -45,17 +45,11 @@ class Spelled:
 
 def spell(payload: bytes) -> Spelled:
     """A payload as text, where an editor gives it back as it was, else as base64 in lines of 76 characters."""
-    if _keeps(payload):
-        return Spelled(payload, blank=blank_lines(payload))
-    return Spelled(base64.encodebytes(payload).removesuffix(b"\n"), BASE64)
-
-
-def _keeps(payload: bytes) -> bool:
-    try:
+    with contextlib.suppress(UnicodeDecodeError):
         text = payload.decode()
-    except UnicodeDecodeError:
-        return False
-    return not (_CONTROL.search(text) or _STRIPPED.search(text))
+        if not (_CONTROL.search(text) or _STRIPPED.search(text)):
+            return Spelled(payload, blank=blank_lines(payload))
+    return Spelled(base64.encodebytes(payload).removesuffix(b"\n"), BASE64)
 
 
 def blank_lines(payload: bytes) -> int:
@@ -65,31 +59,22 @@ def blank_lines(payload: bytes) -> int:
 
 def understand(data: bytes, encoding: str) -> bytes:
     """The payload that stands in a file. Raises `Refusal`."""
-    if encoding == BASE64:
-        return _from_base64(data)
-    if encoding != TEXT:
-        raise Refusal(f"encoding={clipped(encoding)} is not known: {TEXT} (or no such line) or {BASE64}")
-    text = _decoded(data)
-    if control := _CONTROL.search(text):
+    try:
+        if encoding == BASE64:
+            return base64.b64decode(b"".join(data.split()), validate=True)
+        if encoding != TEXT:
+            raise Refusal(f"encoding={clipped(encoding)} is not known: {TEXT} (or no such line) or {BASE64}")
+        control = _CONTROL.search(data.decode())
+    except binascii.Error as error:
+        raise Refusal(f"broken base64: {error}; for plain text remove the line encoding={BASE64}") from None
+    except UnicodeDecodeError as error:
+        raise Refusal(f"the text is no UTF-8: {error.reason} at its byte {error.start}; save it as UTF-8") from None
+    if control:
         raise Refusal(
             f"the text holds {control.group()!r} at its character {control.start()}, which editors damage: "
             f"write it as base64, with encoding={BASE64}"
         )
     return data
-
-
-def _decoded(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise Refusal(f"the text is no UTF-8: {error.reason} at its byte {error.start}; save it as UTF-8") from None
-
-
-def _from_base64(data: bytes) -> bytes:
-    try:
-        return base64.b64decode(b"".join(data.split()), validate=True)
-    except binascii.Error as error:
-        raise Refusal(f"broken base64: {error}; for plain text remove the line encoding={BASE64}") from None
 
 
 def visible(text: str) -> str:

@@ -40,14 +40,15 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What is done with a task, and whether its payload is replaced."""
+class Applied:
+    """What was done with a task, or would be: ``redrive``, ``replace`` or ``drop``, and if its payload is new."""
 
+    id: str
     action: Action
     new_data: bool = False
 
 
-def judge(entry: Entry, task: Task | None) -> Step | None:
+def judge(entry: Entry, task: Task | None) -> Applied | None:
     """What is to be done about a message; None: nothing. Raises `Refusal`."""
     if task is None:
         raise Refusal("the task is not in the queue any more, or its record cannot be read")
@@ -59,15 +60,15 @@ def judge(entry: Entry, task: Task | None) -> Step | None:
     changed = _changed(entry, task)
     match task.state, entry.mark:
         case State.DEAD | State.CANCELLED | State.INSERTED, Status.PROCESSED:
-            return Step(Action.DROP)
+            return Applied(entry.id, Action.DROP)
         case State.DEAD | State.CANCELLED, Status.QUEUED:
-            return Step(Action.REDRIVE, new_data=changed)
+            return Applied(entry.id, Action.REDRIVE, new_data=changed)
         case State.DEAD | State.CANCELLED, Status.ERROR:
             if changed:
                 raise Refusal("its text was changed, and ! leaves a task alone: mark it - to redrive with the new text")
             return None
         case State.INSERTED, Status.QUEUED:
-            return Step(Action.REPLACE, new_data=True) if changed else None
+            return Applied(entry.id, Action.REPLACE, new_data=True) if changed else None
         case State.INSERTED, _:
             raise Refusal("the task is queued: only - (leave it) and = (drop it) can be asked for")
     raise Refusal(f"the task is {task.state}: an import is about dead, cancelled and queued ones")
@@ -95,15 +96,6 @@ def _changed(entry: Entry, task: Task) -> bool:
 
 
 # --- A file back to the queue, each message for itself.
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What was done with a task, or would be: ``redrive``, ``replace`` or ``drop``, and if its payload is new."""
-
-    id: str
-    action: Action
-    new_data: bool
 
 
 @dataclass(slots=True)
@@ -200,7 +192,7 @@ def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done
         else:
             done.refused.append(Refused(entry.id, entry.offset, entry.line, str(why)))
     else:
-        done.applied.append(Applied(entry.id, step.action, step.new_data))
+        done.applied.append(step)
 
 
 def _payload(file: TextQueue, entry: Entry) -> bytes:
@@ -214,7 +206,7 @@ def _payload(file: TextQueue, entry: Entry) -> bytes:
     return data
 
 
-def _carry_out(queue: AnyQueue, entry: Entry, step: Step, data: bytes | None) -> None:
+def _carry_out(queue: AnyQueue, entry: Entry, step: Applied, data: bytes | None) -> None:
     match step.action:
         case Action.REDRIVE:
             queue.redrive(entry.id, version=entry.version, data=data)

@@ -31,7 +31,7 @@ from ..engine import (
     TransportError,
     ZkmqError,
 )
-from ..hooks.arguments import ClaimReference, read_claims, shown, span
+from ..hooks.arguments import ClaimReference, check_choice, check_number, read_claims, shown, span
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import AWAY, naming, seconds_left, typed
 from ..hooks.lineage import ReadsQueue
@@ -106,19 +106,6 @@ def take_fields(operator: Any, absent: Mapping[str, object]) -> None:
             setattr(operator, name, bound.arguments[name])
 
 
-def keywords_of(
-    function: Callable[..., Any],
-    args: Collection[Any],
-    kwargs: Mapping[str, Any],
-    context: Mapping[str, Any],
-    own: Collection[str],
-) -> Mapping[str, Any]:
-    """Return a function's other arguments: TaskFlow's, and those of Airflow's context that it names; none of `own`."""
-    named = {name: value for name, value in {**context, **kwargs}.items() if name not in own}
-    keywords: Mapping[str, Any] = KeywordParameters.determine(function, tuple(args), named).unpacking()
-    return keywords
-
-
 def handler_of(
     function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any], log: Any
 ) -> Callable[..., Any]:
@@ -160,8 +147,6 @@ _LINES: Final = 20
 #: So many of the others are read together, to count those that are dead.
 _AT_ONCE: Final = 512
 _OUTCOMES: Final = {Success: "completed", Error: "failed", Retry: "failed", Snooze: "released", type(None): "lost"}
-_FAIL_ON: Final = ("none", "any", "all")
-_ON_EMPTY: Final = ("wait", "succeed", "skip", "fail")
 
 
 class Consumed:
@@ -249,13 +234,6 @@ class Consumed:
         raise error(f"{what}, {self.finished} finished: {'; '.join([*lines, *more])}")
 
 
-def check_choices(on_empty: object, fail_on: object) -> None:
-    """Raise `ValueError` for values that are not known."""
-    for name, value, known in (("on_empty", on_empty, _ON_EMPTY), ("fail_on", fail_on, _FAIL_ON)):
-        if value not in known:
-            raise ValueError(f"@task.zkmq: {name} {value!r} is not known: give {', '.join(known)}")
-
-
 def check_kind(transactional: object, lease: float | None) -> None:
     """Raise `ValueError` for a kind of claim that there is not; `lease` in seconds."""
     if transactional not in (True, False):
@@ -264,13 +242,6 @@ def check_kind(transactional: object, lease: float | None) -> None:
         raise ValueError("@task.zkmq: a transaction ends with its session: give either transactional or lease")
     if lease is not None and lease <= 0:
         raise ValueError(f"@task.zkmq: lease {lease!r} is not allowed: more than 0 seconds")
-
-
-def check_numbers(**numbers: object) -> None:
-    """Raise `ValueError` for what is no number of things."""
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"@task.zkmq: {name} {number!r} is not allowed: a whole number, 1 or more")
 
 
 def _dead_among(tasks: Iterable[Task]) -> int:
@@ -435,16 +406,6 @@ def queue_of(claims: Iterable[ClaimReference], queue: str | None) -> str | None:
     return next(iter(names), None)
 
 
-def none_holds(number: int, on_empty: str) -> dict[str, Any]:
-    """Return the XCom where nothing could be taken over, or raise, by `on_empty`: there is nothing to wait for."""
-    why = f"none of the {number} claim(s) holds any more; see the log above" if number else "there is no claim"
-    if on_empty == "fail":
-        raise AirflowFailException(why)
-    if on_empty != "succeed":
-        raise AirflowSkipException(why)
-    return Consumed("").summary()
-
-
 # --- `@task.zkmq`: a function that an Airflow task runs for each task that it claims from a queue.
 
 #: Fields that an argument of the function sets, if it has the field's name, and what None is then: no XCom is no claim.
@@ -513,8 +474,10 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         zkmq_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Any,
     ) -> None:
-        check_numbers(max_tasks=max_tasks, threads=threads)
-        check_choices(on_empty, fail_on)
+        check_number("@task.zkmq: max_tasks", max_tasks)
+        check_number("@task.zkmq: threads", threads)
+        check_choice("@task.zkmq: on_empty", on_empty, ("wait", "succeed", "skip", "fail"))
+        check_choice("@task.zkmq: fail_on", fail_on, ("none", "any", "all"))
         seconds = span("lease", lease)
         check_kind(transactional, seconds)
         rest = without_first(python_callable, 1 + transactional)
@@ -602,7 +565,12 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
                 if done.handled or self._cancelled_on_kill:
                     return self._ended(done, self._queue, AirflowFailException)
                 named.check_handled()
-        return none_holds(len(claims), self.on_empty)
+        why = f"none of the {len(claims)} claim(s) holds any more; see the log above" if claims else "there is no claim"
+        if self.on_empty == "fail":
+            raise AirflowFailException(why)
+        if self.on_empty != "succeed":  # there is nothing to wait for
+            raise AirflowSkipException(why)
+        return Consumed("").summary()
 
     def _handle_or_wait(self, queue: AnyQueue, context: Context, deadline: float | None) -> dict[str, Any]:
         """Handle what is there; while there is nothing, wait. Raises `TransportError` where that ended by one."""
@@ -619,7 +587,9 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
     def _handle(self, queue: AnyQueue | ClaimsOfOthers, context: Context, most: int) -> Consumed:
         """Let a worker handle what is there, at most so many."""
         done = Consumed(queue.name, claims=isinstance(queue, ClaimsOfOthers))
-        named = keywords_of(self.python_callable, self.op_args, self.op_kwargs, context, self._own)
+        # What is TaskFlow's of the function's other arguments, and what it names of Airflow's context.
+        offered = {name: value for name, value in {**context, **self.op_kwargs}.items() if name not in self._own}
+        named = KeywordParameters.determine(self.python_callable, tuple(self.op_args), offered).unpacking()
         handler = handler_of(self.python_callable, self.op_args, named, self.log)
         worker = self._worker = queue.worker(
             handler, selector=self.selector or None, limit=most, lease=self.lease, threads=self.threads,

@@ -193,14 +193,16 @@ class Directory:
     def _use(self, file: TextQueue, work: Callable[[QueueFile], T]) -> T:
         """Do the work; what was read of the file is kept, also after a refusal. After any other error it is not."""
         conf, known = read_conf(conf_path(file.path)), self.kept.take(file)
-        queue_file = QueueFile(file, conf, self.warnings.warn_once, known)
+        if known is not None:
+            known.use(file, conf)
+        queue_file = known or QueueFile(file, conf, self.warnings.warn_once)
         refusal: ZkmqError | None = None
         try:
             done = work(queue_file)
         except ZkmqError as error:
             refusal = error
         if queue_file.read_on():
-            self.kept.put(file, queue_file.kept, known=known is not None)
+            self.kept.put(queue_file, known=known is not None)
         if refusal is not None:
             raise refusal
         return done

@@ -373,7 +373,11 @@ class FileQueue:
         def look(queue_file: QueueFile) -> Scanned:
             matching = {lines.id: queue_file.task(lines) for lines in _matching(queue_file, None, selector)}
             tasks = [task for each in ids if (task := matching.get(each)) is not None]
-            rows = [task for task in tasks if _in(chosen, task) and (begin is None or task.enqueued_ms >= begin)]
+            rows = [
+                task
+                for task in tasks
+                if (chosen is None or task.state in chosen) and (begin is None or task.enqueued_ms >= begin)
+            ]
             gone = tuple(each for each in ids if each not in queue_file.tasks)
             return Scanned({name: [getattr(task, name) for task in rows] for name in names}, gone, ())
 
@@ -541,11 +545,9 @@ class FileQueue:
         are there already nothing is changed.
         """
         refuse({refusals.BATCHES: batch is not None or then is not None})
-        if idempotency_key is None:
-            return self._do(Putting(messages).write, create=True)
         try:
-            putting = Putting(keyed(self.name, idempotency_key, messages), only_new=True)
-            return self._do(putting.write, create=True)
+            chosen = messages if idempotency_key is None else keyed(self.name, idempotency_key, messages)
+            return self._do(Putting(chosen, only_new=idempotency_key is not None).write, create=True)
         except BadMessage as error:
             raise error.__cause__ or error from None
 
@@ -720,10 +722,6 @@ def _matching(queue_file: QueueFile, wanted: State | None, selector: Selector | 
     chosen = None if selector is None else as_selector(selector).bind(types)
     all_lines = (lines for lines in queue_file.tasks.values() if wanted is None or queue_file.state(lines) is wanted)
     return [lines for lines in all_lines if chosen is None or chosen.matches(lines.filters, types)]
-
-
-def _in(states: Collection[State | None] | None, task: Task) -> bool:
-    return states is None or task.state in states
 
 
 def _only(task: Task, parts: Collection[str]) -> Task:

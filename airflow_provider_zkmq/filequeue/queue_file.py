@@ -30,7 +30,7 @@ from ..engine.log import log
 from ..textqueue import HostileFile, Message, Status, TextQueue, mutex
 from ..textqueue.file import ALL
 from ..textqueue.lines import read_plain, replace_plain
-from ..textqueue.message import BYTE, Place, Record, encode, whole_number
+from ..textqueue.message import BYTE, encode, whole_number
 from ..textqueue.mutex import RESERVED
 from .refusals import ENDLESS, refusal
 
@@ -444,115 +444,28 @@ class TaskLines:
         )
 
 
-# --- What was read of queue files, kept from one call to the next for as long as nobody else has written to them.
-#
-# A file of many tasks is read once, and not for each claim. What this process writes it writes through what it keeps,
-# which stays true; then it gives the file a time of writing of its own, so that whatever another process or an editor
-# writes is seen by that time, as by the file's identity and size.
-
-#: So many files are kept at the most, those that were used last.
-MOST_CACHED: Final = 4
-#: A file that was written to so short a time ago, in nanoseconds, may be once more at what is the same time to it.
-_TICK: Final = 50_000_000
-
-
-@dataclass(slots=True)
-class Tasks:
-    """The tasks of a file by their ids, in the order of the lines; ``end``: how far it was read."""
-
-    place: Place
-    by_id: dict[str, TaskLines] = field(default_factory=dict)
-    end: int = 0
-    _open: dict[str, TaskLines] = field(default_factory=dict)
-
-    def replace(self, by_id: dict[str, TaskLines], end: int) -> None:
-        """All of it was read anew."""
-        self.by_id, self._open, self.end = by_id, dict(by_id), end
-
-    def add(self, all_lines: list[TaskLines], end: int) -> bool:
-        """These were appended; False where they are not simply more tasks, or other runs: all is to be read anew."""
-        for lines in all_lines:
-            name, before = lines.own_id, self.by_id.get(lines.own_id or "")
-            if name is None or lines.moved or (before is not None and before.message.status is Status.QUEUED):
-                return False
-            for tasks in (self.by_id, self._open):
-                tasks.pop(name, None)
-                tasks[name] = lines
-            lines.id = name
-        self.end = end
-        return True
-
-    def move(self, old: TaskLines, new: TaskLines, end: int) -> None:
-        """The lines of a task were moved to the end of the file."""
-        new.id = old.id
-        for tasks in (self.by_id, self._open):
-            tasks.pop(old.id, None)
-            tasks[new.id] = new
-        self.end = end
-
-    def unended(self) -> Iterator[TaskLines]:
-        """The tasks that are not marked as ended, in order; what has ended is passed by once, and forgotten."""
-        for lines in list(self._open.values()):
-            if lines.message.status is Status.QUEUED:
-                yield lines
-            elif self._open.get(lines.id) is lines:
-                del self._open[lines.id]
-
-
-class CachedFiles:
-    """What is kept of a connection's files. Each is taken, used and put back while the file is locked."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, tuple[tuple[int, ...], Tasks]] = {}
-
-    def take(self, file: TextQueue) -> Tasks | None:
-        """The tasks of a file, the caller's until it puts them back; None where they have to be read."""
-        identity, tasks = self._files.pop(file.path, (None, None))
-        file.begun = file.identity()
-        if tasks is None or identity != file.begun:
-            return None
-        file.place = tasks.place
-        file.place.file = file
-        return tasks
-
-    def put(self, file: TextQueue, tasks: Tasks, *, known: bool) -> None:
-        """Keep the tasks of a file, as it is now, unless somebody else has written to it since it was opened.
-
-        `known`: it was told from others by its time of writing before.
-        """
-        if file.written and (file.disturbed or not file.stamp()):
-            return
-        identity = file.identity()
-        if not file.written and identity != file.begun:
-            return
-        if identity is None or not (known or file.written or time.time_ns() - identity[-1] > _TICK):
-            return
-        self._files[file.path] = (identity, tasks)
-        for path in list(self._files)[:-MOST_CACHED]:
-            self._files.pop(path, None)
-
-
 # --- A queue file, read whole and changed while its lock is held.
 
 
 class QueueFile:
-    """The tasks of a file, for as long as its lock is held. `kept`: as they were read before, and still are."""
+    """The tasks of a file, by their ids in the order of the lines, to be used while its lock is held."""
 
-    def __init__(
-        self, file: TextQueue, conf: FileConf, warn_once: Callable[[str], None] = log.warning, kept: Tasks | None = None
-    ) -> None:
+    def __init__(self, file: TextQueue, conf: FileConf, warn_once: Callable[[str], None] = log.warning) -> None:
+        self.place = file.place
+        self.warn_once = warn_once
+        self.tasks: dict[str, TaskLines] = {}
+        #: Those of them that had not ended when they were last looked at.
+        self._open: dict[str, TaskLines] = {}
+        #: How far the file was read.
+        self._end = 0
+        self.use(file, conf)
+        self._begin()
+
+    def use(self, file: TextQueue, conf: FileConf) -> None:
+        """Take the file as it was opened now: what was read of it before stands there still."""
         self.file = file
         self.conf = conf
-        self.warn_once = warn_once
         self.now = time.time()
-        self.kept = kept or Tasks(file.place)
-        if kept is None:
-            self._begin()
-
-    @property
-    def tasks(self) -> dict[str, TaskLines]:
-        """The tasks by their ids, in the order of the lines."""
-        return self.kept.by_id
 
     def _begin(self) -> None:
         self.read()
@@ -580,12 +493,40 @@ class QueueFile:
         cut_off = [lines for lines in all_lines if lines.moved]
         for lines in cut_off:
             self._end_move(lines, {other.message.offset: other for other in all_lines})
-        self.kept.replace(name_all(self._read_lines() if cut_off else all_lines), end)
+        self.tasks = name_all(self._read_lines() if cut_off else all_lines)
+        self._open, self._end = dict(self.tasks), end
 
     def read_on(self) -> bool:
         """Read what was appended since; False where that is not ours alone, and all has to be read anew."""
-        start, end = self.kept.end, self.file.size()
-        return end == start or (self.file.grown == (start, end) and self.kept.add(self._read_lines(start), end))
+        start, end = self._end, self.file.size()
+        if end == start:
+            return True
+        if self.file.grown != (start, end) or not all(map(self._add, self._read_lines(start))):
+            return False
+        self._end = end
+        return True
+
+    def _add(self, lines: TaskLines) -> bool:
+        """This was appended; False where it is not simply one more task, or another run: all is to be read anew."""
+        name, before = lines.own_id, self.tasks.get(lines.own_id or "")
+        if name is None or lines.moved or (before is not None and before.message.status is Status.QUEUED):
+            return False
+        self._put_last(name, lines)
+        return True
+
+    def _put_last(self, name: str, lines: TaskLines) -> None:
+        lines.id = name
+        for tasks in (self.tasks, self._open):
+            tasks.pop(name, None)
+            tasks[name] = lines
+
+    def unended(self) -> Iterator[TaskLines]:
+        """The tasks that are not marked as ended, in order; what has ended is passed by once, and forgotten."""
+        for lines in list(self._open.values()):
+            if lines.message.status is Status.QUEUED:
+                yield lines
+            elif self._open.get(lines.id) is lines:
+                del self._open[lines.id]
 
     def _read_lines(self, start: int = 0) -> list[TaskLines]:
         messages = self.file.messages(ALL, start=start)
@@ -629,15 +570,15 @@ class QueueFile:
 
     def _read_move(self, lines: TaskLines) -> bool:
         """End the move that was just begun, reading nothing else; False where more than it was appended."""
-        start, end = self.kept.end, self.file.size()
+        start, end = self._end, self.file.size()
         if self.file.grown != (start, end):
             return False
         appended = self._read_lines(start)
         if len(appended) != 1 or appended[0].own_id != lines.id:
             return False
         self._end_move(appended[0], {lines.message.offset: lines})
-        self.kept.move(lines, appended[0], end)
-        self.file.grown = None
+        self._put_last(lines.id, appended[0])
+        self._end, self.file.grown = end, None
         return True
 
     def _copy(self, lines: TaskLines) -> None:
@@ -659,9 +600,7 @@ class QueueFile:
     def _comment_out(self, lines: TaskLines) -> None:
         message = lines.message
         if message.status is Status.QUEUED:
-            head = BYTE[message.status] + message.data.split(b"\n")[0]
-            record = Record(message.status, message.offset, message.end, head, [])
-            self.file.overwrite(message.offset, head[:1], BYTE[Status.COMMENT], record, message.status)
+            self.file.overwrite(message.offset, message.head[:1], BYTE[Status.COMMENT], message)
 
     # --- results
 
@@ -709,3 +648,49 @@ def name_all(all_lines: list[TaskLines]) -> dict[str, TaskLines]:
 def _free(name: str, used: Mapping[str, TaskLines]) -> str:
     names = (name if number == 1 else f"{name}-{number}" for number in range(1, len(used) + 2))
     return next(candidate for candidate in names if candidate not in used)
+
+
+# --- What was read of queue files, kept from one call to the next for as long as nobody else has written to them.
+#
+# A file of many tasks is read once, and not for each claim. What this process writes it writes through what it keeps,
+# which stays true; then it gives the file a time of writing of its own, so that whatever another process or an editor
+# writes is seen by that time, as by the file's identity and size.
+
+#: So many files are kept at the most, those that were used last.
+MOST_CACHED: Final = 4
+#: A file that was written to so short a time ago, in nanoseconds, may be once more at what is the same time to it.
+_TICK: Final = 50_000_000
+
+
+class CachedFiles:
+    """What is kept of a connection's files. Each is taken, used and put back while the file is locked."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, tuple[tuple[int, ...], QueueFile]] = {}
+
+    def take(self, file: TextQueue) -> QueueFile | None:
+        """What was read of a file, the caller's until it is put back; None where it has to be read."""
+        identity, queue_file = self._files.pop(file.path, (None, None))
+        file.begun = file.identity()
+        if queue_file is None or identity != file.begun:
+            return None
+        file.place = queue_file.place
+        file.place.file = file
+        return queue_file
+
+    def put(self, queue_file: QueueFile, *, known: bool) -> None:
+        """Keep what was read of a file, as it is now, unless somebody else has written to it since it was opened.
+
+        `known`: it was told from others by its time of writing before.
+        """
+        file = queue_file.file
+        if file.written and (file.disturbed or not file.stamp()):
+            return
+        identity = file.identity()
+        if not file.written and identity != file.begun:
+            return
+        if identity is None or not (known or file.written or time.time_ns() - identity[-1] > _TICK):
+            return
+        self._files[file.path] = (identity, queue_file)
+        for path in list(self._files)[:-MOST_CACHED]:
+            self._files.pop(path, None)

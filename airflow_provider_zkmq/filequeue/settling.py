@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
@@ -51,7 +51,9 @@ class Putting:
         if check_message(message).task_id is None and self.only_new:
             msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
             raise ConfigError(msg)
-        return new_id() if message.task_id is None else check_name("task id", message.task_id)
+        if message.task_id is not None:
+            return check_name("task id", message.task_id)
+        return f"{time.time_ns():016x}-{os.urandom(4).hex()}"  # no other task's; later ones sort after earlier ones
 
     def _at(self, position: int, part: str | None, check: Callable[[], T]) -> T:
         """What a check of one message returns; where only what is new is written, its error says which one it is."""
@@ -69,26 +71,18 @@ class Putting:
         """
         pairs = enumerate(zip(self.messages, self.ids, strict=True))
         spelled = [self._at(position, None, partial(spell_message, queue_file.conf, *pair)) for position, pair in pairs]
-        if self.only_new:
-            return self._write_new(queue_file, spelled)
         used = {name: queue_file.task(queue_file.tasks[name]) for name in self.ids if name in queue_file.tasks}
         taken = {name: task for name, task in used.items() if name not in self.written}
-        refused = [name for name, task in taken.items() if task.state is not State.FINISHED]
+        refused = [name for name, task in taken.items() if task.state is not State.FINISHED and not self.only_new]
         for name, (text, values) in zip(self.ids, spelled, strict=True):
-            if name in taken and name not in refused:  # another run: its tokens go on, so that a late owner has none
+            if name in refused or (name in used and (self.only_new or name not in taken)):
+                continue
+            if name in taken:  # another run: its tokens go on, so that a late owner has none
                 values["claims"] = str(taken[name].version)
-            if name not in refused and (name in taken or name not in used):
-                queue_file.append(text, values)
-                self.written.add(name)
+            queue_file.append(text, values)
+            self.written.add(name)
         if refused:
             raise _duplicates(refused, str(used[refused[0]].status), [name for name in self.ids if name not in refused])
-        return self.ids
-
-    def _write_new(self, queue_file: QueueFile, spelled: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
-        for name, (text, values) in zip(self.ids, spelled, strict=True):
-            if name not in queue_file.tasks:
-                queue_file.append(text, values)
-                self.written.add(name)
         return self.ids
 
     def new_tasks(self) -> NewTasks:
@@ -101,11 +95,6 @@ def _duplicates(refused: list[str], status: str, enqueued: list[str]) -> Duplica
     more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
     msg = f"task id {refused[0]!r}{more} is in use (status: {status}); choose another or delete its lines"
     return DuplicateTask(msg, status=status, duplicates=refused, enqueued=enqueued)
-
-
-def new_id() -> str:
-    """An id that no other task has; later ones sort after earlier ones."""
-    return f"{time.time_ns():016x}-{os.urandom(4).hex()}"
 
 
 def _due(message: Message, now: float) -> str:
@@ -154,18 +143,35 @@ EXPIRED: Final = "the claim was not extended in time, and it was the last that t
 def take(queue_file: QueueFile, owner: str, selector: Selector, lease: float | None) -> Taken:
     """Claim the first task that fits; for `lease` seconds, else as long as its own lock or the queue's says."""
     times: list[float] = []
-    for lines in queue_file.kept.unended():
+    for lines in _fitting(queue_file, selector, times, marks=True):
         with queue_file.stepping_over():
-            match queue_file.state(lines):
-                case State.DEAD:
-                    _mark_dead(queue_file, lines)
-                case State.CLAIMED if lines.holder is not None:
-                    times.append(lines.holder[1])
-                case State.INSERTED if selector.matches(lines.filters, queue_file.conf.types):
-                    if lines.due <= queue_file.now:
-                        return _claim(queue_file, queue_file.whole(lines), owner, lease), None
-                    times.append(lines.due)
+            return _claim(queue_file, queue_file.whole(lines), owner, lease), None
     return None, min(times, default=None)
+
+
+def find_ready(queue_file: QueueFile, selector: Selector) -> Seen:
+    """Whether a task that fits could be claimed now."""
+    times: list[float] = []
+    ready = next(_fitting(queue_file, selector, times), None) is not None
+    return ready or None, None if ready else min(times, default=None)
+
+
+def _fitting(
+    queue_file: QueueFile, selector: Selector, times: list[float], *, marks: bool = False
+) -> Iterator[TaskLines]:
+    """The tasks that fit and are due; when others may be is noted in `times`. `marks`: mark those that are dead."""
+    for lines in queue_file.unended():
+        match queue_file.state(lines):
+            case State.DEAD if marks:
+                with queue_file.stepping_over():
+                    _mark_dead(queue_file, lines)
+            case State.CLAIMED if lines.holder is not None:
+                times.append(lines.holder[1])
+            case State.INSERTED if selector.matches(lines.filters, queue_file.conf.types):
+                if lines.due <= queue_file.now:
+                    yield lines
+                else:
+                    times.append(lines.due)
 
 
 def take_one(queue_file: QueueFile, owner: str, task_id: str, lease: float | None, attempt: int | None) -> Taken:
@@ -176,21 +182,6 @@ def take_one(queue_file: QueueFile, owner: str, task_id: str, lease: float | Non
     if attempt not in {None, lines.number("attempts") + 1}:
         return None, None
     return _claim(queue_file, queue_file.whole(lines), owner, lease), None
-
-
-def find_ready(queue_file: QueueFile, selector: Selector) -> Seen:
-    """Whether a task that fits could be claimed now."""
-    times: list[float] = []
-    for lines in queue_file.kept.unended():
-        with queue_file.stepping_over():
-            match queue_file.state(lines):
-                case State.CLAIMED if lines.holder is not None:
-                    times.append(lines.holder[1])
-                case State.INSERTED if selector.matches(lines.filters, queue_file.conf.types):
-                    if lines.due <= queue_file.now:
-                        return True, None
-                    times.append(lines.due)
-    return None, min(times, default=None)
 
 
 def _mark_dead(queue_file: QueueFile, lines: TaskLines) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import partial
 
 from ..engine.core.model.names import check_name
 from ..engine.core.model.states import ENDED, FAILED, State
@@ -14,11 +13,6 @@ from ..engine.core.read.wait import OnChange, not_reached
 from ..engine.errors import WaitTimeout
 from .directory import Directory, end_of, look_until
 from .queue_file import QueueFile, TaskLines
-
-# --- Waiting for tasks of a file to be claimed, or to end.
-
-#: The tasks, or None while something is to be waited for; and when a claim of one of them ends without any change.
-_Seen: TypeAlias = tuple[list[Task] | None, float | None]
 
 
 def wait(
@@ -34,40 +28,24 @@ def wait(
 
     Raises `WaitTimeout`, and `TaskNotFound` for a task that does not exist, or whose line was deleted meanwhile.
     """
-    wanted, span = wait_event(event), optional_seconds("timeout", timeout)
-    waiting = _Waiting(checked_ids(task_ids), wanted, stop_at_failure)
-    if not waiting.ids:
-        return []
-    end = end_of(span)
-    tasks = look_until(
-        directory.file(queue),
-        lambda: directory.carry_out(queue, waiting.look, end=end),
-        span,
-        directory.alarms,
-        lambda: False,
-    )
-    if tasks is None:
-        raise not_reached(queue, wanted, f"timeout ({span or 0:g} s)", waiting.left, waiting.failed)
-    return tasks
+    ids, wanted, span = checked_ids(task_ids), wait_event(event), optional_seconds("timeout", timeout)
+    left: list[str] = []
+    failed: list[str] = []
 
-
-@dataclass(slots=True)
-class _Waiting:
-    """What is waited for, and which of it had not got there, or had failed, at the last look."""
-
-    ids: list[str]
-    wanted: WaitFor
-    stop_at_failure: bool
-    left: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-
-    def look(self, queue_file: QueueFile) -> _Seen:
-        all_lines = [queue_file.find(task_id) for task_id in self.ids]
-        self.left = [lines.id for lines in all_lines if not _reached(queue_file, lines, self.wanted)]
-        self.failed = [lines.id for lines in all_lines if queue_file.state(lines) in FAILED]
-        if not self.left or (self.failed and self.stop_at_failure):
+    def look(queue_file: QueueFile) -> tuple[list[Task] | None, float | None]:
+        nonlocal left, failed
+        all_lines = [queue_file.find(task_id) for task_id in ids]
+        left = [lines.id for lines in all_lines if not _reached(queue_file, lines, wanted)]
+        failed = [lines.id for lines in all_lines if queue_file.state(lines) in FAILED]
+        if not left or (failed and stop_at_failure):
             return [queue_file.task(lines) for lines in all_lines], None
         return None, _next_end(queue_file, all_lines)
+
+    carry_out = partial(directory.carry_out, queue, look, end=end_of(span))
+    tasks = look_until(directory.file(queue), carry_out, span, directory.alarms, lambda: False) if ids else []
+    if tasks is None:
+        raise not_reached(queue, wanted, f"timeout ({span or 0:g} s)", left, failed)
+    return tasks
 
 
 def _reached(queue_file: QueueFile, lines: TaskLines, wanted: WaitFor) -> bool:

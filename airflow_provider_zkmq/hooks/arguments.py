@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypedDict
@@ -20,6 +21,20 @@ def kind_of(value: object) -> str:
     """Return what an error tells of a value that it must not show: its type, and how long a text is."""
     kind = type(value).__name__
     return f"{kind} of {len(value)} characters" if isinstance(value, str) else kind
+
+
+def check_choice(what: str, value: object, known: Iterable[str]) -> None:
+    """Raise `ConfigError`, which is a `ValueError`, for a value that is not known."""
+    choices = tuple(known)  # a list has no hash, and is none of them
+    if value not in choices:
+        raise ConfigError(f"{what} {value!r} is not known: give {', '.join(choices)}")
+
+
+def check_number(what: str, value: object, least: int = 1, most: float = math.inf) -> None:
+    """Raise `ConfigError`, which is a `ValueError`, for what is no number of things, or too small, or too large."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        bounds = f", {least} or more" if most == math.inf else f" from {least} to {most}"
+        raise ConfigError(f"{what} {value!r} is not allowed: a whole number{bounds}")
 
 
 def flag(what: str, value: object) -> bool:

@@ -49,18 +49,23 @@ _AT_ONCE: Final = 500
 _METADATA: Final[tuple[Literal["metadata"]]] = ("metadata",)
 
 
-def ended_by_user(instance: Mapping[str, Any]) -> bool:
-    """Whether Airflow knows the task instance to have ended. Blocks. `instance`: dag, run, task and map index."""
+def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
+    """Return the state of an Airflow task instance; None where there is none.
+
+    It is asked of Airflow, in a task or in a thread of a trigger.
+    """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    states_by_run = RuntimeTaskInstance.get_task_states(
-        dag_id=instance["dag_id"],
-        run_ids=[instance["run_id"]],
-        task_ids=[instance["task_id"]],
-        map_index=instance["map_index"],
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=dag_id, run_ids=[run_id], task_ids=[task_id], map_index=map_index
     )
-    states = [str(getattr(state, "value", state)) for run in states_by_run.values() for state in run.values()]
-    return bool(states) and _ENDED.issuperset(states)
+    state = states.get(run_id, {}).get(task_id if map_index < 0 else f"{task_id}_{map_index}")
+    return None if state is None else str(getattr(state, "value", state))
+
+
+def ended_by_user(instance: Mapping[str, Any]) -> bool:
+    """Whether Airflow knows the task instance to have ended. Blocks. `instance`: dag, run, task and map index."""
+    return state_of(*(instance[name] for name in INSTANCE)) in _ENDED
 
 
 def cancel_open(queue: AnyQueue, ids: Sequence[str]) -> int:

@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from ..engine import ZkmqError
 from . import telemetry
+from .arguments import check_choice, check_number
 from .deferring import first_within, typed
 
 if TYPE_CHECKING:
@@ -165,7 +166,6 @@ def progress_log(log: Any) -> Callable[[str, float, str], None]:
 
 # --- What a sensor's XCom tells, bounded; and whether a deferred task may end in the triggerer with it.
 
-_FAIL_ON: Final = ("any", "none")
 #: The least that leaves room for what is told besides ids.
 _LEAST: Final = 1_000
 #: Whose methods are known here: Airflow's own, and ours.
@@ -187,11 +187,8 @@ class XComResults:
     fail_on: str
 
     def __post_init__(self) -> None:
-        if self.fail_on not in _FAIL_ON:
-            raise ValueError(f"fail_on {self.fail_on!r} is not known: give {' or '.join(_FAIL_ON)}")
-        most = self.max_xcom_bytes
-        if isinstance(most, bool) or not isinstance(most, int) or most < _LEAST:
-            raise ValueError(f"max_xcom_bytes {most!r} is not allowed: a whole number, {_LEAST} or more")
+        check_choice("fail_on", self.fail_on, ("any", "none"))
+        check_number("max_xcom_bytes", self.max_xcom_bytes, _LEAST)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the arguments, as a trigger keeps them."""

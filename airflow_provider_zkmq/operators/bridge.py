@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from ..engine import ConfigError
 from ..hooks.arguments import flag
 from ..hooks.connections import DEFAULT_CONN_ID
+from ..hooks.outcomes import few
 from ..hooks.zkmq import ZkmqHook
 
 if TYPE_CHECKING:
@@ -150,8 +151,7 @@ class ZkmqImportOperator(BaseOperator):
 
 
 def _refusals(path: str, done: Imported) -> str:
-    lines = [f"line {refusal.line}, task {refusal.id!r}: {refusal.reason}" for refusal in done.refused[:_SHOWN]]
-    more = [f"and {len(done.refused) - _SHOWN} more"] if len(done.refused) > _SHOWN else []
+    lines = [f"line {refusal.line}, task {refusal.id!r}: {refusal.reason}" for refusal in done.refused]
     applied = "would be applied" if done.dry_run else "were applied"
     head = f"{len(done.refused)} message(s) of {path} were refused, {len(done.applied)} {applied}"
-    return f"{head}: {'; '.join([*lines, *more])}"
+    return f"{head}: {few(lines)}"

@@ -13,7 +13,7 @@ from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from ..engine import ClaimLost, ConfigError, Duration, QueueNotFound, TaskNotFound, TransportError, ZkmqError
-from ..hooks.arguments import MOST, ClaimReference, claim_reference, read_claims, shown
+from ..hooks.arguments import MOST, ClaimReference, check_choice, check_number, claim_reference, read_claims, shown
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import deferral_limit, naming
 from ..hooks.retry import RETRY_SECONDS, outlast
@@ -98,82 +98,6 @@ class Taken(NamedTuple):
     enqueued: int
 
 
-def take_new(
-    queue: AnyQueue, selector: str | None, most: int, lease: float, log: Any, *, prefetch: bool
-) -> list[Taken]:
-    """Claim what fits and is there, at most `most`; `prefetch`: for others, who say when they begin.
-
-    Raises what `Queue.claim_many` does, where nothing was claimed. An interrupt gives back what was.
-    """
-    taken: list[Taken] = []
-    try:
-        while len(taken) < most:
-            wanted = min(_TOGETHER, most - len(taken))
-            claims = queue.claim_many(wanted, selector=selector, lease=lease, prefetch="all" if prefetch else False)
-            taken += [Taken(claim_reference(queue.name, claim), claim.task.enqueued_ms) for claim in claims]
-            count_claimed(queue.name, [claim.task for claim in claims])
-            if len(claims) < wanted:
-                break
-    except ZkmqError:
-        if not taken:  # else they would be nobody's until their leases run out
-            raise
-    except BaseException:
-        give_back(lambda _: queue, taken, log)
-        raise
-    return taken
-
-
-def accept(hook: ZkmqHook, claims: Iterable[ClaimReference], lease: float, log: Any) -> list[Taken]:
-    """Take over claims that another process took: those that still hold begin, and are extended.
-
-    An interrupt gives back what has begun. An error does not: whoever asks again begins it once more.
-    """
-    taken: list[Taken] = []
-    try:
-        for claim in claims:
-            with logging_lost_claim(claim, log):
-                handle = hook.queue(claim["queue"]).claim_handle(claim["id"], claim["token"])
-                handle.begin()
-                handle.extend(lease)
-                taken.append(Taken(claim, handle.task.enqueued_ms))
-    except Exception:
-        raise
-    except BaseException:
-        give_back(hook.queue, taken, log)
-        raise
-    return taken
-
-
-def take_back(
-    hook: ZkmqHook,
-    noted: list[dict[str, Any]],
-    lease: float,
-    log: Any,
-    *,
-    prefetch: bool = False,
-    in_place: bool = False,
-) -> list[Taken]:
-    """Take what an earlier try had, by its id, and nothing else: as it is, or claimed anew where it is pending.
-
-    The rest is left out, or, with `in_place`, left as it was if anything is taken. What is claimed anew takes its place
-    in `noted`: where the rest cannot be read now, whoever asks again finds it there.
-    """
-    places: list[Taken] = []
-    held = 0
-    for at, note in enumerate(noted):
-        [claim] = read_claims("what an earlier try noted", note["claim"])
-        place = Taken(claim, note["enqueued"])
-        mine = (
-            place if still_held(hook, claim, lease, log) else _claim_again(hook, place, lease, log, prefetch=prefetch)
-        )
-        if mine is not None:
-            noted[at] = mine._asdict()
-            held += 1
-        if mine is not None or in_place:
-            places.append(mine or place)
-    return places if held else []
-
-
 def give_back(queue_of: Callable[[str], AnyQueue], taken: Iterable[Taken], log: Any) -> None:
     """Release claims that no later try would know of; what cannot be is delivered again when its lease runs out."""
     left = list(taken)
@@ -203,24 +127,6 @@ def logging_lost_claim(claim: ClaimReference, log: Any) -> Iterator[None]:
         yield
     except (ClaimLost, TaskNotFound, QueueNotFound) as error:
         log.info("Claim %d of %s does not hold any more: %s", claim["token"], shown(claim), error)
-
-
-def _claim_again(hook: ZkmqHook, place: Taken, lease: float, log: Any, *, prefetch: bool) -> Taken | None:
-    claim, enqueued = place
-    try:
-        queue = hook.queue(claim["queue"])
-        task = queue.task(claim["id"])
-        anew = task.enqueued_ms != enqueued
-        again = None if anew else queue.claim_task(claim["id"], lease=lease, prefetch=prefetch)
-    except (TaskNotFound, QueueNotFound) as error:
-        log.info("Left out: %s: %s", shown(claim), error)
-        return None
-    if again is None:
-        why = "its id was enqueued anew" if anew else f"it is {task.status}, attempt {task.attempt}"
-        log.info("Left out: %s: %s", shown(claim), why)
-        return None
-    count_claimed(queue.name, [again.task])
-    return Taken(claim_reference(queue.name, again), enqueued)
 
 
 def claims_of_events(context: Context, queue: str | None, log: Any) -> list[ClaimReference] | None:
@@ -259,7 +165,6 @@ def _payload(event: Any) -> Mapping[str, Any]:
 # --- `ZkmqClaimOperator`: take tasks for a DAG run, which settles them when its work is done.
 
 _NOTE: Final = "zkmq_claims"
-_ON_EMPTY: Final = ("skip", "wait", "fail")
 #: So many seconds claims hold where nobody extends them any more: Airflow that is gone keeps them for as long.
 LEASE: Final = 300
 #: So many seconds claims hold at first at least where others are to extend them: Airflow must start those.
@@ -384,7 +289,9 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         if not noted:
             self._refuse_another(context, state_store)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-            outlasting = partial(outlast, self.log, "Claiming", _retry_seconds(deadline))
+            # It goes on for as long an outage as what settles the claims does.
+            left = RETRY_SECONDS if deadline is None else min(RETRY_SECONDS, deadline - time.time())
+            outlasting = partial(outlast, self.log, "Claiming", left)
             if noted:
                 taken = self._back(hook, noted, outlasting)
             else:
@@ -395,11 +302,8 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
     def _back(self, hook: ZkmqHook, noted: list[dict[str, Any]], outlasting: Callable[..., list[Taken]]) -> list[Taken]:
         """Take what an earlier try noted. What was claimed anew, and then cannot be noted, is given back."""
         now = list(noted)
-        take = partial(
-            take_back, hook, now, self._first_lease, self.log, prefetch=self.prefetch, in_place=self.in_place
-        )
         try:
-            taken = outlasting(lambda _: take())
+            taken = outlasting(lambda _: self._take_back(hook, now))
         except BaseException:
             anew = [Taken(**after) for before, after in zip(noted, now, strict=True) if before != after]
             give_back(hook.queue, anew, self.log)
@@ -407,6 +311,43 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         if not taken:
             raise AirflowSkipException("nothing is left of what an earlier try took; see the log above")
         return taken
+
+    def _take_back(self, hook: ZkmqHook, noted: list[dict[str, Any]]) -> list[Taken]:
+        """Take what an earlier try had, by its id, and nothing else: as it is, or claimed anew where it is pending.
+
+        The rest is left out, or, with `in_place`, left as it was if anything is taken. What is claimed anew takes its
+        place in `noted`: where the rest cannot be read now, whoever asks again finds it there.
+        """
+        places: list[Taken] = []
+        held = 0
+        for at, note in enumerate(noted):
+            [claim] = read_claims("what an earlier try noted", note["claim"])
+            place = Taken(claim, note["enqueued"])
+            mine = place if still_held(hook, claim, self._first_lease, self.log) else self._claim_again(hook, place)
+            if mine is not None:
+                noted[at] = mine._asdict()
+                held += 1
+            if mine is not None or self.in_place:
+                places.append(mine or place)
+        return places if held else []
+
+    def _claim_again(self, hook: ZkmqHook, place: Taken) -> Taken | None:
+        claim, enqueued = place
+        try:
+            queue = hook.queue(claim["queue"])
+            task = queue.task(claim["id"])
+            anew = task.enqueued_ms != enqueued
+            lease, prefetch = self._first_lease, self.prefetch
+            again = None if anew else queue.claim_task(claim["id"], lease=lease, prefetch=prefetch)
+        except (TaskNotFound, QueueNotFound) as error:
+            self.log.info("Left out: %s: %s", shown(claim), error)
+            return None
+        if again is None:
+            why = "its id was enqueued anew" if anew else f"it is {task.status}, attempt {task.attempt}"
+            self.log.info("Left out: %s: %s", shown(claim), why)
+            return None
+        count_claimed(queue.name, [again.task])
+        return Taken(claim_reference(queue.name, again), enqueued)
 
     def _refuse_another(self, context: Context, state_store: TaskStateStore) -> None:
         """Where Airflow wipes the notes of what succeeded, one is there all the same if no try of this run did."""
@@ -425,7 +366,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         if self.claims is not None:
             passed = read_claims("claims", self.claims)
         if passed is not None:
-            taken = accept(hook, passed, self._first_lease, self.log)
+            taken = self._accept(hook, passed)
             if taken or self.on_empty != "wait":
                 return taken or self._nothing("none of the claims holds any more")
         queue = hook.queue()
@@ -438,12 +379,54 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
             block_until_ready(queue, self.selector or None, _STEP)
         return taken
 
-    def _take_new(self, queue: AnyQueue) -> list[Taken]:
+    def _accept(self, hook: ZkmqHook, claims: Iterable[ClaimReference]) -> list[Taken]:
+        """Take over claims that another process took: those that still hold begin, and are extended.
+
+        An interrupt gives back what has begun. An error does not: whoever asks again begins it once more.
+        """
+        taken: list[Taken] = []
         try:
-            lease, most = self._first_lease, self.max_tasks
-            return take_new(queue, self.selector or None, most, lease, self.log, prefetch=self.prefetch)
-        except QueueNotFound as error:
-            return skip_missing_queue(error, self.on_empty, self.log)
+            for claim in claims:
+                with logging_lost_claim(claim, self.log):
+                    handle = hook.queue(claim["queue"]).claim_handle(claim["id"], claim["token"])
+                    handle.begin()
+                    handle.extend(self._first_lease)
+                    taken.append(Taken(claim, handle.task.enqueued_ms))
+        except Exception:
+            raise
+        except BaseException:
+            give_back(hook.queue, taken, self.log)
+            raise
+        return taken
+
+    def _take_new(self, queue: AnyQueue) -> list[Taken]:
+        """Claim what fits and is there; `prefetch`: for others, who say when they begin.
+
+        Raises what `Queue.claim_many` does, where nothing was claimed. An interrupt gives back what was.
+        """
+        taken: list[Taken] = []
+        try:
+            while len(taken) < self.max_tasks:
+                wanted = min(_TOGETHER, self.max_tasks - len(taken))
+                claims = queue.claim_many(
+                    wanted,
+                    selector=self.selector or None,
+                    lease=self._first_lease,
+                    prefetch="all" if self.prefetch else False,
+                )
+                taken += [Taken(claim_reference(queue.name, claim), claim.task.enqueued_ms) for claim in claims]
+                count_claimed(queue.name, [claim.task for claim in claims])
+                if len(claims) < wanted:
+                    break
+        except ZkmqError as error:
+            if isinstance(error, QueueNotFound) and not taken:
+                return skip_missing_queue(error, self.on_empty, self.log)
+            if not taken:  # else they would be nobody's until their leases run out
+                raise
+        except BaseException:
+            give_back(lambda _: queue, taken, self.log)
+            raise
+        return taken
 
     def _nothing(self, why: str) -> NoReturn:
         if self.on_empty == "fail":
@@ -461,16 +444,9 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
             self.log.info("Took %s, attempt %d, token %d", shown(claim), claim["attempt"], claim["token"])
 
 
-def _retry_seconds(deadline: float | None) -> float:
-    """Return for how many seconds of an outage it goes on: as long as what settles the claims does."""
-    return RETRY_SECONDS if deadline is None else min(RETRY_SECONDS, deadline - time.time())
-
-
 def _check(max_tasks: object, on_empty: object, claims: object, *, from_events: bool) -> None:
-    if isinstance(max_tasks, bool) or not isinstance(max_tasks, int) or not 1 <= max_tasks <= MOST:
-        raise ValueError(f"ZkmqClaimOperator: max_tasks {max_tasks!r} is not allowed: a whole number from 1 to {MOST}")
-    if on_empty not in _ON_EMPTY:
-        raise ValueError(f"ZkmqClaimOperator: on_empty {on_empty!r} is not known: give skip, wait or fail")
+    check_number("ZkmqClaimOperator: max_tasks", max_tasks, most=MOST)
+    check_choice("ZkmqClaimOperator: on_empty", on_empty, ("skip", "wait", "fail"))
     if claims is not None and (from_events or on_empty == "wait"):
         raise ValueError(
             "ZkmqClaimOperator: with claims there are no events to look at, and there is no work to wait for"

@@ -78,11 +78,7 @@ class ZkmqTaskGroup(TaskGroup):
             "in_place": each,
             **({} if deferrable is None else {"deferrable": deferrable}),
         }
-        self._lease_tasks: dict[str, Any] = {
-            "lease": lease,
-            "zkmq_conn_id": zkmq_conn_id,
-            "pool": keep_pool or "default_pool",
-        }
+        self._keep_pool = keep_pool or "default_pool"
         self._settling: dict[str, Any] = {
             "each": each,
             "on_skipped": on_skipped,
@@ -143,6 +139,13 @@ class ZkmqTaskGroup(TaskGroup):
             **self._settling,
         )
         settle.noting = sorted(task.task_id for task in tasks if notes_its_end(task))
-        keep = ZkmqKeepOperator(task_id="keep", claims=claim.output, settle=settle.task_id, **self._lease_tasks)
+        keep = ZkmqKeepOperator(
+            task_id="keep",
+            claims=claim.output,
+            lease=claim.lease,
+            settle=settle.task_id,
+            pool=self._keep_pool,
+            zkmq_conn_id=claim.zkmq_conn_id,
+        )
         claim >> [keep, settle, *(task for task in roots if claim.task_id not in task.upstream_task_ids)]
         settle.set_upstream(waited_for(tasks))

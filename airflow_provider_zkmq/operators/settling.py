@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
 from ..engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, TaskTooLarge, ZkmqError
-from ..hooks.arguments import ClaimReference, read_claims, shown
+from ..hooks.arguments import ClaimReference, check_choice, read_claims, shown
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.outcomes import few, storable
 from ..hooks.retry import RETRY_SECONDS, outlast
@@ -42,26 +42,23 @@ T = TypeVar("T")
 
 
 class Results:
-    """The results of `count` claims, from what `render` makes of what was given, or from the XCom that it is.
+    """The results of `count` claims, from what an operator was given, rendered, or from the XCom that it is.
 
     What work returns is asked for only where it succeeded: else there is none, which Airflow's templates complain of.
     """
 
-    def __init__(
-        self, render: Callable[[], Any], source: Source | None, context: Context, count: int, *, each: bool
-    ) -> None:
-        self._render = render
-        self._source = source
+    def __init__(self, operator: ZkmqSettleOperator, context: Context, count: int) -> None:
+        self._operator = operator
         self._context = context
         self._count = count
-        self._each = each
 
     def of(self, position: int) -> bytes | str | None:
         """Return the result of the claim at a position. Raises `ConfigError` for what is none, or may be another's."""
-        if self._source is not None and self._source[2]:
-            return as_result(self._pulled(self._source, position))
+        source = self._operator.result_of
+        if source is not None and source[2]:
+            return as_result(self._pulled(source, position))
         value = self._for_all
-        if not self._each or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        if not self._operator.each or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             return self._same
         return as_result(self._in_order[position])
 
@@ -71,8 +68,10 @@ class Results:
 
     @cached_property
     def _for_all(self) -> Any:
-        source = self._source
-        return _made("result cannot be made", self._render) if source is None else self._pulled(source, -1)
+        operator = self._operator
+        if operator.result_of is not None:
+            return self._pulled(operator.result_of, -1)
+        return _made("result cannot be made", lambda: operator.render_template(operator.result, self._context))
 
     @cached_property
     def _in_order(self) -> list[Any]:
@@ -192,19 +191,16 @@ def have_noted(task: Any) -> None:
     What may end without a worker notes no end: nobody would be there to do it.
     """
     task.on_failure_callback = _with(note_error, task.on_failure_callback)
-    if not _may_end_elsewhere(task):
+    named = task.partial_kwargs if task.is_mapped else vars(task)
+    # A scheduler or a triggerer may end empty tasks, and those whose deferral ends them.
+    ends_elsewhere = named.get("end_from_trigger") or named.get("start_from_trigger")
+    if not (task.inherits_from_empty_operator or ends_elsewhere):
         task.on_success_callback = _with(note_end, task.on_success_callback)
 
 
 def notes_its_end(task: Any) -> bool:
     """Whether a task that is a success, and has noted no end, was marked so by a user."""
     return note_end in _listed(task.on_success_callback)
-
-
-def _may_end_elsewhere(task: Any) -> bool:
-    """Whether a scheduler or a triggerer may end a task: empty ones, and those whose deferral ends them."""
-    named = task.partial_kwargs if task.is_mapped else vars(task)
-    return bool(task.inherits_from_empty_operator or named.get("end_from_trigger") or named.get("start_from_trigger"))
 
 
 def _listed(callbacks: Any) -> list[Any]:
@@ -296,21 +292,6 @@ def judge(
     return SettleResult("complete")
 
 
-def wait_for_marks(context: Context, work: Sequence[Work], noting: Iterable[str]) -> list[Work]:
-    """Return the work, with `MARKED` for what is a success and has not noted its end, as those tasks do otherwise."""
-    requested = {each.task_id for each in work if each.state == "success"}.intersection(noting)
-    instance: Any = context["ti"]
-    ended: set[tuple[str, int]] = set()
-    for task_id in sorted(requested):
-        noted = instance.xcom_pull(task_ids=task_id, key=END_KEY)
-        ended |= {(task_id, index) for index in (noted if isinstance(noted, list) else [noted])}
-
-    def marked(each: Work) -> bool:
-        return each.state == "success" and each.task_id in requested and (each.task_id, each.map_index) not in ended
-
-    return [each._replace(state=MARKED) if marked(each) else each for each in work]
-
-
 def reasons_of(context: Context, work: Iterable[Work]) -> dict[tuple[str, int], str]:
     """Return the exceptions that `note_error` kept of the first tasks that failed."""
     failed = [(each.task_id, each.map_index) for each in work if each.state == "failed"][:_MOST_CHECKED]
@@ -353,7 +334,7 @@ class Settlements:
         self._log = log
         self._again = again
         self._noted: dict[str, str] = state_store.read(_NOTE) or {}
-        self._done: dict[str, int] = {"completed": 0, "failed": 0, "released": 0}
+        self._done = dict.fromkeys(_OUTCOMES.values(), 0)
         self.failed: list[str] = []
         self.retried: list[str] = []
         self.released: list[str] = []
@@ -365,12 +346,13 @@ class Settlements:
         name = f"{claim['queue']}/{claim['id']}/{claim['token']}"
         queue = self._hook.queue(claim["queue"])
         try:
-            if name in self._noted:
-                settle_result = _as_noted(self._noted[name], settle_result)
-            else:
+            noted = self._noted.get(name)
+            if noted is None:
                 settle_result = self._settle_now(queue, claim, settle_result, result)
                 self._noted[name] = settle_result.kind
                 count_settled(queue.name, _OUTCOMES[settle_result.kind])
+            elif noted != settle_result.kind:  # whatever its work looks like now: nobody is told that it went otherwise
+                settle_result = SettleResult(noted, "so an earlier try settled it, which stands")
             self._log_settled(queue, claim, settle_result)
         except (ClaimLost, TaskNotFound, QueueNotFound) as error:
             count_settled(claim["queue"], "lost")
@@ -394,61 +376,46 @@ class Settlements:
         try:
             return _settle(queue, claim, settle_result, result)
         except ClaimLost:
-            if not (self._again and _settled_so(queue.task(claim["id"]), claim, settle_result)):
+            if not self._again:
+                raise
+            task, (states, attempts) = queue.task(claim["id"]), _ENDS[settle_result.kind]
+            if task.state not in states or task.attempt != claim["attempt"] + attempts:
                 raise
         self._log.info("Settled by an earlier try: %s", shown(claim))
         return settle_result
 
     def _log_settled(self, queue: AnyQueue, claim: ClaimReference, settle_result: SettleResult) -> None:
+        self._done[_OUTCOMES[settle_result.kind]] += 1
         if settle_result.kind == "fail":
-            self._done["failed"] += 1
             task = queue.task(claim["id"])
             count_dead(queue.name, int(task.state == "dead"))
             outlook = _outlook(task)
             noted = self.retried if task.state == "inserted" else self.failed
             noted.append(f"{shown(claim)} {outlook}: {settle_result.reason}")
             self._log.error("Failed: %s, which %s: %s", shown(claim), outlook, settle_result.reason)
-            return
-        if settle_result.kind == "release":
-            self._done["released"] += 1
+        elif settle_result.kind == "release":
             self.released.append(f"{shown(claim)}: {settle_result.reason}")
             self._log.warning("Given back: %s: %s", shown(claim), settle_result.reason)
-            return
-        self._done["completed"] += 1
-        self._log.info("Completed: %s", shown(claim))
-
-
-def _as_noted(kind: str, settle_result: SettleResult) -> SettleResult:
-    """Return how a claim was settled, whatever its work looks like now: nobody is told that it went otherwise."""
-    return (
-        settle_result
-        if settle_result.kind == kind
-        else SettleResult(kind, "so an earlier try settled it, which stands")
-    )
+        else:
+            self._log.info("Completed: %s", shown(claim))
 
 
 def _settle(
     queue: AnyQueue, claim: ClaimReference, settle_result: SettleResult, result: bytes | str | None
 ) -> SettleResult:
     handle = queue.claim_handle(claim["id"], claim["token"])
-    if settle_result.kind == "release":
-        handle.release()
-        return settle_result
-    if settle_result.kind == "complete":
-        try:
-            handle.complete(result)
-        except TaskTooLarge as error:  # no later try could keep it either
-            settle_result = SettleResult("fail", str(error))
-        else:
-            return settle_result
-    handle.fail(settle_result.reason)
+    match settle_result.kind:
+        case "release":
+            handle.release()
+        case "fail":
+            handle.fail(settle_result.reason)
+        case _:
+            try:
+                handle.complete(result)
+            except TaskTooLarge as error:  # no later try could keep it either
+                settle_result = SettleResult("fail", str(error))
+                handle.fail(settle_result.reason)
     return settle_result
-
-
-def _settled_so(task: Task, claim: ClaimReference, settle_result: SettleResult) -> bool:
-    """Whether a task is where an earlier try of the same settlement leaves it."""
-    states, attempts = _ENDS[settle_result.kind]
-    return task.state in states and task.attempt == claim["attempt"] + attempts
 
 
 def _outlook(task: Task) -> str:
@@ -529,12 +496,9 @@ def _was_cleared(context: Context) -> bool:
 
 # --- `ZkmqSettleOperator`: end what a DAG run took by what became of its work.
 
-_ON_SKIPPED: Final = ("release", "complete", "fail")
-_ON_LOST: Final = ("fail", "ignore")
 #: The end of a task is noted a moment after Airflow knows it: so many seconds, at the most, it is waited for.
 _NOTED: Final = 10.0
 _PAUSE: Final = 1.0
-_ON_RETRY: Final = ("fail", "succeed")
 #: ZooKeeper may be away for minutes, and the work is done: it is tried for nine minutes at least.
 _PATIENT: Final[dict[str, Any]] = AGAIN | {
     "retries": 12,
@@ -604,14 +568,10 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**(_PATIENT | kwargs))
-        if on_skipped not in _ON_SKIPPED:
-            raise ValueError(f"ZkmqSettleOperator: on_skipped {on_skipped!r} is not known: give {_ON_SKIPPED}")
-        if on_marked not in _ON_SKIPPED:
-            raise ValueError(f"ZkmqSettleOperator: on_marked {on_marked!r} is not known: give {_ON_SKIPPED}")
-        if on_retry not in _ON_RETRY:
-            raise ValueError(f"ZkmqSettleOperator: on_retry {on_retry!r} is not known: give {_ON_RETRY}")
-        if on_lost not in _ON_LOST:
-            raise ValueError(f"ZkmqSettleOperator: on_lost {on_lost!r} is not known: give {_ON_LOST}")
+        check_choice("ZkmqSettleOperator: on_skipped", on_skipped, _OUTCOMES)
+        check_choice("ZkmqSettleOperator: on_marked", on_marked, _OUTCOMES)
+        check_choice("ZkmqSettleOperator: on_retry", on_retry, ("fail", "succeed"))
+        check_choice("ZkmqSettleOperator: on_lost", on_lost, ("fail", "ignore"))
         check_each("ZkmqSettleOperator", each, self)
         nodes = list(work) if isinstance(work, list | tuple | set) else [work]
         self.claims = claims
@@ -689,11 +649,22 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         return work if instance.map_index < 0 else share(work, instance.map_index)
 
     def _wait_for_marks(self, context: Context, work: list[Work]) -> list[Work]:
+        """Return the work, with `MARKED` for a success that has not noted its end, as those tasks do otherwise."""
         until = time.monotonic() + _NOTED
+        requested = {each.task_id for each in work if each.state == "success"}.intersection(self.noting)
+        instance: Any = context["ti"]
         while True:
-            noted = wait_for_marks(context, work, self.noting)
-            if time.monotonic() >= until or all(each.state != MARKED for each in noted):
-                return noted
+            ended: set[tuple[str, int]] = set()
+            for task_id in sorted(requested):
+                noted = instance.xcom_pull(task_ids=task_id, key=END_KEY)
+                ended |= {(task_id, index) for index in (noted if isinstance(noted, list) else [noted])}
+            marked = {
+                each
+                for each in work
+                if each.state == "success" and each.task_id in requested and (each.task_id, each.map_index) not in ended
+            }
+            if not marked or time.monotonic() >= until:
+                return [each._replace(state=MARKED) if each in marked else each for each in work]
             time.sleep(_PAUSE)
 
     def _judge(self, work: list[Work], reasons: Mapping[tuple[str, int], str]) -> SettleResult:
@@ -712,8 +683,7 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         self, context: Context, settle_results: list[SettleResult]
     ) -> list[tuple[SettleResult, bytes | str | None]]:
         """Return the verdicts, with what the tasks keep; where that is none, the verdict is a failure, and says why."""
-        render = partial(self.render_template, self.result, context)
-        results = Results(render, self.result_of, context, len(settle_results), each=self.each)
+        results = Results(self, context, len(settle_results))
         kept: list[tuple[SettleResult, bytes | str | None]] = []
         for position, settle_result in enumerate(settle_results):
             try:

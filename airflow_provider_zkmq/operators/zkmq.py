@@ -7,10 +7,9 @@ import math
 import secrets
 import threading
 import time
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -29,7 +28,7 @@ from ..engine import (
     WaitTimeout,
     idempotency_series,
 )
-from ..hooks.arguments import flag, items_of, kind_of, moment, span
+from ..hooks.arguments import check_choice, flag, items_of, kind_of, moment, span
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import (
     AWAY,
@@ -76,19 +75,7 @@ if TYPE_CHECKING:
 
 # --- Messages as an operator's arguments and rendered templates spell them.
 
-_KEYS: Final = (
-    "data",
-    "filters",
-    "priority",
-    "delay",
-    "not_before",
-    "task_id",
-    "metadata",
-    "policy",
-    "lock",
-    "update",
-    "requeue",
-)
+_KEYS: Final = tuple(each.name for each in fields(Message))
 _TIMES: Final = ("delay", "not_before")
 _SPANS: Final = ("factor", "min_backoff", "max_backoff")
 
@@ -108,11 +95,6 @@ def spelled(where: str, item: object) -> Mapping[str, Any]:
     if item is None:
         raise ConfigError(f"{where} is None: give bytes, text, a Message or a mapping")
     return {"data": item}
-
-
-def all_spelled(where: str, items: object) -> list[Mapping[str, Any]]:
-    """Return a templated list of messages, each as a mapping. Raises `ConfigError` naming which is none."""
-    return [spelled(f"{where}[{at}]", item) for at, item in enumerate(items_of(where, items))]
 
 
 def completed(fields: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,15 +161,6 @@ def _whole(name: str, value: Any) -> Any:
 # --- Enqueue once, however often an Airflow task is tried: what an earlier try wrote is adopted.
 
 _IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": INSTANCE, "try": TRY, "none": ()}
-_ON_DUPLICATE: Final = ("adopt", "fail")
-
-
-def check_origin(idempotency: str, on_duplicate: str) -> None:
-    """Raise `ValueError` for values that are not known."""
-    if idempotency not in tuple(_IDENTITIES):  # a list has no hash
-        raise ValueError(f"ZkmqEnqueueOperator: idempotency {idempotency!r} is not known: give run, try or none")
-    if on_duplicate not in _ON_DUPLICATE:
-        raise ValueError(f"ZkmqEnqueueOperator: on_duplicate {on_duplicate!r} is not known: give adopt or fail")
 
 
 def series_key(idempotency: str, origin: Mapping[str, object], queue: str) -> str:
@@ -297,14 +270,13 @@ class IdempotentEnqueue:
 
     def _adoptable(self, message: Message) -> bool:
         """Whether the task is there already by an earlier try; update and requeue are about others' tasks."""
-        return not (message.update or message.requeue) and self._written(message.task_id or "")
-
-    def _written(self, task_id: str) -> bool:
-        """Whether a task notes this operator in this run (with ``"try"``: in this try) as its origin."""
-        return self._one_written([task_id])
+        return not (message.update or message.requeue) and self._one_written([message.task_id or ""])
 
     def _one_written(self, task_ids: Iterable[str]) -> bool:
-        """Whether the first of these tasks that is there is this operator's: some may be dropped, or collected."""
+        """Whether the first of these tasks that is there notes this operator in this run as its origin.
+
+        With ``"try"``: in this try. Some may be dropped, or collected.
+        """
         for task_id in task_ids:
             with suppress(TaskNotFound):
                 task = self.outlasting.call(partial(self.queue.task, task_id))
@@ -330,126 +302,6 @@ _CANCELLING: Final = 4.0
 _RESULTS: Final = XComResults(results=False, max_xcom_bytes=48_000, fail_on="any")
 
 
-class WaitingOperator(BaseOperator):
-    """An operator that has enqueued, and waits if it was asked to: what `ZkmqEnqueueOperator` does after its write."""
-
-    batch: str | None
-    zkmq_queue: str | None
-    zkmq_conn_id: str
-    deferrable: bool
-    cancel_on_kill: bool
-    add_origin: bool
-    idempotency: str
-    _held: tuple[AnyQueue, list[str], dict[str, Any]] | None = None
-    """What is waited for on this worker: where, which tasks, and the Airflow task instance."""
-    _canceller: threading.Thread | None = None
-
-    def on_kill(self) -> None:
-        """Cancel what is waited for, if that was asked for and a user has ended this task.
-
-        Called from a signal handler, which may have interrupted the holder of a lock: another thread does it.
-        """
-        if self.cancel_on_kill and self._held is not None:
-            self._canceller = threading.Thread(target=self._cancel, args=self._held, daemon=True)
-            self._canceller.start()
-
-    def _cancel(self, queue: AnyQueue, ids: list[str], instance: Mapping[str, Any]) -> None:
-        problem = "Told to end: where a user did that, what is open of %d task(s) of queue %r is cancelled"
-        self.log.warning(problem, len(ids), queue.name)
-        try:
-            if ended_by_user(instance):
-                count = cancel_open(queue, ids)
-                self.log.warning("Ended by a user: cancelled %d task(s) of queue %r", count, queue.name)
-        except Exception as error:  # noqa: BLE001  a thread beside the end of a process: nobody would hear it
-            self.log.warning("The tasks of queue %r are not cancelled: %s", queue.name, error)
-
-    def _await(self, context: Context, queue: AnyQueue, ids: list[str], key: str, span: float | None) -> None:
-        """Wait here, through any outage, or look and defer.
-
-        Raises `AirflowException` where it was not in time, tasks failed, or ZooKeeper's certificates are refused.
-        """
-        deadline = None if span is None else time.time() + span
-        members = ids if self.batch is None else _members(self.batch, ids, key)
-        self._held = (queue, members, origin_of(context))
-        try:
-            if self.deferrable:
-                self._end(queue, ids, 0)
-            else:
-                persist(self.log, math.inf if deadline is None else deadline, partial(self._end, queue, ids))
-        except (WaitTimeout, AWAY) as error:
-            if not self.deferrable or isinstance(error, NO_OUTAGE):
-                raise AirflowException(naming(str(error), span)) from None
-            if isinstance(error, WaitTimeout):
-                log_open(self.log, queue, error.left, self.zkmq_conn_id)
-            self._defer(context, ids, key, deadline, getattr(error, "left", ()))
-        finally:
-            self._held = None
-            if self._canceller is not None:  # the first that it cancelled has ended the wait, perhaps
-                self._canceller.join(_CANCELLING)
-
-    def _end(self, queue: AnyQueue, ids: list[str], left: float) -> None:
-        """Wait for the batch, else for the tasks. Raises `WaitTimeout`, and `AirflowException` for failures."""
-        span = None if left == math.inf else left
-        if self.batch is None:
-            tasks = queue.wait(ids, timeout=span, stop_at_failure=True)
-            log_ended(self.log, queue.name, tasks, self.zkmq_conn_id)
-            check_outcomes(queue.name, tasks)
-        else:
-            batch = queue.wait_batch(self.batch, span)
-            log_ended(self.log, queue.name, batch, self.zkmq_conn_id)
-            check_batch(queue.name, batch)
-
-    def _defer(
-        self, context: Context, ids: list[str], key: str | None, deadline: float | None, left: Sequence[str] = ()
-    ) -> None:
-        """Defer until `deadline`. `left`: those of the ids that have not ended, as far as that is known."""
-        awaited = {"batch": self.batch} if self.batch is not None else awaited_ids(ids, key, left)
-        self.defer(
-            trigger=ZkmqTaskTrigger(
-                **awaited,
-                stop_at_failure=True,
-                success=self._success(context, ids),
-                cancels=self._cancels(context, ids, key),
-                queue=self.zkmq_queue or None,
-                zkmq_conn_id=self.zkmq_conn_id,
-                deadline=deadline,
-                deferred_at=time.time(),
-            ),
-            method_name="execute_complete",
-            kwargs={"key": key, "deadline": deadline},
-            timeout=deferral_limit(deadline),
-        )
-
-    @abstractmethod
-    def _to_xcom(self, ids: list[str]) -> str | list[str]:
-        """Return the XCom for tasks of these ids."""
-
-    def _success(self, context: Context, ids: list[str]) -> dict[str, Any] | None:
-        """Return how the triggerer ends this task by itself: what is told is known already."""
-        value = self._to_xcom(ids)
-        if size(value) > EVENT_BYTES or not may_end_in_triggerer(self, context):
-            return None
-        return {"telling": _RESULTS.as_dict(), "push": pushed_for(self, context), "value": value}
-
-    def _cancels(self, context: Context, ids: list[str], key: str | None) -> dict[str, Any] | None:
-        """Return what a user's end of the deferred task cancels.
-
-        Very many with ids of their own are named once: by what the trigger waits for, or, of a batch, here; the others
-        of them are found by their metadata, which say who enqueued them.
-        """
-        if not self.cancel_on_kill:
-            return None
-        if self.batch is not None and key is not None:
-            ids, key = _members(self.batch, ids, key), self.batch
-        cancelled = awaited_ids(ids, key)
-        if cancelled.pop("partial", False):
-            if self.batch is None:
-                del cancelled["task_ids"]
-            if self.add_origin:
-                cancelled["noted"] = list(noted_by(self.idempotency))
-        return {"instance": origin_of(context), **cancelled}
-
-
 def _members(batch: str, ids: list[str], key: str) -> list[str]:
     """Return the ids of a batch's members: those that were not given are named by the batch, not by the series."""
     of_series = dict(zip(series_ids(key, len(ids)), series_ids(batch, len(ids)), strict=True))
@@ -469,7 +321,7 @@ __all__ = [
 ]
 
 
-class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
+class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
     """Enqueues one task (`data`) or many (`messages`); its XCom is the id, the list of ids, or the batch's name.
 
     A retry, a clear, or a try after a worker was killed enqueues nothing twice: it adopts what an earlier try of the
@@ -573,7 +425,8 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
             raise ValueError("ZkmqEnqueueOperator: then follows the end of a batch; give batch, too")
         if delay is not None and not_before is not None:
             raise ValueError("ZkmqEnqueueOperator: give either delay (how long) or not_before (until when)")
-        check_origin(idempotency, on_duplicate)
+        check_choice("ZkmqEnqueueOperator: idempotency", idempotency, _IDENTITIES)
+        check_choice("ZkmqEnqueueOperator: on_duplicate", on_duplicate, ("adopt", "fail"))
         self.data = data
         self.messages = messages
         self.batch = batch
@@ -594,6 +447,9 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
         self.deferrable = deferrable
         self.timeout = span("timeout", timeout)
         self.zkmq_conn_id = zkmq_conn_id
+        #: What is waited for on this worker: where, which tasks, and the Airflow task instance.
+        self._held: tuple[AnyQueue, list[str], dict[str, Any]] | None = None
+        self._canceller: threading.Thread | None = None
 
     def execute(self, context: Context) -> str | list[str]:
         """Enqueue; wait if asked to; return the `batch`, else the id (`data`) or the ids (`messages`).
@@ -671,7 +527,8 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
         noted = origin if self.add_origin else None
         if self.messages is None:
             return [message({**self._common(), "data": self.data, "task_id": self.zkmq_task_id or None}, noted)]
-        return [message(completed(fields, self._common()), noted) for fields in all_spelled("messages", self.messages)]
+        items = [spelled(f"messages[{at}]", item) for at, item in enumerate(items_of("messages", self.messages))]
+        return [message(completed(fields, self._common()), noted) for fields in items]
 
     def _follow_up(self, origin: Mapping[str, object]) -> Message | None:
         noted = origin if self.add_origin else None
@@ -680,3 +537,104 @@ class ZkmqEnqueueOperator(WritesQueue, WaitingOperator):
     def _common(self) -> dict[str, Any]:
         names = ("filters", "priority", "delay", "not_before", "metadata", "policy")
         return {name: getattr(self, name) for name in names}
+
+    def on_kill(self) -> None:
+        """Cancel what is waited for, if that was asked for and a user has ended this task.
+
+        Called from a signal handler, which may have interrupted the holder of a lock: another thread does it.
+        """
+        if self.cancel_on_kill and self._held is not None:
+            self._canceller = threading.Thread(target=self._cancel, args=self._held, daemon=True)
+            self._canceller.start()
+
+    def _cancel(self, queue: AnyQueue, ids: list[str], instance: Mapping[str, Any]) -> None:
+        problem = "Told to end: where a user did that, what is open of %d task(s) of queue %r is cancelled"
+        self.log.warning(problem, len(ids), queue.name)
+        try:
+            if ended_by_user(instance):
+                count = cancel_open(queue, ids)
+                self.log.warning("Ended by a user: cancelled %d task(s) of queue %r", count, queue.name)
+        except Exception as error:  # noqa: BLE001  a thread beside the end of a process: nobody would hear it
+            self.log.warning("The tasks of queue %r are not cancelled: %s", queue.name, error)
+
+    def _await(self, context: Context, queue: AnyQueue, ids: list[str], key: str, span: float | None) -> None:
+        """Wait here, through any outage, or look and defer.
+
+        Raises `AirflowException` where it was not in time, tasks failed, or ZooKeeper's certificates are refused.
+        """
+        deadline = None if span is None else time.time() + span
+        members = ids if self.batch is None else _members(self.batch, ids, key)
+        self._held = (queue, members, origin_of(context))
+        try:
+            if self.deferrable:
+                self._end(queue, ids, 0)
+            else:
+                persist(self.log, math.inf if deadline is None else deadline, partial(self._end, queue, ids))
+        except (WaitTimeout, AWAY) as error:
+            if not self.deferrable or isinstance(error, NO_OUTAGE):
+                raise AirflowException(naming(str(error), span)) from None
+            if isinstance(error, WaitTimeout):
+                log_open(self.log, queue, error.left, self.zkmq_conn_id)
+            self._defer(context, ids, key, deadline, getattr(error, "left", ()))
+        finally:
+            self._held = None
+            if self._canceller is not None:  # the first that it cancelled has ended the wait, perhaps
+                self._canceller.join(_CANCELLING)
+
+    def _end(self, queue: AnyQueue, ids: list[str], left: float) -> None:
+        """Wait for the batch, else for the tasks. Raises `WaitTimeout`, and `AirflowException` for failures."""
+        span = None if left == math.inf else left
+        if self.batch is None:
+            tasks = queue.wait(ids, timeout=span, stop_at_failure=True)
+            log_ended(self.log, queue.name, tasks, self.zkmq_conn_id)
+            check_outcomes(queue.name, tasks)
+        else:
+            batch = queue.wait_batch(self.batch, span)
+            log_ended(self.log, queue.name, batch, self.zkmq_conn_id)
+            check_batch(queue.name, batch)
+
+    def _defer(
+        self, context: Context, ids: list[str], key: str | None, deadline: float | None, left: Sequence[str] = ()
+    ) -> None:
+        """Defer until `deadline`. `left`: those of the ids that have not ended, as far as that is known."""
+        awaited = {"batch": self.batch} if self.batch is not None else awaited_ids(ids, key, left)
+        self.defer(
+            trigger=ZkmqTaskTrigger(
+                **awaited,
+                stop_at_failure=True,
+                success=self._success(context, ids),
+                cancels=self._cancels(context, ids, key),
+                queue=self.zkmq_queue or None,
+                zkmq_conn_id=self.zkmq_conn_id,
+                deadline=deadline,
+                deferred_at=time.time(),
+            ),
+            method_name="execute_complete",
+            kwargs={"key": key, "deadline": deadline},
+            timeout=deferral_limit(deadline),
+        )
+
+    def _success(self, context: Context, ids: list[str]) -> dict[str, Any] | None:
+        """Return how the triggerer ends this task by itself: what is told is known already."""
+        value = self._to_xcom(ids)
+        if size(value) > EVENT_BYTES or not may_end_in_triggerer(self, context):
+            return None
+        return {"telling": _RESULTS.as_dict(), "push": pushed_for(self, context), "value": value}
+
+    def _cancels(self, context: Context, ids: list[str], key: str | None) -> dict[str, Any] | None:
+        """Return what a user's end of the deferred task cancels.
+
+        Very many with ids of their own are named once: by what the trigger waits for, or, of a batch, here; the others
+        of them are found by their metadata, which say who enqueued them.
+        """
+        if not self.cancel_on_kill:
+            return None
+        if self.batch is not None and key is not None:
+            ids, key = _members(self.batch, ids, key), self.batch
+        cancelled = awaited_ids(ids, key)
+        if cancelled.pop("partial", False):
+            if self.batch is None:
+                del cancelled["task_ids"]
+            if self.add_origin:
+                cancelled["noted"] = list(noted_by(self.idempotency))
+        return {"instance": origin_of(context), **cancelled}

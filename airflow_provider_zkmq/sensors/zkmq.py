@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import (
 )
 
 from ..engine import ConfigError, TlsRefused, TransportError, WaitFor, WaitTimeout, ZkmqError, wait_event
-from ..hooks.arguments import flat_ids, is_blank, moment
+from ..hooks.arguments import check_number, flat_ids, is_blank, moment
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import AWAY, awaited_ids, deferral_limit, naming
 from ..hooks.lineage import ReadsQueue
@@ -52,26 +52,6 @@ def airflow_errors() -> Iterator[None]:
 
 
 @contextmanager
-def refusing_tls() -> Iterator[None]:
-    """Turn certificates that are refused into an error of Airflow's: no wait mends them, as it does an outage."""
-    try:
-        yield
-    except TlsRefused as error:
-        raise AirflowException(str(error)) from None
-
-
-@contextmanager
-def timing_out() -> Iterator[None]:
-    """Turn the end of a wait, be it for tasks or for ZooKeeper, into a sensor's time-out."""
-    try:
-        yield
-    except NO_OUTAGE:
-        raise
-    except (WaitTimeout, AWAY) as error:
-        raise AirflowSensorTimeout(str(error)) from None
-
-
-@contextmanager
 def soft_failing(sensor: BaseSensorOperator) -> Iterator[None]:
     """Turn failures into skips that tell why, where `soft_fail` or `never_fail` ask for it.
 
@@ -94,19 +74,17 @@ def soft_failing(sensor: BaseSensorOperator) -> Iterator[None]:
 # --- What a sensor waits for: checked when the DAG is parsed, and again when its templates are rendered.
 
 
-def check_wanted(task_ids: object, selector: object, batch: object) -> None:
-    """Raise `ValueError` unless one thing is named; what is rendered later is looked at then."""
+def check_wanted(task_ids: object, selector: object, batch: object, min_tasks: object, since: object) -> None:
+    """Raise `ValueError` unless one thing is named, by a search that does not end at once.
+
+    What is rendered later is looked at then.
+    """
     named = [value for value in (task_ids, selector, batch) if value is not None]
     if len(named) != 1:
         raise ValueError("ZkmqTaskSensor: give exactly one of task_ids, selector and batch")
     if is_blank(named[0]):
         raise ValueError("ZkmqTaskSensor: task_ids, selector or batch is blank: there would be nothing to wait for")
-
-
-def check_search(selector: object, min_tasks: object, since: object) -> None:
-    """Raise `ValueError` for a search that would end at once, or that is none."""
-    if isinstance(min_tasks, bool) or not isinstance(min_tasks, int) or min_tasks < 1:
-        raise ValueError(f"ZkmqTaskSensor: min_tasks {min_tasks!r} is not allowed: a whole number, 1 or more")
+    check_number("ZkmqTaskSensor: min_tasks", min_tasks)
     if selector is None and since is not None:
         raise ValueError("ZkmqTaskSensor: since goes with a selector; ids and batches are those that were named")
 
@@ -119,102 +97,14 @@ def named_ids(task_ids: object) -> list[str]:
     return ids
 
 
-def matching_ids(queue: AnyQueue, selector: str, least: int, span: float, since: Any) -> list[str]:
-    """Return the ids of the tasks that match, waiting at most `span` seconds. Raises `WaitTimeout`, `ConfigError`."""
-    since = moment("since", since)
-    ids: list[str] = queue.find(selector, least, span, since=since, wait_for_queue=True)
-    return ids
-
-
 def counted(selector: str, least: int, since: object) -> str:
     """Return which tasks a sensor counts, for its log: without a moment, those of earlier runs are among them."""
     age = f"since {since}" if since is not None else "at any time and is still kept, also by an earlier run: see since"
     return f"Waiting for at least {least} task(s) that match {selector}; one counts that was enqueued {age}"
 
 
-# --- What a sensor waits for, looked at: on a worker, after its trigger, and once more when it was not in time.
-
 #: So many refusing consumers are logged.
 _SHOWN: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Tasks or a batch, as a sensor names them after templating; see `ZkmqTaskSensor`."""
-
-    task_ids: object
-    selector: str | None
-    min_tasks: int
-    since: Any
-    batch: str | None
-    event: str
-    stop_at_failure: bool
-    """Whether one task that is dead or cancelled ends the wait for the others."""
-
-    def wait(self, queue: AnyQueue, span: float, on_progress: Callable[[str, float, str], None] | None) -> Ended:
-        """Wait at most `span` seconds. Raises `WaitTimeout`."""
-        end = time.monotonic() + span
-        if self.batch is not None:
-            return queue.wait_batch(self.batch, span)
-        ids = self._ids(queue, self.min_tasks, max(0.0, end - time.monotonic()))
-        return self._wait_for(queue, ids, max(0.0, end - time.monotonic()), on_progress)
-
-    def read(self, queue: AnyQueue, event: dict[str, Any]) -> Ended:
-        """Read what had ended when the trigger looked. Raises `WaitTimeout` for what has not, or not any more."""
-        if "batch" in event:
-            return queue.wait_batch(event["batch"], 0)
-        if "ids" in event:
-            return self._read_again(queue, event["ids"])
-        if self.selector is None:
-            return self._wait_for(queue, named_ids(self.task_ids), 0)
-        ids = matching_ids(queue, self.selector, self.min_tasks, 0, self.since)
-        return self._those_that_got_there(queue, ids)
-
-    def first_left(self, queue: AnyQueue) -> str | None:
-        """Look once more: the first task that is not there yet; None also where none of them is known by its id."""
-        try:
-            ids = [] if self.batch is not None else self._ids(queue, 1, 0)
-        except WaitTimeout:
-            return None
-        try:
-            _ = queue.wait(ids, self.event, 0) if self.batch is None else queue.wait_batch(self.batch, 0)
-        except WaitTimeout as error:
-            return next(iter(error.left), None)
-        return None
-
-    def _wait_for(
-        self, queue: AnyQueue, ids: list[str], span: float, on_progress: Callable[[str, float, str], None] | None = None
-    ) -> list[Task]:
-        return queue.wait(ids, self.event, span, on_progress, stop_at_failure=self.stop_at_failure)
-
-    def _read_again(self, queue: AnyQueue, ids: list[str]) -> list[Task]:
-        """Read tasks that got there; one by one where something was claimed and has been given back since.
-
-        Raises `WaitTimeout` where one that had ended is open again: it was redriven.
-        """
-        try:
-            return self._wait_for(queue, ids, 0)
-        except WaitTimeout:
-            if self.event != WaitFor.CLAIM:
-                raise
-            return [queue.task(task_id) for task_id in ids]
-
-    def _those_that_got_there(self, queue: AnyQueue, ids: list[str]) -> list[Task]:
-        """Read those of the tasks that have got there. Raises `WaitTimeout` where they are too few."""
-        try:
-            return self._wait_for(queue, ids, 0)
-        except WaitTimeout as error:
-            left = set(error.left)
-            there = [task_id for task_id in ids if task_id not in left]
-            if len(there) < self.min_tasks:
-                raise
-            return self._wait_for(queue, there, 0)
-
-    def _ids(self, queue: AnyQueue, least: int, span: float) -> list[str]:
-        """Return the ids to wait for, at the latest after `span` seconds. Raises `WaitTimeout`, `ConfigError`."""
-        if self.selector is None:
-            return named_ids(self.task_ids)
-        return matching_ids(queue, self.selector, least, span, self.since)
 
 
 def in_one_line(explanation: Explanation) -> str:
@@ -287,8 +177,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_wanted(task_ids, selector, batch)
-        check_search(selector, min_tasks, since)
+        check_wanted(task_ids, selector, batch, min_tasks, since)
         if batch is not None and (event != "completion" or log_progress):
             raise ValueError("ZkmqTaskSensor: a batch is waited for to its end; give neither event nor log_progress")
         self.task_ids = task_ids
@@ -319,17 +208,18 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
             if self.selector is not None:
                 self.log.info("%s", counted(self.selector, self.min_tasks, self.since))
             if self.deferrable:
-                return self._waited_or_deferred(context, deadline)
+                try:
+                    return self._waited(0)
+                except (WaitTimeout, AWAY) as error:
+                    raise self._deferral(context, deadline, error) from None
             if self.reschedule:
                 return super().execute(context)
-            with timing_out():
+            try:
                 return persist(self.log, deadline, self._waited)
-
-    def _waited_or_deferred(self, context: Context, deadline: float) -> Any:
-        try:
-            return self._waited(0)
-        except (WaitTimeout, AWAY) as error:
-            raise self._deferral(context, deadline, error) from None
+            except NO_OUTAGE:
+                raise
+            except (WaitTimeout, AWAY) as error:
+                raise AirflowSensorTimeout(str(error)) from None
 
     def poke(self, context: Context) -> PokeReturnValue:  # noqa: ARG002
         """Look once (``mode="reschedule"``). Raises `AirflowException` for tasks that are dead or cancelled."""
@@ -356,9 +246,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
             if event["status"] != "done":
                 raise AirflowException(event["message"])
             try:
-                with refusing_tls(), ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-                    queue = hook.queue()
-                    return self._to_xcom(queue.name, self._wanted().read(queue, event))
+                return self._look(partial(self._read, event=event))
             except (WaitTimeout, AWAY) as error:  # there are more, one was redriven since, or ZooKeeper is away
                 if time.time() >= until:
                     raise AirflowSensorTimeout(str(error)) from None
@@ -366,24 +254,83 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
 
     def _waited(self, span: float) -> Any:
         """Wait at most `span` seconds on this worker. Raises `WaitTimeout`."""
-        with refusing_tls(), ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-            queue = hook.queue()
-            on_progress = progress_log(self.log) if self.log_progress else None
+
+        def wait(queue: AnyQueue) -> Ended:
             try:
-                return self._to_xcom(queue.name, self._wanted().wait(queue, span, on_progress))
+                return self._wait(queue, span)
             except WaitTimeout as error:
                 if self.deferrable:
                     log_open(self.log, queue, error.left, self.zkmq_conn_id)
                 raise
 
-    def _to_xcom(self, queue: str, ended: Ended) -> Any:
-        """Log what has ended; return the XCom. Raises `AirflowException` for what has failed."""
-        log_ended(self.log, queue, ended, self.zkmq_conn_id)
-        self._results().check(queue, ended)
-        return self._results().to_xcom(queue, ended)
+        return self._look(wait)
 
-    def _wanted(self) -> Wanted:
-        return Wanted(self.task_ids, self.selector, self.min_tasks, self.since, self.batch, self.event, self._stops)
+    def _look(self, look: Callable[[AnyQueue], Ended]) -> Any:
+        """Log what `look` finds ended; return the XCom.
+
+        Raises `AirflowException` for what has failed, and for certificates that are refused: no wait mends them, as it
+        does an outage.
+        """
+        try:
+            with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
+                queue = hook.queue()
+                ended = look(queue)
+        except TlsRefused as error:
+            raise AirflowException(str(error)) from None
+        log_ended(self.log, queue.name, ended, self.zkmq_conn_id)
+        self._results().check(queue.name, ended)
+        return self._results().to_xcom(queue.name, ended)
+
+    def _wait(self, queue: AnyQueue, span: float) -> Ended:
+        """Wait for the batch, else for the tasks, at most `span` seconds. Raises `WaitTimeout`."""
+        end = time.monotonic() + span
+        if self.batch is not None:
+            return queue.wait_batch(self.batch, span)
+        ids = self._ids(queue, self.min_tasks, span)
+        on_progress = progress_log(self.log) if self.log_progress else None
+        return self._wait_for(queue, ids, max(0.0, end - time.monotonic()), on_progress)
+
+    def _wait_for(self, queue: AnyQueue, ids: list[str], span: float, on_progress: Any = None) -> list[Task]:
+        return queue.wait(ids, self.event, span, on_progress, stop_at_failure=self._stops)
+
+    def _ids(self, queue: AnyQueue, least: int, span: float) -> list[str]:
+        """Return the ids to wait for, at the latest after `span` seconds. Raises `WaitTimeout`, `ConfigError`."""
+        if self.selector is None:
+            return named_ids(self.task_ids)
+        since = moment("since", self.since)
+        ids: list[str] = queue.find(self.selector, least, span, since=since, wait_for_queue=True)
+        return ids
+
+    def _read(self, queue: AnyQueue, event: dict[str, Any]) -> Ended:
+        """Read what had ended when the trigger looked. Raises `WaitTimeout` for what has not, or not any more.
+
+        What was claimed may have been given back since. Of those that match enough must have got there.
+        """
+        if "batch" in event:
+            return queue.wait_batch(event["batch"], 0)
+        ids = event["ids"] if "ids" in event else self._ids(queue, self.min_tasks, 0)
+        try:
+            return self._wait_for(queue, ids, 0)
+        except WaitTimeout as error:
+            if "ids" in event and self.event == WaitFor.CLAIM:
+                return [queue.task(task_id) for task_id in ids]
+            left = set(error.left)
+            there = [task_id for task_id in ids if task_id not in left]
+            if "ids" in event or self.selector is None or len(there) < self.min_tasks:
+                raise
+            return self._wait_for(queue, there, 0)
+
+    def _first_left(self, queue: AnyQueue) -> str | None:
+        """Look once more: the first task that is not there yet; None also where none of them is known by its id."""
+        try:
+            ids = [] if self.batch is not None else self._ids(queue, 1, 0)
+        except WaitTimeout:
+            return None
+        try:
+            _ = queue.wait(ids, self.event, 0) if self.batch is None else queue.wait_batch(self.batch, 0)
+        except WaitTimeout as error:
+            return next(iter(error.left), None)
+        return None
 
     @property
     def _stops(self) -> bool:
@@ -445,7 +392,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
-                waiting = self._wanted().first_left(queue)
+                waiting = self._first_left(queue)
                 return "" if waiting is None else f"; {in_one_line(queue.explain(waiting))}"
         except Exception as error:  # noqa: BLE001
             self.log.warning("Why it was not in time is unknown: %s", error)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from .lines import BOM, NEWLINE, HostileFile, Limits, TextQueueError, check_lines, open_plain, scan
-from .message import Message, Record, SharedFile, Status, records, spell
+from .message import Message, SharedFile, Status, read_messages, spell
 from .mutex import RESERVED, check_owner, is_mutex
 
 # --- Following a file: waiting for its next change without polling, where the platform allows.
@@ -110,13 +110,13 @@ class TextQueue(SharedFile):
         wanted = _statuses(include)
         self._check()
         lines = scan(str(self.path), self, self.limits, start)
-        last: Record | None = None
-        for record in records(str(self.path), lines, self.limits, self._report):
+        last: Message | None = None
+        for message in read_messages(self.place, lines, self._report):
             if last is not None and last.status in wanted:
-                yield Message(self.place, last)
-            last = record
+                yield last
+            last = message
         if final and last is not None and last.status in wanted:
-            yield Message(self.place, last)
+            yield last
 
     def _report(self, offset: int, why: str) -> None:
         if len(self.reports) < self.limits.variables:

@@ -18,8 +18,6 @@ from typing import Final, Self
 from . import mutex
 from .lines import CRLF, NEWLINE, HostileFile, Limits, Line, LockHeld, StaleMessage, TextQueueError, newline_of
 
-# --- Lines to messages: what belongs together, and what is not understood.
-
 
 class Status(StrEnum):
     """What a message is, in the seed's words."""
@@ -35,72 +33,6 @@ BYTE: Final = {status: byte for byte, status in CONTROL.items()}
 CONTINUATION: Final = b" "
 VARIABLE: Final = b"\\"
 _ATTACHED: Final = frozenset({CONTINUATION, VARIABLE})
-
-
-@dataclass(slots=True)
-class Record:
-    """A message or comment as it stands in the file.
-
-    ``offset``: of its control byte; ``end``: after its last line. ``head`` is its first line. Each variable is the
-    offset of its text and the text.
-    """
-
-    status: Status
-    offset: int
-    end: int
-    head: bytes
-    parts: list[bytes]
-    variables: list[tuple[int, bytes]] = field(default_factory=list)
-
-    @property
-    def data(self) -> bytes:
-        """The message: its lines without their first byte, joined by newlines."""
-        return b"\n".join(self.parts)
-
-
-Report = Callable[[int, str], None]
-
-
-def records(name: str, lines: Iterable[Line], limits: Limits, report: Report) -> Iterator[Record]:
-    """The messages and comments, in order. Raises `HostileFile`.
-
-    A line with a control byte that is not known is reported and stepped over with its continuations and variables,
-    so that files of later versions can be read. Blank lines end nothing: a continuation after one still belongs to
-    the message before it.
-    """
-    record: Record | None = None
-    skipping = False  # the lines of something unknown
-    for line in lines:
-        control = line.control
-        if control in _ATTACHED:
-            if record is not None:
-                _add(name, record, line, limits)
-            elif not skipping:
-                report(line.offset, f"{control!r} follows no message; stepped over")
-            continue
-        if record is not None:
-            yield record
-        status = CONTROL.get(control)
-        skipping = status is None
-        record = None if status is None else Record(status, line.offset, line.end, line.body, [line.rest])
-        if skipping:
-            report(line.offset, f"unknown control byte {control!r}; stepped over")
-    if record is not None:
-        yield record
-
-
-def _add(name: str, record: Record, line: Line, limits: Limits) -> None:
-    if line.control == CONTINUATION:
-        record.parts.append(line.rest)
-    else:
-        record.variables.append((line.offset + 1, line.rest))
-    record.end = line.end
-    if record.end - record.offset > limits.message or len(record.variables) > limits.variables:
-        msg = (
-            f"{name}: the message at byte {record.offset} is larger than {limits.message:,} bytes "
-            f"or has more than {limits.variables:,} variables"
-        )
-        raise HostileFile(msg)
 
 
 # --- Messages to lines: what is appended, checked so that it reads back as it was given.
@@ -260,13 +192,13 @@ class SharedFile:
             msg = f"{self.path} was replaced since it was opened; nothing was written: open it again"
             raise StaleMessage(msg)
 
-    def overwrite(self, offset: int, expected: bytes, data: bytes, record: Record, status: Status) -> None:
+    def overwrite(self, offset: int, expected: bytes, data: bytes, message: Message) -> None:
         """Replace bytes in place, within `locked`, if they and the message they belong to are still what they were."""
-        if status is not Status.QUEUED and offset == record.offset:
-            msg = f"{self.path}: the message at byte {record.offset} is {status}; only a queued one can be marked"
+        if message.status is not Status.QUEUED and offset == message.offset:
+            msg = f"{self.path}: the message at byte {offset} is {message.status}; only a queued one can be marked"
             raise StaleMessage(msg)
-        head, there = self.read(len(record.head), record.offset), self.read(len(expected), offset)
-        if head != record.head or there != expected:
+        head, there = self.read(len(message.head), message.offset), self.read(len(expected), offset)
+        if head != message.head or there != expected:
             msg = f"{self.path} holds something else at byte {offset} by now; nothing was written: read it again"
             raise StaleMessage(msg)
         self._write(data, offset)
@@ -282,16 +214,16 @@ class SharedFile:
         if not self.written:
             self.written, self.disturbed = True, self.identity() != self.begun
 
-    def refresh(self, record: Record) -> bool:
+    def refresh(self, message: Message) -> bool:
         """Read a message's status and variables again; False if another message, or none, stands there now."""
-        head = self.read(len(record.head), record.offset)
-        if head[1:] != record.head[1:]:
+        head = self.read(len(message.head), message.offset)
+        if head[1:] != message.head[1:]:
             return False
         status = {byte: known for known, byte in BYTE.items()}.get(head[:1])
         if status is None:
             return False
-        record.status, record.head = status, head
-        record.variables = [(offset, self.read(len(value), offset)) for offset, value in record.variables]
+        message.status, message.head = status, head
+        message.spelled = [(offset, self.read(len(value), offset)) for offset, value in message.spelled]
         return True
 
     def close(self) -> None:
@@ -312,26 +244,30 @@ class SharedFile:
 # --- A message of a queue file, and its marks and variables, written in place.
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Message:
-    """A message or comment of a file, as it stood when it was read; its marks are written in place."""
+    """A message or comment of a file, as it stood when it was read; its marks are written in place.
 
-    def __init__(self, place: Place, record: Record) -> None:
-        self._place = place
-        self._record = record
+    ``status``: ``queued``, ``processed``, ``error`` or ``comment``. ``offset``: of its control byte; ``end``: after its
+    last line. ``head`` is its first line. Each variable is spelled as the offset of its text and the text.
+    """
+
+    place: Place
+    status: Status
+    offset: int
+    end: int
+    head: bytes
+    parts: list[bytes]
+    spelled: list[tuple[int, bytes]] = field(default_factory=list)
 
     @property
     def _file(self) -> SharedFile:
-        return self._place.file
-
-    @property
-    def status(self) -> Status:
-        """``queued``, ``processed``, ``error`` or ``comment``."""
-        return self._record.status
+        return self.place.file
 
     @property
     def data(self) -> bytes:
         """The message's bytes: its lines without their first byte, joined by newlines."""
-        return self._record.data
+        return NEWLINE.join(self.parts)
 
     @property
     def text(self) -> str:
@@ -341,17 +277,7 @@ class Message:
     @property
     def variables(self) -> tuple[str, ...]:
         """The variables as they stand, padding included."""
-        return tuple(decode(value) for _, value in self._record.variables)
-
-    @property
-    def offset(self) -> int:
-        """The offset of its control byte in the file."""
-        return self._record.offset
-
-    @property
-    def end(self) -> int:
-        """The offset after its last line."""
-        return self._record.end
+        return tuple(decode(value) for _, value in self.spelled)
 
     @property
     def path(self) -> Path:
@@ -368,12 +294,9 @@ class Message:
 
     def _mark(self, status: Status) -> None:
         with self._file.locked():
-            self._mark_now(status)
-
-    def _mark_now(self, status: Status) -> None:
-        self._file.overwrite(self.offset, self._record.head[:1], BYTE[status], self._record, self.status)
-        self._record.status = status
-        self._record.head = BYTE[status] + self._record.head[1:]
+            self._file.overwrite(self.offset, self.head[:1], BYTE[status], self)
+            self.status = status
+            self.head = BYTE[status] + self.head[1:]
 
     def set_variable(self, index: int, value: str) -> None:
         """Write a variable in place, padded with spaces to the room it has.
@@ -382,17 +305,14 @@ class Message:
         not there, `StaleMessage` where the file holds something else by now; then nothing is written.
         """
         with self._file.locked():
-            self._set(index, value)
-
-    def _set(self, index: int, value: str) -> None:
-        offset, now = self._record.variables[index]
-        data = check_variable(value, self._file.newline)
-        if len(data) > len(now):
-            msg = f"variable {value!r} takes {len(data)} bytes; there is room for {len(now)} at byte {offset}"
-            raise ValueError(msg)
-        data = data.ljust(len(now), b" ")
-        self._file.overwrite(offset, now, data, self._record, self.status)
-        self._record.variables[index] = (offset, data)
+            offset, now = self.spelled[index]
+            data = check_variable(value, self._file.newline)
+            if len(data) > len(now):
+                msg = f"variable {value!r} takes {len(data)} bytes; there is room for {len(now)} at byte {offset}"
+                raise ValueError(msg)
+            data = data.ljust(len(now), b" ")
+            self._file.overwrite(offset, now, data, self)
+            self.spelled[index] = (offset, data)
 
     def try_lock(self, owner: str, seconds: float) -> bool:
         """Take the message's mutex for so long; False while another holds it, or if it is no longer queued.
@@ -400,18 +320,18 @@ class Message:
         Raises `TextQueueError` for a message without a mutex variable, `ValueError` where the owner does not fit.
         """
         with self._file.locked():
-            if not self._file.refresh(self._record) or self.status is not Status.QUEUED:
+            if not self._file.refresh(self) or self.status is not Status.QUEUED:
                 return False
             index = self._mutex()
             holder = mutex.holder(self.variables[index])
             if holder is not None and holder[0] != owner and holder[1] > time.time():
                 return False
-            self._set(index, mutex.taken(self.variables[index], owner, time.time() + seconds))
+            self.set_variable(index, mutex.taken(self.variables[index], owner, time.time() + seconds))
             return True
 
     def holds(self, owner: str) -> bool:
         """Whether `owner` has the message, which is still queued, and its time is not over."""
-        if not self._file.refresh(self._record) or self.status is not Status.QUEUED:
+        if not self._file.refresh(self) or self.status is not Status.QUEUED:
             return False
         holder = mutex.holder(self.variables[self._mutex()])
         return holder is not None and holder[0] == owner and holder[1] > time.time()
@@ -419,7 +339,7 @@ class Message:
     @property
     def room(self) -> int:
         """How many bytes its mutex variable has. Raises `TextQueueError` for a message without one."""
-        return len(self._record.variables[self._mutex()][1])
+        return len(self.spelled[self._mutex()][1])
 
     def settle(self, owner: str, status: Status | None) -> None:
         """End what `try_lock` began: mark the message (None: leave it queued) and free its mutex, in one lock.
@@ -431,9 +351,9 @@ class Message:
                 msg = f"{self.path}: {owner} does not have the message at byte {self.offset} any more"
                 raise StaleMessage(msg)
             if status is not None:  # first: a crash in between leaves an ended message with a mutex nobody heeds
-                self._mark_now(status)
+                self._mark(status)
             index = self._mutex()
-            self._set(index, mutex.free(self.variables[index]))
+            self.set_variable(index, mutex.free(self.variables[index]))
 
     def _mutex(self) -> int:
         index = mutex.place(self.variables)
@@ -448,15 +368,62 @@ class Message:
         Raises `TextQueueError` for a message without that variable.
         """
         with self._file.locked():
-            self._file.refresh(self._record)
+            self._file.refresh(self)
             for index, variable in enumerate(self.variables):
                 key, equals, number = variable.partition("=")
                 if equals and key == name:
                     left = max(0, whole_number(number.strip()) - 1)
-                    self._set(index, f"{name}={left}")
+                    self.set_variable(index, f"{name}={left}")
                     return left
         msg = f"{self.path}: the message at byte {self.offset} has no variable {name!r}"
         raise TextQueueError(msg)
 
     def __repr__(self) -> str:
         return f"<{self.status} message at byte {self.offset} of {self.path}>"
+
+
+# --- Lines to messages: what belongs together, and what is not understood.
+
+Report = Callable[[int, str], None]
+
+
+def read_messages(place: Place, lines: Iterable[Line], report: Report) -> Iterator[Message]:
+    """The messages and comments, in order. Raises `HostileFile`.
+
+    A line with a control byte that is not known is reported and stepped over with its continuations and variables,
+    so that files of later versions can be read. Blank lines end nothing: a continuation after one still belongs to
+    the message before it.
+    """
+    message: Message | None = None
+    skipping = False  # the lines of something unknown
+    for line in lines:
+        control = line.control
+        if control in _ATTACHED:
+            if message is not None:
+                _add(message, line, place.file.limits)
+            elif not skipping:
+                report(line.offset, f"{control!r} follows no message; stepped over")
+            continue
+        if message is not None:
+            yield message
+        status = CONTROL.get(control)
+        skipping = status is None
+        message = None if status is None else Message(place, status, line.offset, line.end, line.body, [line.rest])
+        if skipping:
+            report(line.offset, f"unknown control byte {control!r}; stepped over")
+    if message is not None:
+        yield message
+
+
+def _add(message: Message, line: Line, limits: Limits) -> None:
+    if line.control == CONTINUATION:
+        message.parts.append(line.rest)
+    else:
+        message.spelled.append((line.offset + 1, line.rest))
+    message.end = line.end
+    if message.end - message.offset > limits.message or len(message.spelled) > limits.variables:
+        msg = (
+            f"{message.path}: the message at byte {message.offset} is larger than {limits.message:,} bytes "
+            f"or has more than {limits.variables:,} variables"
+        )
+        raise HostileFile(msg)

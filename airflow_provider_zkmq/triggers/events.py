@@ -6,13 +6,13 @@ import asyncio
 import base64
 import logging
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from ..engine import ConfigError, Duration, QueueNotFound, check_name, parse_selector
-from ..hooks.arguments import claim_reference, span
+from ..hooks.arguments import check_number, claim_reference, span
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.retry import Backoff
 from ..hooks.telemetry import count_claimed
@@ -21,133 +21,19 @@ from .sessions import HeldSession
 if TYPE_CHECKING:
     from ..engine import AsyncClaim, AsyncQueue
 
-# --- A watch over a queue that outlives ZooKeeper's absences: what `ZkmqEventTrigger` waits by.
-
+_LOG: Final = logging.getLogger(__name__)
+#: What each mode stores, besides what both do.
+_ARGUMENTS: Final = {"wake": ("refire",), "claim": ("max_in_flight", "lease", "include_data")}
+#: For each mode what the other one alone reads, and what it is where nobody gave it.
+_OF_OTHER: Final = {"wake": {"max_in_flight": 16, "lease": 900}, "claim": {"refire": 60}}
+_MOST_IN_FLIGHT: Final = 64
 #: After an event the queue is looked at so often, in seconds: where the work is gone, what comes next is told at once.
 _LOOK: Final = 2.0
-
-
-class Watch:
-    """Waits for work in a queue, event by event, through a shared session that it keeps in between. One coroutine's."""
-
-    def __init__(self, conn_id: str, queue: str | None, selector: str | None, refire: float, log: Any) -> None:
-        self._name = queue
-        self._selector = selector
-        self._refire = refire
-        self._backoff = Backoff(log)
-        self._held = HeldSession(conn_id, self._backoff)
-        self._next_log_at: float | None = None
-
-    async def next_event(self) -> dict[str, Any]:
-        """Wait until there is work to tell of, whatever fails meanwhile; return the event. Raises nothing."""
-        while True:
-            try:
-                if event := await self._attempt(await self._held.queue(self._name)):
-                    return event
-            except Exception as error:  # noqa: BLE001  a watch that ended would be missed by nobody
-                await self._held.after(error)
-
-    async def leave(self) -> None:
-        """Give the session back. Idempotent."""
-        await self._held.leave()
-
-    async def _attempt(self, queue: AsyncQueue) -> dict[str, Any] | None:
-        """Wait for something to tell; None: the queue was not there, and now it is."""
-        try:
-            return await self._next(queue)
-        except QueueNotFound as error:
-            await self._backoff.after(error)
-            await queue.exists(timeout=None)
-            return None
-
-    async def _next(self, queue: AsyncQueue) -> dict[str, Any]:
-        """Wait for work that is worth an event; return the event."""
-        await self._hold_back(queue)
-        await queue.ready(selector=self._selector, timeout=None)
-        counts = await queue.counts()
-        self._next_log_at = asyncio.get_running_loop().time() + self._refire
-        return {"queue": queue.name, "selector": self._selector, "counts": counts}
-
-    async def _hold_back(self, queue: AsyncQueue) -> None:
-        """After an event, wait until its work is gone, at most for `refire` seconds from it on."""
-        clock = asyncio.get_running_loop().time
-        while self._next_log_at is not None:
-            left = self._next_log_at - clock()
-            await asyncio.sleep(max(0.0, min(left, _LOOK)))
-            if left <= 0 or not await queue.ready(selector=self._selector, timeout=0):
-                self._next_log_at = None
-
-
-# --- A watch that claims for runs to come: what `ZkmqEventTrigger` waits by with ``mode="claim"``.
-#
-# It keeps nothing of what it has claimed: how much is in flight stands in the tree, and claims that no run accepts
-# end with their leases, uncounted. So nothing is lost or given back wrongly however it ends, and whoever runs
-# beside it.
-
 #: Without room, the queue is looked at again when it has changed, after so many seconds at the soonest and the latest.
 _SOONEST: Final = 2.0
 _LATEST: Final = 15.0
 #: The payloads of an event take so many bytes at the most, as base64.
 DATA_BYTES: Final = 48_000
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How claims are taken: how many leases the queue has at the most, of how many seconds, and what is told."""
-
-    max_in_flight: int
-    lease: float
-    include_data: bool
-
-
-class ClaimingWatch(Watch):
-    """Claims what there is room for, group by group, and tells of each group once."""
-
-    def __init__(self, conn_id: str, queue: str | None, selector: str | None, terms: Terms, log: Any) -> None:
-        super().__init__(conn_id, queue, selector, 0.0, log)
-        self._terms = terms
-
-    async def _next(self, queue: AsyncQueue) -> dict[str, Any]:
-        """Wait for work and room, claim and return the event. From the claim to the event nothing is waited for."""
-        terms = self._terms
-        while True:
-            await queue.ready(selector=self._selector, timeout=None)
-            seen = queue.changes
-            claims = await queue.claim_many(
-                terms.max_in_flight,
-                selector=self._selector,
-                lease=terms.lease,
-                prefetch="all",
-                max_leases=terms.max_in_flight,
-            )
-            if claims:
-                count_claimed(queue.name, [claim.task for claim in claims])
-                entries = _entries(queue.name, claims, DATA_BYTES if terms.include_data else 0)
-                return {"queue": queue.name, "selector": self._selector, "claims": entries}
-            await asyncio.sleep(_SOONEST)
-            await queue.wait_for_change(seen, min(_LATEST, terms.lease))
-
-
-def _entries(queue: str, claims: Sequence[AsyncClaim], room: int) -> list[dict[str, Any]]:
-    """Return the claims as events name them; the first payloads that fit into the `room` are told, too."""
-    entries: list[dict[str, Any]] = []
-    for claim in claims:
-        data, size = claim.task.data, (len(claim.task.data) + 2) // 3 * 4
-        entry: dict[str, Any] = {**claim_reference(queue, claim)}
-        if room and size <= room:
-            entry["data"] = base64.b64encode(data).decode()
-            room -= size
-        entries.append(entry)
-    return entries
-
-
-# --- `ZkmqEventTrigger`: tells DAGs that are scheduled on an asset that a queue has work, or claims it for them.
-
-_ARGUMENTS: Final = ("zkmq_queue", "selector", "mode", "refire", "zkmq_conn_id")
-_MOST_IN_FLIGHT: Final = 64
-_LOG: Final = logging.getLogger(__name__)
-#: For each mode what the other one alone reads, and what it is where nobody gave it.
-_OF_OTHER: Final = {"wake": {"max_in_flight": 16, "lease": 900}, "claim": {"refire": 60}}
 
 
 class ZkmqEventTrigger(BaseEventTrigger):
@@ -207,36 +93,97 @@ class ZkmqEventTrigger(BaseEventTrigger):
         self.selector = _checked_selector(selector)
         self.mode = mode
         self.refire = _seconds("refire", refire)
-        self.terms = Terms(_in_flight(max_in_flight), _seconds("lease", lease), include_data)
+        check_number("max_in_flight", max_in_flight, most=_MOST_IN_FLIGHT)
+        self.max_in_flight = max_in_flight
+        self.lease = _seconds("lease", lease)
+        self.include_data = include_data
         self.zkmq_conn_id = zkmq_conn_id
-        self._watch: Watch | None = None
+        self._next_log_at: float | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments, plain JSON: Airflow tells watchers apart by them."""
-        kwargs = {name: getattr(self, name) for name in _ARGUMENTS}
-        if self.mode == "claim":
-            del kwargs["refire"]
-            kwargs |= asdict(self.terms)
-        return ("airflow_provider_zkmq.triggers.events.ZkmqEventTrigger", kwargs)
+        names = ("zkmq_queue", "selector", "mode", "zkmq_conn_id", *_ARGUMENTS[self.mode])
+        return ("airflow_provider_zkmq.triggers.events.ZkmqEventTrigger", {name: getattr(self, name) for name in names})
+
+    @cached_property
+    def _session(self) -> HeldSession:
+        return HeldSession(self.zkmq_conn_id, Backoff(self.log))
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield an event whenever there is work to tell of, until cancelled."""
-        watch = self._watch = self._made()
+        """Yield an event whenever there is work to tell of, until cancelled; whatever fails meanwhile ends nothing."""
         try:
             while True:
-                yield TriggerEvent(await watch.next_event())
+                try:
+                    event = await self._attempt(await self._session.queue(self.zkmq_queue))
+                except Exception as error:  # noqa: BLE001  a watch that ended would be missed by nobody
+                    await self._session.after(error)
+                    continue
+                if event is not None:
+                    yield TriggerEvent(event)
         finally:
-            await watch.leave()
-
-    def _made(self) -> Watch:
-        if self.mode == "claim":
-            return ClaimingWatch(self.zkmq_conn_id, self.zkmq_queue, self.selector, self.terms, self.log)
-        return Watch(self.zkmq_conn_id, self.zkmq_queue, self.selector, self.refire, self.log)
+            await self._session.leave()
 
     async def cleanup(self) -> None:
         """Give the shared session back: a run that was cancelled between two events has not done so yet."""
-        if self._watch is not None:
-            await self._watch.leave()
+        await self._session.leave()
+
+    async def _attempt(self, queue: AsyncQueue) -> dict[str, Any] | None:
+        """Wait for something to tell; None: the queue was not there, and now it is."""
+        try:
+            parts = await (self._claimed(queue) if self.mode == "claim" else self._seen(queue))
+        except QueueNotFound as error:
+            await self._session.backoff.after(error)
+            await queue.exists(timeout=None)
+            return None
+        return {"queue": queue.name, "selector": self.selector, **parts}
+
+    async def _seen(self, queue: AsyncQueue) -> dict[str, Any]:
+        """Wait for work that is worth an event; return the counts."""
+        await self._hold_back(queue)
+        await queue.ready(selector=self.selector, timeout=None)
+        counts = await queue.counts()
+        self._next_log_at = asyncio.get_running_loop().time() + self.refire
+        return {"counts": counts}
+
+    async def _hold_back(self, queue: AsyncQueue) -> None:
+        """After an event, wait until its work is gone, at most for `refire` seconds from it on."""
+        clock = asyncio.get_running_loop().time
+        while self._next_log_at is not None:
+            left = self._next_log_at - clock()
+            await asyncio.sleep(max(0.0, min(left, _LOOK)))
+            if left <= 0 or not await queue.ready(selector=self.selector, timeout=0):
+                self._next_log_at = None
+
+    async def _claimed(self, queue: AsyncQueue) -> dict[str, Any]:
+        """Wait for work and room, and claim. From the claim to the event nothing is waited for.
+
+        Nothing is kept of what was claimed: how much is in flight stands in the tree, and claims that no run accepts
+        end with their leases, uncounted. So nothing is lost or given back wrongly however the trigger ends.
+        """
+        while True:
+            await queue.ready(selector=self.selector, timeout=None)
+            seen, most = queue.changes, self.max_in_flight
+            claims = await queue.claim_many(
+                most, selector=self.selector, lease=self.lease, prefetch="all", max_leases=most
+            )
+            if claims:
+                count_claimed(queue.name, [claim.task for claim in claims])
+                return {"claims": _entries(queue.name, claims, DATA_BYTES if self.include_data else 0)}
+            await asyncio.sleep(_SOONEST)
+            await queue.wait_for_change(seen, min(_LATEST, self.lease))
+
+
+def _entries(queue: str, claims: Sequence[AsyncClaim], room: int) -> list[dict[str, Any]]:
+    """Return the claims as events name them; the first payloads that fit into the `room` are told, too."""
+    entries: list[dict[str, Any]] = []
+    for claim in claims:
+        data, size = claim.task.data, (len(claim.task.data) + 2) // 3 * 4
+        entry: dict[str, Any] = {**claim_reference(queue, claim)}
+        if room and size <= room:
+            entry["data"] = base64.b64encode(data).decode()
+            room -= size
+        entries.append(entry)
+    return entries
 
 
 def _check_mode(mode: object, named: dict[str, object]) -> None:
@@ -260,12 +207,6 @@ def _checked_selector(selector: object) -> str | None:
         raise ConfigError(f"selector must be text, not {type(selector).__name__}: the triggerer is given it as JSON")
     parse_selector(selector)
     return selector
-
-
-def _in_flight(number: object) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST_IN_FLIGHT:
-        raise ConfigError(f"max_in_flight {number!r} is not allowed: a whole number from 1 to {_MOST_IN_FLIGHT}")
-    return number
 
 
 def _seconds(what: str, value: Duration | str) -> float:

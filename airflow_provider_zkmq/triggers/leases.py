@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
@@ -12,13 +13,12 @@ from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent
 from ..engine import ClaimLost, Duration, QueueNotFound, TaskNotFound, Unsupported
 from ..hooks.arguments import span
 from ..hooks.connections import DEFAULT_CONN_ID
+from ..hooks.deferring import state_of
 from ..hooks.retry import Backoff
-from .sessions import HeldSession
+from .sessions import HeldSession, going_on
 
 if TYPE_CHECKING:
-    from ..engine import Task
-
-# --- Keeping claims from running out, in the triggerer: what `ZkmqLeaseTrigger` does until they are over.
+    from ..engine import AsyncClaim, Task
 
 #: A claim: the queue's name, the task's id, the token.
 _Claim: TypeAlias = tuple[str, str, int]
@@ -28,148 +28,8 @@ _OVER: Final = (ClaimLost, TaskNotFound, QueueNotFound)
 #: States in which the Airflow task that is to settle does nothing more by itself.
 _SKIPPED: Final = "skipped"
 _ENDED: Final = {"success", "failed", "upstream_failed", "skipped", "removed"}
-
-
-class _Left(Exception):
-    """A task is in nobody's hand any more, or in another's."""
-
-
-class LeaseKeeper:
-    """Claims that are extended until they are over. One coroutine's."""
-
-    def __init__(
-        self, conn_id: str, claims: Sequence[Sequence[Any]], lease: float, settle: Sequence[Any] | None, log: Any
-    ) -> None:
-        self._held: dict[_Claim, None] = {(each[0], each[1], each[2]): None for each in claims}
-        self._lease = lease
-        self._settle = settle
-        self._log = log
-        # A pause that is longer than what is left of a lease would lose the claim.
-        self._session = HeldSession(conn_id, Backoff(log, what="Keeping the claims", longest=lease / 3))
-
-    async def until_over(self) -> None:
-        """Extend what is held, until nothing is, or nobody is there to settle it.
-
-        Raises `Unsupported` for queue files, which no pause makes into anything else, and nothing else.
-        """
-        while self._held:
-            try:
-                trouble = await self._extend()
-                if self._held and (end := await self._settler_end()):
-                    left = "given back" if end == _SKIPPED else "left to their leases"
-                    self._log.warning("%d claim(s) are %s: what was to settle them is %s", len(self._held), left, end)
-                    if end == _SKIPPED:
-                        await self._release()
-                    return
-                if trouble is not None:
-                    raise trouble
-                await self._pause()
-            except Unsupported:
-                raise
-            except Exception as error:  # noqa: BLE001  work that goes on is not to be delivered again
-                await self._session.after(error)
-
-    async def give_back(self) -> None:
-        """Release what is held, if the Airflow task that was to settle it is skipped, as by a run's time-out.
-
-        What goes wrong is told, as nobody waits for this: the claims are then left to their leases.
-        """
-        try:
-            if self._held and await self._settler_end() == _SKIPPED:
-                self._log.warning("%d claim(s) are given back: what was to settle them is skipped", len(self._held))
-                await self._release()
-        except Exception as error:  # noqa: BLE001  nobody else would hear of it
-            self._log.warning("The claims are left to their leases: %s", error)
-        finally:
-            await self._session.leave()
-
-    async def _release(self) -> None:
-        """Give back what is held, which counts no attempt.
-
-        Airflow ends the processes of such a run within seconds: until then, nobody else is to have their tasks.
-        """
-        await asyncio.sleep(min(_DYING, self._lease / 3))
-        for name, task_id, token in list(self._held):
-            with contextlib.suppress(*_OVER):
-                await (await (await self._session.queue(name)).claim_handle(task_id, token)).release()
-
-    async def leave(self) -> None:
-        """Give the session back. Idempotent."""
-        await self._session.leave()
-
-    async def _extend(self) -> Exception | None:
-        """Extend all, and forget those that are over. Return what else went wrong with one, after all were tried."""
-        claims = list(self._held)
-        outcomes = await asyncio.gather(*map(self._extend_one, claims), return_exceptions=True)
-        trouble: list[Exception] = []
-        for claim, outcome in zip(claims, outcomes, strict=True):
-            if isinstance(outcome, _OVER):
-                del self._held[claim]
-                self._log.info("Claim %d of task %r of queue %r is over", claim[2], claim[1], claim[0])
-            elif isinstance(outcome, Exception):
-                trouble.append(outcome)
-        return trouble[0] if trouble else None
-
-    async def _extend_one(self, claim: _Claim) -> None:
-        name, task_id, token = claim
-        await (await (await self._session.queue(name)).claim_handle(task_id, token)).extend(self._lease)
-
-    async def _pause(self) -> None:
-        """Wait until it is time to extend, or until one of the tasks is not as it was. Raises what kept it from it."""
-        followers = [asyncio.create_task(self._follow(claim)) for claim in self._held]
-        try:
-            if followers:
-                done, _ = await asyncio.wait(followers, timeout=self._lease / 3, return_when=asyncio.FIRST_COMPLETED)
-                for follower in done:
-                    follower.result()
-        finally:
-            for follower in followers:
-                follower.cancel()
-            await asyncio.gather(*followers, return_exceptions=True)
-
-    async def _follow(self, claim: _Claim) -> None:
-        """Return when a task is not claimed any more; each change of it is told by a watch."""
-        name, task_id, _ = claim
-
-        def look(task: Task) -> None:
-            if task.state != "claimed":
-                raise _Left
-
-        try:
-            await (await self._session.queue(name)).follow(task_id, look)
-        except (_Left, *_OVER):
-            pass
-
-    async def _settler_end(self) -> str | None:
-        """Return the state in which the Airflow task that is to settle has ended, although there are claims left."""
-        if self._settle is None:
-            return None
-        from asgiref.sync import sync_to_async  # the triggerer has imported it: nothing is loaded on its loop
-
-        return await sync_to_async(end_of)(*self._settle)
-
-
-def end_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
-    """Return the state of an Airflow task that does nothing more by itself; None of one that does.
-
-    It is asked of Airflow, in a task or in a thread of a trigger.
-    """
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-    states = RuntimeTaskInstance.get_task_states(
-        dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=map_index
-    )
-    name = task_id if map_index < 0 else f"{task_id}_{map_index}"
-    state = states.get(run_id, {}).get(name)
-    return str(state) if state in _ENDED else None
-
-
-# --- `ZkmqLeaseTrigger`: keeps a DAG run's claims from running out, in the triggerer, for as long as they hold.
-
 #: Seconds: a shorter lease could run out before anybody extends it.
 _SHORTEST: Final = 3.0
-#: What goes on when its trigger has gone: an event loop itself keeps no task alive.
-_GIVING_BACK: Final[set[asyncio.Task[None]]] = set()
 
 
 def checked_lease(lease: Duration | str) -> float:
@@ -178,6 +38,16 @@ def checked_lease(lease: Duration | str) -> float:
     if seconds is None or seconds < _SHORTEST:
         raise ValueError(f"lease {lease!r} is not allowed: {_SHORTEST:g} seconds or more, to be extended in time")
     return seconds
+
+
+def end_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
+    """Return the state of an Airflow task that does nothing more by itself; None of one that does. Blocks."""
+    state = state_of(dag_id, run_id, task_id, map_index)
+    return state if state in _ENDED else None
+
+
+class _Left(Exception):
+    """A task is in nobody's hand any more, or in another's."""
 
 
 class ZkmqLeaseTrigger(BaseTrigger):
@@ -211,26 +81,28 @@ class ZkmqLeaseTrigger(BaseTrigger):
         self.lease = lease
         self.settle = None if settle is None else list(settle)
         self.zkmq_conn_id = zkmq_conn_id
-        self._lease_keeper: LeaseKeeper | None = None
+        self._held: dict[_Claim, None] = {(each[0], each[1], each[2]): None for each in claims}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments, plain JSON."""
         kwargs = {name: getattr(self, name) for name in ("claims", "lease", "settle", "zkmq_conn_id")}
         return ("airflow_provider_zkmq.triggers.leases.ZkmqLeaseTrigger", kwargs)
 
+    @cached_property
+    def _session(self) -> HeldSession:
+        """The session; a pause that is longer than what is left of a lease would lose the claim."""
+        return HeldSession(self.zkmq_conn_id, Backoff(self.log, what="Keeping the claims", longest=self.lease / 3))
+
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield the one event that ends the task without a worker; by then nothing is extended any more."""
-        lease_keeper = self._lease_keeper = LeaseKeeper(
-            self.zkmq_conn_id, self.claims, self.lease, self.settle, self.log
-        )
         end: TriggerEvent = TaskSuccessEvent()
         try:
-            await lease_keeper.until_over()
+            await self._keep()
         except Unsupported as error:
             self.log.warning("Nothing is extended, and the claims are left to their leases: %s", error)
             end = TaskFailedEvent()
         finally:
-            await lease_keeper.leave()
+            await self._session.leave()
         yield end
 
     async def on_kill(self) -> None:
@@ -239,13 +111,106 @@ class ZkmqLeaseTrigger(BaseTrigger):
         Airflow calls this on other occasions, too, in which that task is still to come. It cancels this call when it
         takes long: what it began goes on.
         """
-        if self._lease_keeper is not None:
-            giving_back = asyncio.create_task(self._lease_keeper.give_back())
-            _GIVING_BACK.add(giving_back)
-            giving_back.add_done_callback(_GIVING_BACK.discard)
-            await asyncio.shield(giving_back)
+        await asyncio.shield(going_on(self._give_back()))
 
     async def cleanup(self) -> None:
         """Give the shared session back."""
-        if self._lease_keeper is not None:
-            await self._lease_keeper.leave()
+        await self._session.leave()
+
+    async def _keep(self) -> None:
+        """Extend what is held, until nothing is, or nobody is there to settle it.
+
+        Raises `Unsupported` for queue files, which no pause makes into anything else, and nothing else.
+        """
+        while self._held:
+            try:
+                trouble = await self._extend()
+                if self._held and (end := await self._settler_end()):
+                    left = "given back" if end == _SKIPPED else "left to their leases"
+                    self.log.warning("%d claim(s) are %s: what was to settle them is %s", len(self._held), left, end)
+                    if end == _SKIPPED:
+                        await self._release()
+                    return
+                if trouble is not None:
+                    raise trouble
+                await self._pause()
+            except Unsupported:
+                raise
+            except Exception as error:  # noqa: BLE001  work that goes on is not to be delivered again
+                await self._session.after(error)
+
+    async def _give_back(self) -> None:
+        """Release what is held, if the Airflow task that was to settle it is skipped, as by a run's time-out.
+
+        What goes wrong is told, as nobody waits for this: the claims are then left to their leases.
+        """
+        try:
+            if self._held and await self._settler_end() == _SKIPPED:
+                self.log.warning("%d claim(s) are given back: what was to settle them is skipped", len(self._held))
+                await self._release()
+        except Exception as error:  # noqa: BLE001  nobody else would hear of it
+            self.log.warning("The claims are left to their leases: %s", error)
+        finally:
+            await self._session.leave()
+
+    async def _release(self) -> None:
+        """Give back what is held, which counts no attempt.
+
+        Airflow ends the processes of such a run within seconds: until then, nobody else is to have their tasks.
+        """
+        await asyncio.sleep(min(_DYING, self.lease / 3))
+        for claim in list(self._held):
+            with contextlib.suppress(*_OVER):
+                await (await self._handle(claim)).release()
+
+    async def _extend(self) -> Exception | None:
+        """Extend all, and forget those that are over. Return what else went wrong with one, after all were tried."""
+        claims = list(self._held)
+        outcomes = await asyncio.gather(*map(self._extend_one, claims), return_exceptions=True)
+        trouble: list[Exception] = []
+        for claim, outcome in zip(claims, outcomes, strict=True):
+            if isinstance(outcome, _OVER):
+                del self._held[claim]
+                self.log.info("Claim %d of task %r of queue %r is over", claim[2], claim[1], claim[0])
+            elif isinstance(outcome, Exception):
+                trouble.append(outcome)
+        return trouble[0] if trouble else None
+
+    async def _extend_one(self, claim: _Claim) -> None:
+        await (await self._handle(claim)).extend(self.lease)
+
+    async def _handle(self, claim: _Claim) -> AsyncClaim:
+        name, task_id, token = claim
+        return await (await self._session.queue(name)).claim_handle(task_id, token)
+
+    async def _pause(self) -> None:
+        """Wait until it is time to extend, or until one of the tasks is not as it was. Raises what kept it from it."""
+        followers = [asyncio.create_task(self._follow(claim)) for claim in self._held]
+        try:
+            if followers:
+                done, _ = await asyncio.wait(followers, timeout=self.lease / 3, return_when=asyncio.FIRST_COMPLETED)
+                for follower in done:
+                    follower.result()
+        finally:
+            for follower in followers:
+                follower.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
+
+    async def _follow(self, claim: _Claim) -> None:
+        """Return when a task is not claimed any more; each change of it is told by a watch."""
+        name, task_id, _ = claim
+
+        def look(task: Task) -> None:
+            if task.state != "claimed":
+                raise _Left
+
+        with contextlib.suppress(_Left, *_OVER):
+            await (await self._session.queue(name)).follow(task_id, look)
+
+    async def _settler_end(self) -> str | None:
+        """Return the state in which the Airflow task that is to settle has ended, although there are claims left."""
+        if self.settle is None:
+            return None
+        from asgiref.sync import sync_to_async  # the triggerer has imported it: nothing is loaded on its loop
+
+        return await sync_to_async(end_of)(*self.settle)

@@ -8,9 +8,8 @@ import hashlib
 import json
 import os
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..engine import TransportError, Unavailable
@@ -20,6 +19,20 @@ from ..hooks.retry import Backoff
 if TYPE_CHECKING:
     from ..engine import AsyncQueue, AsyncZkmq
 
+# --- What goes on when its trigger has gone.
+
+#: An event loop itself keeps no task alive.
+_GOING_ON: Final[set[asyncio.Task[None]]] = set()
+
+
+def going_on(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Begin work that goes on although whoever waits for it, shielded, is cancelled."""
+    task = asyncio.create_task(work)
+    _GOING_ON.add(task)
+    task.add_done_callback(_GOING_ON.discard)
+    return task
+
+
 # --- One ZooKeeper session for all triggers of a process that use the same Airflow connection.
 
 _Key: TypeAlias = tuple[str, str]
@@ -27,12 +40,6 @@ _Key: TypeAlias = tuple[str, str]
 _PEPPER: Final = os.urandom(32)
 #: A connection is looked up again for a trigger that comes so many seconds after the last look.
 _FRESH: Final = 60.0
-
-
-def _key(conn_id: str, options: dict[str, Any]) -> _Key:
-    """Return what tells connections apart: the options hold a password, so that only their digest is kept."""
-    text = json.dumps(options, sort_keys=True, default=repr)
-    return conn_id, hashlib.blake2b(text.encode(), key=_PEPPER, digest_size=16).hexdigest()
 
 
 def load_client() -> type[AsyncZkmq]:
@@ -60,6 +67,31 @@ class _Entry:
     users: int = 0
 
 
+@dataclass(eq=False, slots=True)
+class _OfLoop:
+    """What the triggers of one event loop share: sessions, and what was looked up of their connections."""
+
+    entries: dict[_Key, _Entry] = field(default_factory=dict, repr=False)
+    lookups: dict[str, _Lookup] = field(default_factory=dict, repr=False)
+
+    async def look_up(self, conn_id: str) -> tuple[_Key, dict[str, Any], str]:
+        """Return what tells a connection from others, its options, and its queue; those who ask together look once.
+
+        The options hold a password, so that only their digest is kept.
+        """
+        now = asyncio.get_running_loop().time()
+        lookup = self.lookups.get(conn_id)
+        if lookup is None or now >= lookup.until:
+            lookup = self.lookups[conn_id] = _Lookup(now + _FRESH)
+        async with lookup.turn:  # where the first is cancelled or fails, the next one looks
+            if lookup.options is None:
+                lookup.options = await async_connection_options(conn_id)
+        options = dict(lookup.options)
+        queue = options.pop("queue")
+        text = json.dumps(options, sort_keys=True, default=repr)
+        return (conn_id, hashlib.blake2b(text.encode(), key=_PEPPER, digest_size=16).hexdigest()), options, queue
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Lease:
     """The use of a shared session: the connection, and the queue's name where a trigger names none."""
@@ -67,9 +99,11 @@ class Lease:
     client: AsyncZkmq
     default_queue: str
     _entry: _Entry = field(repr=False)
-    _table: dict[_Key, _Entry] = field(repr=False)
-    _lookups: dict[str, _Lookup] = field(repr=False)
-    _key_now: Callable[[], Awaitable[_Key]] = field(repr=False)
+    _of_loop: _OfLoop = field(repr=False)
+
+    def queue(self, name: str | None) -> AsyncQueue:
+        """Return a queue; None: the connection's."""
+        return self.client.queue(name or self.default_queue)
 
     async def outdated(self) -> bool:
         """Whether the connection says something else by now; it is looked up once a minute for all who ask.
@@ -77,18 +111,20 @@ class Lease:
         What cannot be looked up is taken to be as it was.
         """
         try:
-            return await self._key_now() != self._entry.key
+            key, _, _ = await self._of_loop.look_up(self._entry.key[0])
         except Exception:  # noqa: BLE001  whoever waits for servers goes on waiting for those that he knows
             return False
+        return key != self._entry.key
 
     def forget(self) -> None:
         """Give this session to no further user: it has ended. Those who use it now close it when they leave.
 
         The connection is looked up anew for the next one: it may have been changed.
         """
-        if self._table.get(self._entry.key) is self._entry:  # else another one has: what was looked up since is new
-            del self._table[self._entry.key]
-            self._lookups.pop(self._entry.key[0], None)
+        key = self._entry.key
+        if self._of_loop.entries.get(key) is self._entry:  # else another one has: what was looked up since is new
+            del self._of_loop.entries[key]
+            self._of_loop.lookups.pop(key[0], None)
 
 
 class SharedSessions:
@@ -99,11 +135,7 @@ class SharedSessions:
     """
 
     def __init__(self) -> None:
-        self._tables: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, _Entry]]
-        self._tables = weakref.WeakKeyDictionary()
-        self._lookups: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Lookup]]
-        self._lookups = weakref.WeakKeyDictionary()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = weakref.WeakKeyDictionary()
         self.opened = 0
 
     @contextlib.asynccontextmanager
@@ -113,41 +145,21 @@ class SharedSessions:
         Raises `AirflowNotFoundException` where there is none of this id, `ConfigError` for one that is not understood,
         and `Unavailable` where no server answered.
         """
-        loop = asyncio.get_running_loop()
-        lookups = self._lookups.setdefault(loop, {})
-        options = await self._options(lookups, conn_id)
-        queue = options.pop("queue")
-        table = self._tables.setdefault(loop, {})
-        entry = self._join(table, _key(conn_id, options), options)
+        of_loop = self._loops.setdefault(asyncio.get_running_loop(), _OfLoop())
+        key, options, queue = await of_loop.look_up(conn_id)
+        entry = self._join(of_loop.entries, key, options)
         try:
-            client = await asyncio.shield(entry.connecting)
-            yield Lease(client, queue, entry, table, lookups, partial(self._key_now, lookups, conn_id))
+            yield Lease(await asyncio.shield(entry.connecting), queue, entry, of_loop)
         finally:
-            await self._leave(table, entry)
+            await _leave(of_loop.entries, entry)
 
-    async def _options(self, lookups: dict[str, _Lookup], conn_id: str) -> dict[str, Any]:
-        """Return a connection's options, the caller's to change; those who ask together look once."""
-        now = asyncio.get_running_loop().time()
-        lookup = lookups.get(conn_id)
-        if lookup is None or now >= lookup.until:
-            lookup = lookups[conn_id] = _Lookup(now + _FRESH)
-        async with lookup.turn:  # where the first is cancelled or fails, the next one looks
-            if lookup.options is None:
-                lookup.options = await async_connection_options(conn_id)
-        return dict(lookup.options)
-
-    async def _key_now(self, lookups: dict[str, _Lookup], conn_id: str) -> _Key:
-        options = await self._options(lookups, conn_id)
-        del options["queue"]
-        return _key(conn_id, options)
-
-    def _join(self, table: dict[_Key, _Entry], key: _Key, options: dict[str, Any]) -> _Entry:
+    def _join(self, entries: dict[_Key, _Entry], key: _Key, options: dict[str, Any]) -> _Entry:
         """Find or make the entry without a pause in between, so that two first users open one session."""
-        entry = table.get(key)
+        entry = entries.get(key)
         if entry is None or (
             entry.connecting.done() and (entry.connecting.cancelled() or entry.connecting.exception())
         ):
-            entry = table[key] = _Entry(key, asyncio.create_task(self._open(options)))
+            entry = entries[key] = _Entry(key, asyncio.create_task(self._open(options)))
         entry.users += 1
         return entry
 
@@ -156,25 +168,25 @@ class SharedSessions:
         self.opened += 1
         return client
 
-    async def _leave(self, table: dict[_Key, _Entry], entry: _Entry) -> None:
-        entry.users -= 1
-        if entry.users:
-            return
-        if table.get(entry.key) is entry:
-            del table[entry.key]
-        # A task of its own: a user that is cancelled while it leaves still leaves the session closed.
-        closing = asyncio.create_task(_close(entry))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-        if entry.connecting.done():
-            await asyncio.shield(closing)
-
     def users(self) -> list[int]:
         """Return how many users each session of the running loop has."""
-        return [entry.users for entry in self._tables.get(asyncio.get_running_loop(), {}).values()]
+        of_loop = self._loops.get(asyncio.get_running_loop(), _OfLoop())
+        return [entry.users for entry in of_loop.entries.values()]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {len(self._tables)} loop(s)>"
+        return f"<{type(self).__name__} of {len(self._loops)} loop(s)>"
+
+
+async def _leave(entries: dict[_Key, _Entry], entry: _Entry) -> None:
+    entry.users -= 1
+    if entry.users:
+        return
+    if entries.get(entry.key) is entry:
+        del entries[entry.key]
+    # A task of its own: a user that is cancelled while it leaves still leaves the session closed.
+    closing = going_on(_close(entry))
+    if entry.connecting.done():
+        await asyncio.shield(closing)
 
 
 async def _close(entry: _Entry) -> None:
@@ -196,7 +208,7 @@ class HeldSession:
     def __init__(self, conn_id: str, backoff: Backoff) -> None:
         limit_kazoo_logging()
         self._conn_id = conn_id
-        self._backoff = backoff
+        self.backoff = backoff
         self._session = contextlib.AsyncExitStack()
         self._lease: Lease | None = None
         self._stale = False
@@ -207,7 +219,7 @@ class HeldSession:
             await self.leave()
         if self._lease is None:
             self._lease = await self._session.enter_async_context(SESSIONS.lease(self._conn_id))
-        return self._lease.client.queue(name or self._lease.default_queue)
+        return self._lease.queue(name)
 
     async def after(self, error: Exception) -> None:
         """Pause; go on with a connection looked up anew, unless this session only waits for its servers.
@@ -220,7 +232,7 @@ class HeldSession:
             self._stale = True
             if self._lease is not None and isinstance(error, TransportError):
                 self._lease.forget()
-        await self._backoff.after(error)
+        await self.backoff.after(error)
 
     async def leave(self) -> None:
         """Give the session back. Idempotent."""

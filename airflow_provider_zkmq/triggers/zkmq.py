@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-from ..engine import ConfigError, TransportError, Unavailable, WaitTimeout, ZkmqError
+from ..engine import ConfigError, TransportError, WaitTimeout, ZkmqError
 from ..hooks.arguments import moment
-from ..hooks.connections import DEFAULT_CONN_ID, limit_kazoo_logging
+from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import (
     EVENT_BYTES,
     acancel_noted,
@@ -29,7 +30,7 @@ from ..hooks.deferring import (
 )
 from ..hooks.outcomes import XComResults, log_ended, progress_log, size
 from ..hooks.retry import LONGEST_OF_A_WAIT, Backoff
-from .sessions import SESSIONS, Lease
+from .sessions import SESSIONS, HeldSession, going_on
 
 if TYPE_CHECKING:
     from ..engine import AsyncQueue, Batch, Task
@@ -59,22 +60,19 @@ class WaitingTrigger(BaseTrigger):
 
     @abstractmethod
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
-        """Wait; return what the event says besides its status."""
-
-    def _event(self, outcome: dict[str, Any]) -> TriggerEvent:
-        """Return the event for what came of the wait."""
-        return TriggerEvent(outcome)
+        """Wait; return what the event says besides its status, with ``"ends"``: that the Airflow task ends here."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield exactly one event; by then the shared session is given back."""
-        limit_kazoo_logging()
-        event = self._event(await self._outcome())
-        if type(event) is TriggerEvent:  # what ends the task by itself meets no race
-            await asyncio.sleep(hold_back(self.deferred_at, time.time()))
-        yield event
+        outcome = await self._outcome()
+        if "ends" in outcome:  # what ends the task by itself meets no race
+            yield TaskSuccessEvent()
+            return
+        await asyncio.sleep(hold_back(self.deferred_at, time.time()))
+        yield TriggerEvent(outcome)
 
     async def _outcome(self) -> dict[str, Any]:
-        left = self._left()
+        left = seconds_left(self.deadline)
         try:
             async with asyncio.timeout(None if left is None else left + _GRACE):
                 return {"status": "done", **await self._wait()}
@@ -84,65 +82,22 @@ class WaitingTrigger(BaseTrigger):
         except (ZkmqError, AirflowNotFoundException) as error:
             return {"status": "error", "message": str(error)}
 
-    def _left(self) -> float | None:
-        return seconds_left(self.deadline)
-
     async def _wait(self) -> dict[str, Any]:
         """Wait, and again after each failure of the transport; return what the event names."""
-        backoff = Backoff(self.log, what="Waiting", longest=LONGEST_OF_A_WAIT)
-        while True:
-            try:
-                async with SESSIONS.lease(self.zkmq_conn_id) as lease:
-                    return await self._wait_in(lease, backoff)
-            except TransportError as error:
-                await backoff.after(error)
-
-    async def _wait_in(self, lease: Lease, backoff: Backoff) -> dict[str, Any]:
-        """Wait within one session, for as long as it lives.
-
-        Raises `TransportError` when it has ended, or its servers are away and the connection names others by now.
-        """
-        queue = lease.client.queue(self._name or lease.default_queue)
-        while True:
-            try:
-                return await self._wait_for(queue)
-            except Unavailable as error:
-                if await lease.outdated():
-                    raise
-                await backoff.after(error)
-            except WaitTimeout:
-                raise
-            except TransportError:
-                lease.forget()
-                raise
+        session = HeldSession(self.zkmq_conn_id, Backoff(self.log, what="Waiting", longest=LONGEST_OF_A_WAIT))
+        try:
+            while True:
+                try:
+                    return await self._wait_for(await session.queue(self._name))
+                except TransportError as error:
+                    await session.after(error)
+        finally:
+            await session.leave()
 
 
 # --- `ZkmqTaskTrigger`: waits in the triggerer until tasks are claimed or completed, or a batch is done.
 #
 # `ZkmqReadyTrigger` waits until there is work.
-
-_ARGUMENTS: Final = (
-    "task_ids",
-    "series",
-    "partial",
-    "selector",
-    "min_tasks",
-    "since",
-    "batch",
-    "event",
-    "log_progress",
-    "stop_at_failure",
-    "success",
-    "cancels",
-    "queue",
-    "zkmq_conn_id",
-    "deadline",
-    "deferred_at",
-)
-
-
-#: What goes on when its trigger has gone: an event loop itself keeps no task alive.
-_CANCELLING: Final[set[asyncio.Task[None]]] = set()
 
 
 class ZkmqTaskTrigger(WaitingTrigger):
@@ -217,16 +172,18 @@ class ZkmqTaskTrigger(WaitingTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments, plain JSON."""
-        kwargs = {name: getattr(self, name) for name in _ARGUMENTS}
+        kwargs = {name: getattr(self, name) for name in inspect.signature(ZkmqTaskTrigger).parameters}
         return ("airflow_provider_zkmq.triggers.zkmq.ZkmqTaskTrigger", kwargs)
 
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
         if self.batch is not None:
-            batch = await queue.wait_batch(self.batch, self._left())
+            batch = await queue.wait_batch(self.batch, seconds_left(self.deadline))
             return await self._succeeded(queue.name, batch) or {"batch": self.batch}
         ids = await self._ids(queue)
         on_progress = progress_log(self.log) if self.log_progress else None
-        tasks = await queue.wait(ids, self.event, self._left(), on_progress, stop_at_failure=self.stop_at_failure)
+        tasks = await queue.wait(
+            ids, self.event, seconds_left(self.deadline), on_progress, stop_at_failure=self.stop_at_failure
+        )
         if success := await self._succeeded(queue.name, tasks):
             return success
         return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
@@ -237,10 +194,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         Airflow cancels this call as well when it takes longer than a second or so: what it began goes on.
         """
         if self.cancels is not None:
-            cancelling = asyncio.create_task(self._cancel(self.cancels))
-            _CANCELLING.add(cancelling)
-            cancelling.add_done_callback(_CANCELLING.discard)
-            await asyncio.shield(cancelling)
+            await asyncio.shield(going_on(self._cancel(self.cancels)))
 
     async def _cancel(self, cancels: dict[str, Any]) -> None:
         self.log.warning("Ended: where a user did that, what is open of its tasks is cancelled")
@@ -250,7 +204,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
             named: list[str] = cancels.get("task_ids", self.task_ids or [])
             ids = series_ids(*cancels["series"]) if "series" in cancels else named
             async with SESSIONS.lease(self.zkmq_conn_id) as lease:
-                queue = lease.client.queue(self.queue or lease.default_queue)
+                queue = lease.queue(self.queue)
                 count = await acancel_open(queue, ids)
                 if "noted" in cancels:
                     count += await acancel_noted(queue, cancels["instance"], cancels["noted"])
@@ -263,7 +217,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         if ids is None:
             since = moment("since", self.since)
             ids = await queue.find(
-                self.selector or "all()", self.min_tasks, self._left(), since=since, wait_for_queue=True
+                self.selector or "all()", self.min_tasks, seconds_left(self.deadline), since=since, wait_for_queue=True
             )
         if not ids:
             raise ConfigError("no task was named: there is nothing to wait for")
@@ -300,9 +254,6 @@ class ZkmqTaskTrigger(WaitingTrigger):
             return False
         return True
 
-    def _event(self, outcome: dict[str, Any]) -> TriggerEvent:
-        return TaskSuccessEvent() if "ends" in outcome else TriggerEvent(outcome)
-
 
 class ZkmqReadyTrigger(WaitingTrigger):
     """Waits until there is work that fits and may be delivered, and for its queue to be there; claims nothing.
@@ -338,8 +289,8 @@ class ZkmqReadyTrigger(WaitingTrigger):
         return ("airflow_provider_zkmq.triggers.zkmq.ZkmqReadyTrigger", {name: getattr(self, name) for name in names})
 
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
-        there = await queue.exists(timeout=self._left())
-        if not there or not await queue.ready(selector=self.selector, timeout=self._left()):
+        there = await queue.exists(timeout=seconds_left(self.deadline))
+        if not there or not await queue.ready(selector=self.selector, timeout=seconds_left(self.deadline)):
             span = (self.deadline or 0.0) - (self.deferred_at or 0.0)
             raise WaitTimeout(nothing_came(queue.name, self.selector, span if self.deferred_at else None))
         return {}

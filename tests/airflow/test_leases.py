@@ -171,7 +171,7 @@ async def test_pauses_grow_and_the_log_has_a_line_a_minute(monkeypatch):
     assert pauses[-1] <= 2
     pauses.clear()
     monkeypatch.setattr(leases, "HeldSession", lambda _conn_id, backoff: backoff)
-    pause = leases.LeaseKeeper("zkmq_default", [], 6.0, None, log)._session
+    pause = leases.ZkmqLeaseTrigger(claims=[], lease=6.0)._session
     for _ in range(20):
         await pause.after(Unavailable("nobody answers"))
     assert max(pauses) <= 2

@@ -164,12 +164,12 @@ async def test_nothing_that_is_shown_or_logged_has_a_password(zookeeper, root, s
     caplog.set_level(logging.DEBUG)
     async with shared.lease("zkmq_default") as lease:
         await lease.client.queue("jobs").enqueue("x")
-        table = next(iter(shared._tables.values()))
+        table = next(iter(shared._loops.values())).entries
         config = lease.client.config
         hook = ZkmqHook()
         conn = hook.get_conn()
         shown = [
-            shared, lease, lease._entry, lease._entry.connecting, table, [*table], lease._lookups, config, lease.client,
+            shared, lease, lease._entry, lease._entry.connecting, table, [*table], lease._of_loop, config, lease.client,
             conn, hook, vars(hook), conn.queue("jobs"), lease.client.queue("jobs"),
             ZkmqTaskTrigger(task_ids=["a"]).serialize(),
             ConnectionConfig.of(auth=("ann", secrets[0]), tls={"key_password": secrets[1]}), conn._session, Tls(),
@@ -192,7 +192,7 @@ async def test_cancelled_triggers_leave_nothing(queue, shared):
         with pytest.raises(asyncio.CancelledError):
             await ended
         assert shared.users() == [1] * (task is connecting)
-    await until(lambda: not shared._closing)
+    await until(lambda: not sessions._GOING_ON)
     assert shared.users() == []
 
 

@@ -54,7 +54,7 @@ LEFT: Final = {
 #: Names that hold such a word and are meant: of the field, of Python, Airflow or kazoo, or read as a word by users.
 MEANT: Final = {
     "dead_letters", "ZkmqDeadLetterNotifier",
-    "ZooKeeperClient", "LeaseKeeper",
+    "ZooKeeperClient",
     "__slots__",
     "read_tree", "tree",
 }  # fmt: skip
