@@ -30,6 +30,7 @@ exit codes:
   4  timed out
   5  a task that was waited for, or one of a batch, ended dead or cancelled
   6  no connection to ZooKeeper
+  7  fsck has found damage that it has not repaired
 
 durations:  seconds (90), units (5m, 1h30m, 250ms) or ISO 8601 (PT1H30M)
 moments:    ISO 8601 with a zone (2026-11-22T10:31:05Z, "2026-11-22 11:31:05+01:00")
@@ -87,6 +88,7 @@ VERBS = {
         "answer from the archive: who waits, what fails, are there enough consumers", "report", "report", "add_report"
     ),
     "gc": Verb("delete what ended long ago", "queues", "collect", "add_gc"),
+    "fsck": Verb("find what is damaged in a queue's tree, and repair it", "queues", "check", "add_fsck"),
     "redrive": Verb("put dead or cancelled tasks back", "queues", "redrive", "add_redrive"),
     "export": Verb("write dead letters to a file that people can read and edit", "bridge", "export", "add_export"),
     "import": Verb("do what an edited export asks for: redrive, drop, new text", "bridge", "import_", "add_import"),

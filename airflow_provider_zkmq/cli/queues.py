@@ -1,4 +1,4 @@
-"""The verbs on queues: queues, doctor, status, list, gc, pause, resume, delete."""
+"""The verbs on queues: queues, doctor, status, list, gc, fsck, pause, resume, delete."""
 
 from __future__ import annotations
 
@@ -395,6 +395,29 @@ def collect(args: argparse.Namespace, options: Common) -> int:
         report = asdict(zk.queue(args.queue).collect_garbage(args.lifetime))
     say({"queue": args.queue, **report}, facts(report), as_json=options.as_json)
     return 0
+
+
+DAMAGED = 7
+
+
+def add_fsck(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fsck``."""
+    parser.add_argument("queue")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--repair", action="store_true", help="repair what is found, each task in one transaction")
+    how.add_argument("--dry-run", action="store_true", help="write nothing, which is the default")
+
+
+def check(args: argparse.Namespace, options: Common) -> int:
+    """Find what is damaged, and repair it if that is asked for."""
+    with options.connect() as zk:
+        report = zk.queue(args.queue).fsck(repair=args.repair)
+    left = sum(not finding.repaired for finding in report.findings)
+    rows = [(each.path, each.what, "repaired" if each.repaired else "-") for each in report.findings]
+    told = f"{report.tasks} task(s), {len(rows)} damage(s) found, {len(rows) - left} repaired"
+    text = f"{table(rows, ('PATH', 'WHAT', 'NOW'))}\n{told}" if rows else told
+    say({"queue": args.queue, **asdict(report)}, text, as_json=options.as_json)
+    return DAMAGED if left else 0
 
 
 def pause(args: argparse.Namespace, options: Common) -> int:

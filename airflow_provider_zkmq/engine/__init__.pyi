@@ -12,6 +12,7 @@ from .api.queue import (
 from .api.unit_of_work import AsyncUnitOfWork as AsyncUnitOfWork, UnitOfWork as UnitOfWork
 from .config import ConnectionConfig as ConnectionConfig, Tls as Tls
 from .connect import AnyClaim as AnyClaim, AnyClient as AnyClient, AnyQueue as AnyQueue, Zkmq as Zkmq
+from .core.maintenance.fsck import Finding as Finding, FsckReport as FsckReport
 from .core.model.names import check_name as check_name
 from .core.model.policy import (
     ConsumeOnce as ConsumeOnce,

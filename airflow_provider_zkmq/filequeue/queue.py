@@ -263,6 +263,7 @@ class FileQueue:
     """
 
     tree = refused(refusals.TREES)
+    fsck = refused(refusals.CHECKS)
     explain = refused(refusals.EXPLAINING)
     find = refused(refusals.FINDING)
     batch = wait_batch = refused(refusals.BATCHES)

@@ -23,6 +23,7 @@ REDRIVING: Final = "redrives: give the line a - for its ! again"
 ENDLESS: Final = "claims that end with a session (lock=0): a lock needs an end"
 SERVERS: Final = "servers to speak to"
 EXPLAINING: Final = "explanations (explain): the file shows the task's variables"
+CHECKS: Final = "tree that could be damaged (fsck)"
 TREES: Final = "znodes (tree)"
 CONSUMERS: Final = "register of consumers (consumers): the mutex of a task names who has it"
 ARCHIVES: Final = (

@@ -88,6 +88,11 @@ class Oracles(History):
         if call.ok:
             self.book.told_latest_end(call, call.about["reader"])
 
+    def told_fsck(self, call: Call) -> None:
+        """Whatever was under way while it looked: nobody has damaged the queue."""
+        if call.ok and call.value.findings:
+            self.fail("what nobody has damaged is found whole", "; ".join(map(str, call.value.findings)))
+
     def told_load(self, call: Call) -> None:
         """What is told to be written, or to be there, was written once."""
         for task in (*call.value.written, *call.value.existing) if call.ok else ():

@@ -1,10 +1,11 @@
-"""What clients do in a simulated world that read what ended: archivers, who move the archive's mark, and followers."""
+"""What clients do in a simulated world that read: archivers, who move the archive's mark, followers, and inspectors."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
+from airflow_provider_zkmq.engine.core.maintenance.fsck import fsck
 from airflow_provider_zkmq.engine.core.read import completion_log, leases
 from airflow_provider_zkmq.engine.core.tasks import admin
 from tests.simulation.parts import Call, Client, Pause
@@ -45,3 +46,10 @@ def follower(client: Client, rand: random.Random, rounds: int) -> Program:
         yield Call("read_ended", completion_log.read_ended(context, which), {"queue": "q", "ended": which})
         if rand.random() < 0.6:
             offset = until.value
+
+
+def inspector(client: Client, rand: random.Random, rounds: int) -> Program:
+    """Looks for damage while others are at work, and would repair what it finds now and then: there is none."""
+    for _ in range(rounds):
+        yield Pause(rand.choice([0, 0.1, 1.0]))
+        yield Call("fsck", fsck(client.context(), repair=rand.random() < 0.5), {"queue": "q"})

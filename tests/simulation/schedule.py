@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core import context
+from airflow_provider_zkmq.engine.core.maintenance.fsck import fsck
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.protocol import Create
 from airflow_provider_zkmq.engine.core.tasks import admin
@@ -49,6 +50,8 @@ CREWS: Final = {
     "readers": ("follower", "follower", "upkeep", "operator"),
 }
 STEPS: Final = 6_000
+#: In so many of all schedules somebody looks for damage, of which there is none.
+INSPECTED: Final = 0.15
 #: In so many of all schedules the servers go back to an older state.
 RESTORED: Final = 0.01
 QUIET_SECONDS: Final = 600.0
@@ -113,6 +116,8 @@ def plan(seed: str) -> Plan:
         Fault(rand.randrange(length), rand.choice(kinds), rand.randrange(clients), rand.random())
         for _ in range(rand.choice([0, 1, 2, 4, 7]))
     ]
+    if (chance := random.Random(f"fsck {seed}")).random() < INSPECTED:
+        crew.append(Actor(chance.randrange(clients), "inspector", 3, chance.randrange(1 << 30)))
     for _ in range(rand.choice([0, 3, 9]) if "loops" in crews else 0):
         coming.append(Fault(rand.randrange(5 * length), "cut off", rand.randrange(clients), rand.random()))
     if rand.random() < RESTORED:
@@ -179,7 +184,7 @@ def _prepare(chosen: Plan, world: World) -> list[Client]:
     setter = Client(world, "setter")
     policy = RetryPolicy(attempts=chosen.attempts, factor=0.5)
     for queue in ("q", "r"):
-        _at_once(world, setter, admin.configure(
+        _at_once(world, setter, "configure", admin.configure(
             setter.context(queue), filters=producers.TYPES, policy=policy, order=chosen.order, archive=chosen.archived,
             follow=chosen.followed,
         ))  # fmt: skip
@@ -196,9 +201,9 @@ def _prepare(chosen: Plan, world: World) -> list[Client]:
     return clients
 
 
-def _at_once(world: World, client: Client, procedure: Any) -> None:
+def _at_once(world: World, client: Client, verb: str, procedure: Any) -> None:
     """Carry a procedure out without interleaving."""
-    fiber = world.spawn(client, "setup", (one for one in (Call("configure", procedure),)))
+    fiber = world.spawn(client, "setup", (one for one in (Call(verb, procedure),)))
     while fiber.state != "done":
         match fiber.state:
             case "sent":
@@ -219,6 +224,7 @@ PROGRAMS: Final = {
     "prefetcher": actors.prefetcher,
     "herald": actors.herald,
     "archiver": readers.archiver,
+    "inspector": readers.inspector,
     "worker": actors.worker,
     "transactor": actors.transactor,
 }
@@ -341,9 +347,16 @@ def _quiet(world: World, clients: list[Client], oracles: Oracles) -> None:
             oracles.lost_claims()
             if not oracles.left():
                 oracles.tables()
+                _inspect(world, living[0])
                 return
         if world.now > start + QUIET_SECONDS:
             raise Violation("every task ends", f"{oracles.left()}; {_busy(world)}")
+
+
+def _inspect(world: World, client: Client) -> None:
+    """Nothing that the schedule has left is taken for damage."""
+    for queue in ("q", "r"):
+        _at_once(world, client, "fsck", fsck(client.context(queue)))
 
 
 def _busy(world: World) -> list[str]:

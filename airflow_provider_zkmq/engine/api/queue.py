@@ -24,6 +24,7 @@ from ..core.claim.claim import (
 from ..core.context import Caller, Claimed, Context
 from ..core.maintenance import collect
 from ..core.maintenance.consumers import run_maintenance, wait_for_change
+from ..core.maintenance.fsck import fsck
 from ..core.protocol import Procedure
 from ..core.read import completion_log, configuration, inspect, leases, nodes
 from ..core.read.inspect import Task, counts, pending
@@ -380,6 +381,7 @@ class QueueMethods(Api[Context], Generic[U]):
     truncated_at = verb(configuration.truncated_at)
     archive = verb(leases.archive)
     collect_garbage = verb(collect.collect_garbage)
+    fsck = verb(fsck)
     redrive = verb(admin.redrive)
     redrive_many = verb(admin.redrive_many)
     cancel = verb(admin.cancel)

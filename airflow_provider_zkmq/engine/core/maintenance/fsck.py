@@ -1,0 +1,916 @@
+"""`fsck`: what is not as it should be in the tree of a queue, said in a sentence each, and repaired.
+
+A task's record says what stands of the task: its parts, where it is listed, whose claim it is. Each task is compared
+with that between two readings of its record, so that a queue in use is judged right; it is repaired by one transaction
+under the record's version. The rest, the layout, is compared with the names that `core.model.names` knows; what is
+found there is looked at twice before it counts.
+
+What a crash of ours leaves is no damage: a dead consumer with its tasks, a batch without open members, an empty lane.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypedDict
+
+from msgspec import structs
+
+from ...errors import CorruptRecord
+from ..context import Context
+from ..model.names import (
+    Lane,
+    bucket_start,
+    entry_name,
+    entry_task,
+    entry_time,
+    index_path,
+    is_lane,
+    is_name,
+    is_prefetched,
+    is_shortened,
+    lease_task,
+    parse_lane,
+    segments_of,
+)
+from ..model.policy import Settings, load_settings
+from ..model.records import HistoryEntry, TaskState, load_claim, load_span, parse_history_name
+from ..model.states import ENDED, FAILED, State
+from ..model.values import Count, Span, Zxid, dump, load, seconds
+from ..protocol import Create, Delete, Multi, Node, Outcome, Procedure, SetData, Sync, WriteOp, never, transact
+from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES
+from ..read.leases import server_time
+from ..read.nodes import MARKS, THERE, chunked, list_children, queue_missing, read_nodes, read_stats
+from ..tasks.batches import WRITING
+from ..write.commit import make_bucket
+from ..write.new_task import NewTask, unpack
+from ..write.transitions import KEPT_NONCES, close_after, load_batch, notes_of, place_of
+
+# --- The verb, and what it tells.
+
+#: How often a queue is looked at that is repaired: one lost znode may have taken others with it.
+PASSES: Final = 4
+#: How often a task is looked at that somebody changes at the same moment.
+LOOKS: Final = 20
+DELETES_PER_MULTI: Final = 128
+#: Of znodes that may hold a megabyte each, so many are read in one request.
+HEAVY_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A znode that is not as it should be; ``what`` says why, ``repaired`` whether it is as it should be now."""
+
+    path: str
+    what: str
+    repaired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FsckReport:
+    """What `fsck` has looked at and found. ``tasks``: how many tasks there are; ``findings``: sorted by path."""
+
+    tasks: int
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fix:
+    """Something found, and the operations that repair it; those of a task are in its `_Verdict`."""
+
+    path: str
+    what: str
+    ops: tuple[WriteOp, ...] = ()
+
+
+def fsck(context: Context, *, repair: bool = False) -> Procedure[FsckReport]:
+    """Find what is not as it should be in the queue, and repair it if asked to; consumers may go on meanwhile.
+
+    Without `repair` nothing is written. A repair deletes what no queue has there. A task whose record or payload is
+    lost becomes a dead letter that says so, unless it had ended; a claim that can never end is given back. Settings and
+    times that cannot be read get their defaults. Raises `QueueNotFound` for what is no queue, or is being deleted.
+    """
+    found: dict[tuple[str, str], bool] = {}
+    tasks = 0
+    for _ in range(PASSES if repair else 1):
+        tasks, fixes = yield from _look(context, repair=repair)
+        present = {(fix.path, fix.what) for fix in fixes}
+        found = {key: key not in present for key in (*found, *present)}
+        if not fixes:
+            break
+    return FsckReport(tasks, tuple(Finding(path, what, found[path, what]) for path, what in sorted(found)))
+
+
+def _look(context: Context, *, repair: bool) -> Procedure[tuple[int, list[_Fix]]]:
+    """Go through the whole queue once, the layout first: how many tasks there are, and what was found."""
+    nodes, fixes = yield from _check_layout(context, repair=repair)
+    listed = _listings(context, nodes)
+    (names,) = yield from list_children([context.paths.at("tasks")])
+    now = (yield from server_time(context)) if repair else 0
+    for chunk in chunked(sorted({*names, *listed})):
+        facts = yield from _read_tasks(context, chunk, listed)
+        for task_id in chunk:
+            if _Verdict(context, task_id, facts, listed.get(task_id, ()), now).fixes:
+                fixes += yield from _examine(context, task_id, listed, now, repair=repair)
+    return len(names), fixes
+
+
+def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, Node]]:
+    """All znodes from `roots` down, by path; of a queue without what is below its tasks, of payloads only the Stat."""
+    found: dict[str, Node] = {}
+    level = list(roots)
+    while level:
+        kinds: dict[str, list[str]] = {"bare": [], "heavy": [], "light": []}
+        for path in level:
+            kinds[_weight(_below(context, path))].append(path)
+        stats = yield from read_stats(kinds["bare"])
+        there = {path: Node(b"", stat) for path, stat in zip(kinds["bare"], stats, strict=True) if stat is not None}
+        for kind, read in (("heavy", partial(read_nodes, at_once=HEAVY_AT_ONCE)), ("light", read_nodes)):
+            nodes = yield from read(kinds[kind])
+            there |= {path: node for path, node in zip(kinds[kind], nodes, strict=True) if node is not None}
+        found |= there
+        parents = [each for each in there if there[each].stat.children and each != context.paths.at("tasks")]
+        names = yield from list_children(parents)
+        level = [f"{parent}/{name}" for parent, each in zip(parents, names, strict=True) for name in each]
+    return found
+
+
+def _weight(parts: Sequence[str]) -> str:
+    match parts:
+        case ["tasks", _, "data" | "result"]:
+            return "bare"
+        case ["tasks", _, "requeue"] | ["unarchived", _, _] | ["batches", _, "then"]:
+            return "heavy"
+    return "light"
+
+
+def _below(context: Context, path: str) -> list[str]:
+    """The names that lead from the queue to one of its znodes."""
+    return path[len(context.paths.base) + 1 :].split("/")
+
+
+def _subtree(nodes: Iterable[str], path: str) -> tuple[Delete, ...]:
+    """The deletes of a znode with all below, of those that were read."""
+    return tuple(Delete(each) for each in sorted(nodes, reverse=True) if each == path or each.startswith(f"{path}/"))
+
+
+def _raises(read: Callable[[], object]) -> str | None:
+    """What is the matter with a record: the error of whatever reads it; None for a good one."""
+    try:
+        read()
+    except (CorruptRecord, ValueError) as error:
+        return str(error)
+    return None
+
+
+# --- The layout: which znodes a queue has beside those of its tasks, and what they hold.
+
+_BUCKETS: Final = ("scheduled", "requeued", "finished", "cancelled", "batches-done")
+_FOREIGN: Final = "belongs to no queue"
+_CONTENT: Final = "does not hold what belongs there"
+
+
+class _GcRecord(TypedDict):
+    collected: Count
+    lifetime: Span
+
+
+class _ArchiveMark(TypedDict):
+    watermark: Zxid
+
+
+class _ConsumerRecord(TypedDict):
+    name: str
+    accepts: list[str]
+
+
+def _check_layout(context: Context, *, repair: bool) -> Procedure[tuple[dict[str, Node], list[_Fix]]]:
+    """The queue's znodes, and what is not as it should be among them; repaired, if that is asked for."""
+    nodes = yield from _walk(context, [context.paths.base])
+    top = {_below(context, path)[0] for path in nodes if path != context.paths.base}
+    if not context.paths.resembles(top) or ("deleting" in top and THERE not in top):
+        raise (yield from queue_missing(context))
+    fixes = _Layout(context, nodes, (yield from _digested(context, nodes))).fixes
+    if fixes:  # others may have changed it while it was read
+        before = {(fix.path, fix.what) for fix in fixes}
+        nodes = yield from _walk(context, [context.paths.base])
+        again = _Layout(context, nodes, (yield from _digested(context, nodes))).fixes
+        fixes = [fix for fix in again if (fix.path, fix.what) in before]
+    if fixes and repair:
+        for fix in fixes:
+            yield from _repair_layout(context, fix)
+        nodes = yield from _walk(context, [context.paths.base])
+    return nodes, fixes
+
+
+def _repair_layout(context: Context, fix: _Fix) -> Procedure[None]:
+    """Carry out a fix; what is refused is found again by the next look."""
+    for op in fix.ops:
+        if isinstance(op, Create) and _below(context, op.path)[0] == "batches-done":
+            yield from make_bucket(context, op.path.rpartition("/")[0])
+    for ops in chunked(fix.ops, DELETES_PER_MULTI):
+        yield from transact(Multi(tuple(ops)), never)
+
+
+def _digested(context: Context, nodes: Mapping[str, Node]) -> Procedure[dict[str, Lane]]:
+    """The lanes whose names are digests and whose data cannot be read, as the records of tasks in them tell."""
+    lanes: dict[str, Lane] = {}
+    for path, node in nodes.items():
+        parts = _below(context, path)
+        if parts[0] != "queue" or len(parts) != 2 or not is_shortened(parts[1]) or not _lane_error(path, node):
+            continue
+        tasks = [entry_task(each.rpartition("/")[2]) for each in nodes if each.startswith(f"{path}/")]
+        paths = [context.paths.task(task, "state") for task in tasks if task is not None]
+        for record_path, record in zip(paths, (yield from read_nodes(paths)), strict=True):
+            with suppress(CorruptRecord):
+                state = TaskState.decode(record_path, b"" if record is None else record.data)
+                lane = Lane(state.priority, state.filters)
+                lanes |= {lane.name: lane} if lane.name == parts[1] else {}
+    return lanes
+
+
+def _lane_error(path: str, node: Node) -> str | None:
+    name = path.rpartition("/")[2]
+    try:
+        return None if Lane.decode(path, node.data).name == name else "it is another lane's"
+    except CorruptRecord as error:
+        return str(error)
+
+
+class _Layout:
+    """A queue's layout as it was read; ``fixes``: what is not as it should be there. Parents come before children."""
+
+    def __init__(self, context: Context, nodes: Mapping[str, Node], digested: Mapping[str, Lane]) -> None:
+        self._context, self._paths, self._nodes, self._digested = context, context.paths, nodes, digested
+        self._foreign: set[str] = set()
+        self._runs: set[tuple[str, int]] = set()
+        self.fixes: list[_Fix] = []
+        self._look_for_missing()
+        for path in sorted(nodes):
+            if path != self._paths.base and not self._is_below_foreign(path):
+                self._look_at(path, nodes[path])
+        for name in self._names("consumers"):
+            self._look_for(self._paths.consumer(name, "current"))
+        for name in self._names("live"):
+            self._look_for_consumer(name)
+        for name in self._names("batches"):
+            self._look_at_batch(name)
+        for path, name in self._batches_done():
+            if self._paths.batch(name) not in nodes:
+                self._say(path, "lists a batch that is not there", Delete(path))
+
+    def _say(self, path: str, what: str, *ops: WriteOp) -> None:
+        self.fixes.append(_Fix(path, what, ops))
+
+    def _names(self, *parts: str) -> list[str]:
+        """The names below a znode, without what is foreign there."""
+        prefix = f"{self._paths.at(*parts)}/"
+        below = (path.removeprefix(prefix) for path in self._nodes if path.startswith(prefix))
+        return sorted(name for name in below if "/" not in name and prefix + name not in self._foreign)
+
+    def _is_below_foreign(self, path: str) -> bool:
+        if path.rpartition("/")[0] in self._foreign:
+            self._foreign.add(path)
+        return path in self._foreign
+
+    def _look_for(self, path: str, data: bytes = b"") -> None:
+        if path not in self._nodes:
+            self._say(path, "is missing", Create(path, data))
+
+    def _look_for_missing(self) -> None:
+        for path in self._paths.skeleton()[1:]:
+            self._look_for(path, DEFAULT_SETTINGS.encode() if path == self._paths.at(THERE) else b"")
+        for name, default in DEFAULT_TIMES.items():
+            self._look_for(self._paths.conf(name), default)
+
+    def _look_at(self, path: str, node: Node) -> None:
+        """Compare one znode with what its place says."""
+        expected = self._expected(path, _below(self._context, path), node)
+        if expected is None:
+            self._foreign.add(path)
+            self._say(path, _FOREIGN, *_subtree(self._nodes, path))
+        elif expected != node.data:
+            self._say(path, _CONTENT, SetData(path, expected, node.stat.version))
+
+    def _expected(self, path: str, parts: Sequence[str], node: Node) -> bytes | None:  # noqa: C901  it is a table
+        """What a znode should hold: its own data, where they are good; None where there should be none.
+
+        What lists a task is judged with that.
+        """
+        match parts:
+            case ["conf"]:
+                return _settings(path, node.data)
+            case ["conf", "task_gc_lifetime" | "task_gc_interval" as name]:
+                bad = _raises(lambda: seconds(name, float(node.data)))
+                return DEFAULT_TIMES[name] if bad else node.data
+            case ["gc"]:
+                return _if_good(path, node.data, _GcRecord, b"") if node.data else b""
+            case ["archive"]:
+                return _if_good(path, node.data, _ArchiveMark, MARKS["archive"])
+            case ["followed"]:
+                return self._followed(path, node)
+            case ["lock"]:
+                return node.data if node.stat.owner else None
+            case ["unarchived"]:
+                return b""
+            case [_]:
+                return b"" if path in self._paths.skeleton() else None
+            case ["queue", lane] if is_lane(lane):
+                known = self._digested.get(lane) or parse_lane(lane)
+                right = node.data if known is None or not _lane_error(path, node) else known.encode()
+                return None if known is None and _lane_error(path, node) else right
+            case ["queue", _, segment] if segments_of([segment]):
+                return b""
+            case ["unarchived", bucket] if bucket_start(bucket) is not None:
+                return b""
+            case ["unarchived", _, entry]:
+                return self._run(path, entry, node.data)
+            case [top, bucket] if top in _BUCKETS and bucket_start(bucket) is not None:
+                return b""
+            case ["batches-done", _, entry] if entry_time(entry) is not None:
+                return b""
+            case ["batches", _, "open", name] if name == WRITING:
+                return b""
+            case ["consumers", name]:
+                return _if_good(path, node.data, _ConsumerRecord, dump({"name": name, "accepts": []}))
+            case ["consumers", _, "current"] | ["batches", _, "open" | "failed"]:
+                return b""
+            case ["live", _]:
+                return b"" if node.stat.owner else None
+            case ["batches", _, "failed", name] if is_name(name):
+                return b""
+            case ["batches", name] | ["batches", name, "then"] if is_name(name):
+                return node.data  # judged with the batch
+        return node.data if _listed_task(parts) is not None else None
+
+    def _followed(self, path: str, node: Node) -> bytes:
+        """The mark of a followed queue; of one that cannot be read, nothing was deleted since it was written."""
+        with suppress(CorruptRecord):
+            record = load(path, node.data)
+            if not record or (record.keys() == {"truncated_at"} and isinstance(record["truncated_at"], int)):
+                return node.data
+        return dump({"truncated_at": node.stat.mzxid})
+
+    def _run(self, path: str, entry: str, data: bytes) -> bytes | None:
+        """A run that is kept for the archive, once, under a name that tells which it is."""
+        name = parse_history_name(entry)
+        with suppress(CorruptRecord):
+            run = HistoryEntry.decode(path, data)
+            told = run.task_id, run.version
+            if name is None or told != (name.task_id, name.version) or (run.version and told in self._runs):
+                return None
+            self._runs.add(told)
+            return data
+        return None
+
+    def _look_for_consumer(self, name: str) -> None:
+        """Whose session lives has a record."""
+        record = self._paths.consumer(name)
+        if record not in self._nodes:
+            made = Create(record, dump({"name": name, "accepts": []})), Create(f"{record}/current")
+            self._say(record, "is missing, and its consumer lives", *made)
+
+    # --- batches
+
+    def _batches_done(self) -> list[tuple[str, str]]:
+        """What lists batches that are done: the paths, and the batches."""
+        top = f"{self._paths.at('batches-done')}/"
+        paths = [path for path in self._nodes if path.startswith(top) and path not in self._foreign]
+        entries = [path for path in paths if "/" in path.removeprefix(top)]
+        return [(path, entry_task(path.rpartition("/")[2]) or "") for path in entries]
+
+    def _look_at_batch(self, name: str) -> None:
+        base, nodes = self._paths.batch(name), self._nodes
+        self._look_for(f"{base}/failed")
+        listed = [path for path, batch in self._batches_done() if batch == name]
+        try:
+            before = load_batch(base, nodes[base].data)
+        except CorruptRecord:
+            before = None
+        if before is not None and "total" not in before and f"{base}/open" not in nodes and not listed:
+            return  # given up before it was written to its end: clean-up deletes what is left
+        after = self._batch_record(name, before, listed)
+        write = SetData(base, dump(after), nodes[base].stat.version)
+        if before is not None and after == before | {"refused": after.get("refused")} != before:
+            self._say(f"{base}/then", f"is missing: task {after['then']!r} does not follow the batch", write)
+        elif after != before:
+            self._say(base, _CONTENT if before is None else "does not tell how its batch stands", write)
+        self._look_at_batch_parts(name, after, listed)
+
+    def _batch_record(self, name: str, before: dict[str, Any] | None, listed: Sequence[str]) -> dict[str, Any]:
+        """What the record of a batch should tell; a total that is lost counts the members that can be seen."""
+        base, follow_up = self._paths.batch(name), self._follow_up(name)
+        after: dict[str, Any] = {"then": follow_up and follow_up.task_id} if before is None else dict(before)
+        members = [each for each in self._names("batches", name, "open") if each != WRITING]
+        is_open, writing = f"{base}/open" in self._nodes, f"{base}/open/{WRITING}" in self._nodes
+        if not writing:
+            after.setdefault("total", len(members) + len(self._names("batches", name, "failed")))
+        if is_open:
+            after.pop("done", None)
+        elif before is None and listed:
+            after["done"] = entry_time(listed[0].rpartition("/")[2])
+        if "done" not in after and after.get("then") and not after.get("refused") and follow_up is None:
+            after["refused"] = f"{base}/then was lost: task {after['then']!r} does not follow the batch"
+        return after
+
+    def _follow_up(self, name: str) -> NewTask | None:
+        """The task that follows a batch; None where there is none that can be read."""
+        path = self._paths.batch(name, "then")
+        node = self._nodes.get(path)
+        with suppress(CorruptRecord):
+            return None if node is None else unpack(self._context, path, node.data)
+        return None
+
+    def _look_at_batch_parts(self, name: str, record: dict[str, Any], listed: Sequence[str]) -> None:
+        base = self._paths.batch(name)
+        done, writing = record.get("done"), f"{base}/open/{WRITING}"
+        if done is None:
+            self._look_for(f"{base}/open")
+        if writing in self._nodes and "total" in record:
+            self._say(writing, "is there, and the batch is written to its end", Delete(writing))
+        then, follow_up = f"{base}/then", self._follow_up(name)
+        if then in self._nodes and (done is not None or not record.get("then") or follow_up is None):
+            self._say(then, "is no task that follows the batch", Delete(then))
+        index = None if done is None else self._paths.at(index_path("batches-done", done, name))
+        for path in listed:
+            if path != index:
+                self._say(path, "lists a batch that is not done, or was done at another time", Delete(path))
+        if index is not None:
+            self._look_for(index)
+
+
+def _settings(path: str, data: bytes) -> bytes:
+    """Settings as they are stored; of some that cannot be read what can be, and else the defaults."""
+    if not _raises(lambda: load_settings(path, data)):
+        return data
+    kept = DEFAULT_SETTINGS
+    with suppress(CorruptRecord):
+        for name, value in load(path, data).items():
+            alone = dump({name: value})
+            if name in Settings.__struct_fields__ and not _raises(partial(load_settings, path, alone)):
+                kept = structs.replace(kept, **{name: getattr(load_settings(path, alone)[0], name)})
+    return kept.encode()
+
+
+def _if_good(path: str, data: bytes, kind: type[Any], default: bytes) -> bytes:
+    return default if _raises(lambda: load(path, data, kind, "a record")) else data
+
+
+# --- What lists tasks.
+
+
+def _listed_task(parts: Sequence[str]) -> str | None:
+    """The task that a znode outside of its own tree stands for, by the names that lead there."""
+    match parts:
+        case ["queue", _, _, entry]:
+            return entry_task(entry)
+        case ["scheduled" | "requeued" | "finished" | "cancelled", _, entry] if entry_time(entry) is not None:
+            return entry_task(entry)
+        case ["leases" | "locks", lease]:
+            return lease_task(lease)
+        case ["dlq", name] | ["consumers", _, "current", name] | ["batches", _, "open", name] if is_name(name):
+            return name
+    return None
+
+
+def _listings(context: Context, nodes: Iterable[str]) -> dict[str, list[str]]:
+    """What lists each task, by the task's id."""
+    listed: dict[str, list[str]] = {}
+    for path in nodes:
+        task_id = _listed_task(_below(context, path))
+        if task_id is not None:
+            listed.setdefault(task_id, []).append(path)
+    return listed
+
+
+# --- Tasks: each is judged by what was read of it, and examined where something seems to be wrong.
+
+
+def _read_tasks(
+    context: Context, task_ids: Sequence[str], listed: Mapping[str, Sequence[str]]
+) -> Procedure[dict[str, Node]]:
+    """The trees of tasks, what lists them or should, and what these places stand in."""
+    nodes = yield from _walk(context, [context.paths.task(each) for each in task_ids])
+    others = {path for each in task_ids for path in listed.get(each, ())}
+    for each in task_ids:
+        state, _ = _decoded(context, each, nodes)
+        others |= set() if state is None else _beside(context, each, state)
+    paths = sorted(others)
+    return nodes | {
+        path: node for path, node in zip(paths, (yield from read_nodes(paths)), strict=True) if node is not None
+    }
+
+
+def _decoded(context: Context, task_id: str, nodes: Mapping[str, Node]) -> tuple[TaskState | None, str]:
+    """A task's record, or why there is none."""
+    path = context.paths.task(task_id, "state")
+    if path not in nodes:
+        return None, "it is missing"
+    try:
+        return TaskState.decode(path, nodes[path].data), ""
+    except CorruptRecord as error:
+        return None, str(error)
+
+
+def _places_of(context: Context, task_id: str, state: TaskState) -> list[str]:
+    """All that stands for a task outside of its own tree, as its record has it."""
+    claimed, members = state.state is State.CLAIMED, bool(state.batch) and state.state not in ENDED
+    places = notes_of(context, task_id, state) if claimed else [place_of(context, state)]
+    return [*places, *([context.paths.batch(state.batch or "", "open", task_id)] if members else [])]
+
+
+def _beside(context: Context, task_id: str, state: TaskState) -> set[str]:
+    """Where a task stands or should, and the znodes by which its claim and its membership are judged."""
+    paths, near = context.paths, set(_places_of(context, task_id, state))
+    if state.consumer:
+        near |= {paths.live(state.consumer), paths.consumer(state.consumer, "current")}
+    if state.batch:
+        base = paths.batch(state.batch)
+        near |= {base, f"{base}/open", f"{base}/failed", f"{base}/failed/{task_id}"}
+    return near
+
+
+def _examine(
+    context: Context, task_id: str, listed: Mapping[str, Sequence[str]], now: int, *, repair: bool
+) -> Procedure[list[_Fix]]:
+    """Judge one task between two readings of its record; what is found is repaired in one transaction, if asked to."""
+    path, found = context.paths.task(task_id, "state"), list[_Fix]()
+    before: list[_Fix] | None = None
+    for _ in range(LOOKS):
+        nodes = yield from _read_tasks(context, [task_id], listed)
+        (record,) = yield from read_stats([path])
+        if record != (nodes[path].stat if path in nodes else None):
+            continue  # somebody changed the task meanwhile
+        verdict = _Verdict(context, task_id, nodes, listed.get(task_id, ()), now)
+        if verdict.fixes and verdict.fixes != before:
+            before = verdict.fixes
+            yield Sync(path)
+            continue  # what is true is so twice; a batch, say, may be on its way to be collected
+        found = found or verdict.fixes
+        if not verdict.fixes or not repair:
+            return found
+        for bucket in verdict.buckets():
+            yield from make_bucket(context, bucket)
+        outcome: Outcome = yield from transact(Multi(verdict.multi()), never)
+        if outcome.committed:
+            yield from close_after(context, verdict.batch)
+            return found
+    return found
+
+
+#: What an entry outside of a lane may hold: a rank, of which the record tells.
+_RANK: Final = re.compile(rb"\d{0,19}")
+
+
+class _Verdict:
+    """What is not as it should be with one task, as it was read, and the transaction that repairs it.
+
+    ``fixes``: what was found; nothing, where everything is as the record says. ``batch``: the one that it may end.
+    """
+
+    def __init__(
+        self, context: Context, task_id: str, nodes: Mapping[str, Node], listed: Sequence[str], now: int
+    ) -> None:
+        self._context, self._id, self._nodes, self._now = context, task_id, nodes, now
+        self._listed = [path for path in listed if path in nodes]
+        self._base, self._path = context.paths.task(task_id), context.paths.task(task_id, "state")
+        self._tree = [each for each in nodes if each == self._base or each.startswith(f"{self._base}/")]
+        self._contents: dict[str, bytes] = {}
+        self._ops: list[WriteOp] = []
+        self._rerun = False
+        self.fixes: list[_Fix] = []
+        self._state, why = _decoded(context, task_id, nodes)
+        self._run = self._run_in_escrow()
+        if self._base not in nodes:
+            self._after = None
+            for path in self._listed:
+                self._say(path, f"stands for task {task_id!r}, which is not there")
+        elif self._state is None:
+            self._after = self._restored(why)
+        else:
+            self._after = self._corrected(self._state)
+        self.batch = None if self._state is None else self._state.batch
+        if self._after is None:
+            self._ops += [Delete(path) for path in self._listed]
+            self._ops += [each for each in _subtree(self._tree, self._base) if each.path != self._path]
+        else:
+            self._compare(self._after)
+
+    def multi(self) -> tuple[WriteOp, ...]:
+        """The operations of the repair, under the record as it was read."""
+        node, after = self._nodes.get(self._path), self._after
+        guard: list[WriteOp]
+        if after is None and self._base not in self._nodes:
+            guard = [Create(self._base), Delete(self._base)]
+        elif after is None:
+            guard = (
+                [Create(self._path), Delete(self._path)] if node is None else [Delete(self._path, node.stat.version)]
+            )
+        elif node is None:
+            guard = [Create(self._path, self._written(after).encode())]
+        else:
+            guard = [SetData(self._path, self._written(after).encode(), node.stat.version)]
+        return (*guard, *self._ops)
+
+    def buckets(self) -> list[str]:
+        """The buckets in which it writes."""
+        tops = {"scheduled", "requeued", "finished", "cancelled"}
+        made = [op.path for op in self._ops if isinstance(op, Create)]
+        return [path.rpartition("/")[0] for path in made if _below(self._context, path)[0] in tops]
+
+    def _written(self, after: TaskState) -> TaskState:
+        """The record as it is written: by a mark of its own, and a run that has ended stays the run that it was."""
+        nonce, before, node = self._context.marks.nonce(), self._state, self._nodes.get(self._path)
+        ended = after.ended_zxid
+        if before is not None and node is not None and after.state in ENDED and after.state is before.state:
+            ended = before.ended_zxid or node.stat.mzxid
+        return structs.replace(after, nonce=nonce, settled=(*after.settled, nonce)[-KEPT_NONCES:], ended_zxid=ended)
+
+    def _say(self, path: str, what: str) -> None:
+        self.fixes.append(_Fix(path, what))
+
+    def _at(self, part: str) -> str:
+        return f"{self._base}/{part}"
+
+    def _has(self, part: str) -> bool:
+        return self._at(part) in self._nodes
+
+    def _run_in_escrow(self) -> NewTask | None:
+        """The run that is held in escrow; None where there is none that can be read."""
+        path = self._at("requeue")
+        with suppress(CorruptRecord):
+            return unpack(self._context, path, self._nodes[path].data) if path in self._nodes else None
+        return None
+
+    # --- what the record should be
+
+    def _restored(self, why: str) -> TaskState | None:
+        """A record for a task that has lost it, by what is left: as it is listed among what ended, else a dead letter.
+
+        None where nothing is left that could be handled. A run in escrow takes the place of the one that is lost.
+        """
+        if not self._has("data"):
+            self._say(self._path, f"cannot be read, and the payload of task {self._id!r} is lost, too: {why}")
+            return None
+        self._say(self._path, f"cannot be read: {why}")
+        if self._run is not None:
+            return self._next_run(self._run, result=self._has("result"))
+        found = {_below(self._context, path)[0]: _below(self._context, path) for path in self._listed}
+        lost = TaskState(
+            State.DEAD, self._place(found.get("queue")), "", priority=self._priority(found.get("queue")),
+            filters=self._stored_filters(), index=f"dlq/{self._id}", error=f"its record was lost: {why}",
+            ended=self._now, batch=found["batches"][1] if "batches" in found else None,
+        )  # fmt: skip
+        for top in ("finished", "cancelled"):
+            if top in found:
+                lost = structs.replace(lost, state=State(top), index="/".join(found[top]), error=None)
+                lost = structs.replace(lost, ended=entry_time(found[top][-1]))
+        return self._parts(lost)
+
+    def _place(self, entry: Sequence[str] | None) -> str:
+        if entry is not None:
+            return "/".join(entry[1:])
+        lane, stamp = Lane(0, self._stored_filters()), self._context.marks.stamp(self._now)
+        return f"{lane.name}//{entry_name(stamp, self._id)}"
+
+    @staticmethod
+    def _priority(entry: Sequence[str] | None) -> int:
+        lane = None if entry is None else parse_lane(entry[1])
+        return 0 if lane is None else lane.priority
+
+    def _stored_filters(self) -> dict[str, str]:
+        """The filters that stand in the tree."""
+        prefix = f"{self._at('filters')}/"
+        paths = [path for path in self._tree if path.startswith(prefix) and is_name(path.removeprefix(prefix))]
+        return {path.removeprefix(prefix): self._nodes[path].data.decode(errors="replace") for path in paths}
+
+    def _corrected(self, state: TaskState) -> TaskState:
+        """The record as it should be."""
+        after = state
+        if state.requeue and self._run is None:
+            self._say(self._at("requeue"), f"holds no run of task {self._id!r} to come: that run is lost")
+            after = structs.replace(after, requeue=False)
+        if not self._has("data"):
+            self._say(self._at("data"), f"is missing: the payload of task {self._id!r} is lost")
+            if self._run is not None and state.requeue:
+                return self._next_run(self._run, result=state.result)
+            after = after if after.state in ENDED else self._buried(after, "its payload was lost")
+        after = self._parts(after)
+        if after.state is State.CLAIMED:
+            after = self._claim(after)
+        after = self._member(self._listed_rightly(after))
+        self._look_for_later_writes()
+        return after
+
+    def _next_run(self, new: NewTask, *, result: bool) -> TaskState:
+        """The record of the run in escrow, where the one before it is lost: due now, as it was asked for."""
+        self._rerun = True
+        self._contents[self._at("data")] = new.data
+        self._contents[self._at("metadata")] = new.metadata
+        place, index = f"{new.lane.name}//{new.entry}", index_path("scheduled", self._now, self._id)
+        record = new.record(place, index, self._now)
+        return structs.replace(record, result=result and self._has("result"), metadata=True)
+
+    def _buried(self, state: TaskState, why: str) -> TaskState:
+        """A dead letter, instead of a task that cannot be handled."""
+        if state.state is State.CLAIMED:
+            state = state.with_attempt("rescued", self._now, why)
+        return structs.replace(
+            state, state=State.DEAD, index=f"dlq/{self._id}", due=None, error=why, ended=self._now, consumer=None,
+            claimed=None, started=None, lease=None, bound=False, requeue=False,
+        )  # fmt: skip
+
+    def _given_back(self, state: TaskState, why: str) -> TaskState:
+        """A task that nobody holds; as a rescue does it, a run in escrow takes the place of one that was cut off."""
+        if state.requeue and self._run is not None:
+            return self._next_run(self._run, result=state.result)
+        state = state.with_attempt("rescued", self._now, why)
+        back = structs.replace(
+            state, state=State.INSERTED, error=why, consumer=None, claimed=None, started=None, lease=None, bound=False
+        )
+        return self._due_now(back)
+
+    def _due_now(self, state: TaskState) -> TaskState:
+        """Pending, without an entry in its lane: whoever promotes it puts it there, in its old place."""
+        node = self._nodes.get(self._path)
+        rank = state.rank or (None if node is None else node.stat.czxid)
+        return structs.replace(
+            state, due=self._now, index=index_path("scheduled", self._now, self._id), was_due=None, rank=rank
+        )
+
+    def _parts(self, state: TaskState) -> TaskState:
+        """The record with what stands beside it: metadata, a result."""
+        metadata = self._at("metadata")
+        good = metadata in self._nodes and not _raises(lambda: load(metadata, self._nodes[metadata].data))
+        if state.metadata and not good:
+            self._say(metadata, f"holds no metadata, and task {self._id!r} had some: they are lost")
+        result = self._has("result")
+        if state.result and not result:
+            self._say(self._at("result"), f"is missing: the result of task {self._id!r} is lost")
+        return structs.replace(state, metadata=good, result=result or state.state is State.FINISHED)
+
+    # --- claims
+
+    def _claim(self, state: TaskState) -> TaskState:
+        """A claim that stands, with the notes by which it ends; else the task is given back.
+
+        Without its ephemeral claim a task waits for the rescue of a dead consumer: that is no damage.
+        """
+        path, paths, consumer = self._at("claim"), self._context.paths, state.consumer or ""
+        leased, claim = state.lease is not None and not state.bound, self._nodes.get(path)
+        note = paths.current(consumer, self._id)
+        if claim is None and not leased and paths.live(consumer) not in self._nodes and note in self._nodes:
+            return state
+        if claim is None:
+            self._say(path, f"is missing: the claim of task {self._id!r} could never end")
+            return self._given_back(state, "its claim was lost")
+        if (claim.stat.owner == 0) is not leased:
+            self._say(path, f"is not the claim of task {self._id!r}: it ends otherwise than its record says")
+            return self._given_back(state, "its claim was lost")
+        if not leased and not {paths.live(consumer), paths.consumer(consumer, "current")} & self._nodes.keys():
+            self._say(note, f"is missing, with all of its consumer: the claim of task {self._id!r} could never end")
+            return self._given_back(state, "its consumer was lost")
+        span = self._span(state, path, claim)
+        for lease in set(notes_of(self._context, self._id, state)) - {note}:
+            if lease not in self._nodes or _raises(lambda: load_span(lease, self._nodes[lease].data)):  # noqa: B023
+                self._contents[lease] = dump({"seconds": span, "consumer": consumer})
+        return state
+
+    def _span(self, state: TaskState, path: str, claim: Node) -> float:
+        """For how many seconds a claim holds, as it tells itself; 0, which ends it, where it cannot be read."""
+        try:
+            record = load_claim(path, claim.data)
+        except CorruptRecord:
+            record = {}
+        if record.get("consumer") == state.consumer:
+            return record.get("lease") or 0.0
+        nonce = {} if state.lease is None else {"nonce": state.lease.rpartition("~")[2]}
+        self._contents[path] = dump({"consumer": state.consumer, "lease": state.lock, **nonce})
+        return state.lock or 0.0
+
+    # --- where it is listed
+
+    def _listed_rightly(self, state: TaskState) -> TaskState:
+        """The record with a place in which the task can be."""
+        if entry_task(state.entry) != self._id:
+            self._say(self._path, "names the place of another task")
+            state = structs.replace(state, place=self._place(None))
+        if state.state is State.INSERTED and state.index is None:
+            entry = place_of(self._context, state)
+            if state.placed and entry in self._nodes:
+                return structs.replace(state, due=None)
+            if self._state is not None and state.state is self._state.state:
+                self._say(entry, f"is missing: nobody would find task {self._id!r}")
+            return self._due_now(state)
+        if self._is_index(state):
+            return state
+        if self._state is not None and state.state is self._state.state and state.requeue is self._state.requeue:
+            self._say(self._path, f"names {state.index} as its place, where a task that is {state.state} cannot be")
+        if state.state is State.INSERTED:
+            return self._due_now(state)
+        if state.state is State.CLAIMED:
+            return structs.replace(state, index=None, due=None)
+        if state.requeue:
+            due = state.due or self._now
+            return structs.replace(state, due=due, index=index_path("requeued", due, self._id))
+        dead = state.state is State.DEAD
+        index = f"dlq/{self._id}" if dead else index_path(str(state.state), state.ended or self._now, self._id)
+        return structs.replace(state, due=None, index=index)
+
+    def _is_index(self, state: TaskState) -> bool:
+        """Whether a task can stand where its record says that it is listed."""
+        if state.state is State.CLAIMED or state.index is None:
+            return state.state is State.CLAIMED and state.index is None
+        top, _, entry = state.index.partition("/")
+        if state.state is State.DEAD:
+            return state.index == f"dlq/{self._id}"
+        if state.state is State.INSERTED or state.requeue:
+            timed = "scheduled" if state.state is State.INSERTED else "requeued"
+            return state.due is not None and state.index == index_path(timed, state.due, self._id)
+        when = entry_time(entry.rpartition("/")[2])
+        return top == state.state and when is not None and state.index == index_path(top, when, self._id)
+
+    def _member(self, state: TaskState) -> TaskState:
+        """The record with a batch that is there; what that needs to hold its members."""
+        if state.batch is None or state.state in ENDED:
+            return state
+        base = self._context.paths.batch(state.batch)
+        if base not in self._nodes:
+            self._say(base, f"is missing: task {self._id!r} counts for no batch any more")
+            return structs.replace(state, batch=None)
+        if f"{base}/open" not in self._nodes:
+            self._ops.append(Create(f"{base}/open"))
+        return state
+
+    def _look_for_later_writes(self) -> None:
+        """Whatever belongs to a record was written with it, or before."""
+        record = self._nodes[self._path].stat.mzxid
+        for part in ("data", "metadata", "result", "requeue"):
+            if self._has(part) and self._nodes[self._at(part)].stat.mzxid > record:
+                self._say(self._at(part), f"was written over by somebody; task {self._id!r} goes on with it as it is")
+
+    # --- the difference between what should stand and what does
+
+    def _standing(self, state: TaskState) -> dict[str, bytes | None]:
+        """What stands of a task by its record: each znode's data; None: whatever it holds."""
+        parts: dict[str, bytes | None] = {"data": None, "state": None}
+        parts |= {name: None for name in ("metadata", "result", "requeue") if getattr(state, name)}
+        parts |= {"filters": b""} if state.filters else {}
+        parts |= {f"filters/{name}": value.encode() for name, value in state.filters.items()}
+        if state.state is State.CLAIMED and self._has("claim"):
+            parts["claim"] = None
+        standing = {self._base: b"", **{self._at(part): data for part, data in parts.items()}}
+        return standing | {path: self._listing(path, state) for path in _places_of(self._context, self._id, state)}
+
+    def _listing(self, path: str, state: TaskState) -> bytes | None:
+        """What a znode holds that lists the task."""
+        node, (top, *_) = self._nodes.get(path), _below(self._context, path)
+        if top in {"leases", "locks"}:
+            return None
+        if top == "consumers":
+            return None if node is not None and is_prefetched(path, node.data) else b""
+        if top == "queue":
+            return b"" if state.rank is None else str(state.rank).encode()
+        return None if top != "batches" and node is not None and _RANK.fullmatch(node.data) else b""
+
+    def _compare(self, after: TaskState) -> None:
+        """Say what differs from the record, and make the operations that bring the tree to what it should be.
+
+        What follows from a change of the record is not said as well.
+        """
+        standing = self._standing(after)
+        before = standing if self._state is None else self._standing(self._state)
+        present = {*self._tree, *self._listed, *(path for path in standing if path in self._nodes)}
+        for path in sorted(present - standing.keys(), reverse=True):
+            if path not in before and self._state is not None:
+                self._say(path, f"is nothing that the record of task {self._id!r} tells of")
+            self._ops.append(Delete(path))
+        for path in sorted(standing):
+            if path != self._path:
+                self._compare_one(path, self._contents.get(path, standing[path]), said=path not in before)
+        if after.batch is not None and after.state in FAILED:
+            self._note_failure(after)
+
+    def _compare_one(self, path: str, data: bytes | None, *, said: bool) -> None:
+        node = self._nodes.get(path)
+        said = said or self._rerun or self._state is None or any(fix.path == path for fix in self.fixes)
+        if node is None:
+            if not said:
+                self._say(path, f"is missing, and belongs to task {self._id!r}")
+            self._ops.append(Create(path, data or b""))
+        elif data is not None and data != node.data:
+            if not said:
+                self._say(path, f"does not hold what it should for task {self._id!r}")
+            self._ops.append(SetData(path, data))
+
+    def _note_failure(self, state: TaskState) -> None:
+        """Have a batch tell of a member that ended in failure; one that is collected by now tells nothing."""
+        failed = self._context.paths.batch(state.batch or "", "failed", self._id)
+        if failed in self._nodes or failed.rpartition("/")[0] not in self._nodes:
+            return
+        if self._state is not None and self._state.state in FAILED:
+            self._say(failed, f"is missing, although task {self._id!r} has failed")
+        self._ops.append(Create(failed))

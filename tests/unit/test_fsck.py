@@ -1,0 +1,245 @@
+"""`fsck`: each damage of a queue is found and repaired, and nothing else is: what can be saved goes on."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from airflow_provider_zkmq.engine.core.context import Claimed
+from airflow_provider_zkmq.engine.core.maintenance.consumers import bring_back
+from airflow_provider_zkmq.engine.core.maintenance.fsck import FsckReport, fsck
+from airflow_provider_zkmq.engine.core.model.names import parse_lane
+from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.protocol import Create, Delete, SetData
+from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.errors import QueueNotFound
+from tests.unit.damage import Damage, damages, kinds, world
+from tests.unit.world import Client, FakeZooKeeper, check_tree, new_queue
+
+BASE = world().base
+ORDERS = pytest.mark.parametrize("order", ["default", "fifo"])
+#: Of the damages every so many are tried in `make test`, all otherwise.
+SHARE = pytest.mark.parametrize("share", [20, pytest.param(1, marks=pytest.mark.full)])
+
+
+def look(zk: FakeZooKeeper, *, repair: bool = False) -> FsckReport:
+    client = Client(zk, "operator")
+    report: FsckReport = client.do(fsck(client.context, repair=repair))
+    return report
+
+
+def is_no_damage(damage: Damage) -> bool:
+    """Whether a queue may look like this by itself: what is gone may have been collected, what stands was set by hand.
+
+    A session that has ended, a batch that is over, a run that the archive has, a lane without tasks; a mark that says
+    that the queue is archived or followed; settings and times that can be read, as whoever edits them likes; a rank
+    outside of a lane, which the record has, too.
+    """
+    top, *rest = damage.path.removeprefix(f"{BASE}/").split("/")
+    if damage.data is None:
+        lane = f"{BASE}/queue/{rest[0]}/" if top == "queue" and rest else "/"
+        tasks = any(path.startswith(lane) and path.count("/") == BASE.count("/") + 4 for path in world().zk.nodes)
+        over = {"archive", "followed", "unarchived", "unarchived/0028333333", "batches/ended"}
+        left = top in {"live", "unarchived"} and bool(rest)
+        return left or "/".join((top, *rest)) in over or (top == "queue" and bool(rest) and not tasks)
+    if top == "conf" and rest:
+        return damage.what == "a number"
+    if damage.what == "empty" and top in {"scheduled", "requeued", "finished", "cancelled", "dlq"}:
+        return True
+    objects = damage.what in {"an empty object", "a strange object"}
+    return objects and (top == "conf" or (top == "queue" and bool(rest) and rest[-1].endswith(";*")))
+
+
+def cases(order: str, share: int) -> Iterator[Damage]:
+    for path in kinds(order):
+        for damage in damages(path, order):
+            if zlib.crc32(str(damage).encode()) % share == 0:
+                yield damage
+
+
+def concerns(report: FsckReport, damage: Damage) -> bool:
+    """Whether something was found at a damaged znode, below it, or at the task that it belongs to."""
+    task = damage.path.removeprefix(f"{BASE}/tasks/").partition("/")[0] if "/tasks/" in damage.path else None
+    near = (damage.path, f"{BASE}/tasks/{task}/" if task else damage.path)
+    batch = f"~{damage.path.rpartition('/')[2]}" if "/batches/" in damage.path else "no batch"
+    named = [each for each in report.findings if each.path.endswith(batch) or (task and repr(task) in each.what)]
+    return bool(named) or any(each.path.startswith(near) for each in report.findings)
+
+
+def payloads(zk: FakeZooKeeper) -> dict[str, bytes]:
+    """What is to be handled, or was: the payload of each task."""
+    tasks = zk.names(f"{BASE}/tasks")
+    paths = {task: f"{BASE}/tasks/{task}/data" for task in tasks}
+    return {task: zk.nodes[path].data for task, path in paths.items() if path in zk.nodes}
+
+
+def check(damage: Damage, order: str) -> None:
+    """One damage: found without a write, named, repaired for good, and no payload is lost that was there."""
+    zk = world(order).copy()
+    damage.apply(zk)
+    before, zxid = payloads(zk), zk.zxid
+    dry = look(zk)
+    assert zk.zxid == zxid, "a look without repair writes nothing"
+    assert bool(dry.findings) is not is_no_damage(damage), dry.findings
+    assert not dry.findings or concerns(dry, damage), dry.findings
+    assert not any(each.repaired for each in dry.findings)
+    repaired = look(zk, repair=True)
+    assert {each.path for each in repaired.findings} >= {each.path for each in dry.findings}
+    assert all(each.repaired for each in repaired.findings), repaired.findings
+    assert not look(zk).findings
+    after = payloads(zk)
+    for task, data in before.items():
+        saved = after.get(task) == data or damage.path.startswith(f"{BASE}/tasks/{task}/")
+        assert saved, f"the payload of {task} is lost"
+    go_on(zk, order)
+
+
+def go_on(zk: FakeZooKeeper, order: str) -> None:
+    """Whoever comes handles all that can be handled; what is left is a dead letter, or has ended."""
+    client = Client(zk, "next")
+    for session in {node.owner for node in zk.nodes.values() if node.owner}:
+        zk.expire(session)
+    zk.advance(600)
+    check_tree(zk, client.context)
+    for _ in range(3):  # rescued, due, or what follows a batch
+        client.do(bring_back(client.context))
+        while (claimed := client.take()) is not None:
+            client.complete(claimed)
+        zk.advance(10)
+    states = check_tree(zk, client.context)
+    left = {task: state for task, state in states.items() if state.state in {State.INSERTED, State.CLAIMED}}
+    assert not left, f"{order}: nobody can handle {left}"
+
+
+@SHARE
+@ORDERS
+def test_each_damage_is_found_and_repaired_and_nothing_is_lost(order: str, share: int, subtests: Any) -> None:
+    """Any znode of the tree deleted, emptied, overwritten, or with a strange one below it."""
+    for damage in cases(order, share):
+        with subtests.test(damage=str(damage)):
+            check(damage, order)
+
+
+@ORDERS
+def test_a_queue_in_use_is_whole(order: str) -> None:
+    """Tasks in each state and place, batches on their way, a run in escrow: nothing is found and nothing written."""
+    zk = world(order).copy()
+    zxid = zk.zxid
+    assert look(zk).findings == ()
+    assert zk.zxid == zxid
+    for session in {node.owner for node in zk.nodes.values() if node.owner}:
+        zk.expire(session)
+    assert look(zk).findings == ()  # the death of consumers is no damage
+
+
+def test_what_is_no_queue_is_refused() -> None:
+    """Neither a queue that is not there, nor one that is being deleted."""
+    client = new_queue()
+    missing = Client(client.zk)
+    missing.context.paths = type(missing.context.paths)("/zkmq/other")
+    with pytest.raises(QueueNotFound):
+        missing.do(fsck(missing.context))
+
+
+def queue_with_a_task(**options: Any) -> tuple[Client, str]:
+    client = new_queue()
+    client.put(b"payload", task_id="t", **options)
+    return client, client.context.paths.task("t")
+
+
+def test_a_task_that_has_lost_its_record_becomes_a_dead_letter_with_its_payload() -> None:
+    """It says why, keeps filters and place, can be redriven, and is handled then."""
+    client, base = queue_with_a_task(metadata={"a": 1})
+    client.write(SetData(f"{base}/state", b"garbage"))
+    report = client.do(fsck(client.context, repair=True))
+    assert [each.path for each in report.findings] == [f"{base}/state"]
+    state = TaskState.decode("", client.zk.nodes[f"{base}/state"].data)
+    assert (state.state, state.metadata) == (State.DEAD, True)
+    assert "its record was lost" in (state.error or "")
+    client.do(admin.redrive(client.context, "t"))
+    claimed = client.claimed()
+    assert (claimed.data, claimed.metadata) == (b"payload", {"a": 1})
+
+
+def test_a_task_that_was_done_stays_done_without_its_record() -> None:
+    """It is listed among what is finished: nobody runs it again."""
+    client, base = queue_with_a_task()
+    client.complete(client.claimed(), result=b"yes")
+    client.write(Delete(f"{base}/state"))
+    client.do(fsck(client.context, repair=True))
+    state = TaskState.decode("", client.zk.nodes[f"{base}/state"].data)
+    assert (state.state, state.result) == (State.FINISHED, True)
+    assert client.zk.nodes[f"{base}/result"].data == b"yes"
+
+
+def test_a_run_in_escrow_takes_the_place_of_one_whose_payload_is_lost() -> None:
+    """As a rescue would have it: what was to come is run, with the payload it was asked with."""
+    client, base = queue_with_a_task()
+    client.claimed()
+    client.put(b"next", task_id="t", requeue=True, priority=7)
+    client.write(Delete(f"{base}/data"))
+    client.do(fsck(client.context, repair=True))
+    client.zk.advance(1)
+    claimed = client.claimed()
+    assert (claimed.data, claimed.state.attempt, claimed.state.priority) == (b"next", 1, 7)
+
+
+def test_a_claim_that_could_never_end_is_given_back_and_its_holder_learns_it() -> None:
+    """Its znode is gone though its consumer lives: the attempt counts, the holder's settlement is refused."""
+    client, base = queue_with_a_task()
+    holder: Claimed = client.claimed()
+    client.write(Delete(f"{base}/claim"))
+    other = Client(client.zk, "other")
+    other.do(fsck(other.context, repair=True))
+    client.zk.advance(1)
+    claimed = other.claimed()
+    assert claimed.state.attempt == 2
+    with pytest.raises(Exception, match="is not the current one"):
+        client.complete(holder)
+
+
+def test_a_task_that_changes_all_the_while_is_left_to_whoever_changes_it() -> None:
+    """Between its two readings somebody writes the record, again and again: nothing is said of it, nothing is done."""
+    client, base = queue_with_a_task()
+    client.write(Create(f"{base}/strange"))
+    other = Client(client.zk, "other")
+
+    def touch(op: Any) -> None:
+        if getattr(op, "path", "") == f"{base}/state":
+            client.write(SetData(f"{base}/state", client.zk.nodes[f"{base}/state"].data))
+
+    assert other.do(fsck(other.context, repair=True), touch).findings == ()
+    assert f"{base}/strange" in client.zk.nodes
+    assert [each.path for each in other.do(fsck(other.context)).findings] == [f"{base}/strange"]
+
+
+def test_what_comes_and_goes_while_the_layout_is_read_is_no_damage() -> None:
+    """A consumer registers between the reading of its record and that of its session."""
+    client, _ = queue_with_a_task()
+    joined: list[Client] = []
+
+    def join(op: Any) -> None:
+        if not joined and type(op).__name__ == "GetMany":
+            joined.append(Client(client.zk, "late"))
+            joined[0].claimed()
+
+    other = Client(client.zk, "other")
+    assert other.do(fsck(other.context, repair=True), join).findings == ()
+    assert joined
+
+
+def test_a_lane_of_long_filters_is_known_by_the_records_of_its_tasks() -> None:
+    """Its name is a digest: its data, overwritten, are written anew."""
+    zk = world().copy()
+    lane = next(
+        path for path in zk.nodes if path.startswith(f"{BASE}/queue/") and ";#" in path and path.count("/") == 4
+    )
+    assert parse_lane(lane.rpartition("/")[2]) is None
+    good = zk.nodes[lane].data
+    zk.multi(0, (SetData(lane, b"garbage"),))
+    look(zk, repair=True)
+    assert zk.nodes[lane].data == good
