@@ -414,8 +414,8 @@ def check(args: argparse.Namespace, options: Common) -> int:
         report = zk.queue(args.queue).fsck(repair=args.repair)
     left = sum(not finding.repaired for finding in report.findings)
     rows = [(each.path, each.what, "repaired" if each.repaired else "-") for each in report.findings]
-    told = f"{report.tasks} task(s), {len(rows)} damage(s) found, {len(rows) - left} repaired"
-    text = f"{table(rows, ('PATH', 'WHAT', 'NOW'))}\n{told}" if rows else told
+    summary = f"{report.tasks} task(s), {len(rows)} damage(s) found, {len(rows) - left} repaired"
+    text = f"{table(rows, ('PATH', 'WHAT', 'NOW'))}\n{summary}" if rows else summary
     say({"queue": args.queue, **asdict(report)}, text, as_json=options.as_json)
     return DAMAGED if left else 0
 

@@ -71,7 +71,7 @@ def test_lifetime_0_takes_what_has_just_ended_by_a_clock_that_is_ahead() -> None
     client = queue_of(["a"])
     claimed = client.claimed()
     now = client.context.run.monotonic()
-    client.context.clock.last = client.context.clock.best = ServerTime(client.zk.ms + 900, now, now + 0.9)
+    client.context.clock.last = client.context.clock.best = ServerTime(client.zk.ms + 900, now, 0.9)
     client.complete(claimed)
     assert (client.state("a").ended or 0) > client.zk.ms
     assert client.do(collect_garbage(another(client).context, 0)).collected == 1

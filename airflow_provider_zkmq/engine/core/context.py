@@ -32,16 +32,11 @@ DRIFT_MS: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class ServerTime:
-    """The server's clock as a write showed it: it stood at `ms` some time between `sent` and `received`, both ours."""
+    """The server's clock as a write showed it: it stood at `ms` at `sent` by our clock, or at most `span` s later."""
 
     ms: int
     sent: float
-    received: float
-
-    @property
-    def span(self) -> float:
-        """By how many seconds the time may be wrong."""
-        return self.received - self.sent
+    span: float
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +55,7 @@ class Clock:
         """
         if outcome.time is None or outcome.sent is None:
             return
-        latest = ServerTime(outcome.time, outcome.sent, self.monotonic())
+        latest = ServerTime(outcome.time, outcome.sent, self.monotonic() - outcome.sent)
         if latest.span <= SPAN_SECONDS or self.now() is None:
             self.last = latest
         if self.best is None or latest.span <= self.best.span or self._contradicts(latest, self.best):
@@ -116,6 +111,18 @@ class Clock:
 MAX_UNSURE: Final = 256
 
 
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A call at work on something that others of its client wait for; ``over`` is fired at its end, if any do."""
+
+    over: Signal | None = None
+
+    def end(self, context: Context) -> Signal:
+        """What another call waits for."""
+        self.over = self.over or context.run.new_signal()
+        return self.over
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Claimed:
     """A task in hand: what settling it needs. ``token`` is the zxid of the claim: rising, and unique for its task.
@@ -149,8 +156,8 @@ class Claimed:
     """What the claim's znode holds, less the progress; ``began``: when another process said that it begins."""
     nonces: dict[str, str] = field(default_factory=dict)
     """The nonce with which each way to settle it was first sent: asked again, the same one tells what happened."""
-    settling: Signal | None = None
-    """A call that settles it is under way; fired when that is over: another thread's waits for it."""
+    settling: Turn | None = None
+    """A call that settles it is under way: another thread's waits for its end."""
     unsure: bool = False
     """A try to settle it was sent, and its outcome is not known."""
     forgotten: bool = False

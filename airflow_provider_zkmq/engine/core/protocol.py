@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ..errors import CorruptRecord, OutcomeUnknown, SessionLost, Unavailable, ZkmqError
@@ -56,7 +57,7 @@ class WaitQueue(Generic[K]):
 
     def everybody(self) -> list[K]:
         """All who wait; they have got up."""
-        waiting = [who for row in self._rows.values() for who in row]
+        waiting = list(chain.from_iterable(self._rows.values()))
         self._rows = {}
         return waiting
 

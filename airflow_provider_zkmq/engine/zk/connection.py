@@ -84,10 +84,15 @@ class CallDeadline:
         self._answered = time.monotonic()
         self._own: tuple[float, Limit] | None = None
 
-    def begin(self) -> None:
-        """The call waits from now on, unless it does already: what it computes in between takes none of its time."""
+    def begin(self) -> float:
+        """The call waits from now on, unless it does already: what it computes in between takes none of its time.
+
+        Returns when its time is over, by the monotonic clock.
+        """
         if self._waiting_since is None:
             self._waiting_since = self._answered = time.monotonic()
+        end = self._waiting_since + self._silence.seconds
+        return end if self._own is None else min(end, self._own[0])
 
     def answered(self) -> None:
         """A server has answered, or what the call waited for on its own account is over."""
@@ -549,9 +554,11 @@ class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  k
     def serialize(self) -> bytes:
         """The request's body."""
         parts: list[bytes] = []
-        asks = _first_create(self.ops)
+        create = _CREATE if SetData in set(map(type, self.ops)) else _CREATE_2
         for op in self.ops:
-            parts += _encoded(op, self.rights, _CREATE_2 if op is asks else _CREATE)
+            parts += _encoded(op, self.rights, create)
+            if isinstance(op, Create):
+                create = _CREATE
         parts.append(_END)
         return b"".join(parts)
 
@@ -588,17 +595,6 @@ def _worse(refused: Refused | None, at: int, code: int) -> Refused:
     if refused is not None and refused.at is not None:
         return refused
     return Refused(None, code) if code in _ROLLED_BACK else Refused(at, code)
-
-
-def _first_create(ops: Iterable[WriteOp]) -> Create | None:
-    """The first create, where nothing is set that would tell when the transaction was written."""
-    first = None
-    for op in ops:
-        if isinstance(op, SetData):
-            return None
-        if first is None and isinstance(op, Create):
-            first = op
-    return first
 
 
 def _encoded(op: WriteOp, acl: Rights, create: int) -> tuple[bytes, ...]:
@@ -725,11 +721,6 @@ class Pending(NamedTuple):
     number: int
 
 
-def framed(request: Any, body: bytes, number: int) -> bytes:
-    """A request as it is written."""
-    return _HEAD.pack(len(body) + _COUNTED, number, request.type) + body
-
-
 class SendQueue:
     """Sends requests in the order in which they are given, from whichever thread is fit for it.
 
@@ -780,7 +771,7 @@ class SendQueue:
         try:
             self._queued.append(queued)
             if not more:
-                self._go()
+                self._send()
         except BaseException:
             self._ring()
             raise
@@ -801,16 +792,10 @@ class SendQueue:
         with self.lock:
             try:
                 if self._queued:
-                    self._go()
+                    self._send()
             except BaseException:
                 self._ring()
                 raise
-
-    def _go(self) -> None:
-        if self._socket is None or self._writing or self._sending:
-            self._wake()
-        else:
-            self._send()
 
     def _wake(self) -> None:
         """Wake the connection's thread, unless it is about to look. A ring too many does no harm."""
@@ -819,19 +804,19 @@ class SendQueue:
             self._rung = True
 
     def _send(self) -> None:
+        """Write what is queued, or have it written where somebody else is at it, or only that thread may."""
+        if self._socket is None or self._writing or self._sending:
+            self._wake()
+            return
         self._sending = True  # for good, where an interrupt comes in between
         if not self._rest:  # asked only now: a signal's handler may have written until here
-            frames = self._taken()
-            self._rest = frames[self._write(frames) :]
+            frames, written = self._taken(), 0
+            with contextlib.suppress(OSError):  # it is full; or its thread meets the same, and fails what is pending
+                written = self._socket.send(frames)
+            self._rest = frames[written:]
         self._sending = False
         if self._rest or self._queued:
             self._wake()
-
-    def _write(self, frames: bytes) -> int:
-        try:
-            return int(self._socket.send(frames))
-        except OSError:
-            return 0  # the socket is full; or the connection's thread meets the same, and fails what is pending
 
     def _taken(self, *first: bytes) -> bytes:
         """What is written next; it counts as sent from now on."""
@@ -840,7 +825,7 @@ class SendQueue:
             request, body, reply = self._queued.popleft()
             self._number = self._number % _LARGEST_NUMBER + 1
             self._pending.append(Pending(request, reply, self._number))
-            parts.append(framed(request, body, self._number))
+            parts.append(_HEAD.pack(len(body) + _COUNTED, self._number, request.type) + body)
             size += len(body)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -933,7 +918,7 @@ class Reconnecting(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
 
 # --- kazoo's connection with fewer system calls: requests leave in one write, replies are taken as they come together.
 
-_PING: Final = framed(PingInstance, b"", PING_XID)
+_PING: Final = _HEAD.pack(_COUNTED, PING_XID, PingInstance.type)
 #: Nothing is there yet: TLS has part of a record, or another thread has taken the same bytes.
 _NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from kazoo.exceptions import (
     AuthFailedError,
@@ -203,7 +203,10 @@ def receive(session: Session, sent: SentRequest, value: Any) -> Any:
     session.silent = False
     match sent.op:
         case Multi():
-            return _outcome(session, value[0], sent.at)
+            result = value[0]
+            if isinstance(result, Written):
+                return Outcome(committed=True, time=result.time, zxid=result.zxid, sent=sent.at)
+            return _refusal(session, result, sent.at)
         case CreateContainer():
             return Outcome(committed=True, sent=sent.at)
         case GetMany():
@@ -264,9 +267,7 @@ def _many_item(session: Session, item: Any) -> Node | None:
     raise ZkmqError(msg)
 
 
-def _outcome(session: Session, result: Written | Refused, sent: float) -> Outcome:
-    if isinstance(result, Written):
-        return Outcome(committed=True, time=result.time, zxid=result.zxid, sent=sent)
+def _refusal(session: Session, result: Refused, sent: float) -> Outcome:
     if result.at is None:
         return Outcome(committed=False, failure=Failure.OTHER, detail="the transaction was rolled back", sent=sent)
     error = exception(result.code)
@@ -351,6 +352,8 @@ class Driver(ABC):
     """Carries operations out. How it waits is the subclass's: a thread's blocks, a loop's awaits."""
 
     __slots__ = ("call_deadline", "session")
+    gathers: ClassVar = True
+    """Whether a lone request may leave together with those of others."""
 
     def __init__(self, session: Session, call_deadline: CallDeadline | None = None) -> None:
         session.refuse_a_fork()
@@ -437,8 +440,7 @@ class Driver(ABC):
 
     async def _turn(self, signal: ThreadSignal, seen: int) -> bool:
         """Wait for another call of this client, as long as for a server. Raises `Unavailable`."""
-        self.call_deadline.begin()
-        if not await self.wait(signal, seen, left(self.call_deadline.deadline())):
+        if not await self.wait(signal, seen, left(self.call_deadline.begin())):
             raise self.session.unavailable(self.call_deadline.limit)
         return True
 
@@ -456,20 +458,23 @@ class Driver(ABC):
 
     async def _single(self, op: Request) -> Any:
         """What a procedure gets for one request; what the server's rights need to be asked for comes before it."""
-        check_sizes((op,))
-        for steps in self.session.access.questions((op,)):
-            await self.carry_out(steps)
+        if isinstance(op, Multi):
+            check_sizes((op,))
+        if self.session.access.secured:
+            for steps in self.session.access.questions((op,)):
+                await self.carry_out(steps)
         return await self._answer(op)
 
     async def _answer(self, op: Request) -> Any:
         """Send one request, and wait for what came of it. Raises its error."""
-        self.call_deadline.begin()
-        deadline = self.call_deadline.deadline()
-        await self._connected(deadline)
+        session, deadline = self.session, self.call_deadline.begin()
+        if session.closed or not session.connected.is_set() or time.monotonic() >= deadline:
+            await self._connected(deadline)
         try:
-            sent = submit(self.session, op, more=True)
+            sent = submit(session, op, more=self.gathers)
         finally:
-            self.flush()
+            if self.gathers:
+                self.flush()
         result = await self._collect(sent, deadline)
         if isinstance(result, Exception):
             raise result
@@ -494,8 +499,7 @@ class Driver(ABC):
 
     async def _window(self, ops: Sequence[Request]) -> list[Any]:
         """The results, in order; a request's error stands for its result. Raises only where nothing was sent."""
-        self.call_deadline.begin()
-        deadline = self.call_deadline.deadline()
+        deadline = self.call_deadline.begin()
         await self._connected(deadline)
         try:
             pending = [submit(self.session, op, more=True) for op in ops]
@@ -508,7 +512,7 @@ class Driver(ABC):
         try:
             while True:
                 try:
-                    value = await self.reply(sent.reply, left(deadline))
+                    value = await self.reply(sent.reply, max(0.0, deadline - time.monotonic()))
                 except LOST:
                     self.call_deadline.missed()
                     if isinstance(sent.op, WRITES):
@@ -535,6 +539,7 @@ class ThreadDriver(Driver):
     """Blocks the calling thread where it waits, so that its coroutines never suspend."""
 
     __slots__ = ()
+    gathers = False
 
     async def wait(
         self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None = None

@@ -79,7 +79,7 @@ class FsckReport:
 
 @dataclass(frozen=True, slots=True)
 class _Fix:
-    """Something found, and the operations that repair it; those of a task are in its `_Verdict`."""
+    """Something found, and the operations that repair it; those of a task are in its `_TaskCheck`."""
 
     path: str
     what: str
@@ -113,7 +113,7 @@ def _look(context: Context, *, repair: bool) -> Procedure[tuple[int, list[_Fix]]
     for chunk in chunked(sorted({*names, *listed})):
         facts = yield from _read_tasks(context, chunk, listed)
         for task_id in chunk:
-            if _Verdict(context, task_id, facts, listed.get(task_id, ()), now).fixes:
+            if _TaskCheck(context, task_id, facts, listed.get(task_id, ()), now).fixes:
                 fixes += yield from _examine(context, task_id, listed, now, repair=repair)
     return len(names), fixes
 
@@ -359,10 +359,10 @@ class _Layout:
         name = parse_history_name(entry)
         with suppress(CorruptRecord):
             run = HistoryEntry.decode(path, data)
-            told = run.task_id, run.version
-            if name is None or told != (name.task_id, name.version) or (run.version and told in self._runs):
+            known = run.task_id, run.version
+            if name is None or known != (name.task_id, name.version) or (run.version and known in self._runs):
                 return None
-            self._runs.add(told)
+            self._runs.add(known)
             return data
         return None
 
@@ -544,19 +544,19 @@ def _examine(
         (record,) = yield from read_stats([path])
         if record != (nodes[path].stat if path in nodes else None):
             continue  # somebody changed the task meanwhile
-        verdict = _Verdict(context, task_id, nodes, listed.get(task_id, ()), now)
-        if verdict.fixes and verdict.fixes != before:
-            before = verdict.fixes
+        check = _TaskCheck(context, task_id, nodes, listed.get(task_id, ()), now)
+        if check.fixes and check.fixes != before:
+            before = check.fixes
             yield Sync(path)
             continue  # what is true is so twice; a batch, say, may be on its way to be collected
-        found = found or verdict.fixes
-        if not verdict.fixes or not repair:
+        found = found or check.fixes
+        if not check.fixes or not repair:
             return found
-        for bucket in verdict.buckets():
+        for bucket in check.buckets():
             yield from make_bucket(context, bucket)
-        outcome: Outcome = yield from transact(Multi(verdict.multi()), never)
+        outcome: Outcome = yield from transact(Multi(check.multi()), never)
         if outcome.committed:
-            yield from close_after(context, verdict.batch)
+            yield from close_after(context, check.batch)
             return found
     return found
 
@@ -565,7 +565,7 @@ def _examine(
 _RANK: Final = re.compile(rb"\d{0,19}")
 
 
-class _Verdict:
+class _TaskCheck:
     """What is not as it should be with one task, as it was read, and the transaction that repairs it.
 
     ``fixes``: what was found; nothing, where everything is as the record says. ``batch``: the one that it may end.
@@ -577,7 +577,7 @@ class _Verdict:
         self._context, self._id, self._nodes, self._now = context, task_id, nodes, now
         self._listed = [path for path in listed if path in nodes]
         self._base, self._path = context.paths.task(task_id), context.paths.task(task_id, "state")
-        self._tree = [each for each in nodes if each == self._base or each.startswith(f"{self._base}/")]
+        self._own = [each for each in nodes if each == self._base or each.startswith(f"{self._base}/")]
         self._contents: dict[str, bytes] = {}
         self._ops: list[WriteOp] = []
         self._rerun = False
@@ -595,7 +595,7 @@ class _Verdict:
         self.batch = None if self._state is None else self._state.batch
         if self._after is None:
             self._ops += [Delete(path) for path in self._listed]
-            self._ops += [each for each in _subtree(self._tree, self._base) if each.path != self._path]
+            self._ops += [each for each in _subtree(self._own, self._base) if each.path != self._path]
         else:
             self._compare(self._after)
 
@@ -684,7 +684,7 @@ class _Verdict:
     def _stored_filters(self) -> dict[str, str]:
         """The filters that stand in the tree."""
         prefix = f"{self._at('filters')}/"
-        paths = [path for path in self._tree if path.startswith(prefix) and is_name(path.removeprefix(prefix))]
+        paths = [path for path in self._own if path.startswith(prefix) and is_name(path.removeprefix(prefix))]
         return {path.removeprefix(prefix): self._nodes[path].data.decode(errors="replace") for path in paths}
 
     def _corrected(self, state: TaskState) -> TaskState:
@@ -883,7 +883,7 @@ class _Verdict:
         """
         standing = self._standing(after)
         before = standing if self._state is None else self._standing(self._state)
-        present = {*self._tree, *self._listed, *(path for path in standing if path in self._nodes)}
+        present = {*self._own, *self._listed, *(path for path in standing if path in self._nodes)}
         for path in sorted(present - standing.keys(), reverse=True):
             if path not in before and self._state is not None:
                 self._say(path, f"is nothing that the record of task {self._id!r} tells of")

@@ -21,7 +21,7 @@ from ...errors import (
     Unavailable,
     ZkmqError,
 )
-from ..context import Claimed, Context, DeferredCompletion, Handover, Sender, Sending, UnsettledClaim
+from ..context import Claimed, Context, DeferredCompletion, Handover, Sender, Sending, Turn, UnsettledClaim
 from ..model.names import is_prefetched
 from ..model.policy import Conf
 from ..model.records import TaskState, clip, encode_data
@@ -41,7 +41,6 @@ from ..protocol import (
     Post,
     Procedure,
     SetData,
-    Signal,
     Sync,
     Tries,
     Wait,
@@ -125,11 +124,11 @@ def settle_last(context: Context) -> Procedure[None]:
     """Before the client is closed: settle all deferred completions, also another call's. Raises `TransportError`."""
     yield from settle_deferred(context)
     while (settling := _under_way(context)) is not None:
-        yield Wait(settling, 0, turn=True)
+        yield Wait(settling.end(context), 0, turn=True)
     yield from settle_deferred(context)
 
 
-def _under_way(context: Context) -> Signal | None:
+def _under_way(context: Context) -> Turn | None:
     found = (each.claimed.settling for each in context.claims.deferred.values() if not each.waits)
     return next((settling for settling in found if settling is not None), None)
 
@@ -227,10 +226,7 @@ class Holding:
     context: Context
     claimed: Claimed
     what: str
-    tries: Tries = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tries = Tries(self.what)
+    tries: Tries | None = None
 
     def after(self, outcome: Outcome, multi: Multi, tried: int, verb: str = "") -> Procedure[TaskState | None]:
         """After a refusal: see `still_held`. One that says that the claim's note is gone has it written anew.
@@ -240,6 +236,7 @@ class Holding:
         """
         ended = yield from still_held(self.context, self.claimed, verb)
         if ended is None and self.claimed.version == tried:
+            self.tries = self.tries or Tries(self.what)
             yield from self.tries.refused(outcome, multi, tried)
             if outcome.failure is Failure.NO_NODE:
                 yield from renote(self.context, self.claimed, failed_at(outcome, multi))
@@ -603,7 +600,7 @@ def complete(
     inserted: at once, or when that time has passed.
     """
     data = checked_result(claimed, result)
-    window = optional_seconds("dedupe", dedupe)
+    window = None if dedupe is None else seconds("dedupe", dedupe)
     now = yield from server_time(context)
     times = claimed.times(context.clock, now)
     until = now + int(window * 1000) if window else None
@@ -720,11 +717,11 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
 
     Raises `OutcomeUnknown` rather than `Unavailable` for as long as it is not known what became of an earlier call.
     """
-    mine, sent_before = context.run.new_signal(), True  # for as long as another thread's call is under way
+    mine, sent_before = Turn(), True  # for as long as another thread's call is under way
     holding = Holding(context, claimed, f"settling task {claimed.task_id!r}")
     try:
         while claimed.settling is not None:
-            yield Wait(claimed.settling, 0, turn=True)  # another thread's: one of the two settles it
+            yield Wait(claimed.settling.end(context), 0, turn=True)  # another thread's: one of the two settles it
         claimed.settling, sent_before = mine, claimed.unsure
         while (state := (yield from _try_to_settle(context, holding, verb, attempt))) is None:
             pass
@@ -742,7 +739,8 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
     finally:
         if claimed.settling is mine:
             claimed.settling = None
-        mine.fire()
+        if mine.over is not None:
+            mine.over.fire()
         context.claims.remember_unsure(claimed)
 
 

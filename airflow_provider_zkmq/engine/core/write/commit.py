@@ -121,7 +121,8 @@ def send(context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, 
             outcome = yield multi
         finally:
             line.on_their_way -= 1
-            _call_next(line)
+            if line.waiting:
+                _call_next(line)
         return multi, outcome
     while True:
         member = GroupMember(make, context.run.new_signal())
@@ -696,9 +697,12 @@ class Plan:
 
     def learn(self, multi: Multi, outcome: Outcome) -> None:
         """Remember the server's clock, and which segments are open."""
+        opens = False
+        for change in self.changes:
+            opens = opens or change.slot is not None
         for context in self.contexts:
             context.clock.learn(outcome)
-            if any(change.slot is not None for change in self.changes):
+            if opens:
                 remember_opened(context, multi, outcome)
 
     def explain(self, multi: Multi, outcome: Outcome, *, uncertain: bool) -> Refusal:
@@ -784,7 +788,7 @@ class CommitResult:
     @property
     def after(self) -> TaskState | None:
         """The record of a plan of one change, if it was carried out."""
-        return self.plan.changes[0].after if self.committed else None
+        return self.plan.changes[0].after if self.refusal is None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -859,7 +863,7 @@ def commit(
     `by`: how it is sent; by `send`, it may go together with what other calls send at the same time.
     Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
     """
-    tries, uncertain = Tries(plan), requested
+    tries, uncertain = None, requested
     while True:
         try:
             if first is None:
@@ -885,6 +889,7 @@ def commit(
         if better is None:
             why = Why.CHANGED if refusal.change.superseded else refusal.why
             return CommitResult(plan, outcome, replace(refusal, why=why))
+        tries = tries or Tries(plan)
         yield from tries.refused(outcome, multi, None)
         plan = better
 

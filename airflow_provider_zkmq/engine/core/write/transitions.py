@@ -114,9 +114,9 @@ def _index_of(after: State, task_id: str, now: int, due: int | None) -> str | No
 
 
 def leaves_batch(before: TaskState, after: TaskState) -> bool:
-    """Whether a change of state ends a task's part in its batch."""
+    """Whether a change of state ends the part that a task has in a batch."""
     pending = before.state in {State.INSERTED, State.CLAIMED}
-    return before.batch is not None and pending and (after.state in ENDED or after.batch is None)
+    return pending and (after.state in ENDED or after.batch is None)
 
 
 def fails_batch(before: TaskState, after: TaskState) -> bool:
@@ -369,7 +369,7 @@ def unlist(context: Context, current: Current) -> list[WriteOp]:
     """The deletes that take a task from where it is listed."""
     if current.state.state is State.CLAIMED:
         gone = [] if current.claim_gone else [context.paths.task(current.task_id, "claim")]
-        return [Delete(path) for path in (*gone, *notes_of(context, current.task_id, current.state))]
+        return [*map(Delete, (*gone, *notes_of(context, current.task_id, current.state)))]
     return [Delete(place_of(context, current.state))]
 
 
@@ -380,7 +380,8 @@ def place_of(context: Context, state: TaskState) -> str:
 
 def arrival(context: Context, after: TaskState) -> Create:
     """The entry of a task that is listed; in a queue of strict order it holds the place it had from the first."""
-    return Create(place_of(context, after), b"" if after.rank is None else str(after.rank).encode())
+    rank = b"" if after.rank is None else str(after.rank).encode()
+    return Create(context.paths.entry(after.place) if after.index is None else context.paths.at(after.index), rank)
 
 
 def membership(context: Context, task_id: str, state: TaskState, *, failed: bool = False) -> list[WriteOp]:
@@ -579,7 +580,7 @@ def relist(
         at = lambda place: structs.replace(after, place=place, rank=None)  # noqa: E731
         lane = Lane(after.priority, dict(after.filters))
         return (yield from append(context, current, at, extra, guards=guards, lane=lane, entry=after.entry))
-    return one(_moved(context, current, after, extra, guards, None))
+    return Plan([_moved(context, current, after, extra, guards, None)])
 
 
 def append(
@@ -614,7 +615,7 @@ def _moved(
         change.make_parent[entry.path] = partial(make_bucket, context, entry.path.rpartition("/")[0])
     elif slot is None:
         change.parents = parents_of(context, after)
-    if leaves_batch(current.state, after):
+    if current.state.batch is not None and leaves_batch(current.state, after):
         failed = fails_batch(current.state, after)
         change.listing += membership(context, current.task_id, current.state, failed=failed)
         _leave(change, current.state.batch)
@@ -625,7 +626,9 @@ def _moved(
 def _change(context: Context, current: Current, after: TaskState | None, ops: list[WriteOp]) -> Change:
     change = Change(context, current.task_id, ops, after=after, before=current.state.nonce)
     result = context.paths.task(current.task_id, "result")
-    change.upsert = {op.path: op.data for op in ops if op.path == result and isinstance(op, Create | SetData)}
+    for op in ops:
+        if op.path == result and isinstance(op, Create | SetData):
+            change.upsert[result] = op.data
     if after is not None:
         change.proof = partial(written, context, current.task_id, after.nonce)
     change.preconditions[context.paths.task(current.task_id, "state")] = _CHANGED
