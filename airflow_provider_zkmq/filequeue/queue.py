@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 from ..engine.core.model.names import check_name
 from ..engine.core.model.policy import RetryPolicy, Success
 from ..engine.core.model.records import Message, NewTasks, encode_data, keyed
-from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, as_selector, choose
+from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, choose
 from ..engine.core.model.states import State
 from ..engine.core.model.values import (
     Duration,
@@ -23,13 +23,11 @@ from ..engine.core.model.values import (
     optional_seconds,
     optional_whole_number,
     seconds,
-    whole_number,
 )
 from ..engine.core.protocol import MAX_PAYLOAD, Procedure
 from ..engine.core.read.configuration import QueueConf
-from ..engine.core.read.inspect import Task, as_state, checked_columns, checked_ids
+from ..engine.core.read.inspect import Task, as_state, checked_ids
 from ..engine.core.read.nodes import PARTS, Part, checked_parts
-from ..engine.core.read.scan import Scanned
 from ..engine.core.read.wait import OnChange, OnProgress
 from ..engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
 from ..engine.errors import BadMessage, ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
@@ -37,8 +35,9 @@ from ..engine.working.deliveries import Handler
 from ..engine.working.worker import Worker
 from . import refusals, settling
 from .directory import Directory, delete_queue, end_of, look_until
-from .queue_file import QueueFile, TaskLines, lock_span
-from .refusals import BOUNDS, PROGRESS, TRANSACTIONS, refuse, refused
+from .internals import FileQueueInternals
+from .queue_file import QueueFile, lock_span
+from .refusals import BOUNDS, PROGRESS, TRANSACTIONS, OnlyWhatFilesHave, refuse, refused
 from .settling import Putting
 from .waiting import follow, wait
 
@@ -113,14 +112,9 @@ class FileClaim:
         """A file does not keep when its handler ended."""
 
     @property
-    def closed(self) -> bool:
-        """Whether its connection has been closed: nothing can be done with it any more."""
-        return self._directory.closed
-
-    @property
     def over(self) -> bool:
         """Whether nothing is left to settle: a file's claim ends with its connection only."""
-        return self.closed
+        return self._directory.closed
 
     def settle(self, outcome: Handled, progress: Settlement) -> bool:
         """End the claim by what a handler has done; whether that is a success. See `settle_by`."""
@@ -231,7 +225,7 @@ class FileClaims:
     def close(self) -> None:
         """Leave the loop. Idempotent."""
         claim, self._claim, self._ended = self._claim, None, True
-        if claim is None or claim.settled or claim.closed:
+        if claim is None or claim.settled or claim.over:
             return
         try:
             claim.fail(LEFT)
@@ -256,32 +250,21 @@ class FileClaims:
 LONG: Final = 600.0
 
 
-class FileQueue:
+class FileQueue(OnlyWhatFilesHave):
     """A queue in a file, each call blocking until the file is changed. Usable from several threads and processes.
 
-    The methods are those of `Queue` and raise what those raise; what a file cannot promise raises `Unsupported`.
+    The methods are those of `Queue` that a file can do, and raise what those raise. An option that a file cannot keep
+    raises `Unsupported`, and so does any other verb.
     """
-
-    tree = refused(refusals.TREES)
-    explain = refused(refusals.EXPLAINING)
-    find = refused(refusals.FINDING)
-    batch = wait_batch = refused(refusals.BATCHES)
-    consumers = refused(refusals.CONSUMERS)
-    zxid = ended_between = read_ended = latest_end = truncated_at = refused(refusals.ARCHIVES)
-    archive = refused(refusals.ARCHIVES)
 
     def __init__(self, directory: Directory, name: str) -> None:
         self.directory = directory
         self.name = name
         self.path = directory.file(name)
-        self._wakes = 0
+        self._internals = FileQueueInternals(directory, name)
 
-    def now(self) -> Moment:
-        """The time by this machine's clock, which is a file's. Raises `QueueNotFound`."""
-        import pendulum  # now, not before: the command line starts faster without
-
-        self._do(lambda _: None)
-        return pendulum.now("UTC")
+    def __internals__(self) -> FileQueueInternals:
+        return self._internals
 
     @property
     def root(self) -> str:
@@ -292,11 +275,6 @@ class FileQueue:
     def consumer(self) -> str:
         """By which name this connection's claims stand in the file."""
         return self.directory.owner
-
-    @property
-    def closed(self) -> bool:
-        """Whether its connection has been closed."""
-        return self.directory.closed
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}>"
@@ -334,13 +312,13 @@ class FileQueue:
         refuse({refusals.BATCHES: batch is not None})
         wanted, most = as_state(state), optional_whole_number("limit", limit)
         return self._do(
-            lambda queue_file: [queue_file.task(lines) for lines in _matching(queue_file, wanted, selector)[:most]]
+            lambda queue_file: [queue_file.task(lines) for lines in queue_file.matching(wanted, selector)[:most]]
         )
 
     def ids(self, state: State | str | None = None, selector: Selector | str | None = None) -> list[str]:
         """The ids of the tasks in `state` (default: any) that `selector` accepts, in the order of the lines."""
         wanted = as_state(state)
-        return self._do(lambda queue_file: [lines.id for lines in _matching(queue_file, wanted, selector)])
+        return self._do(lambda queue_file: [lines.id for lines in queue_file.matching(wanted, selector)])
 
     def read_many(self, task_ids: Sequence[str], *, parts: Collection[Part] = PARTS) -> list[Task]:
         """The tasks among `task_ids` that are there, each once, in the order of the ids; all of one moment.
@@ -355,34 +333,6 @@ class FileQueue:
 
         return self._do(look)
 
-    def scan(
-        self,
-        task_ids: Sequence[str],
-        columns: Sequence[str],
-        *,
-        states: Sequence[State | str] | None = None,
-        selector: Selector | str | None = None,
-        since: Moment | None = None,
-        in_flight: int = 8,
-    ) -> Scanned:
-        """Columns of the tasks among `task_ids` that are there, as `Queue.scan` reads them; all of one moment."""
-        ids, names, begin = checked_ids(task_ids), checked_columns(columns), optional_milliseconds("since", since)
-        chosen = None if states is None else set(map(as_state, states))
-        whole_number("in_flight", in_flight, 1)
-
-        def look(queue_file: QueueFile) -> Scanned:
-            matching = {lines.id: queue_file.task(lines) for lines in _matching(queue_file, None, selector)}
-            tasks = [task for each in ids if (task := matching.get(each)) is not None]
-            rows = [
-                task
-                for task in tasks
-                if (chosen is None or task.state in chosen) and (begin is None or task.enqueued_ms >= begin)
-            ]
-            gone = tuple(each for each in ids if each not in queue_file.tasks)
-            return Scanned({name: [getattr(task, name) for task in rows] for name in names}, gone, ())
-
-        return self._do(look)
-
     def counts(self) -> dict[str, int]:
         """How many tasks are in each state, ``scheduled`` being the part of ``inserted`` that waits for its time."""
 
@@ -392,10 +342,6 @@ class FileQueue:
             return counted | {"scheduled": states.count((State.INSERTED, True))}
 
         return self._do(look)
-
-    def pending(self) -> int:
-        """How many tasks are pending, those that wait for their time among them."""
-        return self.counts()["inserted"]
 
     def wait(
         self,
@@ -421,7 +367,8 @@ class FileQueue:
         """Whether the queue's file is there; waits for it at most `timeout` seconds (None: without bound)."""
         span = optional_seconds("timeout", timeout)
         look = lambda: (self.path.is_file() or None, None)  # noqa: E731
-        return bool(look_until(self.path, look, span, self.directory.alarms, lambda: stopping() or self.closed))
+        over = lambda: stopping() or self.directory.closed  # noqa: E731
+        return bool(look_until(self.path, look, span, self.directory.alarms, over))
 
     def _do(self, work: Callable[[QueueFile], T], *, create: bool = False) -> T:
         """Do something with the file while it is locked; see `Directory.carry_out`."""
@@ -451,35 +398,7 @@ class FileQueue:
         look = partial(directory.carry_out, self.name, work, end=end_of(most))
         return look_until(self.path, look, most, directory.alarms, stopping) is not None
 
-    @property
-    def changes(self) -> int:
-        """How often the queue was woken; what changes in the file tells nobody who does not wait for that."""
-        return self._wakes
-
-    def wait_for_change(self, seen: int, timeout: Duration) -> bool:
-        """Wait until the queue is woken more than `seen` times, at most for `timeout`."""
-        span = seconds("timeout", timeout)
-        with self.directory.alarms.one() as alarm:
-            return self._wakes > seen or alarm.event.wait(span)
-
-    def wake(self) -> None:
-        """Wake whoever waits for something in the folder; they look again."""
-        self._wakes += 1
-        self.directory.alarms.fire()
-
-    def run_maintenance(self) -> None:
-        """Nothing is promoted or rescued in a file: whoever claims finds what is due."""
-
     # --- configure, enqueue, claim
-
-    pause = resume = refused(refusals.PAUSES)
-    collect_garbage = clear = drop = refused(refusals.COLLECTION)
-    redrive = redrive_many = refused(refusals.REDRIVING)
-    replace = refused(refusals.UPDATES)
-    cancel = refused(refusals.CANCELLING)
-    revoke = refused(refusals.REVOKING)
-    publish_archive = refused(refusals.ARCHIVES)
-    open_batch = seal_batch = refused(refusals.BATCHES)
 
     def configure(
         self,
@@ -613,20 +532,6 @@ class FileQueue:
             self.directory.hold(self.name, claim.task.id, claim.token, held=True)
         return claim
 
-    def check_wanted(
-        self,
-        node: Mapping[str, object] | None = None,
-        filter_method: FilterMethods = "absolute",
-        selector: Selector | str | None = None,
-        lease: object = None,
-    ) -> None:
-        """Raise `ConfigError` for a node, selector or lease that the queue refuses."""
-        if lease is not None:
-            lock_span("lease", lease)
-        self._do(
-            lambda queue_file: choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector)
-        )
-
     def worker(self, handler: Handler, **options: Any) -> Worker:
         """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``.
 
@@ -715,13 +620,6 @@ class FileQueue:
             return queue_file.task(lines), span or max(left, lines.span(queue_file.conf))
 
         return FileClaim(self, *self._do(work))
-
-
-def _matching(queue_file: QueueFile, wanted: State | None, selector: Selector | str | None) -> list[TaskLines]:
-    types = queue_file.conf.types
-    chosen = None if selector is None else as_selector(selector).bind(types)
-    all_lines = (lines for lines in queue_file.tasks.values() if wanted is None or queue_file.state(lines) is wanted)
-    return [lines for lines in all_lines if chosen is None or chosen.matches(lines.filters, types)]
 
 
 def _only(task: Task, parts: Collection[str]) -> Task:

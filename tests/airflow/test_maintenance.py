@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.engine import ConfigError, Message
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.hooks.maintenance import bring_back, collect, dead_letters, foresee
 from airflow_provider_zkmq.spark import Retention
 from airflow_provider_zkmq.spark.history.pipeline import PipelineReport, QueueReport
@@ -92,7 +93,7 @@ def test_a_dry_run_tells_and_changes_nothing(run, queue):
     kill(queue, "no")
     queue.cancel(queue.ids("inserted")[0])
     said = run("upkeep.tend", "jobs", dry_run=True, lifetime=0)
-    assert (said["to_archive"], said["counts"]["finished"]) == (len(queue.ended_between(0)), 1) == (3, 1)
+    assert (said["to_archive"], said["counts"]["finished"]) == (len(internals(queue).ended_between(0)), 1) == (3, 1)
     eventually(lambda: foresee(queue, 0)["to_delete"] == 2)
     assert foresee(queue, 3_600)["to_delete"] == 0
     for step in ("upkeep.archive", "upkeep.collect"):
@@ -100,7 +101,7 @@ def test_a_dry_run_tells_and_changes_nothing(run, queue):
             run(step, "jobs", dry_run=True)
     assert (queue.conf().archive, queue.counts()["finished"]) == (False, 1)
     queue.configure(archive=True)
-    queue.publish_archive(replace(queue.archive(), watermark=queue.zxid()))
+    internals(queue).publish_archive(replace(internals(queue).archive(), watermark=internals(queue).zxid()))
     finish(queue)
     assert foresee(queue, None)["to_archive"] == 1
 

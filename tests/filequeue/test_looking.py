@@ -26,6 +26,7 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     Zkmq,
 )
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue, directory
 from tests.filequeue.conftest import CLASSES, taken
 from tests.support import eventually
@@ -102,7 +103,7 @@ def test_a_mistyped_queue_creates_no_file(files: FileClient) -> None:
     """Every verb but `enqueue` and `configure` refuses it, with the names that come close."""
     files.queue("orders").enqueue(b"x")
     q = files.queue("oders")
-    calls: list[Callable[[], object]] = [q.claim, q.counts, q.tasks, q.conf, q.check_wanted, q.ids]
+    calls: list[Callable[[], object]] = [q.claim, q.counts, q.tasks, q.conf, internals(q).check_wanted, q.ids]
     calls += [lambda: q.task("a"), lambda: q.wait(["a"]), lambda: q.read_many([]), lambda: q.ready(timeout=5)]
     calls += [lambda: q.claim_handle("a", 1), lambda: q.delete(confirm=True)]
     for call in (*calls, lambda: q.claim_task("a"), lambda: q.worker(print).run(until_empty=True)):

@@ -171,6 +171,9 @@ def test_a_worker_tells_of_the_same_damage_once(monkeypatch: pytest.MonkeyPatch)
     class Queue:
         name, closed = "q", False
 
+        def __internals__(self) -> Any:
+            return self
+
     working = Worker(Queue(), print)  # type: ignore[arg-type]
     told: list[str] = []
     monkeypatch.setattr(handling.log, "warning", lambda *arguments, **_: told.append(str(arguments[-1])))

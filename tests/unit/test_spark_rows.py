@@ -221,7 +221,7 @@ def test_rows_go_into_queue_files_too(tmp_path: Path, monkeypatch: pytest.Monkey
         writer.commit([told])
         assert told == PartitionReport(0, 0, 2, 1, 1)
         assert (sorted(queue.ids()), queue.task("a").filters) == (["a", "b"], {"size": "small"})
-    with pytest.raises(engine_errors.Unsupported, match="batches"):
+    with pytest.raises(engine_errors.Unsupported, match="open_batch"):
         TaskWriter(kinds, SourceOptions.of(options | {"batch": "b"}), overwrite=False)
 
 

@@ -35,6 +35,9 @@ class EngineQueue:
     def __init__(self, client: Client) -> None:
         self.client = client
 
+    def __internals__(self) -> Any:
+        return self
+
     def __getattr__(self, verb: str) -> Any:
         procedures = {
             "conf": configuration.conf, "configure": admin.configure, "truncated_at": configuration.truncated_at,

@@ -34,6 +34,7 @@ from airflow_provider_zkmq.engine.core.read import configuration, inspect, wait
 from airflow_provider_zkmq.engine.core.read.scan import scan
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.settle import begin
+from airflow_provider_zkmq.engine.internals import internals
 from tests.unit.world import Client, new_queue
 
 #: What is no duration, by a name for it.
@@ -67,8 +68,14 @@ PROCEDURES: list[tuple[str, Callable[[Client, Any], Any]]] = [
 ]
 #: What else takes durations, and by which names.
 OBJECTS: list[tuple[Callable[..., Any], list[str]]] = [
-    (partial(engine.Worker, SimpleNamespace(name="q"), print), ["grace", "throttle", "lease"]),
-    (partial(engine.AsyncWorker, SimpleNamespace(name="q"), AsyncMock()), ["grace", "throttle"]),
+    (
+        partial(engine.Worker, SimpleNamespace(name="q", __internals__=lambda: None), print),
+        ["grace", "throttle", "lease"],
+    ),
+    (
+        partial(engine.AsyncWorker, SimpleNamespace(name="q", __internals__=lambda: None), AsyncMock()),
+        ["grace", "throttle"],
+    ),
     (engine.monitor, ["period"]),
     (RetryPolicy, ["factor", "min_backoff", "max_backoff"]),
     (engine.ConnectionConfig.of, ["session_timeout", "connect_timeout", "request_timeout"]),
@@ -335,7 +342,7 @@ def test_queue_files_keep_durations_and_moments(tmp_path: Path, subtests: pytest
             (q.configure, (), {"lock": "5m"}, no_duration),
             (q.enqueue, ("x",), {"delay": -1}, no_duration),
             (q.claim, (), {"timeout": "5m"}, no_duration),
-            (q.wait_for_change, (0, -1), {}, no_duration),
+            (internals(q).wait_for_change, (0, -1), {}, no_duration),
             (q.enqueue, ("x",), {"delay": 1, "not_before": when}, "not both"),
             *((q.enqueue, ("x",), {"not_before": wrong}, told) for wrong, told in NO_MOMENTS),
         ]

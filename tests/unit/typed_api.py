@@ -19,10 +19,12 @@ from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
 from airflow_provider_zkmq.engine.core.model.records import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read.inspect import Task
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker
 from airflow_provider_zkmq.engine.working.handling import Running, RunningAsync
 from airflow_provider_zkmq.engine.working.worker import Worker
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
+from airflow_provider_zkmq.filequeue.internals import FileQueueInternals
 
 
 def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None:
@@ -44,6 +46,7 @@ def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None
     assert_type(queue.claim_handle("a", 1, lease=60), Claim)
     assert_type(queue.claim_handle("a", 1).fail("no", retry=False), State)
     assert_type(queue.worker(print), Worker)
+    assert_type(internals(queue).zxid(), int)
     claim = queue.claim()
     assert claim is not None
     assert_type(claim.task, Task)
@@ -67,6 +70,7 @@ async def awaited(zk: AsyncZkmq, queue: AsyncQueue, unit: AsyncUnitOfWork, runni
         assert_type(each, AsyncClaim)
     assert_type(await (await queue.claim_handle("a", 1)).fail("no", retry=False), State)
     assert_type(queue.worker(print), AsyncWorker)
+    assert_type(await internals(queue).zxid(), int)
     claim = await queue.claim()
     assert claim is not None
     assert_type(claim.task, Task)
@@ -84,6 +88,8 @@ def files(queue: FileQueue, either: Queue | FileQueue) -> None:
     if claim is not None:
         claim.complete(b"r")
     assert_type(either.worker(print).finished, int)
+    assert_type(internals(queue), FileQueueInternals)
+    assert_type(internals(either).closed, bool)
 
 
 def times(queue: Queue, either: Queue | FileQueue, claim: Claim) -> None:

@@ -18,17 +18,14 @@ from ..core.claim.claim import (
     request_claims,
     request_handle,
     request_loop,
-    wanted,
     wind_up,
 )
 from ..core.context import Caller, Claimed, Context
 from ..core.maintenance import collect
-from ..core.maintenance.consumers import run_maintenance, wait_for_change
 from ..core.protocol import Procedure
-from ..core.read import completion_log, configuration, inspect, leases, nodes
-from ..core.read.inspect import Task, counts, pending
+from ..core.read import configuration, inspect, nodes
+from ..core.read.inspect import Task, counts
 from ..core.read.leases import lost_with_queue
-from ..core.read.scan import scan
 from ..core.read.wait import find_matching, follow
 from ..core.read.wait import wait as wait_for
 from ..core.tasks import admin, batches, settle
@@ -56,6 +53,7 @@ from .methods import (
     shown,
     verb,
 )
+from .queue_internals import AsyncQueueInternals, QueueInternals
 from .unit_of_work import AsyncUnitOfWork, TransactionMethods, UnitOfWork
 
 # --- Loops over claims: `q.claims`, blocking and on an event loop.
@@ -350,7 +348,6 @@ class QueueMethods(Api[Context], Generic[U]):
         self._used = used
         self._begin = begin
 
-    publish_archive = verb(admin.publish_archive)
     pause = verb(admin.pause)
     resume = verb(admin.resume)
     configure = verb(admin.configure)
@@ -358,9 +355,7 @@ class QueueMethods(Api[Context], Generic[U]):
     tasks = verb(inspect.list_tasks)
     ids = verb(inspect.ids)
     read_many = verb(inspect.read_many)
-    scan = verb(scan)
     counts = verb(counts)
-    pending = verb(pending)
     conf = verb(configuration.conf)
     exists = verb(nodes.exists)
     delete = verb(collect.delete)
@@ -372,13 +367,6 @@ class QueueMethods(Api[Context], Generic[U]):
     find = verb(find_matching)
     wait_batch = verb(batches.wait_batch)
     batch = verb(batches.read_batch)
-    zxid = verb(leases.zxid)
-    now = verb(leases.now)
-    ended_between = verb(completion_log.ended_between)
-    read_ended = verb(completion_log.read_ended)
-    latest_end = verb(completion_log.latest_end)
-    truncated_at = verb(configuration.truncated_at)
-    archive = verb(leases.archive)
     collect_garbage = verb(collect.collect_garbage)
     redrive = verb(admin.redrive)
     redrive_many = verb(admin.redrive_many)
@@ -398,9 +386,6 @@ class QueueMethods(Api[Context], Generic[U]):
     claim_task = claiming(request_by_id, "Claim | None", "AsyncClaim | None")
     claim_handle = claiming_one(request_handle, "Claim", "AsyncClaim")
     ready = verb(ready)
-    check_wanted = verb(wanted)
-    run_maintenance = verb(run_maintenance)
-    wait_for_change = verb(wait_for_change)
 
     @property
     def _context(self) -> Context:
@@ -421,15 +406,6 @@ class QueueMethods(Api[Context], Generic[U]):
         """This client's id among the queue's consumers; before its first claim, how that will begin."""
         known = self._context.registration.consumer
         return str(self._context.describe["name"]) if known is None else known.id
-
-    @property
-    def changes(self) -> int:
-        """How often the queue has changed, as far as this client was told: the `seen` of `wait_for_change`."""
-        return self._context.signal.count
-
-    def wake(self) -> None:
-        """Wake every call of this client that waits for the queue to change; they look again."""
-        self._context.signal.fire()
 
     def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
         """What fails where there is no such queue fails for that, whatever else it would say."""
@@ -463,6 +439,9 @@ class Queue(QueueMethods[UnitOfWork], SyncClaiming[Context, Claim]):
         """The claim that a caller gets."""
         return Claim(self._session, ClaimHandle(context, claimed), self._begin)
 
+    def __internals__(self) -> QueueInternals:
+        return QueueInternals(self._session, self._context)
+
     def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
         """A worker that claims, runs `handler` and settles; the options are `Worker`'s."""
         return Worker(self, handler, **options)
@@ -481,6 +460,9 @@ class AsyncQueue(QueueMethods[AsyncUnitOfWork], AsyncClaiming[Context, AsyncClai
     def _receive(self, context: Context, claimed: Claimed) -> AsyncClaim:
         """The claim that a caller gets."""
         return AsyncClaim(self._session, ClaimHandle(context, claimed), self._begin)
+
+    def __internals__(self) -> AsyncQueueInternals:
+        return AsyncQueueInternals(self._session, self._context)
 
     def worker(self, handler: Callable[..., Any], **options: Any) -> AsyncWorker:
         """A worker that claims, awaits `handler` and settles; the options are `AsyncWorker`'s."""

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from ... import engine
 from ...engine import AnyClient, AnyQueue, Attempt, ConfigError, QueueNotFound, Scanned, State
+from ...engine.internals import internals
 from . import options as access
 from .options import SourceError, SourceOptions, plainly, unknown
 
@@ -173,7 +174,7 @@ def list_states(queue: AnyQueue, states: Sequence[str]) -> dict[str, str]:
     if not states:  # what was on its way the other direction is in none of the lists
         seen = {each: seen.get(each) for each in queue.ids()}
     doubtful = [each for each, state in seen.items() if state is None]
-    scanned = queue.scan(doubtful, ["id", "state"], states=states or None).columns if doubtful else {}
+    scanned = internals(queue).scan(doubtful, ["id", "state"], states=states or None).columns if doubtful else {}
     now = dict(zip(scanned.get("id", ()), map(str, scanned.get("state", ())), strict=True))
     return {each: state or now[each] for each, state in seen.items() if state is not None or each in now}
 
@@ -238,7 +239,7 @@ def check_selector(client: AnyClient, queues: Sequence[str], query: Query) -> No
     """Raise `ConfigError` for a selector that one of the queues refuses."""
     if query.selector is not None:
         for name in queues:
-            client.queue(name).check_wanted(selector=query.selector)
+            internals(client.queue(name)).check_wanted(selector=query.selector)
 
 
 def queues_of(options: SourceOptions, client: AnyClient) -> list[str]:
@@ -458,7 +459,7 @@ def _scans_in_turn(queue: AnyQueue, ids: Sequence[str], query: Query) -> Iterato
 def _scan(queue: AnyQueue, ids: Sequence[str], query: Query) -> Scanned:
     """What is there of these tasks; where the queue was deleted since they were listed, all have vanished."""
     try:
-        return queue.scan(
+        return internals(queue).scan(
             ids,
             parts(query.columns),
             states=query.states or None,
