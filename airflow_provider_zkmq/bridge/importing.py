@@ -170,7 +170,7 @@ def _paired(queue: AnyQueue, entries: list[Entry]) -> Iterator[tuple[Entry, Task
     """Each message with its task as it is now, read a few at a time."""
     for start in range(0, len(entries), AT_ONCE):
         chunk = entries[start : start + AT_ONCE]
-        tasks = {task.id: task for task in queue.read_many([entry.id for entry in chunk], parts=["data"])}
+        tasks = {task.id: task for task in queue.tasks(ids=[entry.id for entry in chunk], parts=["data"])}
         for entry in chunk:
             yield entry, tasks.get(entry.id)
 

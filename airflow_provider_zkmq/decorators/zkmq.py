@@ -212,7 +212,7 @@ class Consumed:
     def _log_failed(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
         """Tell of the first that failed, and count all that are dead. Raises `ZkmqError`."""
         errors = dict(self._failures)
-        tasks = queue.read_many(list(errors), parts=())
+        tasks = queue.tasks(ids=list(errors), parts=())
         count_dead(queue.name, _dead_among(tasks))
         for task in tasks:
             line = "Failed, and %s on attempt %d: task %s of queue %r: %s; see: %s"
@@ -223,7 +223,7 @@ class Consumed:
             log.warning("%d more task(s) of queue %r failed", self.failed - len(errors), queue.name)
         others = [task_id for task_id in self._failed_ids if task_id not in errors]
         for at in range(0, len(others), _AT_ONCE):
-            count_dead(queue.name, _dead_among(queue.read_many(others[at : at + _AT_ONCE], parts=())))
+            count_dead(queue.name, _dead_among(queue.tasks(ids=others[at : at + _AT_ONCE], parts=())))
 
     def check(self, queue: str, fail_on: str, error: type[AirflowException] = AirflowException) -> None:
         """Raise `error` where so many failures are to fail the Airflow task."""

@@ -70,7 +70,7 @@ class FileQueueInternals(OnlyWhatFilesHave):
         """How many tasks are pending, those that wait for their time among them."""
         return self._directory.carry_out(self._name, lambda queue_file: len(queue_file.matching(State.INSERTED, None)))
 
-    # --- for reports and Spark
+    # --- for the command line, reports and Spark
 
     def now(self) -> Moment:
         """The time by this machine's clock, which is a file's. Raises `QueueNotFound`."""
@@ -78,6 +78,13 @@ class FileQueueInternals(OnlyWhatFilesHave):
 
         self._directory.carry_out(self._name, lambda _: None)
         return pendulum.now("UTC")
+
+    def ids(self, state: State | str | None = None, selector: Selector | str | None = None) -> list[str]:
+        """The ids of the tasks in `state` (default: any) that `selector` accepts, in the order of the lines."""
+        wanted = as_state(state)
+        return self._directory.carry_out(
+            self._name, lambda queue_file: [lines.id for lines in queue_file.matching(wanted, selector)]
+        )
 
     def scan(
         self,

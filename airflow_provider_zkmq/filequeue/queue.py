@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
@@ -13,7 +14,7 @@ from ..engine.core.model.names import check_name
 from ..engine.core.model.policy import RetryPolicy, Success
 from ..engine.core.model.records import Message, NewTasks, encode_data, keyed
 from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, choose
-from ..engine.core.model.states import State
+from ..engine.core.model.states import State, Status
 from ..engine.core.model.values import (
     Duration,
     Moment,
@@ -26,7 +27,7 @@ from ..engine.core.model.values import (
 )
 from ..engine.core.protocol import MAX_PAYLOAD, Procedure
 from ..engine.core.read.configuration import QueueConf
-from ..engine.core.read.inspect import Task, as_state, checked_ids
+from ..engine.core.read.inspect import Task, as_state, as_status, checked_ids
 from ..engine.core.read.nodes import PARTS, Part, checked_parts
 from ..engine.core.read.wait import OnChange, OnProgress
 from ..engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
@@ -300,36 +301,27 @@ class FileQueue(OnlyWhatFilesHave):
     def tasks(
         self,
         *,
+        ids: Sequence[str] | None = None,
         state: State | str | None = None,
+        status: Status | str | None = None,
         selector: Selector | str | None = None,
         batch: str | None = None,
+        parts: Collection[Part] = PARTS,
         limit: int | None = None,
     ) -> list[Task]:
-        """Tasks in `state` (default: any) that `selector` accepts, at most `limit`, in the order of the lines.
+        """The tasks that every given argument accepts, at most `limit`, all of one moment. See `Queue.tasks`.
 
-        Raises `Unsupported` for a `batch`.
+        In the order of the lines, or of `ids`. Raises `Unsupported` for a `batch`.
         """
         refuse({refusals.BATCHES: batch is not None})
-        wanted, most = as_state(state), optional_whole_number("limit", limit)
-        return self._do(
-            lambda queue_file: [queue_file.task(lines) for lines in queue_file.matching(wanted, selector)[:most]]
-        )
-
-    def ids(self, state: State | str | None = None, selector: Selector | str | None = None) -> list[str]:
-        """The ids of the tasks in `state` (default: any) that `selector` accepts, in the order of the lines."""
-        wanted = as_state(state)
-        return self._do(lambda queue_file: [lines.id for lines in queue_file.matching(wanted, selector)])
-
-    def read_many(self, task_ids: Sequence[str], *, parts: Collection[Part] = PARTS) -> list[Task]:
-        """The tasks among `task_ids` that are there, each once, in the order of the ids; all of one moment.
-
-        `parts`: which of ``data``, ``metadata`` and ``result`` are told; the others are empty in the tasks.
-        """
-        ids, chosen = checked_ids(task_ids), checked_parts(parts)
+        named, wanted, exact = None if ids is None else checked_ids(ids), as_state(state), as_status(status)
+        chosen, most = checked_parts(parts), optional_whole_number("limit", limit)
 
         def look(queue_file: QueueFile) -> list[Task]:
-            all_lines = [queue_file.tasks[each] for each in ids if each in queue_file.tasks]
-            return [_only(queue_file.task(lines), chosen) for lines in all_lines]
+            matching = {lines.id: lines for lines in queue_file.matching(wanted, selector)}
+            all_lines = matching.values() if named is None else (matching[each] for each in named if each in matching)
+            tasks = (_only(queue_file.task(lines), chosen) for lines in all_lines)
+            return list(islice((task for task in tasks if exact in {None, task.status}), most))
 
         return self._do(look)
 

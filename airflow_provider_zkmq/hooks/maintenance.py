@@ -51,7 +51,7 @@ def foresee(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
     conf = queue.conf()
     span = conf.task_gc_lifetime if lifetime is None else lifetime
     read = internals(queue)
-    ended = read.scan([*queue.ids(State.FINISHED), *queue.ids(State.CANCELLED)], ["ended_ms"]).columns
+    ended = read.scan([*read.ids(State.FINISHED), *read.ids(State.CANCELLED)], ["ended_ms"]).columns
     oldest = 0.0 if span is None else read.now().timestamp() * 1000 - span * 1000
     return {
         "queue": queue.name,
@@ -68,7 +68,7 @@ def dead_letters(queue: AnyQueue, most: int) -> dict[str, Any]:
     ``tasks`` has the first `most` by their ids: ``id``, ``attempt``, ``batch`` and ``reason``, in one line and clipped,
     U+FFFD in the place of control characters.
     """
-    ids = queue.ids(State.DEAD)
+    ids = internals(queue).ids(State.DEAD)
     read = internals(queue).scan(ids[:most], ["id", "attempt", "batch", "error"]).columns
     rows = zip(read["id"], read["attempt"], read["batch"], read["error"], strict=True)
     tasks = [

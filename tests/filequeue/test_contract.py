@@ -30,6 +30,7 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     Zkmq,
 )
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.filequeue import FileQueue
 from tests.filequeue.conftest import CLASSES, taken
 from tests.support import eventually, fresh_root
@@ -323,4 +324,4 @@ def test_only_what_is_new_is_written(q: Any) -> None:
         with pytest.raises(BadMessage) as refused:
             q.enqueue_new([Message("x", task_id="good"), bad])
         assert refused.value.position == 1
-    assert sorted(q.ids()) == ["done", "new", "queued"]
+    assert sorted(internals(q).ids()) == ["done", "new", "queued"]

@@ -109,13 +109,10 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "enqueue_new": lambda side: side.q.enqueue_new([Message("x", task_id=name) for name in ("new", "finished")]),
     "exists": lambda side: side.q.exists(),
     "explain": lambda side: side.q.explain("queued"),
-    "find": lambda side: side.q.find("size==large"),
     "follow": lambda side: side.q.follow("finished", print),
-    "ids": lambda side: side.q.ids("dead"),
     "name": lambda side: side.q.name,
     "open_batch": lambda side: side.q.open_batch("b").written,
     "pause": lambda side: side.q.pause(),
-    "read_many": lambda side: side.q.read_many(["queued"], parts=["data"]),
     "ready": lambda side: side.q.ready(selector="size==large"),
     "redrive": lambda side: side.q.redrive("dead"),
     "redrive_many": lambda side: side.q.redrive_many(["dead"]),
@@ -125,8 +122,9 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "root": lambda side: side.q.root,
     "seal_batch": lambda side: side.ended_batch() or side.q.seal_batch("b"),
     "task": lambda side: side.q.task("queued"),
-    "tasks": lambda side: side.q.tasks(state="inserted", selector="size==large", limit=5),
-    "tree": lambda side: side.q.tree("queued"),
+    "tasks": lambda side: side.q.tasks(
+        ids=["queued"], state="inserted", status="queued", selector="size==large", parts=["data"], limit=5
+    ),
     "wait": lambda side: side.q.wait(["finished"], timeout=5),
     "wait_batch": lambda side: side.ended_batch() or side.q.wait_batch("b", 5),
     "worker": lambda side: side.q.worker(print),
@@ -138,6 +136,8 @@ INTERNALS: dict[str, Callable[[Side], object]] = {
     "check_wanted": lambda side: side.internals.check_wanted(selector="size==large") and None,
     "closed": lambda side: side.internals.closed,
     "ended_between": lambda side: side.internals.ended_between(0, 1),
+    "find": lambda side: side.internals.find("size==large"),
+    "ids": lambda side: side.internals.ids("dead"),
     "latest_end": lambda side: side.internals.latest_end(),
     "now": lambda side: bool(side.internals.now().utcoffset()),
     "pending": lambda side: side.internals.pending(),
@@ -145,6 +145,7 @@ INTERNALS: dict[str, Callable[[Side], object]] = {
     "read_ended": lambda side: side.internals.read_ended([]),
     "run_maintenance": lambda side: side.internals.run_maintenance(),
     "scan": lambda side: side.internals.scan(["queued", "gone"], ["id", "state", "data"], selector="size==large"),
+    "tree": lambda side: side.internals.tree("queued"),
     "truncated_at": lambda side: side.internals.truncated_at(),
     "wait_for_change": lambda side: bool(side.internals.wait_for_change(side.internals.changes - 1, 0)) or True,
     "wake": lambda side: side.internals.wake(),
@@ -153,11 +154,11 @@ INTERNALS: dict[str, Callable[[Side], object]] = {
 
 #: What a file has not.
 NOT_IN_FILES = {
-    "batch", "cancel", "clear", "collect_garbage", "consumers", "drop", "explain", "find", "open_batch", "pause",
-    "redrive", "redrive_many", "replace", "resume", "revoke", "seal_batch", "tree", "wait_batch",
+    "batch", "cancel", "clear", "collect_garbage", "consumers", "drop", "explain", "open_batch", "pause",
+    "redrive", "redrive_many", "replace", "resume", "revoke", "seal_batch", "wait_batch",
 }  # fmt: skip
 INTERNALS_NOT_IN_FILES = {
-    "archive", "ended_between", "latest_end", "publish_archive", "read_ended", "truncated_at", "zxid",
+    "archive", "ended_between", "find", "latest_end", "publish_archive", "read_ended", "tree", "truncated_at", "zxid",
 }  # fmt: skip
 
 #: Arguments that a file does not take, by the words of the refusal.

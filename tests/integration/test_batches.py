@@ -26,6 +26,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.core.tasks.batches import Batch
+from airflow_provider_zkmq.engine.internals import internals
 from tests.integration.clients import clients, end_session, spent, together
 from tests.integration.conftest import started, taken
 from tests.support import eventually
@@ -63,7 +64,7 @@ def _follower(queue: Queue, ids: list[str]) -> Task:
     """The one task of the queue that is no member; it was enqueued after the last member had ended."""
     tasks = {task.id: task for task in queue.tasks()}
     (follower,) = set(tasks) - set(ids)
-    (born,) = {znode.czxid for znode in queue.tree(follower) if znode.path.endswith("/data")}
+    (born,) = {znode.czxid for znode in internals(queue).tree(follower) if znode.path.endswith("/data")}
     assert max(tasks[task_id].version for task_id in ids) < born
     return tasks[follower]
 

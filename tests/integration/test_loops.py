@@ -136,7 +136,7 @@ def test_results_and_own_settlements(q: Queue, front: Any) -> None:
         else:
             claim.result = "left"
     assert sorted(seen) == sorted([*ids, ids[1]])
-    assert [task.result for task in q.read_many(ids)] == [b"left", b"left", b"in a transaction", b"left"]
+    assert [task.result for task in q.tasks(ids=ids)] == [b"left", b"left", b"in a transaction", b"left"]
     q.clear()
     ids, seen = fill(q, 30), []
     for claim in queue.claims(timeout=0, prefetch=8):

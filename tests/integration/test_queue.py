@@ -20,6 +20,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
     ZkmqError,
 )
+from airflow_provider_zkmq.engine.internals import internals
 from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually
@@ -29,9 +30,9 @@ STANDARD = {"performance_class": "standard"}
 
 def test_an_enqueue_is_one_transaction(q: Queue) -> None:
     """Every znode of the tree has the same czxid. What a client has enqueued, its next claim finds."""
-    tree = q.tree(q.enqueue(b"x", filters=STANDARD))
+    tree = internals(q).tree(q.enqueue(b"x", filters=STANDARD))
     names = {node.path.rpartition("/")[2] for node in tree}
-    assert names == {q.ids()[0], "data", "state", "filters", "performance_class"}
+    assert names == {internals(q).ids()[0], "data", "state", "filters", "performance_class"}
     assert len({node.czxid for node in tree}) == 1
     taken(q).complete()
     for _ in range(20):

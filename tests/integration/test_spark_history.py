@@ -174,7 +174,7 @@ def test_clean_up_deletes_only_what_is_archived_and_a_run_costs_by_what_is_new(
     newest = finish(q, 3)
     collected = q.collect_garbage(lifetime=0)
     assert (collected.collected, collected.kept_unarchived) == (340, 3)
-    assert sorted(q.ids()) == sorted(newest)
+    assert sorted(internals(q).ids()) == sorted(newest)
     assert archived(spark, tmp_path) == sorted(old + new)
     archive()
     before = received(where["hosts"])
@@ -184,7 +184,7 @@ def test_clean_up_deletes_only_what_is_archived_and_a_run_costs_by_what_is_new(
     assert internals(q).archive().watermark == none.watermark
     assert archived(spark, tmp_path) == sorted(old + new + newest)
     assert q.collect_garbage(lifetime=0).collected == 3
-    assert q.ids() == []
+    assert internals(q).ids() == []
 
 
 def received(hosts: str) -> int:
@@ -207,7 +207,7 @@ def test_damaged_tasks_are_counted_and_left_and_end_no_run(spark, archive, where
     assert rows == {torn: {}, odd: {}, good: {"n": 3}}
     collected = q.collect_garbage(lifetime=0)
     assert (collected.collected, collected.kept_changed) == (3, 1)
-    assert q.ids() == [broken]
+    assert internals(q).ids() == [broken]
     again = finish(q, 1)
     assert archive().unreadable == ()
     assert archived(spark, tmp_path) == sorted([torn, odd, good, *again])

@@ -141,7 +141,7 @@ def test_a_crash_at_any_seam_loses_and_doubles_nothing(spark, where, q, tmp_path
             assert len(marks) == 2 or ended == runs
     run_pipeline(where, ["census"], tmp_path, spark, lifetime=0)
     check_counts(spark, tmp_path, 4 * len(SEAMS), 5 * len(SEAMS))
-    assert len(q.ids()) == len(SEAMS), "dead letters stand"
+    assert len(internals(q).ids()) == len(SEAMS), "dead letters stand"
     for table, kinds in ((".", ["runs"]), (SILVER, ["runs", "deliveries"]), (GOLD, ["hourly", "consumers"])):
         manifest = read_manifest(home / table)
         named = {part.path for part in manifest.runs} | {"/".join(path.split("/")[:2]) for path, _ in manifest.retired}
@@ -247,7 +247,7 @@ def test_what_is_killed_in_a_run_loses_and_doubles_nothing(
     assert set(rows) == ended
     assert read_manifest(tmp_path / "census").rows == len(rows)
     q.collect_garbage(lifetime=0)
-    assert (q.ids(), internals(q).ended_between(0)) == ([], [])
+    assert (internals(q).ids(), internals(q).ended_between(0)) == ([], [])
     finish(q, 1)
     assert archive_queue(where, "census", tmp_path, spark).archived == 1
 
@@ -269,5 +269,5 @@ def test_a_hundred_thousand_tasks_reach_gold_in_two_gigabytes(spark, where, q, t
             assert steps["gc"]["deleted"] == expected
             assert told["peak_kb"] <= 2 << 20
             assert told["driver_kb"] <= 1 << 20
-    assert q.ids() == []
+    assert internals(q).ids() == []
     check_counts(spark, tmp_path, count + 100, count + 100)

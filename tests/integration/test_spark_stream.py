@@ -205,7 +205,7 @@ def test_options_choose_and_errors_say_in_their_first_line_what_is_wrong(streami
     follow_to_the_end(streaming, told)
     finish(queue, "b")
     eventually(lambda: queue.collect_garbage(lifetime=0).ran)  # a client of the stream's may be cleaning up just now
-    assert queue.ids("finished") == []
+    assert internals(queue).ids("finished") == []
     finish(queue, "c")
     assert "runs of queue 'q' that ended after" in refusal(streaming, told)
     follow_to_the_end(streaming, told | {"options": options | {"failOnDataLoss": "false"}})

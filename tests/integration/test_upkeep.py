@@ -96,7 +96,7 @@ def test_a_producer_of_one_enqueue_makes_an_overdue_clean_up(
             for number in range(3):
                 with connected(kind, zookeeper, root=root, gc=number > 0) as client:
                     use(client)
-                assert (runs(zk, f"{root}/{name}"), "a" in q.ids()) == (min(number, 1), number == 0)
+                assert (runs(zk, f"{root}/{name}"), "a" in internals(q).ids()) == (min(number, 1), number == 0)
             q.delete(confirm=True, force=True)
 
 

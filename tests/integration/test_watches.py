@@ -17,6 +17,7 @@ import pytest
 from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import AsyncZkmq, Message, Queue, QueueNotFound, WaitTimeout, Zkmq
 from airflow_provider_zkmq.engine.core.protocol import Children, Exists, Get, Sync, Watch
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session, ThreadSignal
 from tests.faulty import Faulty
@@ -101,7 +102,7 @@ def wait_to_the_end(q: Queue, queue: Queue, _there: Zkmq) -> None:
 def search_in_vain(_q: Queue, queue: Queue, _there: Zkmq) -> None:
     """The list of tasks is watched once, however often it was searched."""
     with pytest.raises(WaitTimeout):
-        queue.find("performance_class==low", timeout=0)
+        internals(queue).find("performance_class==low", timeout=0)
 
 
 def ask_for_a_missing_queue(_q: Queue, _queue: Queue, there: Zkmq) -> None:
@@ -111,7 +112,7 @@ def ask_for_a_missing_queue(_q: Queue, _queue: Queue, there: Zkmq) -> None:
         absent.claim()
     assert not absent.exists(0.001)
     with pytest.raises(WaitTimeout):
-        absent.find("all()", timeout=0.001, wait_for_queue=True)
+        internals(absent).find("all()", timeout=0.001, wait_for_queue=True)
 
 
 def pause_and_resume(q: Queue, queue: Queue, there: Zkmq) -> None:

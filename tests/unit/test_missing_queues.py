@@ -30,7 +30,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "claim_handle": ("a", 1),
     "ended_between": (0, 1),
     "read_ended": ([],),
-    **dict.fromkeys(("read_many", "redrive_many", "wait"), (["a"],)),
+    **dict.fromkeys(("redrive_many", "wait"), (["a"],)),
     **dict.fromkeys(("wait_batch", "batch", "seal_batch"), ("b",)),
     "publish_archive": (Archive(),),
     "scan": (["a"], ["id"]),

@@ -20,6 +20,7 @@ from pyspark.sql.types import DataType, MapType, StructField, StructType
 
 from airflow_provider_zkmq.engine import BadMessage, ConfigError, Integer, Message, NewTasks, OrderedEnum, String, Zkmq
 from airflow_provider_zkmq.engine import errors as engine_errors
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.spark.source import writing
 from airflow_provider_zkmq.spark.source.options import STREAM_WRITE, WRITE, SourceError, SourceOptions
 from airflow_provider_zkmq.spark.source.writing import (
@@ -220,7 +221,7 @@ def test_rows_go_into_queue_files_too(tmp_path: Path, monkeypatch: pytest.Monkey
         told = writer.write(iter([batch]))
         writer.commit([told])
         assert told == PartitionReport(0, 0, 2, 1, 1)
-        assert (sorted(queue.ids()), queue.task("a").filters) == (["a", "b"], {"size": "small"})
+        assert (sorted(internals(queue).ids()), queue.task("a").filters) == (["a", "b"], {"size": "small"})
     with pytest.raises(engine_errors.Unsupported, match="open_batch"):
         TaskWriter(kinds, SourceOptions.of(options | {"batch": "b"}), overwrite=False)
 

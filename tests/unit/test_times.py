@@ -349,7 +349,7 @@ def test_queue_files_keep_durations_and_moments(tmp_path: Path, subtests: pytest
         for call, arguments, options, told in refused:
             with subtests.test(call=call.__name__, options=options), pytest.raises(ConfigError, match=told):
                 call(*arguments, **options)
-        assert sorted(q.ids()) == ["a", "b"]
+        assert sorted(internals(q).ids()) == ["a", "b"]
         conf = tmp_path / "jobs.conf.json"
         conf.write_text('{"lock": "1h30m"}')
         assert q.conf().lock == 5_400.0

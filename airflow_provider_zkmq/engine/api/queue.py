@@ -26,7 +26,7 @@ from ..core.protocol import Procedure
 from ..core.read import configuration, inspect, nodes
 from ..core.read.inspect import Task, counts
 from ..core.read.leases import lost_with_queue
-from ..core.read.wait import find_matching, follow
+from ..core.read.wait import follow
 from ..core.read.wait import wait as wait_for
 from ..core.tasks import admin, batches, settle
 from ..core.tasks.enqueue import enqueue_each, enqueue_new, enqueue_one, open_shared, seal
@@ -353,18 +353,14 @@ class QueueMethods(Api[Context], Generic[U]):
     configure = verb(admin.configure)
     task = verb(inspect.read_task)
     tasks = verb(inspect.list_tasks)
-    ids = verb(inspect.ids)
-    read_many = verb(inspect.read_many)
     counts = verb(counts)
     conf = verb(configuration.conf)
     exists = verb(nodes.exists)
     delete = verb(collect.delete)
     consumers = verb(configuration.consumers)
     follow = verb(follow)
-    tree = verb(nodes.read_tree)
     explain = verb(inspect.explain)
     wait = verb(wait_for)
-    find = verb(find_matching)
     wait_batch = verb(batches.wait_batch)
     batch = verb(batches.read_batch)
     collect_garbage = verb(collect.collect_garbage)

@@ -8,6 +8,7 @@ from ..core.maintenance.consumers import run_maintenance, wait_for_change
 from ..core.protocol import Procedure
 from ..core.read import completion_log, configuration, inspect, leases, nodes
 from ..core.read.scan import scan
+from ..core.read.wait import find_matching
 from ..core.tasks import admin
 from ..errors import ZkmqError
 from .methods import Api, AsyncApi, SyncApi, verb
@@ -22,7 +23,12 @@ class QueueInternalMethods(Api[Context]):
     run_maintenance = verb(run_maintenance)
     wait_for_change = verb(wait_for_change)
 
-    # For archives, streams and reports.
+    # For sensors, the command line and reports.
+    ids = verb(inspect.list_ids)
+    tree = verb(nodes.read_tree)
+    find = verb(find_matching)
+
+    # For archives and streams.
     zxid = verb(leases.zxid)
     now = verb(leases.now)
     scan = verb(scan)

@@ -242,7 +242,7 @@ def archive_queue(
 
 def _mended(queue: AnyQueue, damaged: Sequence[str], until: int) -> list[Ended]:
     """The runs of tasks that earlier archive runs could not read, and which somebody has put right since."""
-    readable = {task.id for task in queue.read_many(damaged, parts=[])} if damaged else set()
+    readable = {task.id for task in queue.tasks(ids=damaged, parts=[])} if damaged else set()
     ended = internals(queue).ended_between(0, until) if readable else []
     return [each for each in ended if each.id in readable and each.place is None and not isinstance(each, Unreadable)]
 

@@ -162,7 +162,7 @@ def list_ids(queue: AnyQueue, states: Sequence[str]) -> list[str]:
 
     What each is in by the time it is read decides.
     """
-    return list(_seen(queue, states)) if states else queue.ids()
+    return list(_seen(queue, states)) if states else internals(queue).ids()
 
 
 def list_states(queue: AnyQueue, states: Sequence[str]) -> dict[str, str]:
@@ -172,7 +172,7 @@ def list_states(queue: AnyQueue, states: Sequence[str]) -> dict[str, str]:
     """
     seen = _seen(queue, states or [str(state) for state in State])
     if not states:  # what was on its way the other direction is in none of the lists
-        seen = {each: seen.get(each) for each in queue.ids()}
+        seen = {each: seen.get(each) for each in internals(queue).ids()}
     doubtful = [each for each, state in seen.items() if state is None]
     scanned = internals(queue).scan(doubtful, ["id", "state"], states=states or None).columns if doubtful else {}
     now = dict(zip(scanned.get("id", ()), map(str, scanned.get("state", ())), strict=True))
@@ -188,10 +188,10 @@ def _seen(queue: AnyQueue, states: Collection[str]) -> dict[str, str | None]:
     seen: dict[str, str | None] = {}
     order = [str(state) for state in State if state in states]
     for state in order:
-        for each in queue.ids(state):
+        for each in internals(queue).ids(state):
             seen[each] = state if each not in seen else None
     if State.INSERTED in order and len(order) > 1:
-        for each in queue.ids(State.INSERTED):
+        for each in internals(queue).ids(State.INSERTED):
             seen.setdefault(each, None)
     return seen
 
