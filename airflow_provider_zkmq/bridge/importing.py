@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from ..engine import MAX_PAYLOAD, AnyQueue, ConfigError, State, Task, TransportError, ZkmqError
+from ..engine.internals import internals
 from ..textqueue import Status, TextQueue, TextQueueError
 from .exporting import AT_ONCE
 from .file_format import (
@@ -211,6 +212,6 @@ def _carry_out(queue: AnyQueue, entry: Entry, step: Applied, data: bytes | None)
         case Action.REDRIVE:
             queue.redrive(entry.id, version=entry.version, data=data)
         case Action.REPLACE:
-            queue.replace(entry.id, data or b"", version=entry.version)
+            internals(queue).replace(entry.id, data or b"", version=entry.version)
         case Action.DROP:
             queue.drop(entry.id, version=entry.version)

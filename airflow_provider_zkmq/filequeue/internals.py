@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from ..engine.core.model.records import Message, NewTasks
 from ..engine.core.model.selectors import FilterMethods, Selector, choose
 from ..engine.core.model.states import State
 from ..engine.core.model.values import Duration, Moment, optional_milliseconds, seconds, whole_number
@@ -12,7 +13,8 @@ from ..engine.core.read.inspect import as_state, checked_columns, checked_ids
 from ..engine.core.read.scan import Scanned
 from .directory import Directory
 from .queue_file import QueueFile, lock_span
-from .refusals import OnlyWhatFilesHave
+from .refusals import BATCHES, OnlyWhatFilesHave, refuse
+from .settling import Putting
 
 T = TypeVar("T")
 
@@ -70,7 +72,20 @@ class FileQueueInternals(OnlyWhatFilesHave):
         """How many tasks are pending, those that wait for their time among them."""
         return self._directory.carry_out(self._name, lambda queue_file: len(queue_file.matching(State.INSERTED, None)))
 
-    # --- for the command line, reports and Spark
+    # --- for operators, the command line, reports and Spark
+
+    def enqueue_new(
+        self, messages: Sequence[Message], *, batch: str | None = None, since: Moment | None = None
+    ) -> NewTasks:
+        """Append the messages whose ids no line has; what is there stays as it is. Raises what `Putting.write` does.
+
+        `since` is checked and no more: the file keeps what is done until somebody deletes its lines.
+        """
+        refuse({BATCHES: batch})
+        optional_milliseconds("since", since)
+        putting = Putting(messages, only_new=True)
+        self._directory.carry_out(self._name, putting.write, create=True)
+        return putting.new_tasks()
 
     def now(self) -> Moment:
         """The time by this machine's clock, which is a file's. Raises `QueueNotFound`."""

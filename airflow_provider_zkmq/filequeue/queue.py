@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 from ..engine.core.model.names import check_name
 from ..engine.core.model.policy import RetryPolicy, Success
-from ..engine.core.model.records import Message, NewTasks, encode_data, keyed
+from ..engine.core.model.records import Message, OnConflict, encode_data, keyed, skips_existing, with_on_conflict
 from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, choose
 from ..engine.core.model.states import State, Status
 from ..engine.core.model.values import (
@@ -20,7 +20,6 @@ from ..engine.core.model.values import (
     Moment,
     WaitFor,
     number_of_claims,
-    optional_milliseconds,
     optional_seconds,
     optional_whole_number,
     seconds,
@@ -433,13 +432,12 @@ class FileQueue(OnlyWhatFilesHave):
         metadata: Mapping[str, Any] | None = None,
         policy: RetryPolicy | None = None,
         lock: Duration | None = None,
-        update: bool = False,
-        requeue: bool = False,
+        on_conflict: OnConflict = "raise",
         not_before: Moment | None = None,
         idempotency_key: str | None = None,
     ) -> str:
         """Append one task; returns its id. The arguments are `Message`'s; `idempotency_key` as in `enqueue_many`."""
-        message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue, not_before)
+        message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, on_conflict, not_before)
         return self.enqueue_many([message], idempotency_key=idempotency_key)[0]
 
     def enqueue_many(
@@ -448,32 +446,22 @@ class FileQueue(OnlyWhatFilesHave):
         *,
         batch: str | None = None,
         then: Message | None = None,
+        on_conflict: OnConflict | None = None,
         idempotency_key: str | None = None,
     ) -> list[str]:
         """Append many tasks, each all or nothing; returns their ids in order. Raises what `Putting.write` does.
 
-        `idempotency_key`: the ids come from the queue's name, this text and each message's position; of the tasks that
-        are there already nothing is changed.
+        `on_conflict`: for all messages, instead of their own; see `Message`. `idempotency_key`: the ids come from the
+        queue's name, this text and each message's position; of the tasks that are there already nothing is changed.
         """
         refuse({refusals.BATCHES: batch is not None or then is not None})
+        chosen = with_on_conflict(messages, on_conflict)
         try:
-            chosen = messages if idempotency_key is None else keyed(self.name, idempotency_key, messages)
-            return self._do(Putting(chosen, only_new=idempotency_key is not None).write, create=True)
+            named = chosen if idempotency_key is None else keyed(self.name, idempotency_key, chosen)
+            only_new = idempotency_key is not None or skips_existing(named)
+            return self._do(Putting(named, only_new=only_new).write, create=True)
         except BadMessage as error:
             raise error.__cause__ or error from None
-
-    def enqueue_new(
-        self, messages: Sequence[Message], *, batch: str | None = None, since: Moment | None = None
-    ) -> NewTasks:
-        """Append the messages whose ids no line has; what is there stays as it is. Raises what `Putting.write` does.
-
-        `since` is checked and no more: the file keeps what is done until somebody deletes its lines.
-        """
-        refuse({refusals.BATCHES: batch})
-        optional_milliseconds("since", since)
-        putting = Putting(messages, only_new=True)
-        self._do(putting.write, create=True)
-        return putting.new_tasks()
 
     # --- claims
 

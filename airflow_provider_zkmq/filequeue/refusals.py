@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
-from ..engine.core.model.records import Message
+from ..engine.core.model.records import Message, check_on_conflict
 from ..engine.errors import ConfigError, Unsupported
 
 TRANSACTIONS: Final = "transactions over several queues"
 BATCHES: Final = "batches (batch=, then=)"
 PRIORITIES: Final = "priorities: the order is that of the lines"
-UPDATES: Final = "updates of a queued task (update=): edit its line"
-ESCROW: Final = "a run in escrow (requeue=)"
+UPDATES: Final = "updates of a queued task (on_conflict='replace'): edit its line"
+ESCROW: Final = "a run in escrow (on_conflict='requeue')"
 DEDUPE: Final = "dedupe windows (dedupe=)"
 PROGRESS: Final = "progress reports (progress, on_progress=)"
 COLLECTION: Final = "clean-up of finished tasks (task_gc_…=): delete their lines"
@@ -58,5 +58,6 @@ def check_message(message: object) -> Message:
     if not isinstance(message, Message):
         msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
         raise ConfigError(msg)
-    refuse({PRIORITIES: message.priority, UPDATES: message.update, ESCROW: message.requeue})
+    check_on_conflict(message.on_conflict)
+    refuse({PRIORITIES: message.priority, UPDATES: message.replaces, ESCROW: message.requeues})
     return message

@@ -105,8 +105,9 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "delete": lambda side: (side.q.delete(confirm=True, force=True), side.q.configure(filters=TYPES))[0],
     "drop": lambda side: side.q.drop("dead"),
     "enqueue": lambda side: side.q.enqueue("x", {"size": "small"}, task_id="new"),
-    "enqueue_many": lambda side: side.q.enqueue_many([Message("x", task_id="new")]),
-    "enqueue_new": lambda side: side.q.enqueue_new([Message("x", task_id=name) for name in ("new", "finished")]),
+    "enqueue_many": lambda side: side.q.enqueue_many(
+        [Message("x", task_id=name) for name in ("new", "finished")], on_conflict="skip"
+    ),
     "exists": lambda side: side.q.exists(),
     "explain": lambda side: side.q.explain("queued"),
     "follow": lambda side: side.q.follow("finished", print),
@@ -116,7 +117,6 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "ready": lambda side: side.q.ready(selector="size==large"),
     "redrive": lambda side: side.q.redrive("dead"),
     "redrive_many": lambda side: side.q.redrive_many(["dead"]),
-    "replace": lambda side: side.q.replace("queued", b"y"),
     "revoke": lambda side: side.q.revoke("claimed"),
     "resume": lambda side: side.q.resume(),
     "root": lambda side: side.q.root,
@@ -136,6 +136,7 @@ INTERNALS: dict[str, Callable[[Side], object]] = {
     "check_wanted": lambda side: side.internals.check_wanted(selector="size==large") and None,
     "closed": lambda side: side.internals.closed,
     "ended_between": lambda side: side.internals.ended_between(0, 1),
+    "enqueue_new": lambda side: side.internals.enqueue_new([Message("x", task_id=n) for n in ("new", "finished")]),
     "find": lambda side: side.internals.find("size==large"),
     "ids": lambda side: side.internals.ids("dead"),
     "latest_end": lambda side: side.internals.latest_end(),
@@ -143,6 +144,7 @@ INTERNALS: dict[str, Callable[[Side], object]] = {
     "pending": lambda side: side.internals.pending(),
     "publish_archive": lambda side: side.internals.publish_archive(Archive(0, "/nowhere", 0)),
     "read_ended": lambda side: side.internals.read_ended([]),
+    "replace": lambda side: side.internals.replace("queued", b"y"),
     "run_maintenance": lambda side: side.internals.run_maintenance(),
     "scan": lambda side: side.internals.scan(["queued", "gone"], ["id", "state", "data"], selector="size==large"),
     "tree": lambda side: side.internals.tree("queued"),
@@ -155,17 +157,18 @@ INTERNALS: dict[str, Callable[[Side], object]] = {
 #: What a file has not.
 NOT_IN_FILES = {
     "batch", "cancel", "clear", "collect_garbage", "consumers", "drop", "explain", "open_batch", "pause",
-    "redrive", "redrive_many", "replace", "resume", "revoke", "seal_batch", "wait_batch",
+    "redrive", "redrive_many", "resume", "revoke", "seal_batch", "wait_batch",
 }  # fmt: skip
 INTERNALS_NOT_IN_FILES = {
-    "archive", "ended_between", "find", "latest_end", "publish_archive", "read_ended", "tree", "truncated_at", "zxid",
+    "archive", "ended_between", "find", "latest_end", "publish_archive", "read_ended", "replace", "tree",
+    "truncated_at", "zxid",
 }  # fmt: skip
 
 #: Arguments that a file does not take, by the words of the refusal.
 ARGUMENTS: dict[str, Callable[[Side], object]] = {
     "priorities": lambda side: side.q.enqueue("x", priority=1),
-    "updates": lambda side: side.q.enqueue("x", task_id="a", update=True),
-    "run in escrow": lambda side: side.q.enqueue("x", task_id="a", requeue=True),
+    "updates": lambda side: side.q.enqueue("x", task_id="a", on_conflict="replace"),
+    "run in escrow": lambda side: side.q.enqueue("x", task_id="a", on_conflict="requeue"),
     "batches": lambda side: side.q.enqueue_many([Message("x")], batch="b"),
     "batches.*then": lambda side: side.q.enqueue_many([Message("x")], then=Message("y")),
     "dedupe windows": lambda side: side.q.claim_handle("claimed", side.token).complete(dedupe=5),

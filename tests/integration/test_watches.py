@@ -208,7 +208,7 @@ def test_a_watch_is_taken_away_when_nobody_wants_it(zookeeper: str, session: Ses
     ours.fired = True
     session.unwatch(path)
     assert session.requests["RemoveWatches"] == 2
-    q.replace("a", b"new")
+    internals(q).replace("a", b"new")
     eventually(lambda: theirs.fired)
     assert not names.fired
 
@@ -223,13 +223,13 @@ def test_what_comes_while_a_watch_is_taken_away(
     watch.fired = True
     door.hold("requests")
     session.unwatch(path)
-    q.replace("a", b"new")
+    internals(q).replace("a", b"new")
     eventually(lambda: on_server(zookeeper) == without)
     door.flow()
     eventually(lambda: session.client.unanswered == 0)
     assert callbacks(session) == kept
     first = watch_of(session, Get, path)
-    q.replace("a", b"newer")
+    internals(q).replace("a", b"newer")
     eventually(lambda: first.fired)
     # A waiter comes while the last one's watch is being taken away: it is told of the change.
     first = watch_of(session, Get, path)
@@ -242,7 +242,7 @@ def test_what_comes_while_a_watch_is_taken_away(
         eventually(lambda: session.requests.get("Get", 0) > before)
         door.flow()
     assert callbacks(session) == kept + 1
-    q.replace("a", b"newest")
+    internals(q).replace("a", b"newest")
     eventually(lambda: second.result().fired)
     assert callbacks(session) == kept
     # A waiter ends before its reply has come, which is when kazoo would keep its callback.

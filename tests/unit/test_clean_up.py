@@ -126,7 +126,7 @@ def test_who_acts_on_what_has_lapsed_finds_what_is_shown() -> None:
     assert reader.do(scan.scan(reader.context, ["d"], ["ended_ms"])).columns["ended_ms"] == [None]
     reader.do(admin.drop(reader.context, "a"))
     reader.do(admin.replace_data(reader.context, "b", b"new"))
-    reader.put(b"new", task_id="c", update=True)
+    reader.put(b"new", task_id="c", on_conflict="replace")
     reader.do(admin.redrive(reader.context, "d"))
     assert reader.do(admin.redrive_many(reader.context, ["e"])) == {}
     client.complete(held["g"])

@@ -262,8 +262,8 @@ WRITES: dict[str, Callable[[Any, str], Any]] = {
     "replace": lambda context, task_id: admin.replace_data(context, task_id, b"new"),
     "drop": admin.drop,
     "enqueue": lambda context, task_id: enqueueing(task_id)(context),
-    "update": lambda context, task_id: enqueueing(task_id, update=True, delay=9)(context),
-    "requeue": lambda context, task_id: enqueueing(task_id, requeue=True)(context),
+    "update": lambda context, task_id: enqueueing(task_id, on_conflict="replace", delay=9)(context),
+    "requeue": lambda context, task_id: enqueueing(task_id, on_conflict="requeue")(context),
 }
 
 

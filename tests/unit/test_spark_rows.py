@@ -180,13 +180,13 @@ def test_rows_go_in_pieces_and_each_is_counted_once(tmp_path: Path, monkeypatch:
         calls.append(len(messages))
         if errors:
             raise errors.pop(0)
-        return queue.enqueue_new(messages, **more)
+        return internals(queue).enqueue_new(messages, **more)
 
     def load(*ids: object) -> PartitionReport:
         batch = pa.RecordBatch.from_pylist([{"id": each, "data": "x"} for each in ids])
         return Target(options, "q", mapped(BASE)).load(iter([batch]))
 
-    fake = SimpleNamespace(conf=queue.conf, enqueue_new=enqueue_new)
+    fake = SimpleNamespace(conf=queue.conf, __internals__=lambda: SimpleNamespace(enqueue_new=enqueue_new))
     monkeypatch.setattr(writing, "PIECE_ROWS", 20)
     ids = [f"t{n}" for n in range(30)]
     assert load(*ids, "t0", ids[-1]) == PartitionReport(0, 0, 32, 30, 2)

@@ -218,9 +218,9 @@ def test_an_update_sets_another_moment(subtests: pytest.Subtests) -> None:
             client = new_queue(order=order)
             client.put(task_id="a", delay=60)
             for options in ({"not_before": at(client, 5)}, {}):
-                client.put(task_id="a", update=True, **options)
+                client.put(task_id="a", on_conflict="replace", **options)
                 assert client.state("a").due == client.zk.ms + 5_000
-            client.put(task_id="a", update=True, not_before=at(client, after))
+            client.put(task_id="a", on_conflict="replace", not_before=at(client, after))
             client.zk.advance(waits)
             assert client.work() == ["a"]
             client.check()
@@ -230,7 +230,7 @@ def test_what_is_kept_for_later_comes_at_its_own_moment() -> None:
     """A run that waits for the end of the one under way; what follows a batch, unless its moment has passed by then."""
     client = queue_with("a")
     claimed = client.claimed()
-    client.put(task_id="a", requeue=True, not_before=at(client, 60))
+    client.put(task_id="a", on_conflict="requeue", not_before=at(client, 60))
     client.complete(claimed)
     assert client.state("a").due == (run := client.zk.ms + 60_000)
     for name, after in (("late", 60), ("early", 2)):

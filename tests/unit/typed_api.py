@@ -37,7 +37,7 @@ def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None
     assert_type(queue.tasks(ids=["a"], status="queued", parts=["data"], limit=1), list[Task])
     assert_type(queue.enqueue(b"x", {"region": "eu"}, priority=3, task_id="a"), str)
     assert_type(queue.enqueue_many([Message(b"x")], batch="b"), list[str])
-    assert_type(queue.enqueue_new([Message(b"x", task_id="a")], batch="b"), NewTasks)
+    assert_type(internals(queue).enqueue_new([Message(b"x", task_id="a")], batch="b"), NewTasks)
     assert_type(queue.claim({"region": "eu"}, "at_least", timeout=5), Claim | None)
     assert_type(queue.claim_many(5, {"region": "eu"}, "at_least", timeout=5), list[Claim])
     assert_type(queue.claim_task("a", lease=60, attempt=2), Claim | None)
@@ -114,6 +114,7 @@ def refused(queue: Queue, aqueue: AsyncQueue, claim: Claim) -> None:
     queue.pause(1)  # type: ignore[call-arg]
     queue.task(3)  # type: ignore[arg-type]
     queue.enqueue(b"x", prio=3)  # type: ignore[call-arg]
+    queue.enqueue(b"x", on_conflict="update")  # type: ignore[arg-type]
     queue.claim(time_out=3)  # type: ignore[call-arg]
     queue.claim_handle("a", 1).fail(message="no")  # type: ignore[call-arg]
     claim.complete(3)  # type: ignore[arg-type]

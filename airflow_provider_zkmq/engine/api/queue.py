@@ -29,7 +29,7 @@ from ..core.read.leases import lost_with_queue
 from ..core.read.wait import follow
 from ..core.read.wait import wait as wait_for
 from ..core.tasks import admin, batches, settle
-from ..core.tasks.enqueue import enqueue_each, enqueue_new, enqueue_one, open_shared, seal
+from ..core.tasks.enqueue import enqueue_each, enqueue_one, open_shared, seal
 from ..core.tasks.outcome import Handled, Settlement, settle_by_outcome
 from ..core.tasks.settle import settle_later
 from ..errors import TransportError, ZkmqError
@@ -369,10 +369,8 @@ class QueueMethods(Api[Context], Generic[U]):
     cancel = verb(admin.cancel)
     revoke = verb(admin.revoke)
     clear = verb(admin.clear)
-    replace = verb(admin.replace_data)
     drop = verb(admin.drop)
     enqueue_many = verb(enqueue_each, marks_used=True)
-    enqueue_new = verb(enqueue_new, marks_used=True)
     open_batch = verb(open_shared, marks_used=True)
     seal_batch = verb(seal)
     enqueue = verb(enqueue_one, marks_used=True)
@@ -436,7 +434,7 @@ class Queue(QueueMethods[UnitOfWork], SyncClaiming[Context, Claim]):
         return Claim(self._session, ClaimHandle(context, claimed), self._begin)
 
     def __internals__(self) -> QueueInternals:
-        return QueueInternals(self._session, self._context)
+        return QueueInternals(self._session, self._context, self._used)
 
     def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
         """A worker that claims, runs `handler` and settles; the options are `Worker`'s."""
@@ -458,7 +456,7 @@ class AsyncQueue(QueueMethods[AsyncUnitOfWork], AsyncClaiming[Context, AsyncClai
         return AsyncClaim(self._session, ClaimHandle(context, claimed), self._begin)
 
     def __internals__(self) -> AsyncQueueInternals:
-        return AsyncQueueInternals(self._session, self._context)
+        return AsyncQueueInternals(self._session, self._context, self._used)
 
     def worker(self, handler: Callable[..., Any], **options: Any) -> AsyncWorker:
         """A worker that claims, awaits `handler` and settles; the options are `AsyncWorker`'s."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..core.claim.claim import wanted
 from ..core.context import Context
 from ..core.maintenance.consumers import run_maintenance, wait_for_change
@@ -10,12 +12,18 @@ from ..core.read import completion_log, configuration, inspect, leases, nodes
 from ..core.read.scan import scan
 from ..core.read.wait import find_matching
 from ..core.tasks import admin
+from ..core.tasks.enqueue import enqueue_new
 from ..errors import ZkmqError
+from ..zk.session import Session
 from .methods import Api, AsyncApi, SyncApi, verb
 
 
 class QueueInternalMethods(Api[Context]):
-    """What the internals of queues of both APIs are."""
+    """What the internals of queues of both APIs are. `used`: called with each enqueue, as a queue's own is."""
+
+    def __init__(self, session: Session, context: Context, used: Callable[[Context], None]) -> None:
+        super().__init__(session, context)
+        self._used = used
 
     # For workers, and for triggers that claim.
     check_wanted = verb(wanted)
@@ -23,7 +31,9 @@ class QueueInternalMethods(Api[Context]):
     run_maintenance = verb(run_maintenance)
     wait_for_change = verb(wait_for_change)
 
-    # For sensors, the command line and reports.
+    # For operators, sensors, the command line, the bridge and reports.
+    enqueue_new = verb(enqueue_new, marks_used=True)
+    replace = verb(admin.replace_data)
     ids = verb(inspect.list_ids)
     tree = verb(nodes.read_tree)
     find = verb(find_matching)
@@ -52,6 +62,10 @@ class QueueInternalMethods(Api[Context]):
     def wake(self) -> None:
         """Wake every call of this client that waits for the queue to change; they look again."""
         self._subject.signal.fire()
+
+    def _mark_used(self) -> None:
+        """The queue is enqueued to: its client takes part in clean-up from now on."""
+        self._used(self._subject)
 
     def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
         """What fails where there is no such queue fails for that, as the queue's own verbs do."""

@@ -417,7 +417,7 @@ class Target:
         tries = 1
         while True:
             try:
-                return queue.enqueue_new(messages, batch=self.batch, since=self.since)
+                return internals(queue).enqueue_new(messages, batch=self.batch, since=self.since)
             except engine.BadMessage as error:
                 bad = distinct[error.position]
                 part = "data" if isinstance(error.__cause__, engine.TaskTooLarge) else error.part
