@@ -33,6 +33,7 @@ from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.embedded import node as fourletter
 from airflow_provider_zkmq.embedded.server import free_ports
 from airflow_provider_zkmq.engine import Queue, Zkmq
+from airflow_provider_zkmq.engine.internals import internals
 
 DAG: Final = "zkmq_census"
 MAINTENANCE: Final = "zkmq_maintenance"
@@ -306,7 +307,7 @@ class Watcher:
     def show_tree(self) -> None:
         """Print one task's znodes and the transaction that made each: one and the same."""
         for task in self.queue.tasks(limit=1):
-            tree = self.queue.tree(task.id)
+            tree = internals(self.queue).tree(task.id)
             say(f"the znodes of one enqueued task, {len({node.czxid for node in tree})} transaction(s) in all:")
             for node in tree:
                 print(f"    czxid {node.czxid:#x}  {node.bytes:>5} bytes  {node.path}")

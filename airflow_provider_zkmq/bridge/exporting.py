@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ..engine import AllOf, AnyQueue, ConfigError, FilterTypes, Selector, State, Task
+from ..engine.internals import internals
 from ..textqueue import TextQueue
 from .file_format import (
     LIMITS,
@@ -75,9 +76,9 @@ def _wanted(state: State | str, limit: int | None) -> State:
 
 
 def _tasks(queue: AnyQueue, state: State, chosen: Selector, types: FilterTypes) -> Iterator[Task]:
-    ids = queue.ids(state)
+    ids = internals(queue).ids(state)
     for start in range(0, len(ids), AT_ONCE):
-        for task in queue.read_many(ids[start : start + AT_ONCE], parts=["data"]):
+        for task in queue.tasks(ids=ids[start : start + AT_ONCE], parts=["data"]):
             if task.state is state and chosen.matches(task.filters, types):
                 yield task
 

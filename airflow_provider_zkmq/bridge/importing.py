@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from ..engine import MAX_PAYLOAD, AnyQueue, ConfigError, State, Task, TransportError, ZkmqError
+from ..engine.internals import internals
 from ..textqueue import Status, TextQueue, TextQueueError
 from .exporting import AT_ONCE
 from .file_format import (
@@ -170,7 +171,7 @@ def _paired(queue: AnyQueue, entries: list[Entry]) -> Iterator[tuple[Entry, Task
     """Each message with its task as it is now, read a few at a time."""
     for start in range(0, len(entries), AT_ONCE):
         chunk = entries[start : start + AT_ONCE]
-        tasks = {task.id: task for task in queue.read_many([entry.id for entry in chunk], parts=["data"])}
+        tasks = {task.id: task for task in queue.tasks(ids=[entry.id for entry in chunk], parts=["data"])}
         for entry in chunk:
             yield entry, tasks.get(entry.id)
 
@@ -211,6 +212,6 @@ def _carry_out(queue: AnyQueue, entry: Entry, step: Applied, data: bytes | None)
         case Action.REDRIVE:
             queue.redrive(entry.id, version=entry.version, data=data)
         case Action.REPLACE:
-            queue.replace(entry.id, data or b"", version=entry.version)
+            internals(queue).replace(entry.id, data or b"", version=entry.version)
         case Action.DROP:
             queue.drop(entry.id, version=entry.version)

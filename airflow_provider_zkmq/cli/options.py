@@ -90,16 +90,16 @@ def add_tls(parser: argparse.ArgumentParser, prefix: str) -> None:
 
 T = TypeVar("T")
 STATES = ("inserted", "claimed", "finished", "dead", "cancelled")
-#: What a task's status tells more closely than its state, and that state.
-STATUSES = {
-    "queued": "inserted",
-    "queued-with-backoff": "inserted",
-    "locked": "claimed",
-    "locked-with-requeue": "claimed",
-    "done-awaiting-gc": "finished",
-    "done-with-backoff": "finished",
-    "done-with-requeue": "finished",
-}
+#: The statuses that tell more than the state does.
+STATUSES = (
+    "queued",
+    "queued-with-backoff",
+    "locked",
+    "locked-with-requeue",
+    "done-awaiting-gc",
+    "done-with-backoff",
+    "done-with-requeue",
+)
 #: For how many seconds a server is waited for by default where nobody listens, and where somebody does, or by a worker.
 QUICK, PATIENT = 1.0, 10.0
 _LOOK = 0.3

@@ -201,12 +201,13 @@ def add_redrive(parser: argparse.ArgumentParser) -> None:
 def redrive(args: argparse.Namespace, options: Common) -> int:
     """Put dead or cancelled tasks back."""
     from ..engine import CorruptRecord
+    from ..engine.internals import internals
 
     if bool(args.tasks) == args.all:
         raise UsageError("redrive needs either task ids or --all")
     with options.connect() as zk:
         queue = zk.queue(args.queue)
-        ids = _checked(queue.ids("dead") if args.all else args.tasks)
+        ids = _checked(internals(queue).ids("dead") if args.all else args.tasks)
         refused = queue.redrive_many(ids)
         done = _Done([task for task in ids if task not in refused], refused)
     if args.all:  # where somebody else was faster, that is no refusal of what was asked for
@@ -278,8 +279,6 @@ def _each(tasks: Iterable[str], act: Callable[[str], None]) -> _Done:
 
 #: The word of ``status`` for a status of ``list``.
 SCHEDULED, _BACKOFF = "scheduled", "queued-with-backoff"
-#: So many tasks are read together.
-_AT_ONCE = 64
 
 
 def queues(_args: argparse.Namespace, options: Common) -> int:
@@ -360,20 +359,11 @@ def list_tasks(args: argparse.Namespace, options: Common) -> int:
 
 
 def _listed(queue: AnyQueue, args: argparse.Namespace) -> list[Task]:
-    """The tasks that a command line asks for; those with a status are looked for among those in its state."""
-    status = _BACKOFF if args.state == SCHEDULED else args.state
-    if status not in STATUSES:
-        return queue.tasks(state=status, selector=args.selector, batch=args.batch, limit=args.limit)
-    if args.batch is not None:
-        members = queue.tasks(selector=args.selector, batch=args.batch)
-        return [task for task in members if task.status == status][: args.limit]
-    tasks: list[Task] = []
-    ids = queue.ids(STATUSES[status], args.selector)
-    for start in range(0, len(ids), _AT_ONCE):
-        if args.limit is not None and len(tasks) >= args.limit:
-            break
-        tasks += [task for task in queue.read_many(ids[start : start + _AT_ONCE]) if task.status == status]
-    return tasks[: args.limit]
+    """The tasks that a command line asks for."""
+    word = _BACKOFF if args.state == SCHEDULED else args.state
+    status = word if word in STATUSES else None
+    state = None if status else word
+    return queue.tasks(state=state, status=status, selector=args.selector, batch=args.batch, limit=args.limit)
 
 
 def _row(task: Task, *, results: bool) -> Sequence[object]:

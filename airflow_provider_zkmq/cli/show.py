@@ -51,9 +51,10 @@ def show(args: argparse.Namespace, options: Common) -> int:
 def _tree(queue: AnyQueue, task_id: str) -> list[Znode] | None:
     """The task's znodes; None where it is in a file."""
     from ..engine import Unsupported
+    from ..engine.internals import internals
 
     try:
-        return queue.tree(task_id)
+        return internals(queue).tree(task_id)
     except Unsupported:
         return None
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .options import OWN_TIMEOUT, Common, UsageError, attempts, duration, moment, pairs, read_file
 from .output import brief, facts, payload, say, spread, table, task_record
 
 if TYPE_CHECKING:
-    from ..engine import AnyClaim, AnyQueue, Message, RetryPolicy
+    from ..engine import AnyClaim, AnyQueue, Message, OnConflict, RetryPolicy
 
 # --- The verbs on claims: claim, complete, fail, release, snooze, extend, progress.
 
@@ -252,6 +252,15 @@ def add_enqueue(parser: argparse.ArgumentParser) -> None:
     _add_on_conflict(parser)
 
 
+#: What is said of a task that has the id by --update and --requeue.
+_ON_CONFLICT: Final[dict[tuple[bool, bool], OnConflict]] = {
+    (False, False): "raise",
+    (True, False): "replace",
+    (False, True): "requeue",
+    (True, True): "replace-or-requeue",
+}
+
+
 def _add_on_conflict(parser: argparse.ArgumentParser) -> None:
     known = parser.add_argument_group("a --task-id that is in use (refused otherwise)")
     known.add_argument("--update", action="store_true", help="replace the task while it is queued")
@@ -268,6 +277,8 @@ def _add_on_conflict(parser: argparse.ArgumentParser) -> None:
 
 def enqueue(args: argparse.Namespace, options: Common) -> int:
     """Write one task, or one for each line."""
+    from ..engine.internals import internals
+
     _check_enqueue(args)
     messages, then = _messages(args), _follow_up(args)
     with options.connect() as zk:
@@ -275,7 +286,7 @@ def enqueue(args: argparse.Namespace, options: Common) -> int:
         if not args.create:
             _check_exists(queue)
         if args.only_new:
-            written = bool(queue.enqueue_new(messages).written)
+            written = bool(internals(queue).enqueue_new(messages).written)
             written_ids = {"queue": args.queue, "id": args.task_id, "written": written, "ids": [args.task_id]}
             say(written_ids, f"{args.task_id}{'' if written else ' (was there already)'}", as_json=options.as_json)
             return 0
@@ -326,8 +337,7 @@ def _messages(args: argparse.Namespace) -> list[Message]:
         metadata=_metadata(args.metadata),
         policy=_policy(args.attempts),
         lock=args.lock,
-        update=args.update,
-        requeue=args.requeue,
+        on_conflict=_ON_CONFLICT[args.update, args.requeue],
         not_before=args.not_before,
     )
     return [message(data) for data in _payloads(args)]

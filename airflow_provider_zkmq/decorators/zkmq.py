@@ -31,6 +31,7 @@ from ..engine import (
     TransportError,
     ZkmqError,
 )
+from ..engine.internals import internals
 from ..hooks.arguments import ClaimReference, check_choice, check_number, read_claims, shown, span
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import AWAY, naming, seconds_left, typed
@@ -211,7 +212,7 @@ class Consumed:
     def _log_failed(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
         """Tell of the first that failed, and count all that are dead. Raises `ZkmqError`."""
         errors = dict(self._failures)
-        tasks = queue.read_many(list(errors), parts=())
+        tasks = queue.tasks(ids=list(errors), parts=())
         count_dead(queue.name, _dead_among(tasks))
         for task in tasks:
             line = "Failed, and %s on attempt %d: task %s of queue %r: %s; see: %s"
@@ -222,7 +223,7 @@ class Consumed:
             log.warning("%d more task(s) of queue %r failed", self.failed - len(errors), queue.name)
         others = [task_id for task_id in self._failed_ids if task_id not in errors]
         for at in range(0, len(others), _AT_ONCE):
-            count_dead(queue.name, _dead_among(queue.read_many(others[at : at + _AT_ONCE], parts=())))
+            count_dead(queue.name, _dead_among(queue.tasks(ids=others[at : at + _AT_ONCE], parts=())))
 
     def check(self, queue: str, fail_on: str, error: type[AirflowException] = AirflowException) -> None:
         """Raise `error` where so many failures are to fail the Airflow task."""
@@ -284,6 +285,7 @@ class ClaimsOfOthers:
         self, queue: AnyQueue, claims: Iterable[ClaimReference], lease: float | None, log: Any, *, again: bool = False
     ) -> None:
         self._queue = queue
+        self._internals = internals(queue)
         self._waiting = deque(
             _Waiting(reference) for reference in {(each["id"], each["token"]): each for each in claims}.values()
         )
@@ -319,7 +321,7 @@ class ClaimsOfOthers:
                     self._handed += 1
                     return first.taken_over
         if timeout:  # another thread has something in hand, and what it gives back is nobody's here
-            self._queue.wait_for_change(self._queue.changes, timeout)
+            self._internals.wait_for_change(self._internals.changes, timeout)
         return None
 
     def run_maintenance(self) -> None:
@@ -328,7 +330,7 @@ class ClaimsOfOthers:
             for each in [each for each in self._waiting if each.due <= time.monotonic()]:
                 if not self._hold(each):
                     self._waiting.remove(each)
-        self._queue.run_maintenance()
+        self._internals.run_maintenance()
 
     def check_handled(self) -> None:
         """Raise where nothing was handled for another reason than that no claim holds any more."""
@@ -394,8 +396,11 @@ class ClaimsOfOthers:
         return claim
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a worker asks of a queue."""
-        return getattr(self._queue, name)
+        """Whatever else a worker asks of a queue, or of its internals."""
+        return getattr(self._internals if hasattr(self._internals, name) else self._queue, name)
+
+    def __internals__(self) -> ClaimsOfOthers:
+        return self
 
 
 def queue_of(claims: Iterable[ClaimReference], queue: str | None) -> str | None:
@@ -530,7 +535,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         if self._worker is not None:
             self._worker.stop(forgive=True)
         if self._queue is not None:  # from another thread: the signal may have interrupted the holder of a lock
-            threading.Thread(target=self._queue.wake, daemon=True).start()
+            threading.Thread(target=internals(self._queue).wake, daemon=True).start()
 
     def _consume(self, context: Context, deadline: float | None) -> dict[str, Any]:
         take_fields(self, _OF_FUNCTION)

@@ -28,6 +28,7 @@ from .core.model.records import (
     Ended as Ended,
     Message as Message,
     NewTasks as NewTasks,
+    OnConflict as OnConflict,
     Unreadable as Unreadable,
     idempotency_series as idempotency_series,
 )

@@ -78,8 +78,11 @@ class NotSecured(ConfigError):
     """Credentials were given, but anyone may read or change what is there already; ``allow_open`` allows that."""
 
 
-class Unsupported(ConfigError):
-    """A queue in a file cannot promise what was asked for; ZooKeeper can."""
+class Unsupported(ConfigError, AttributeError):
+    """A queue in a file cannot promise what was asked for; ZooKeeper can.
+
+    It is an `AttributeError`, too, so that `hasattr` says no where a verb is asked for that a file has not.
+    """
 
 
 class TransportError(ZkmqError):

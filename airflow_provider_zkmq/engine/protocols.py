@@ -93,20 +93,12 @@ class WorkerClaim(Protocol):
         """A transaction with this claim in it, as a handler gets it."""
 
 
-class WorkerQueue(Protocol):
-    """A queue, as a worker needs it. Calls that return `Any` block, or are awaited."""
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
+class WorkerInternals(Protocol):
+    """What a worker needs of a queue that is not public (`engine.internals`). Calls that return `Any` block, or not."""
 
     @property
     def closed(self) -> bool:
-        """Whether its connection has been closed: nothing can be done with it any more."""
-
-    @property
-    def consumer(self) -> str:
-        """How this process is called as a consumer of it."""
+        """Whether the queue's connection has been closed: nothing can be done with it any more."""
 
     def check_wanted(
         self,
@@ -115,6 +107,38 @@ class WorkerQueue(Protocol):
         selector: Selector | str | None = None,
     ) -> Any:
         """Raise `ConfigError` for what the queue's declarations refuse, `QueueNotFound` where there is none."""
+
+    def pending(self) -> Any:
+        """How many tasks are pending."""
+
+    def run_maintenance(self) -> Any:
+        """Rescue and promote what is due, as a claim would."""
+
+
+class BlockingWorkerInternals(WorkerInternals, Protocol):
+    """What the threads of a worker need of a queue besides."""
+
+    @property
+    def changes(self) -> int:
+        """How often the queue has changed, as far as its client was told."""
+
+    def wait_for_change(self, seen: int, timeout: Duration) -> bool:
+        """Wait until `changes` is more than `seen`, or the queue is woken, at most `timeout` seconds."""
+
+    def wake(self) -> None:
+        """Wake every call that waits for the queue to change."""
+
+
+class WorkerQueue(Protocol):
+    """A queue, as a worker needs it. Calls that return `Any` block, or are awaited."""
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+
+    @property
+    def consumer(self) -> str:
+        """How this process is called as a consumer of it."""
 
     def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = ...) -> Any:
         """Whether the queue is there; waits for it at most `timeout` seconds (None: to the end), until `stopping`."""
@@ -151,22 +175,12 @@ class WorkerQueue(Protocol):
         `prefetch`: the handling of all but the first begins later; see `WorkerClaim.begin`.
         """
 
-    def pending(self) -> Any:
-        """How many tasks are pending."""
-
-    def run_maintenance(self) -> Any:
-        """Rescue and promote what is due, as a claim would."""
+    def __internals__(self) -> WorkerInternals:
+        """What is not public."""
 
 
 class BlockingWorkerQueue(WorkerQueue, Protocol):
-    """A queue whose calls block: what the threads of a worker need besides."""
+    """A queue whose calls block, as the threads of a worker need it."""
 
-    @property
-    def changes(self) -> int:
-        """How often the queue has changed, as far as its client was told."""
-
-    def wait_for_change(self, seen: int, timeout: Duration) -> bool:
-        """Wait until `changes` is more than `seen`, or the queue is woken, at most `timeout` seconds."""
-
-    def wake(self) -> None:
-        """Wake every call that waits for the queue to change."""
+    def __internals__(self) -> BlockingWorkerInternals:
+        """What is not public."""

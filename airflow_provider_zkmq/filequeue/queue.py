@@ -6,30 +6,28 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
 from ..engine.core.model.names import check_name
 from ..engine.core.model.policy import RetryPolicy, Success
-from ..engine.core.model.records import Message, NewTasks, encode_data, keyed
-from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, as_selector, choose
-from ..engine.core.model.states import State
+from ..engine.core.model.records import Message, OnConflict, encode_data, keyed, skips_existing, with_on_conflict
+from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, choose
+from ..engine.core.model.states import State, Status
 from ..engine.core.model.values import (
     Duration,
     Moment,
     WaitFor,
     number_of_claims,
-    optional_milliseconds,
     optional_seconds,
     optional_whole_number,
     seconds,
-    whole_number,
 )
 from ..engine.core.protocol import MAX_PAYLOAD, Procedure
 from ..engine.core.read.configuration import QueueConf
-from ..engine.core.read.inspect import Task, as_state, checked_columns, checked_ids
+from ..engine.core.read.inspect import Task, as_state, as_status, checked_ids
 from ..engine.core.read.nodes import PARTS, Part, checked_parts
-from ..engine.core.read.scan import Scanned
 from ..engine.core.read.wait import OnChange, OnProgress
 from ..engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
 from ..engine.errors import BadMessage, ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
@@ -37,8 +35,9 @@ from ..engine.working.deliveries import Handler
 from ..engine.working.worker import Worker
 from . import refusals, settling
 from .directory import Directory, delete_queue, end_of, look_until
-from .queue_file import QueueFile, TaskLines, lock_span
-from .refusals import BOUNDS, PROGRESS, TRANSACTIONS, refuse, refused
+from .internals import FileQueueInternals
+from .queue_file import QueueFile, lock_span
+from .refusals import BOUNDS, PROGRESS, TRANSACTIONS, OnlyWhatFilesHave, refuse, refused
 from .settling import Putting
 from .waiting import follow, wait
 
@@ -113,14 +112,9 @@ class FileClaim:
         """A file does not keep when its handler ended."""
 
     @property
-    def closed(self) -> bool:
-        """Whether its connection has been closed: nothing can be done with it any more."""
-        return self._directory.closed
-
-    @property
     def over(self) -> bool:
         """Whether nothing is left to settle: a file's claim ends with its connection only."""
-        return self.closed
+        return self._directory.closed
 
     def settle(self, outcome: Handled, progress: Settlement) -> bool:
         """End the claim by what a handler has done; whether that is a success. See `settle_by`."""
@@ -231,7 +225,7 @@ class FileClaims:
     def close(self) -> None:
         """Leave the loop. Idempotent."""
         claim, self._claim, self._ended = self._claim, None, True
-        if claim is None or claim.settled or claim.closed:
+        if claim is None or claim.settled or claim.over:
             return
         try:
             claim.fail(LEFT)
@@ -256,33 +250,21 @@ class FileClaims:
 LONG: Final = 600.0
 
 
-class FileQueue:
+class FileQueue(OnlyWhatFilesHave):
     """A queue in a file, each call blocking until the file is changed. Usable from several threads and processes.
 
-    The methods are those of `Queue` and raise what those raise; what a file cannot promise raises `Unsupported`.
+    The methods are those of `Queue` that a file can do, and raise what those raise. An option that a file cannot keep
+    raises `Unsupported`, and so does any other verb.
     """
-
-    tree = refused(refusals.TREES)
-    fsck = refused(refusals.CHECKS)
-    explain = refused(refusals.EXPLAINING)
-    find = refused(refusals.FINDING)
-    batch = wait_batch = refused(refusals.BATCHES)
-    consumers = refused(refusals.CONSUMERS)
-    zxid = ended_between = read_ended = latest_end = truncated_at = refused(refusals.ARCHIVES)
-    archive = refused(refusals.ARCHIVES)
 
     def __init__(self, directory: Directory, name: str) -> None:
         self.directory = directory
         self.name = name
         self.path = directory.file(name)
-        self._wakes = 0
+        self._internals = FileQueueInternals(directory, name)
 
-    def now(self) -> Moment:
-        """The time by this machine's clock, which is a file's. Raises `QueueNotFound`."""
-        import pendulum  # now, not before: the command line starts faster without
-
-        self._do(lambda _: None)
-        return pendulum.now("UTC")
+    def __internals__(self) -> FileQueueInternals:
+        return self._internals
 
     @property
     def root(self) -> str:
@@ -293,11 +275,6 @@ class FileQueue:
     def consumer(self) -> str:
         """By which name this connection's claims stand in the file."""
         return self.directory.owner
-
-    @property
-    def closed(self) -> bool:
-        """Whether its connection has been closed."""
-        return self.directory.closed
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}>"
@@ -323,64 +300,27 @@ class FileQueue:
     def tasks(
         self,
         *,
+        ids: Sequence[str] | None = None,
         state: State | str | None = None,
+        status: Status | str | None = None,
         selector: Selector | str | None = None,
         batch: str | None = None,
+        parts: Collection[Part] = PARTS,
         limit: int | None = None,
     ) -> list[Task]:
-        """Tasks in `state` (default: any) that `selector` accepts, at most `limit`, in the order of the lines.
+        """The tasks that every given argument accepts, at most `limit`, all of one moment. See `Queue.tasks`.
 
-        Raises `Unsupported` for a `batch`.
+        In the order of the lines, or of `ids`. Raises `Unsupported` for a `batch`.
         """
         refuse({refusals.BATCHES: batch is not None})
-        wanted, most = as_state(state), optional_whole_number("limit", limit)
-        return self._do(
-            lambda queue_file: [queue_file.task(lines) for lines in _matching(queue_file, wanted, selector)[:most]]
-        )
-
-    def ids(self, state: State | str | None = None, selector: Selector | str | None = None) -> list[str]:
-        """The ids of the tasks in `state` (default: any) that `selector` accepts, in the order of the lines."""
-        wanted = as_state(state)
-        return self._do(lambda queue_file: [lines.id for lines in _matching(queue_file, wanted, selector)])
-
-    def read_many(self, task_ids: Sequence[str], *, parts: Collection[Part] = PARTS) -> list[Task]:
-        """The tasks among `task_ids` that are there, each once, in the order of the ids; all of one moment.
-
-        `parts`: which of ``data``, ``metadata`` and ``result`` are told; the others are empty in the tasks.
-        """
-        ids, chosen = checked_ids(task_ids), checked_parts(parts)
+        named, wanted, exact = None if ids is None else checked_ids(ids), as_state(state), as_status(status)
+        chosen, most = checked_parts(parts), optional_whole_number("limit", limit)
 
         def look(queue_file: QueueFile) -> list[Task]:
-            all_lines = [queue_file.tasks[each] for each in ids if each in queue_file.tasks]
-            return [_only(queue_file.task(lines), chosen) for lines in all_lines]
-
-        return self._do(look)
-
-    def scan(
-        self,
-        task_ids: Sequence[str],
-        columns: Sequence[str],
-        *,
-        states: Sequence[State | str] | None = None,
-        selector: Selector | str | None = None,
-        since: Moment | None = None,
-        in_flight: int = 8,
-    ) -> Scanned:
-        """Columns of the tasks among `task_ids` that are there, as `Queue.scan` reads them; all of one moment."""
-        ids, names, begin = checked_ids(task_ids), checked_columns(columns), optional_milliseconds("since", since)
-        chosen = None if states is None else set(map(as_state, states))
-        whole_number("in_flight", in_flight, 1)
-
-        def look(queue_file: QueueFile) -> Scanned:
-            matching = {lines.id: queue_file.task(lines) for lines in _matching(queue_file, None, selector)}
-            tasks = [task for each in ids if (task := matching.get(each)) is not None]
-            rows = [
-                task
-                for task in tasks
-                if (chosen is None or task.state in chosen) and (begin is None or task.enqueued_ms >= begin)
-            ]
-            gone = tuple(each for each in ids if each not in queue_file.tasks)
-            return Scanned({name: [getattr(task, name) for task in rows] for name in names}, gone, ())
+            matching = {lines.id: lines for lines in queue_file.matching(wanted, selector)}
+            all_lines = matching.values() if named is None else (matching[each] for each in named if each in matching)
+            tasks = (_only(queue_file.task(lines), chosen) for lines in all_lines)
+            return list(islice((task for task in tasks if exact in {None, task.status}), most))
 
         return self._do(look)
 
@@ -393,10 +333,6 @@ class FileQueue:
             return counted | {"scheduled": states.count((State.INSERTED, True))}
 
         return self._do(look)
-
-    def pending(self) -> int:
-        """How many tasks are pending, those that wait for their time among them."""
-        return self.counts()["inserted"]
 
     def wait(
         self,
@@ -422,7 +358,8 @@ class FileQueue:
         """Whether the queue's file is there; waits for it at most `timeout` seconds (None: without bound)."""
         span = optional_seconds("timeout", timeout)
         look = lambda: (self.path.is_file() or None, None)  # noqa: E731
-        return bool(look_until(self.path, look, span, self.directory.alarms, lambda: stopping() or self.closed))
+        over = lambda: stopping() or self.directory.closed  # noqa: E731
+        return bool(look_until(self.path, look, span, self.directory.alarms, over))
 
     def _do(self, work: Callable[[QueueFile], T], *, create: bool = False) -> T:
         """Do something with the file while it is locked; see `Directory.carry_out`."""
@@ -452,35 +389,7 @@ class FileQueue:
         look = partial(directory.carry_out, self.name, work, end=end_of(most))
         return look_until(self.path, look, most, directory.alarms, stopping) is not None
 
-    @property
-    def changes(self) -> int:
-        """How often the queue was woken; what changes in the file tells nobody who does not wait for that."""
-        return self._wakes
-
-    def wait_for_change(self, seen: int, timeout: Duration) -> bool:
-        """Wait until the queue is woken more than `seen` times, at most for `timeout`."""
-        span = seconds("timeout", timeout)
-        with self.directory.alarms.one() as alarm:
-            return self._wakes > seen or alarm.event.wait(span)
-
-    def wake(self) -> None:
-        """Wake whoever waits for something in the folder; they look again."""
-        self._wakes += 1
-        self.directory.alarms.fire()
-
-    def run_maintenance(self) -> None:
-        """Nothing is promoted or rescued in a file: whoever claims finds what is due."""
-
     # --- configure, enqueue, claim
-
-    pause = resume = refused(refusals.PAUSES)
-    collect_garbage = clear = drop = refused(refusals.COLLECTION)
-    redrive = redrive_many = refused(refusals.REDRIVING)
-    replace = refused(refusals.UPDATES)
-    cancel = refused(refusals.CANCELLING)
-    revoke = refused(refusals.REVOKING)
-    publish_archive = refused(refusals.ARCHIVES)
-    open_batch = seal_batch = refused(refusals.BATCHES)
 
     def configure(
         self,
@@ -523,13 +432,12 @@ class FileQueue:
         metadata: Mapping[str, Any] | None = None,
         policy: RetryPolicy | None = None,
         lock: Duration | None = None,
-        update: bool = False,
-        requeue: bool = False,
+        on_conflict: OnConflict = "raise",
         not_before: Moment | None = None,
         idempotency_key: str | None = None,
     ) -> str:
         """Append one task; returns its id. The arguments are `Message`'s; `idempotency_key` as in `enqueue_many`."""
-        message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue, not_before)
+        message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, on_conflict, not_before)
         return self.enqueue_many([message], idempotency_key=idempotency_key)[0]
 
     def enqueue_many(
@@ -538,32 +446,22 @@ class FileQueue:
         *,
         batch: str | None = None,
         then: Message | None = None,
+        on_conflict: OnConflict | None = None,
         idempotency_key: str | None = None,
     ) -> list[str]:
         """Append many tasks, each all or nothing; returns their ids in order. Raises what `Putting.write` does.
 
-        `idempotency_key`: the ids come from the queue's name, this text and each message's position; of the tasks that
-        are there already nothing is changed.
+        `on_conflict`: for all messages, instead of their own; see `Message`. `idempotency_key`: the ids come from the
+        queue's name, this text and each message's position; of the tasks that are there already nothing is changed.
         """
         refuse({refusals.BATCHES: batch is not None or then is not None})
+        chosen = with_on_conflict(messages, on_conflict)
         try:
-            chosen = messages if idempotency_key is None else keyed(self.name, idempotency_key, messages)
-            return self._do(Putting(chosen, only_new=idempotency_key is not None).write, create=True)
+            named = chosen if idempotency_key is None else keyed(self.name, idempotency_key, chosen)
+            only_new = idempotency_key is not None or skips_existing(named)
+            return self._do(Putting(named, only_new=only_new).write, create=True)
         except BadMessage as error:
             raise error.__cause__ or error from None
-
-    def enqueue_new(
-        self, messages: Sequence[Message], *, batch: str | None = None, since: Moment | None = None
-    ) -> NewTasks:
-        """Append the messages whose ids no line has; what is there stays as it is. Raises what `Putting.write` does.
-
-        `since` is checked and no more: the file keeps what is done until somebody deletes its lines.
-        """
-        refuse({refusals.BATCHES: batch})
-        optional_milliseconds("since", since)
-        putting = Putting(messages, only_new=True)
-        self._do(putting.write, create=True)
-        return putting.new_tasks()
 
     # --- claims
 
@@ -613,20 +511,6 @@ class FileQueue:
         if claim is not None and held:
             self.directory.hold(self.name, claim.task.id, claim.token, held=True)
         return claim
-
-    def check_wanted(
-        self,
-        node: Mapping[str, object] | None = None,
-        filter_method: FilterMethods = "absolute",
-        selector: Selector | str | None = None,
-        lease: object = None,
-    ) -> None:
-        """Raise `ConfigError` for a node, selector or lease that the queue refuses."""
-        if lease is not None:
-            lock_span("lease", lease)
-        self._do(
-            lambda queue_file: choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector)
-        )
 
     def worker(self, handler: Handler, **options: Any) -> Worker:
         """A worker that claims, runs `handler` and settles; the options are `Worker`'s, but for ``transactional``.
@@ -716,13 +600,6 @@ class FileQueue:
             return queue_file.task(lines), span or max(left, lines.span(queue_file.conf))
 
         return FileClaim(self, *self._do(work))
-
-
-def _matching(queue_file: QueueFile, wanted: State | None, selector: Selector | str | None) -> list[TaskLines]:
-    types = queue_file.conf.types
-    chosen = None if selector is None else as_selector(selector).bind(types)
-    all_lines = (lines for lines in queue_file.tasks.values() if wanted is None or queue_file.state(lines) is wanted)
-    return [lines for lines in all_lines if chosen is None or chosen.matches(lines.filters, types)]
 
 
 def _only(task: Task, parts: Collection[str]) -> Task:

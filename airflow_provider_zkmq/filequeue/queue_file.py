@@ -20,7 +20,7 @@ from typing import Any, Final
 from ..engine.core.model.names import check_name
 from ..engine.core.model.policy import ORDERS, RetryPolicy, load_settings
 from ..engine.core.model.records import encode_metadata
-from ..engine.core.model.selectors import FilterType, check_types, declare_types
+from ..engine.core.model.selectors import FilterType, Selector, as_selector, check_types, declare_types
 from ..engine.core.model.states import State, derive_status
 from ..engine.core.model.values import Duration, dump, load, parse_duration, seconds
 from ..engine.core.protocol import MAX_PAYLOAD
@@ -543,6 +543,13 @@ class QueueFile:
     def state(self, lines: TaskLines) -> State:
         """The state of a task now."""
         return lines.state(self.conf, self.now)
+
+    def matching(self, state: State | None, selector: Selector | str | None) -> list[TaskLines]:
+        """The tasks in a state (None: any) that the selector accepts, in the order of the lines."""
+        types = self.conf.types
+        chosen = None if selector is None else as_selector(selector).bind(types)
+        all_lines = (lines for lines in self.tasks.values() if state is None or self.state(lines) is state)
+        return [lines for lines in all_lines if chosen is None or chosen.matches(lines.filters, types)]
 
     def task(self, lines: TaskLines) -> Task:
         """What is known of a task."""

@@ -5,33 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
-from ..engine.core.model.records import Message
+from ..engine.core.model.records import Message, check_on_conflict
 from ..engine.errors import ConfigError, Unsupported
 
 TRANSACTIONS: Final = "transactions over several queues"
-BATCHES: Final = "batches (batch=, then=, wait_batch)"
+BATCHES: Final = "batches (batch=, then=)"
 PRIORITIES: Final = "priorities: the order is that of the lines"
-UPDATES: Final = "updates of a queued task (update=, replace): edit its line"
-ESCROW: Final = "a run in escrow (requeue=)"
+UPDATES: Final = "updates of a queued task (on_conflict='replace'): edit its line"
+ESCROW: Final = "a run in escrow (on_conflict='requeue')"
 DEDUPE: Final = "dedupe windows (dedupe=)"
 PROGRESS: Final = "progress reports (progress, on_progress=)"
-COLLECTION: Final = "clean-up of finished tasks (task_gc_…=, collect_garbage, clear, drop): delete their lines"
-PAUSES: Final = "pauses (pause, resume)"
-CANCELLING: Final = "cancellation: make its line a comment, with # for its first character"
-REVOKING: Final = "way to take a claim away (revoke): its lock ends by itself"
-REDRIVING: Final = "redrives: give the line a - for its ! again"
+COLLECTION: Final = "clean-up of finished tasks (task_gc_…=): delete their lines"
 ENDLESS: Final = "claims that end with a session (lock=0): a lock needs an end"
 SERVERS: Final = "servers to speak to"
-EXPLAINING: Final = "explanations (explain): the file shows the task's variables"
-CHECKS: Final = "tree that could be damaged (fsck)"
-TREES: Final = "znodes (tree)"
-CONSUMERS: Final = "register of consumers (consumers): the mutex of a task names who has it"
-ARCHIVES: Final = (
-    "the log of what ended, archive or stream (configure(archive=True), configure(follow=True), zxid, ended_between, "
-    "read_ended, latest_end, truncated_at, archive, publish_archive)"
-)
+ARCHIVES: Final = "archive or stream (configure(archive=True), configure(follow=True))"
 BOUNDS: Final = "bound on its leases (max_leases=)"
-FINDING: Final = "waiting for tasks that match (find)"
 
 
 def refusal(what: str) -> Unsupported:
@@ -48,6 +36,16 @@ def refused(what: str) -> Callable[..., NoReturn]:
     return method
 
 
+class OnlyWhatFilesHave:
+    """Has the verbs that a file can do. Any other one is refused, since code may be written for queues on ZooKeeper."""
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        if name.startswith("_"):  # Python itself asks for such names, and expects no other error
+            raise AttributeError(name)
+        msg = f"refused: a queue file (textqueue://) has no {name}. If ZooKeeper has it: connect to host:port"
+        raise Unsupported(msg)
+
+
 def refuse(options: Mapping[str, object]) -> None:
     """Raise `Unsupported` for the first thing that was asked for, by what is refused."""
     for what, value in options.items():
@@ -60,5 +58,6 @@ def check_message(message: object) -> Message:
     if not isinstance(message, Message):
         msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
         raise ConfigError(msg)
-    refuse({PRIORITIES: message.priority, UPDATES: message.update, ESCROW: message.requeue})
+    check_on_conflict(message.on_conflict)
+    refuse({PRIORITIES: message.priority, UPDATES: message.replaces, ESCROW: message.requeues})
     return message

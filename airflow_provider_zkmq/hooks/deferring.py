@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..engine import IllegalTransition, TaskNotFound, TransportError
+from ..engine.internals import internals
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -90,9 +91,9 @@ async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Seq
     while True:
         before = count
         for state in ("claimed", "inserted"):
-            ids = await queue.ids(state=state)
+            ids = await internals(queue).ids(state=state)
             for at in range(0, len(ids), _AT_ONCE):
-                tasks = await queue.read_many(ids[at : at + _AT_ONCE], parts=_METADATA)
+                tasks = await queue.tasks(ids=ids[at : at + _AT_ONCE], parts=_METADATA)
                 count += await acancel_open(queue, [task.id for task in tasks if is_of(task.metadata, origin, names)])
         if count == before:
             return count

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ..engine import State, Unreadable
+from ..engine.internals import internals
 from .outcomes import one_line
 
 if TYPE_CHECKING:
@@ -49,12 +50,13 @@ def foresee(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
     """
     conf = queue.conf()
     span = conf.task_gc_lifetime if lifetime is None else lifetime
-    ended = queue.scan([*queue.ids(State.FINISHED), *queue.ids(State.CANCELLED)], ["ended_ms"]).columns
-    oldest = 0.0 if span is None else queue.now().timestamp() * 1000 - span * 1000
+    read = internals(queue)
+    ended = read.scan([*read.ids(State.FINISHED), *read.ids(State.CANCELLED)], ["ended_ms"]).columns
+    oldest = 0.0 if span is None else read.now().timestamp() * 1000 - span * 1000
     return {
         "queue": queue.name,
         "counts": queue.counts(),
-        "to_archive": sum(not isinstance(each, Unreadable) for each in queue.ended_between(conf.archived or 0)),
+        "to_archive": sum(not isinstance(each, Unreadable) for each in read.ended_between(conf.archived or 0)),
         "to_delete": sum((moment or 0) <= oldest for moment in ended["ended_ms"]),
         "held_by_the_dead": sum(len(each.in_hand) for each in queue.consumers() if not each.alive),
     }
@@ -66,8 +68,8 @@ def dead_letters(queue: AnyQueue, most: int) -> dict[str, Any]:
     ``tasks`` has the first `most` by their ids: ``id``, ``attempt``, ``batch`` and ``reason``, in one line and clipped,
     U+FFFD in the place of control characters.
     """
-    ids = queue.ids(State.DEAD)
-    read = queue.scan(ids[:most], ["id", "attempt", "batch", "error"]).columns
+    ids = internals(queue).ids(State.DEAD)
+    read = internals(queue).scan(ids[:most], ["id", "attempt", "batch", "error"]).columns
     rows = zip(read["id"], read["attempt"], read["batch"], read["error"], strict=True)
     tasks = [
         {"id": task_id, "attempt": attempt, "batch": batch, "reason": one_line(error or _NO_REASON, _REASON)}

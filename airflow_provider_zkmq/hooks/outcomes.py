@@ -226,7 +226,7 @@ class XComResults:
             "states": dict(Counter(str(task.state) for task in tasks)),
             "ids": ids,
             "more": len(tasks) - len(ids),
-            "read": f"ZkmqHook().queue({queue!r}).read_many(ids)",
+            "read": f"ZkmqHook().queue({queue!r}).tasks(ids=ids)",
         }
 
 

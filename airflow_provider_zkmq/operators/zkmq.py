@@ -28,7 +28,8 @@ from ..engine import (
     WaitTimeout,
     idempotency_series,
 )
-from ..hooks.arguments import check_choice, flag, items_of, kind_of, moment, span
+from ..engine.internals import internals
+from ..hooks.arguments import check_choice, items_of, kind_of, moment, span
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import (
     AWAY,
@@ -120,8 +121,7 @@ def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> M
         metadata=metadata or None,
         policy=_policy(fields.get("policy")),
         lock=span("lock", fields.get("lock")),
-        update=flag("update", fields.get("update", False)),
-        requeue=flag("requeue", fields.get("requeue", False)),
+        on_conflict=fields.get("on_conflict", "raise"),
         not_before=moment("not_before", fields.get("not_before")),
     )
 
@@ -177,6 +177,11 @@ def noted_by(idempotency: str) -> tuple[str, ...]:
     return _IDENTITIES[idempotency] or TRY
 
 
+def _changes(message: Message) -> bool:
+    """Whether a message may change a task that has its id."""
+    return message.replaces or message.requeues
+
+
 def named(messages: Sequence[Message], key: str) -> list[Message]:
     """Return the messages, each with an id: its own, or that of its position in the series."""
     return [
@@ -205,7 +210,7 @@ class IdempotentEnqueue:
         own: list[Message] = []
         series: list[Message] = []
         for passed, message in zip(messages, named(messages, self.key), strict=True):
-            (own if passed.task_id is not None or passed.update or passed.requeue else series).append(message)
+            (own if passed.task_id is not None or _changes(passed) else series).append(message)
         return self._enqueue_series(series) + self._enqueue_own(own)
 
     def enqueue_batch(self, messages: Sequence[Message], batch: str, then: Message | None) -> int:
@@ -232,7 +237,7 @@ class IdempotentEnqueue:
         if not messages:
             return 0
         try:
-            tasks = self.outlasting.call(lambda: self.queue.enqueue_new(messages))
+            tasks = self.outlasting.call(lambda: internals(self.queue).enqueue_new(messages))
         except BadMessage as error:
             raise error.__cause__ or error from None
         self._refuse_unless_adopted(tasks.existing, tasks.written)
@@ -269,8 +274,8 @@ class IdempotentEnqueue:
             )
 
     def _adoptable(self, message: Message) -> bool:
-        """Whether the task is there already by an earlier try; update and requeue are about others' tasks."""
-        return not (message.update or message.requeue) and self._one_written([message.task_id or ""])
+        """Whether the task is there already by an earlier try; what replaces or requeues is about others' tasks."""
+        return not _changes(message) and self._one_written([message.task_id or ""])
 
     def _one_written(self, task_ids: Iterable[str]) -> bool:
         """Whether the first of these tasks that is there notes this operator in this run as its origin.
@@ -329,8 +334,8 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
     (``task_gc_lifetime``). Tasks without an id of their own are known by theirs, made of the DAG, the run, the task,
     the map index and the position in `messages`: an earlier try's task stays as it is, also where its data differ.
     A task with an id of the caller's, and a batch, are adopted where they note this operator in this run as their
-    origin (`add_origin`); one of another's is a `DuplicateTask`, as is a message with ``requeue`` that is refused.
-    A dead task is adopted, too, and fails the operator that waits: redrive it before the retry, or give
+    origin (`add_origin`); one of another's is a `DuplicateTask`, as is a message with ``on_conflict="requeue"`` that is
+    refused. A dead task is adopted, too, and fails the operator that waits: redrive it before the retry, or give
     ``idempotency="try"``, with which each try, and each clearing, does the work anew.
 
     While ZooKeeper is away the write is tried again, for nine minutes or ``execution_timeout``, whichever is shorter,
@@ -345,7 +350,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         data: the payload of one task, bytes or text.
         messages: many tasks: bytes, texts, `Message` objects, or mappings with the keys of `Message` (``data``,
             ``filters``, ``priority``, ``delay``, ``not_before``, ``task_id``, ``metadata``, ``policy``, ``lock``,
-            ``update``, ``requeue``). What a mapping leaves out is taken from the operator's arguments.
+            ``on_conflict``). What a mapping leaves out is taken from the operator's arguments.
         batch: a name for the messages (one at least) together, by which `ZkmqTaskSensor` waits for them.
         then: one more message, as in `messages`, enqueued when the last of the batch has ended, whichever way.
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)

@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import (
 )
 
 from ..engine import ConfigError, TlsRefused, TransportError, WaitFor, WaitTimeout, ZkmqError, wait_event
+from ..engine.internals import internals
 from ..hooks.arguments import check_number, flat_ids, is_blank, moment
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import AWAY, awaited_ids, deferral_limit, naming
@@ -298,7 +299,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         if self.selector is None:
             return named_ids(self.task_ids)
         since = moment("since", self.since)
-        ids: list[str] = queue.find(self.selector, least, span, since=since, wait_for_queue=True)
+        ids: list[str] = internals(queue).find(self.selector, least, span, since=since, wait_for_queue=True)
         return ids
 
     def _read(self, queue: AnyQueue, event: dict[str, Any]) -> Ended:

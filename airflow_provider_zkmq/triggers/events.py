@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from ..engine import ConfigError, Duration, QueueNotFound, check_name, parse_selector
+from ..engine.internals import internals
 from ..hooks.arguments import check_number, claim_reference, span
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.retry import Backoff
@@ -162,7 +163,7 @@ class ZkmqEventTrigger(BaseEventTrigger):
         """
         while True:
             await queue.ready(selector=self.selector, timeout=None)
-            seen, most = queue.changes, self.max_in_flight
+            seen, most = internals(queue).changes, self.max_in_flight
             claims = await queue.claim_many(
                 most, selector=self.selector, lease=self.lease, prefetch="all", max_leases=most
             )
@@ -170,7 +171,7 @@ class ZkmqEventTrigger(BaseEventTrigger):
                 count_claimed(queue.name, [claim.task for claim in claims])
                 return {"claims": _entries(queue.name, claims, DATA_BYTES if self.include_data else 0)}
             await asyncio.sleep(_SOONEST)
-            await queue.wait_for_change(seen, min(_LATEST, self.lease))
+            await internals(queue).wait_for_change(seen, min(_LATEST, self.lease))
 
 
 def _entries(queue: str, claims: Sequence[AsyncClaim], room: int) -> list[dict[str, Any]]:

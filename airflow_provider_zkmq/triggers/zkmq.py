@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from ..engine import ConfigError, TransportError, WaitTimeout, ZkmqError
+from ..engine.internals import internals
 from ..hooks.arguments import moment
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import (
@@ -216,7 +217,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         ids = self.task_ids if self.series is None else series_ids(*self.series)
         if ids is None:
             since = moment("since", self.since)
-            ids = await queue.find(
+            ids = await internals(queue).find(
                 self.selector or "all()", self.min_tasks, seconds_left(self.deadline), since=since, wait_for_queue=True
             )
         if not ids:

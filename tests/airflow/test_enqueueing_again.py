@@ -22,7 +22,9 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
 )
 from airflow_provider_zkmq.engine.api.queue import Queue
+from airflow_provider_zkmq.engine.api.queue_internals import QueueInternals
 from airflow_provider_zkmq.engine.core.tasks import enqueue
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.hooks import retry
 from airflow_provider_zkmq.hooks.deferring import origin_of
 from airflow_provider_zkmq.operators import zkmq
@@ -93,7 +95,7 @@ def test_what_is_missing_is_written_by_the_next_try(queue, context):
     """A try that was cut off half way leaves tasks that are adopted; the others come once, unless none may be there."""
     key = zkmq.series_key("run", origin_of(context), queue.name)
     ids = [message.task_id for message in zkmq.named([Message("x")] * 3, key)]
-    queue.enqueue_new([Message("b", task_id=ids[1])])
+    internals(queue).enqueue_new([Message("b", task_id=ids[1])])
     assert enqueuing(messages=["a", "b", "c"]).execute(context) == ids
     assert sorted(queue.task(task_id).data for task_id in ids) == [b"a", b"b", b"c"]
     with pytest.raises(DuplicateTask, match=rf"2 task\(s\) of queue 'jobs' .* the first is {ids[0]}") as caught:
@@ -221,7 +223,8 @@ def pauses(monkeypatch):
 
 def spied(monkeypatch, verb, before=lambda: None):
     """How the calls of one of the engine's verbs end, in their order; `before` is done before the first."""
-    ends, real = [], getattr(Queue, verb)
+    kind = QueueInternals if verb == "enqueue_new" else Queue
+    ends, real = [], getattr(kind, verb)
 
     def spy(self, *given, **named):
         if not ends:
@@ -233,7 +236,7 @@ def spied(monkeypatch, verb, before=lambda: None):
             ends[-1] = type(error)
             raise
 
-    monkeypatch.setattr(Queue, verb, spy)
+    monkeypatch.setattr(kind, verb, spy)
     return ends
 
 
@@ -297,14 +300,14 @@ def test_a_write_whose_reply_is_lost_with_zookeeper_is_made_once(
     assert queue.claim() is None
 
 
-@pytest.mark.parametrize("way", ["update", "requeue"])
+@pytest.mark.parametrize("way", ["replace", "requeue"])
 def test_a_change_of_another_s_task_is_made_once(queue, proxy, pauses, way):
     """A reply that is lost with ZooKeeper neither refuses the change nor makes it twice."""
     queue.enqueue("old", task_id="theirs")
     claim = queue.claim() if way == "requeue" else None
     loses(proxy)
     pauses.append(proxy.up)
-    message = {"data": "marked", "task_id": "theirs", way: True}
+    message = {"data": "marked", "task_id": "theirs", "on_conflict": way}
     assert enqueuing(messages=[message]).execute(instance()) == ["theirs"]
     if claim is not None:
         claim.complete()
@@ -350,7 +353,7 @@ def test_what_no_wait_mends_fails_at_once(queue, subtests):
     cases = itertools.product(("enqueue_new", "wait"), errors, (False, True))
     for number, (verb, error, deferrable) in enumerate(cases):
         with subtests.test(error=error, verb=verb, deferrable=deferrable), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Queue, verb, Mock(side_effect=error))
+            patch.setattr(QueueInternals if verb == "enqueue_new" else Queue, verb, Mock(side_effect=error))
             operator = enqueuing(data="x", wait_for_completion=True, deferrable=deferrable)
             before = len(queue.tasks())
             with pytest.raises((type(error), AirflowException), match=str(error)) as failed:

@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.engine import ConfigError, Message
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.hooks.maintenance import bring_back, collect, dead_letters, foresee
 from airflow_provider_zkmq.spark import Retention
 from airflow_provider_zkmq.spark.history.pipeline import PipelineReport, QueueReport
@@ -82,7 +83,7 @@ def test_its_first_steps_name_the_queues_and_keep_what_no_archive_holds(run, que
     run("upkeep.tend", "jobs", directory=str(tmp_path))
     assert queue.conf().archive
     eventually(lambda: queue.collect_garbage(lifetime=0).kept_unarchived == 1)
-    assert queue.ids() == ["a"]
+    assert internals(queue).ids() == ["a"]
 
 
 def test_a_dry_run_tells_and_changes_nothing(run, queue):
@@ -90,9 +91,9 @@ def test_a_dry_run_tells_and_changes_nothing(run, queue):
     queue.enqueue_many([Message(each) for each in "abcd"])
     finish(queue)
     kill(queue, "no")
-    queue.cancel(queue.ids("inserted")[0])
+    queue.cancel(internals(queue).ids("inserted")[0])
     said = run("upkeep.tend", "jobs", dry_run=True, lifetime=0)
-    assert (said["to_archive"], said["counts"]["finished"]) == (len(queue.ended_between(0)), 1) == (3, 1)
+    assert (said["to_archive"], said["counts"]["finished"]) == (len(internals(queue).ended_between(0)), 1) == (3, 1)
     eventually(lambda: foresee(queue, 0)["to_delete"] == 2)
     assert foresee(queue, 3_600)["to_delete"] == 0
     for step in ("upkeep.archive", "upkeep.collect"):
@@ -100,7 +101,7 @@ def test_a_dry_run_tells_and_changes_nothing(run, queue):
             run(step, "jobs", dry_run=True)
     assert (queue.conf().archive, queue.counts()["finished"]) == (False, 1)
     queue.configure(archive=True)
-    queue.publish_archive(replace(queue.archive(), watermark=queue.zxid()))
+    internals(queue).publish_archive(replace(internals(queue).archive(), watermark=internals(queue).zxid()))
     finish(queue)
     assert foresee(queue, None)["to_archive"] == 1
 
@@ -117,9 +118,9 @@ def test_what_is_due_comes_back_and_what_is_over_goes(run, queue):
         return (after["inserted"], after["claimed"], after["scheduled"]) == (3, 0, 0)
 
     eventually(is_back)
-    assert claim.task.id in queue.ids("inserted")
+    assert claim.task.id in internals(queue).ids("inserted")
     eventually(lambda: run("upkeep.collect", "jobs", archive=False, lifetime=0)["deleted"] == 1)
-    assert first not in queue.ids()
+    assert first not in internals(queue).ids()
     assert collect(queue, 0) == {"queue": "jobs", "ran": True, "deleted": 0, "kept": 0, "rescued": 0}
 
 

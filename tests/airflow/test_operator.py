@@ -92,7 +92,7 @@ def test_an_error_shows_no_payload(queue, context, subtests):
         ({"data": "x", "filters": "marker"}, "filters must be a mapping, not str of 6 characters"),
         *(({"messages": [wrong]}, "") for wrong in ({"dta": "x"}, {"priority": 1}, 5)),
         *(({"messages": [{"data": "x", "policy": wrong}]}, "") for wrong in ({"atempts": 3}, {"max_backoff": "soon"})),
-        *(({"messages": [{"data": "x", **wrong}]}, "") for wrong in ({"lock": "long"}, {"update": "perhaps"})),
+        *(({"messages": [{"data": "x", **wrong}]}, "") for wrong in ({"lock": "long"}, {"on_conflict": "perhaps"})),
         *(
             ({"messages": [{"data": "y"}, {"data": "x", **wrong}]}, "")
             for wrong in ({"delay": "1 month"}, moment, {"not_before": "2026-11-22T10:00:00Z", "delay": 0})
@@ -115,12 +115,12 @@ def test_an_error_shows_no_payload(queue, context, subtests):
 
 
 def test_what_a_message_asks_for(queue, context, monkeypatch):
-    """Lock, policy and update of a mapping arrive in the task, as values or as the texts that templates make."""
+    """Lock, policy and on_conflict of a mapping arrive in the task, as values or as the texts that templates make."""
     prepared = Mock(wraps=enqueue.prepare_new)
     monkeypatch.setattr(enqueue, "prepare_new", prepared)
     plain = {"data": "a", "priority": 1, "lock": 30, "policy": {"attempts": 2}}
-    changed = {"data": "new", "task_id": queue.enqueue("old", priority=-1), "update": "true"}
-    enqueuing(messages=[plain, {"data": "b", "lock": "7", "requeue": "False"}, changed]).execute(context)
+    changed = {"data": "new", "task_id": queue.enqueue("old", priority=-1), "on_conflict": "replace"}
+    enqueuing(messages=[plain, {"data": "b", "lock": "7", "on_conflict": "raise"}, changed]).execute(context)
     made = [call.args[3] for call in prepared.call_args_list]
     assert [(each.lock, each.policy) for each in made] == [(30, RetryPolicy(attempts=2)), (7.0, None)]
     assert not any(each.update or each.requeue for each in made)

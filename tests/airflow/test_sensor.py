@@ -276,10 +276,10 @@ def test_a_large_xcom_is_references(queue, context):
     whole = sensor(task_ids=ids).execute(context)
     assert (whole["count"], size(whole) <= 48_000) == (50, True)
     said = sensor(task_ids=ids, max_xcom_bytes=10_000).execute(context)
-    read = "ZkmqHook().queue('jobs').read_many(ids)"
+    read = "ZkmqHook().queue('jobs').tasks(ids=ids)"
     wanted = {"queue": "jobs", "count": 50, "states": {"finished": 50}, "ids": ids, "more": 0, "read": read}
     assert said | wanted == said
-    assert [task.result for task in queue.read_many(said["ids"])] == [b"r" * 1000] * 50
+    assert [task.result for task in queue.tasks(ids=said["ids"])] == [b"r" * 1000] * 50
     cut = sensor(task_ids=ids, max_xcom_bytes=2_000).execute(context)
     assert (len(cut["ids"]) + cut["more"], cut["ids"]) == (50, ids[: len(cut["ids"])])
     assert 1 <= len(cut["ids"]) < 50

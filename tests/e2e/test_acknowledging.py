@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AnyQueue, Message, RetryPolicy
+from airflow_provider_zkmq.engine.internals import internals
 from tests.e2e.conftest import LONG, Airflow, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("heavy")]
@@ -62,9 +63,9 @@ def kept_and_marked_failed(run: Run, q: AnyQueue) -> None:
     """The work waits for a slot; then a user gives the run up."""
     run.start()
     eventually(lambda: run.task("keep")["state"] == "deferred", within=LONG)
-    token, since = run.token(), q.now()
+    token, since = run.token(), internals(q).now()
     # Whoever looks whether there is work gives back what nobody extends.
-    eventually(lambda: q.ready() or (q.now() - since).total_seconds() > 1.2 * LEASE, within=LONG)
+    eventually(lambda: q.ready() or (internals(q).now() - since).total_seconds() > 1.2 * LEASE, within=LONG)
     claimed = q.task("first")
     assert (claimed.state, claimed.attempt) == ("claimed", 1), run.said()
     q.claim_handle("first", token).extend(LEASE)

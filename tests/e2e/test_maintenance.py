@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Message, Queue
+from airflow_provider_zkmq.engine.internals import internals
 from tests.e2e.conftest import PASSWORD, Airflow
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("heavy")]
@@ -59,7 +60,7 @@ def test_maintenance_of_all_queues_of_a_root(airflow: Airflow) -> None:
     numbers = api.returned(DAG, "real", "report")["a"]
     expected = {"archived": 2, "collected": 1, "kept": 0, "dead": 1}
     assert numbers | expected == numbers, airflow.said()
-    assert (a.ids("inserted"), a.ids("dead")) == (["held"], ["dead"])
+    assert (internals(a).ids("inserted"), internals(a).ids("dead")) == (["held"], ["dead"])
     assert airflow.zk.queue("b").counts()["finished"] == 1
     assert [(told["queue"], told["rows"]) for told in airflow.told("zkmq_history")] == [("a", 2)]
     assert not airflow.zk.queue("missing").exists()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConfigError, ConsumeOnce, Message, RetryPolicy, String, TaskNotFound
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 from tests.filequeue.conftest import taken
 from tests.support import eventually
@@ -106,7 +107,7 @@ def test_who_waits_for_work_is_told_of_it(q: FileQueue) -> None:
         taken(q, lease=600)
         waiting = pool.submit(q.ready, timeout=None, stopping=stop.is_set)
         stop.set()
-        eventually(lambda: q.wake() or waiting.done())  # type: ignore[func-returns-value]
+        eventually(lambda: internals(q).wake() or waiting.done())  # type: ignore[func-returns-value]
         assert waiting.result() is False
 
 

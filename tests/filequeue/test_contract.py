@@ -30,6 +30,7 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     Zkmq,
 )
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.filequeue import FileQueue
 from tests.filequeue.conftest import CLASSES, taken
 from tests.support import eventually, fresh_root
@@ -316,11 +317,11 @@ def test_only_what_is_new_is_written(q: Any) -> None:
     q.enqueue("x", task_id="done")
     q.claim().complete("r")
     q.enqueue("x", task_id="queued")
-    new = q.enqueue_new([Message("other", task_id=name) for name in ("queued", "new", "done")])
+    new = internals(q).enqueue_new([Message("other", task_id=name) for name in ("queued", "new", "done")])
     assert (new.written, new.existing) == (("new",), ("queued", "done"))
     assert (q.task("done").state, q.task("queued").data, q.task("new").data) == ("finished", b"x", b"other")
     for bad in (Message("x"), Message("x", task_id="a b"), Message(None, task_id="a")):
         with pytest.raises(BadMessage) as refused:
-            q.enqueue_new([Message("x", task_id="good"), bad])
+            internals(q).enqueue_new([Message("x", task_id="good"), bad])
         assert refused.value.position == 1
-    assert sorted(q.ids()) == ["done", "new", "queued"]
+    assert sorted(internals(q).ids()) == ["done", "new", "queued"]

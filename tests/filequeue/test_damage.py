@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_zkmq.cli import output
 from airflow_provider_zkmq.engine import ClaimLost, CorruptRecord, Integer, OrderedEnum, RetryPolicy, Unavailable, Zkmq
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
 from airflow_provider_zkmq.filequeue.queue_file import KEPT, MOVED, ROOMS
 from airflow_provider_zkmq.textqueue import Limits, TextQueue
@@ -73,7 +74,7 @@ def goes_on(q: FileQueue) -> None:
             assert q.task("healthy.task").result == b"x"
         tasks = q.tasks()
         assert sum(q.counts().values()) - q.counts()["scheduled"] == len(tasks)
-        assert q.read_many(q.ids()) == tasks
+        assert q.tasks(ids=internals(q).ids()) == tasks
         for task in tasks:
             output.say(output.task_record(task), output.facts(output.task_facts(task)), as_json=True)
 

@@ -10,7 +10,6 @@ import inspect
 import itertools
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,10 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.engine.api.methods import SyncAndAsync
 from airflow_provider_zkmq.engine.api.queue import ClaimMethods, QueueMethods
+from airflow_provider_zkmq.engine.api.queue_internals import QueueInternals
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
+from airflow_provider_zkmq.filequeue.internals import FileQueueInternals
 from tests.support import fresh_root
 
 TYPES: dict[str, FilterType] = {"size": OrderedEnum("small", "large")}
@@ -51,6 +53,7 @@ class Side:
     def __init__(self, zk: Any) -> None:
         self.zk = zk
         self.q: Any = zk.queue(f"q{next(numbers)}")
+        self.internals: Any = internals(self.q)
         self.q.configure(filters=TYPES)
         self.q.enqueue_many([Message("x", task_id=name) for name in ("finished", "dead", "claimed")])
         self.q.claim(lease=60).complete("result")
@@ -85,78 +88,87 @@ def on_zookeeper(zookeeper: str) -> Iterator[Zkmq]:
 
 #: How each name of a queue is used.
 CALLS: dict[str, Callable[[Side], object]] = {
-    "archive": lambda side: side.q.archive(),
     "batch": lambda side: side.ended_batch() or side.q.batch("b"),
     "cancel": lambda side: side.q.cancel("queued"),
-    "changes": lambda side: side.q.changes,
-    "check_wanted": lambda side: side.q.check_wanted(selector="size==large") and None,
     "claim": lambda side: side.q.claim(selector="size==large", lease=60),
     "claim_handle": lambda side: side.q.claim_handle("claimed", side.token).task,
     "claim_many": lambda side: side.q.claim_many(3, selector="size==large", lease=60),
     "claim_task": lambda side: side.q.claim_task("queued", lease=60, attempt=1),
     "claims": lambda side: [claim.task for claim in side.q.claims(selector="size==large", timeout=0)],
     "clear": lambda side: side.q.clear("finished"),
-    "closed": lambda side: side.q.closed,
     "consumer": lambda side: bool(side.q.consumer),
     "collect_garbage": lambda side: side.q.collect_garbage(0),
     "conf": lambda side: side.q.conf(),
     "configure": lambda side: side.q.configure(lock=5, order="fifo"),
     "consumers": lambda side: side.q.consumers(),
     "counts": lambda side: side.q.counts(),
-    "pending": lambda side: side.q.pending(),
     "delete": lambda side: (side.q.delete(confirm=True, force=True), side.q.configure(filters=TYPES))[0],
     "drop": lambda side: side.q.drop("dead"),
-    "ended_between": lambda side: side.q.ended_between(0, 1),
     "enqueue": lambda side: side.q.enqueue("x", {"size": "small"}, task_id="new"),
-    "enqueue_many": lambda side: side.q.enqueue_many([Message("x", task_id="new")]),
-    "enqueue_new": lambda side: side.q.enqueue_new([Message("x", task_id=name) for name in ("new", "finished")]),
+    "enqueue_many": lambda side: side.q.enqueue_many(
+        [Message("x", task_id=name) for name in ("new", "finished")], on_conflict="skip"
+    ),
     "exists": lambda side: side.q.exists(),
     "explain": lambda side: side.q.explain("queued"),
-    "find": lambda side: side.q.find("size==large"),
     "follow": lambda side: side.q.follow("finished", print),
-    "ids": lambda side: side.q.ids("dead"),
-    "run_maintenance": lambda side: side.q.run_maintenance(),
     "name": lambda side: side.q.name,
-    "now": lambda side: bool(side.q.now().utcoffset()),
     "open_batch": lambda side: side.q.open_batch("b").written,
-    "latest_end": lambda side: side.q.latest_end(),
     "pause": lambda side: side.q.pause(),
-    "publish_archive": lambda side: side.q.publish_archive(Archive(0, "/nowhere", 0)),
-    "read_ended": lambda side: side.q.read_ended([]),
-    "read_many": lambda side: side.q.read_many(["queued"], parts=["data"]),
     "ready": lambda side: side.q.ready(selector="size==large"),
     "redrive": lambda side: side.q.redrive("dead"),
     "redrive_many": lambda side: side.q.redrive_many(["dead"]),
-    "replace": lambda side: side.q.replace("queued", b"y"),
     "revoke": lambda side: side.q.revoke("claimed"),
     "resume": lambda side: side.q.resume(),
     "root": lambda side: side.q.root,
     "seal_batch": lambda side: side.ended_batch() or side.q.seal_batch("b"),
-    "scan": lambda side: side.q.scan(["queued", "gone"], ["id", "state", "data"], selector="size==large"),
     "task": lambda side: side.q.task("queued"),
-    "tasks": lambda side: side.q.tasks(state="inserted", selector="size==large", limit=5),
-    "truncated_at": lambda side: side.q.truncated_at(),
-    "tree": lambda side: side.q.tree("queued"),
+    "tasks": lambda side: side.q.tasks(
+        ids=["queued"], state="inserted", status="queued", selector="size==large", parts=["data"], limit=5
+    ),
     "wait": lambda side: side.q.wait(["finished"], timeout=5),
     "wait_batch": lambda side: side.ended_batch() or side.q.wait_batch("b", 5),
-    "wait_for_change": lambda side: bool(side.q.wait_for_change(side.q.changes - 1, 0)) or True,
-    "wake": lambda side: side.q.wake(),
     "worker": lambda side: side.q.worker(print),
-    "zxid": lambda side: side.q.zxid(),
+}
+#: The same of what is not public.
+INTERNALS: dict[str, Callable[[Side], object]] = {
+    "archive": lambda side: side.internals.archive(),
+    "changes": lambda side: side.internals.changes,
+    "check_wanted": lambda side: side.internals.check_wanted(selector="size==large") and None,
+    "closed": lambda side: side.internals.closed,
+    "ended_between": lambda side: side.internals.ended_between(0, 1),
+    "enqueue_new": lambda side: side.internals.enqueue_new([Message("x", task_id=n) for n in ("new", "finished")]),
+    "find": lambda side: side.internals.find("size==large"),
+    "ids": lambda side: side.internals.ids("dead"),
+    "latest_end": lambda side: side.internals.latest_end(),
+    "now": lambda side: bool(side.internals.now().utcoffset()),
+    "pending": lambda side: side.internals.pending(),
+    "publish_archive": lambda side: side.internals.publish_archive(Archive(0, "/nowhere", 0)),
+    "read_ended": lambda side: side.internals.read_ended([]),
+    "replace": lambda side: side.internals.replace("queued", b"y"),
+    "run_maintenance": lambda side: side.internals.run_maintenance(),
+    "scan": lambda side: side.internals.scan(["queued", "gone"], ["id", "state", "data"], selector="size==large"),
+    "tree": lambda side: side.internals.tree("queued"),
+    "truncated_at": lambda side: side.internals.truncated_at(),
+    "wait_for_change": lambda side: bool(side.internals.wait_for_change(side.internals.changes - 1, 0)) or True,
+    "wake": lambda side: side.internals.wake(),
+    "zxid": lambda side: side.internals.zxid(),
 }
 
 #: What a file has not.
 NOT_IN_FILES = {
-    "archive", "batch", "cancel", "clear", "collect_garbage", "consumers", "drop", "ended_between", "explain", "find",
-    "open_batch", "pause", "publish_archive", "redrive", "redrive_many", "replace", "resume", "revoke",
-    "seal_batch", "tree", "wait_batch", "zxid", "latest_end", "read_ended", "truncated_at",
+    "batch", "cancel", "clear", "collect_garbage", "consumers", "drop", "explain", "open_batch", "pause",
+    "redrive", "redrive_many", "resume", "revoke", "seal_batch", "wait_batch",
+}  # fmt: skip
+INTERNALS_NOT_IN_FILES = {
+    "archive", "ended_between", "find", "latest_end", "publish_archive", "read_ended", "replace", "tree",
+    "truncated_at", "zxid",
 }  # fmt: skip
 
 #: Arguments that a file does not take, by the words of the refusal.
 ARGUMENTS: dict[str, Callable[[Side], object]] = {
     "priorities": lambda side: side.q.enqueue("x", priority=1),
-    "updates": lambda side: side.q.enqueue("x", task_id="a", update=True),
-    "run in escrow": lambda side: side.q.enqueue("x", task_id="a", requeue=True),
+    "updates": lambda side: side.q.enqueue("x", task_id="a", on_conflict="replace"),
+    "run in escrow": lambda side: side.q.enqueue("x", task_id="a", on_conflict="requeue"),
     "batches": lambda side: side.q.enqueue_many([Message("x")], batch="b"),
     "batches.*then": lambda side: side.q.enqueue_many([Message("x")], then=Message("y")),
     "dedupe windows": lambda side: side.q.claim_handle("claimed", side.token).complete(dedupe=5),
@@ -175,21 +187,24 @@ def test_no_name_of_a_queue_a_claim_or_a_client_is_forgotten(files: FileClient) 
     verbs, of_claims = (
         {n for n, it in vars(kind).items() if isinstance(it, SyncAndAsync)} for kind in (QueueMethods, ClaimMethods)
     )
-    assert verbs <= public(Queue) <= set(CALLS) == public(Queue) | {"name"}
-    assert public(Queue) - public(FileQueue) <= {"name"}  # an attribute of the object
+    assert verbs <= public(Queue) == set(CALLS)
+    assert public(Queue) - public(FileQueue) - {"name"} == NOT_IN_FILES  # the name is an attribute of the object
+    assert public(QueueInternals) == set(INTERNALS)
+    assert public(QueueInternals) - public(FileQueueInternals) == INTERNALS_NOT_IN_FILES
     claim = Side(files).claim
     assert of_claims <= public(Claim)
     assert [name for name in public(Claim) if name not in dir(claim)] == []
     assert isinstance(claim, FileClaim)
-    assert (claim.closed, claim.over) == (False, False)
+    assert claim.over is False
     assert public(Zkmq) <= public(FileClient)
     assert (files.start(), files.closed, files.requests) == (files, False, {})
     with pytest.raises(Unsupported, match="servers"):
         _ = files.session_id
-    for name in set(CALLS) - NOT_IN_FILES:
-        if callable(getattr(Queue, name, 0)):
-            ours, theirs = (inspect.signature(getattr(kind, name)).parameters for kind in (FileQueue, Queue))
-            assert list(ours) == list(theirs), name
+    for of_files, kind in ((FileQueue, Queue), (FileQueueInternals, QueueInternals)):
+        for name in public(of_files) & public(kind):
+            if callable(getattr(kind, name)):
+                ours, theirs = (inspect.signature(getattr(each, name)).parameters for each in (of_files, kind))
+                assert list(ours) == list(theirs), name
 
 
 def refused(side: Side, call: Callable[[Side], object], words: str) -> None:
@@ -202,12 +217,13 @@ def refused(side: Side, call: Callable[[Side], object], words: str) -> None:
 
 def test_each_name_of_a_queue(files: FileClient, on_zookeeper: Zkmq, subtests: pytest.Subtests) -> None:
     """Over a file it gives the same kind of answer and leaves the same states as over ZooKeeper, or is refused."""
-    for name, call in CALLS.items():
+    for name, call in (CALLS | INTERNALS).items():
         with subtests.test(name):
             file, other = Side(files), Side(on_zookeeper)
             answer = call(other)
-            if name in NOT_IN_FILES:
-                refused(file, call, re.sub("open_|seal_|_many$", "", name))
+            if name in NOT_IN_FILES | INTERNALS_NOT_IN_FILES:
+                assert not hasattr(file.q, name)
+                refused(file, call, name)
             else:
                 assert type(call(file)).__name__.removeprefix("File") == type(answer).__name__
                 assert file.states() == other.states()
@@ -341,7 +357,7 @@ def test_each_verb_of_the_command_line(
             if zk is files and line.startswith("!"):
                 assert (code, answer.err.count("\n"), side.states()) == (2, 1, before)
                 assert answer.err.startswith("zkmq: refused: a queue file")
-                assert verb != "import" or ("clean-up" if as_json else "redrives") in answer.err
+                assert verb != "import" or ("drop" if as_json else "redrive") in answer.err
             else:
                 assert code == (5 if verb == "batch" and "--wait" in words else 0), answer.err
                 assert answer.out

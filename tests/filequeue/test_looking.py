@@ -26,6 +26,7 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     Zkmq,
 )
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue, directory
 from tests.filequeue.conftest import CLASSES, taken
 from tests.support import eventually
@@ -41,17 +42,17 @@ def test_a_queue_and_its_tasks_are_read(q: FileQueue) -> None:
     for name, value in (("a", "low"), ("b", "high_performance"), ("c", "standard")):
         q.enqueue(name, filters={"performance_class": value}, task_id=name, metadata={"n": name})
     taken(q).complete(b"done")
-    assert (q.ids(), q.ids("finished")) == (["a", "b", "c"], ["a"])
-    assert q.ids(selector="performance_class<=standard") == ["a", "c"]
-    assert q.ids("inserted", "performance_class<=standard") == ["c"]
-    tasks = q.read_many(["c", "b", "a", "never", "c"])
+    assert (internals(q).ids(), internals(q).ids("finished")) == (["a", "b", "c"], ["a"])
+    assert internals(q).ids(selector="performance_class<=standard") == ["a", "c"]
+    assert internals(q).ids("inserted", "performance_class<=standard") == ["c"]
+    tasks = q.tasks(ids=["c", "b", "a", "never", "c"])
     assert tasks == [q.task(name) for name in "cba"]
-    assert q.read_many(["a"], parts=["result"]) == [replace(tasks[-1], data=b"", metadata={})]
-    assert q.read_many(["a"], parts=["data"]) == [replace(tasks[-1], metadata={}, result=None)]
+    assert q.tasks(ids=["a"], parts=["result"]) == [replace(tasks[-1], data=b"", metadata={})]
+    assert q.tasks(ids=["a"], parts=["data"]) == [replace(tasks[-1], metadata={}, result=None)]
     for refused, why in (
-        (lambda: q.ids("lost"), "state 'lost' is unknown"),
-        (lambda: q.read_many("never"), "not the text"),
-        (lambda: q.read_many(["a"], parts=["payload"]), "data, metadata, progress, result"),  # type: ignore[list-item]
+        (lambda: internals(q).ids("lost"), "state 'lost' is unknown"),
+        (lambda: q.tasks(ids="never"), "not the text"),
+        (lambda: q.tasks(ids=["a"], parts=["payload"]), "data, metadata, progress, result"),  # type: ignore[list-item]
     ):
         with pytest.raises(ConfigError, match=why):
             refused()
@@ -102,8 +103,15 @@ def test_a_mistyped_queue_creates_no_file(files: FileClient) -> None:
     """Every verb but `enqueue` and `configure` refuses it, with the names that come close."""
     files.queue("orders").enqueue(b"x")
     q = files.queue("oders")
-    calls: list[Callable[[], object]] = [q.claim, q.counts, q.tasks, q.conf, q.check_wanted, q.ids]
-    calls += [lambda: q.task("a"), lambda: q.wait(["a"]), lambda: q.read_many([]), lambda: q.ready(timeout=5)]
+    calls: list[Callable[[], object]] = [
+        q.claim,
+        q.counts,
+        q.tasks,
+        q.conf,
+        internals(q).check_wanted,
+        internals(q).ids,
+    ]
+    calls += [lambda: q.task("a"), lambda: q.wait(["a"]), lambda: q.tasks(ids=[]), lambda: q.ready(timeout=5)]
     calls += [lambda: q.claim_handle("a", 1), lambda: q.delete(confirm=True)]
     for call in (*calls, lambda: q.claim_task("a"), lambda: q.worker(print).run(until_empty=True)):
         with pytest.raises(QueueNotFound, match="did you mean 'orders'") as caught:
@@ -131,7 +139,7 @@ def test_a_file_is_deleted_with_what_belongs_to_it(files: FileClient, folder: Pa
     with pytest.raises(ClaimLost):
         claim.complete()
     q.enqueue(b"new", task_id="c")
-    assert q.ids() == ["c"]
+    assert internals(q).ids() == ["c"]
 
 
 # --- a file whose lock another process holds, and may hold for ever: every call ends

@@ -9,6 +9,7 @@ from airflow_provider_zkmq.engine.api.queue import Queue
 from airflow_provider_zkmq.engine.core.model.names import bucket_of, index_path
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.internals import internals
 
 #: So many tasks are written by one transaction, and so many transactions are in flight.
 TOGETHER, WINDOW = 12, 16
@@ -68,7 +69,7 @@ def produce(queue: Queue, count: int, number: int) -> None:
 
 def ended_runs(queue: Queue) -> set[tuple[str, int]]:
     """Which runs have ended so far: ids and versions."""
-    return {each[:2] for each in queue.ended_between(0)}
+    return {each[:2] for each in internals(queue).ended_between(0)}
 
 
 def _add(transaction: object, base: str, task_id: str, now: int, data: bytes) -> None:

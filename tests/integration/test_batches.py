@@ -26,6 +26,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.core.tasks.batches import Batch
+from airflow_provider_zkmq.engine.internals import internals
 from tests.integration.clients import clients, end_session, spent, together
 from tests.integration.conftest import started, taken
 from tests.support import eventually
@@ -63,7 +64,7 @@ def _follower(queue: Queue, ids: list[str]) -> Task:
     """The one task of the queue that is no member; it was enqueued after the last member had ended."""
     tasks = {task.id: task for task in queue.tasks()}
     (follower,) = set(tasks) - set(ids)
-    (born,) = {znode.czxid for znode in queue.tree(follower) if znode.path.endswith("/data")}
+    (born,) = {znode.czxid for znode in internals(queue).tree(follower) if znode.path.endswith("/data")}
     assert max(tasks[task_id].version for task_id in ids) < born
     return tasks[follower]
 
@@ -126,7 +127,7 @@ def test_a_small_batch_costs_the_same(q: Queue, front: Any) -> None:
             claim = taken(queue, timeout=10)
             assert claim.task.id == task_id
             if task_id == ids[0]:
-                queue.enqueue(b"another run", task_id=task_id, requeue=True)
+                queue.enqueue(b"another run", task_id=task_id, on_conflict="requeue")
             claim.fail("no", retry=False) if task_id == ids[0] else claim.complete()
         ended = Batch("small", 3, 0, (ids[0],), done=True)
         assert waiting.result(60) == (ended, WAITING)
@@ -143,11 +144,11 @@ def test_a_batch_takes_only_what_it_can_keep(q: Queue) -> None:
     """One clear error for each mistake; the same call adds what is missing until the batch is written."""
     q.enqueue(b"in use", task_id="taken")
     messages = [Message(b"1"), Message(b"2", task_id="taken")]
-    follows_by_update = Message(b"2", task_id="x", update=True)
+    follows_by_update = Message(b"2", task_id="x", on_conflict="replace")
     refused: list[tuple[type[Exception], str, Callable[[], object]]] = [
         (ConfigError, "has no tasks", lambda: q.enqueue_many([], batch="empty")),
         (ConfigError, "then= needs batch=", lambda: q.enqueue_many(_messages(1), then=Message("after"))),
-        (ConfigError, "update or requeue", lambda: q.enqueue_many(_messages(1), batch="b", then=follows_by_update)),
+        (ConfigError, "take no on_conflict", lambda: q.enqueue_many(_messages(1), batch="b", then=follows_by_update)),
         (TaskNotFound, "empty", lambda: q.wait_batch("empty")),
         (TaskNotFound, "empty", lambda: q.batch("empty")),
         (DuplicateTask, "taken", lambda: q.enqueue_many(messages, batch="b")),

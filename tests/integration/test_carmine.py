@@ -146,7 +146,7 @@ def test_a_claim_holds_as_long_as_its_lock_says(q: Queue, second: Queue) -> None
     extended = take(q, b"extended", 1, hold=1)
     extended.extend(LONG)
     put(q, "with a lock", "n", lock=1)
-    put(q, "updated", "n", update=True)
+    put(q, "updated", "n", on_conflict="replace")
     updated = take(q, b"updated", 1)
     put(q, "bound", "o", lock=1)
     take(q, b"bound", 1)
@@ -162,12 +162,12 @@ def test_a_requeue_waits_for_the_end_of_the_run(q: Queue) -> None:
     put(q, "old")
     take(q, b"old", 1).fail("broken", backoff=0)
     claim = take(q, b"old", 2)
-    put(q, "first", requeue=True)
+    put(q, "first", on_conflict="requeue")
     assert seen(q) == ("locked-with-requeue", b"old", 2)
-    for options in ({"requeue": True}, {"update": True}):
+    for options in ({"on_conflict": "requeue"}, {"on_conflict": "replace"}):
         with in_use("locked-with-requeue"):
             put(q, "second", **options)
-    put(q, "new", requeue=True, update=True)
+    put(q, "new", on_conflict="replace-or-requeue")
     assert status(q) == "locked-with-requeue"
     claim.complete()
     assert seen(q) == ("queued", b"new", 0)
@@ -179,15 +179,15 @@ def test_no_requeue_flag_is_left_after_a_final_error_and_clean_up(q: Queue, seco
     """A run that would be dead makes way for the one in escrow, which runs once; the id begins anew without requeue."""
     put(q, "1", policy=ONCE)
     claim = take(q, b"1", 1)
-    put(q, "2", requeue=True)
+    put(q, "2", on_conflict="requeue")
     claim.fail("broken")
     assert (seen(q), q.task("m").history[-1].error) == (("queued", b"2", 0), "broken")
     claim = take(q, b"2", 1)
     assert status(q) == "locked"
-    put(q, "3", requeue=True, policy=ONCE)
+    put(q, "3", on_conflict="requeue", policy=ONCE)
     claim.fail("broken", retry=False)
     take(q, b"3", 1, hold=1)
-    put(q, "4", requeue=True)
+    put(q, "4", on_conflict="requeue")
     take(second, b"4", 1).complete()
     q.collect_garbage(0)
     assert status(q) == "nil"
@@ -216,14 +216,14 @@ def test_a_requeue_waits_for_the_end_of_the_window(q: Queue, front: Any) -> None
     there = front.queue("census")
     put(there, "old", "in-the-run")
     claim = take(there, b"old", 1)
-    put(there, "new", claim.task.id, requeue=True)
+    put(there, "new", claim.task.id, on_conflict="requeue")
     claim.complete(dedupe=2)
     put(there, "old", "in-the-window")
     take(there, b"old", 1).complete(dedupe=2)
-    put(there, "first", "in-the-window", requeue=True)
+    put(there, "first", "in-the-window", on_conflict="requeue")
     with in_use("done-with-requeue"):
-        put(there, "second", "in-the-window", requeue=True)
-    put(there, "new", "in-the-window", requeue=True, update=True)
+        put(there, "second", "in-the-window", on_conflict="requeue")
+    put(there, "new", "in-the-window", on_conflict="replace-or-requeue")
     for name in ("in-the-run", "in-the-window"):
         assert seen(q, name) == ("done-with-requeue", b"old", 1)
     becomes(q, "queued", "in-the-run")
@@ -237,9 +237,9 @@ def test_duplicates_are_refused_with_the_status(q: Queue) -> None:
     """An id that is queued, in backoff, locked, with requeue, in its window or dead is refused, and nothing changes."""
 
     def refuses(status_now: str, *ways: str) -> None:
-        for way in ("", *ways):
+        for way in ("raise", *ways):
             with in_use(status_now):
-                put(q, "duplicate", **dict.fromkeys(way.split(), True))
+                put(q, "duplicate", on_conflict=way)
             assert status(q) == status_now
 
     put(q, "x", delay=0.5)
@@ -247,19 +247,19 @@ def test_duplicates_are_refused_with_the_status(q: Queue) -> None:
     becomes(q, "queued")
     refuses("queued", "requeue")
     claim = take(q, b"x", 1)
-    refuses("locked", "update")
-    put(q, "y", requeue=True)
+    refuses("locked", "replace")
+    put(q, "y", on_conflict="requeue")
     refuses("locked-with-requeue")
     claim.complete(dedupe=1)
     refuses("done-with-requeue", "requeue")
     becomes(q, "queued")
     take(q, b"y", 1).complete(dedupe=LONG)
-    refuses("done-with-backoff", "update")
+    refuses("done-with-backoff", "replace")
     assert q.task("m").data == b"y"
     q.drop("m")
     put(q, "z")
     take(q, b"z", 1).fail("broken", retry=False)
-    refuses("dead", "update requeue")
+    refuses("dead", "replace-or-requeue")
 
 
 def test_dead_and_redriven(q: Queue, second: Queue) -> None:

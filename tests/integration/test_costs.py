@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Claim, ConsumeTimes, Message, Queue, String, UnitOfWork, Zkmq
+from airflow_provider_zkmq.engine.internals import internals
 from tests.integration.clients import clients, spent, together
 from tests.integration.conftest import taken
 from tests.support import eventually
@@ -73,10 +74,12 @@ def test_an_enqueue_of_what_is_new(zk: Zkmq, q: Queue) -> None:
     ids = count()
     own = lambda: [Message(b"x", task_id=f"own-{next(ids)}") for _ in range(100)]
     known = own()
-    q.enqueue_new(known)
-    cost = _cost(zk, own, q.enqueue_new)
-    assert (cost.pop("Multi"), _cost(zk, lambda: known, q.enqueue_new)) == (5, cost)
+    internals(q).enqueue_new(known)
+    cost = _cost(zk, own, internals(q).enqueue_new)
+    assert (cost.pop("Multi"), _cost(zk, lambda: known, internals(q).enqueue_new)) == (5, cost)
     assert sum(cost.values()) == 2
+    skip = lambda messages: q.enqueue_many(messages, on_conflict="skip")
+    assert _cost(zk, lambda: known, skip) == cost
 
 
 def test_claims_that_follow_one_another_share_their_reads(zk: Zkmq, q: Queue, other: Zkmq, there: Queue) -> None:
@@ -189,14 +192,14 @@ def test_ids_that_are_in_use(zk: Zkmq, q: Queue) -> None:
     def requeued() -> Claim:
         pending()
         claim = taken(q)
-        q.enqueue(b"again", task_id=claim.task.id, requeue=True, priority=-9)
+        q.enqueue(b"again", task_id=claim.task.id, on_conflict="requeue", priority=-9)
         return claim
 
-    update = lambda it: q.enqueue(b"y", task_id=it, priority=9, update=True)
+    update = lambda it: q.enqueue(b"y", task_id=it, priority=9, on_conflict="replace")
     assert _cost(zk, pending, update) == {"Get": 1, "Multi": 2}
     for name in ("t0", "t1", "t2"):
         q.cancel(name)
-    assert _cost(zk, claimed, lambda it: q.enqueue(b"y", task_id=it, requeue=True)) == {"Get": 1, "Multi": 2}
+    assert _cost(zk, claimed, lambda it: q.enqueue(b"y", task_id=it, on_conflict="requeue")) == {"Get": 1, "Multi": 2}
     requeued().complete()
     assert _cost(zk, requeued, lambda it: it.complete()) == {"Get": 1, "GetMany": 1, "Multi": 2}
     assert _cost(zk, pending, q.drop) == {"Get": 1, "Multi": 1}

@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_zkmq.engine import Message, OrderedEnum, Queue, String, Zkmq
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.spark import WriteReport, enqueue, read_report, register
 from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions
 from airflow_provider_zkmq.spark.source.writing import PIECE_ROWS, TaskWriter
@@ -191,7 +192,7 @@ def test_a_data_frame_becomes_tasks(spark: SparkSession, q: Queue, where: dict[s
     keyed, key = df.drop("id"), {"key": "data,priority"}
     assert enqueue(keyed, "census", **key, **where).written == 20
     again = enqueue(keyed.repartition(3).orderBy("data"), "census", **key, **where)  # other partitions, another order
-    assert (again.written, again.existing, len(q.ids())) == (0, 20, 40)
+    assert (again.written, again.existing, len(internals(q).ids())) == (0, 20, 40)
 
 
 @pytest.mark.full
@@ -211,7 +212,7 @@ def test_what_cannot_be_is_refused_where_the_write_is_planned(spark, q, where, s
             with pytest.raises(AnalysisException, match=why) as error:
                 write.save()
             assert "Traceback" not in str(error.value)
-    assert q.ids() == []
+    assert internals(q).ids() == []
 
 
 @pytest.mark.full
@@ -225,7 +226,7 @@ def test_a_write_that_failed_is_completed_by_the_next_one(spark, q, where, tmp_p
     assert not WriteReport.read(place).complete
     assert (q.batch("b").written, q.batch("b").done) == (False, False)
     done = [claim.task.id for _ in range(30) if (claim := q.claim()) is not None and claim.complete() is None]
-    there = len(q.ids())
+    there = len(internals(q).ids())
     assert PIECE_ROWS <= there < count
     report = enqueue(rows(spark, count), "census", batch="b", **where)
     assert (report.written + report.existing, report.complete) == (count, True)
@@ -234,7 +235,7 @@ def test_a_write_that_failed_is_completed_by_the_next_one(spark, q, where, tmp_p
     with pytest.raises(PySparkException, match=r"\(id 'a b'\), column 'id': task id 'a b' is not allowed"):
         spaced.write.format("zkmq").mode("append").options(queue="census", **where).save()
     assert (q.counts()["finished"], q.counts()["inserted"]) == (30, count - 30)
-    assert {task.state for task in q.read_many(done)} == {"finished"}
+    assert {task.state for task in q.tasks(ids=done)} == {"finished"}
     assert (q.batch("b").total, q.batch("b").open, q.batch("b").written) == (count, count - 30, True)
 
 
@@ -368,7 +369,7 @@ def test_a_stream_whose_driver_is_killed_again_and_again_writes_each_row_once(q,
             assert kill is not None or process.returncode == 0, errors[-3_000:]
         eventually(lambda: len(ran) == total, 120)
     assert set(ran.values()) == {1}
-    assert len(q.ids()) == total
+    assert len(internals(q).ids()) == total
 
 
 # --- both, in the example

@@ -32,6 +32,7 @@ from airflow_provider_zkmq.engine.errors import (
     WaitTimeout,
     ZkmqError,
 )
+from airflow_provider_zkmq.engine.internals import internals
 from tests.faulty import Chance, CutAfter, CutBefore, Faulty, Late, is_write
 from tests.integration.conftest import taken
 from tests.support import eventually
@@ -89,7 +90,7 @@ def test_who_has_seen_more_than_a_restored_server_goes_on_with_a_new_session(
         shutil.rmtree(data)
         (tmp_path / "older").rename(data)
         with serve(server.ports[0]):
-            assert q.ids() == ["kept"]
+            assert internals(q).ids() == ["kept"]
             assert zk.session_id != session
             again = taken(q)
             for claim in claims:

@@ -64,7 +64,7 @@ def test_a_queue_in_use_is_found_whole(zookeeper: str, root: str, zk: Zkmq, fron
             members = [Message(b"x", delay=member % 2 * 0.05) for member in range(5)]
             queue.enqueue_many(members, batch=f"batch{number}", then=Message(b"then"))
             with suppress(DuplicateTask):  # it has a run in escrow already
-                queue.enqueue(b"x", task_id="again", requeue=True)
+                queue.enqueue(b"x", task_id="again", on_conflict="requeue")
 
     def handle(task: Any) -> bytes:
         if hash(task.id) % 3 == 0:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncZkmq, ConfigError, Message, Queue, RetryPolicy, SessionLost, Zkmq
+from airflow_provider_zkmq.engine.internals import internals
 from tests.faulty import Faulty
 from tests.integration.clients import together
 from tests.integration.conftest import started
@@ -135,7 +136,7 @@ def test_results_and_own_settlements(q: Queue, front: Any) -> None:
         else:
             claim.result = "left"
     assert sorted(seen) == sorted([*ids, ids[1]])
-    assert [task.result for task in q.read_many(ids)] == [b"left", b"left", b"in a transaction", b"left"]
+    assert [task.result for task in q.tasks(ids=ids)] == [b"left", b"left", b"in a transaction", b"left"]
     q.clear()
     ids, seen = fill(q, 30), []
     for claim in queue.claims(timeout=0, prefetch=8):
@@ -206,7 +207,7 @@ def test_a_loop_waits_for_what_comes(q: Queue) -> None:
     q.enqueue(b"x", task_id="a")
     eventually(lambda: q.task("a").state.value == "finished")
     stop.set()
-    q.wake()
+    internals(q).wake()
     assert loop.result(30) == ["a"]
     assert list(q.claims(timeout=0.1)) == []
 

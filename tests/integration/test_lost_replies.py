@@ -35,7 +35,7 @@ def pending(zk: Zkmq) -> Any:
 
 def requeued(zk: Zkmq) -> Any:
     claim = pending(zk).claim()
-    zk.queue("q").enqueue(b"new", task_id="a", requeue=True)
+    zk.queue("q").enqueue(b"new", task_id="a", on_conflict="requeue")
     return claim
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Message, Poll, QueueError, QueueNotFound, Running, Zkmq
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.engine.working import handling
 from tests.faulty import Faulty
 from tests.integration.clients import clients, spent
@@ -104,7 +105,7 @@ def test_a_queue_is_deleted_under_its_workers(
                 task_id = q.enqueue(b"new")
                 assert q.wait([task_id], timeout=30)[0].result == b"r"
         assert worker.finished + idle.finished == 1
-        assert (q.counts()["finished"], q.ids()) == (1, [task_id])
+        assert (q.counts()["finished"], internals(q).ids()) == (1, [task_id])
     assert len(warnings()) == 2
 
 
@@ -115,7 +116,7 @@ def test_waiting_calls_are_told_of_the_deletion(zk: Zkmq, zookeeper: str, root: 
     calls: list[Callable[[Any], object]] = [
         lambda queue: queue.claim(timeout=120),
         lambda queue: queue.wait([task_id], timeout=120),
-        lambda queue: queue.find("all()", 5, 120),
+        lambda queue: internals(queue).find("all()", 5, 120),
         lambda queue: queue.follow(task_id, lambda _task: None, 120),
     ]
     with clients(zookeeper, root, 4) as own, ThreadPoolExecutor(4) as pool:

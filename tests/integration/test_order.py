@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import AnyOf, Claim, ConsumeTimes, Message, Queue, String, Zkmq
 from airflow_provider_zkmq.engine.core.model.names import SEGMENT_ENTRIES
+from airflow_provider_zkmq.engine.internals import internals
 from tests.integration.clients import clients, end_session, together
 from tests.integration.conftest import taken
 from tests.support import eventually
@@ -74,7 +75,7 @@ def _run(
 
 def _committed(queue: Queue, ids: list[str]) -> list[str]:
     """Tasks by the transaction that enqueued them; those of one transaction as their producer gave them."""
-    znodes = {task_id: queue.tree(task_id) for task_id in ids}
+    znodes = {task_id: internals(queue).tree(task_id) for task_id in ids}
     born = {task_id: next(z.czxid for z in tree if z.path.endswith("/data")) for task_id, tree in znodes.items()}
     return sorted(ids, key=lambda task_id: (born[task_id], ids.index(task_id)))
 
@@ -100,7 +101,7 @@ def test_the_order_holds_across_lanes(zookeeper: str, root: str, line: Queue) ->
     assert len(line._session.client.get_children(line._context.paths.at("queue"))) == len(LANES)
     ids, _ = _run(zookeeper, root, _singly, work, 0)
     selector = AnyOf(1, "lane==a", "lane==d")
-    fitting = set(line.ids("inserted", selector))
+    fitting = set(internals(line).ids("inserted", selector))
     assert 0 < len(fitting) < len(ids)
     assert _rest(line, selector) == [task_id for task_id in _committed(line, ids) if task_id in fitting]
 

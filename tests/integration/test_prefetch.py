@@ -83,7 +83,7 @@ def test_only_what_had_begun_counts_after_a_kill(
     done = {task.id for task in queue.tasks(state="finished")}
     rescued(queue)
     had_begun = set(begun())
-    for task in queue.read_many(everything):
+    for task in queue.tasks(ids=everything):
         assert task.attempt == len(task.history) == (task.id in had_begun), task.id
     assert had_begun >= done | stuck
     handled: list[str] = []

@@ -20,6 +20,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
     ZkmqError,
 )
+from airflow_provider_zkmq.engine.internals import internals
 from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually
@@ -29,9 +30,9 @@ STANDARD = {"performance_class": "standard"}
 
 def test_an_enqueue_is_one_transaction(q: Queue) -> None:
     """Every znode of the tree has the same czxid. What a client has enqueued, its next claim finds."""
-    tree = q.tree(q.enqueue(b"x", filters=STANDARD))
+    tree = internals(q).tree(q.enqueue(b"x", filters=STANDARD))
     names = {node.path.rpartition("/")[2] for node in tree}
-    assert names == {q.ids()[0], "data", "state", "filters", "performance_class"}
+    assert names == {internals(q).ids()[0], "data", "state", "filters", "performance_class"}
     assert len({node.czxid for node in tree}) == 1
     taken(q).complete()
     for _ in range(20):
@@ -78,8 +79,8 @@ def test_bad_input_is_one_clear_error_and_nothing_is_written(q: Queue) -> None:
         q.enqueue(b"2", task_id="order-7")
     claim = taken(q)
     with pytest.raises(TaskTooLarge, match="requeue takes"):
-        q.enqueue(b"x" * 1_000_000, task_id="order-7", requeue=True)
-    q.enqueue(b"x" * 900_000, task_id="order-7", requeue=True)
+        q.enqueue(b"x" * 1_000_000, task_id="order-7", on_conflict="requeue")
+    q.enqueue(b"x" * 900_000, task_id="order-7", on_conflict="requeue")
     with pytest.raises(TaskTooLarge, match="not sent"):
         claim.complete(b"y" * 300_000)
     claim.complete(b"y" * 100_000)
@@ -95,12 +96,16 @@ def test_an_operator_s_change_is_refused_when_the_task_changed(q: Queue) -> None
     version = q.task("a").version
     q.redrive("a", version, b"new")
     assert (q.task("a").status, q.task("a").data) == ("queued", b"new")
-    for late in (lambda: q.redrive("a", version), lambda: q.drop("a", version), lambda: q.replace("a", b"x", version)):
+    for late in (
+        lambda: q.redrive("a", version),
+        lambda: q.drop("a", version),
+        lambda: internals(q).replace("a", b"x", version),
+    ):
         with pytest.raises(IllegalTransition, match="has changed since"):
             late()
-    q.replace("a", b"newer", q.task("a").version)
+    internals(q).replace("a", b"newer", q.task("a").version)
     assert taken(q).task.data == b"newer"
-    for late in (lambda: q.drop("a"), lambda: q.replace("a", b"x"), lambda: q.redrive("a")):
+    for late in (lambda: q.drop("a"), lambda: internals(q).replace("a", b"x"), lambda: q.redrive("a")):
         with pytest.raises(IllegalTransition, match="claimed"):
             late()
     q.drop("b", q.task("b").version)

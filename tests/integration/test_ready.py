@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, Queue, String, Zkmq, ZkmqError
+from airflow_provider_zkmq.engine.internals import internals
 from tests.integration.conftest import started, taken, waits
 from tests.support import eventually
 
@@ -48,7 +49,7 @@ def test_a_wait_for_work_is_ended_by_a_wake_or_with_its_connection(q: Queue, oth
     queue, stop = other.queue("q"), threading.Event()
     with waiting(queue, lambda: queue.ready(timeout=None, stopping=stop.is_set)) as told:
         stop.set()
-        queue.wake()
+        internals(queue).wake()
     assert told == [False]
     with waiting(queue, lambda: queue.ready(timeout=None)) as told:
         other.close()

@@ -19,6 +19,7 @@ from pyspark.sql import functions as f
 
 from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.spark.history import pipeline, reading
 from airflow_provider_zkmq.spark.history.bronze import ArchiveIncomplete, ArchiveReport, archive_queue
 from airflow_provider_zkmq.spark.history.gold import summarise
@@ -145,7 +146,7 @@ def test_rows_hold_each_run_as_it_ended_and_its_attempts(spark, archive, q, tmp_
     assert q.clear() == 12
     assert archive().archived == 0
     q.collect_garbage(lifetime=0)
-    assert [each for each in q.ended_between(0) if each.place is not None] == []
+    assert [each for each in internals(q).ended_between(0) if each.place is not None] == []
     assert history.count() == 15
 
 
@@ -173,17 +174,17 @@ def test_clean_up_deletes_only_what_is_archived_and_a_run_costs_by_what_is_new(
     newest = finish(q, 3)
     collected = q.collect_garbage(lifetime=0)
     assert (collected.collected, collected.kept_unarchived) == (340, 3)
-    assert sorted(q.ids()) == sorted(newest)
+    assert sorted(internals(q).ids()) == sorted(newest)
     assert archived(spark, tmp_path) == sorted(old + new)
     archive()
     before = received(where["hosts"])
     none = archive()
     assert received(where["hosts"]) - before <= few
     assert (none.archived, none.total, none.path) == (0, 343, None)
-    assert q.archive().watermark == none.watermark
+    assert internals(q).archive().watermark == none.watermark
     assert archived(spark, tmp_path) == sorted(old + new + newest)
     assert q.collect_garbage(lifetime=0).collected == 3
-    assert q.ids() == []
+    assert internals(q).ids() == []
 
 
 def received(hosts: str) -> int:
@@ -206,7 +207,7 @@ def test_damaged_tasks_are_counted_and_left_and_end_no_run(spark, archive, where
     assert rows == {torn: {}, odd: {}, good: {"n": 3}}
     collected = q.collect_garbage(lifetime=0)
     assert (collected.collected, collected.kept_changed) == (3, 1)
-    assert q.ids() == [broken]
+    assert internals(q).ids() == [broken]
     again = finish(q, 1)
     assert archive().unreadable == ()
     assert archived(spark, tmp_path) == sorted([torn, odd, good, *again])

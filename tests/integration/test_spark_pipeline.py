@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.spark.history import reading
 from airflow_provider_zkmq.spark.history.bronze import STEPS, archive_queue
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
@@ -128,11 +129,11 @@ def test_a_crash_at_any_seam_loses_and_doubles_nothing(spark, where, q, tmp_path
                 run_pipeline(where, ["census"], tmp_path, spark, lifetime=0, after=crash_at(seam))
             held = read_manifest(home)
             assert q.collect_garbage(lifetime=0).collected <= held.rows  # whatever was deleted is in the archive
-            assert (q.archive().watermark < held.watermark) == (seam == "bronze: published")
+            assert (internals(q).archive().watermark < held.watermark) == (seam == "bronze: published")
             if seam == "bronze: published":  # the znode is brought up to the manifest first
                 with pytest.raises(Crash):
                     archive_queue(where, "census", tmp_path, spark, after=crash_at("begun"))
-                assert q.archive().watermark == held.watermark
+                assert internals(q).archive().watermark == held.watermark
             ended = reading.read_hourly(spark, tmp_path, "census").groupBy().sum("ended").first()[0] or 0
             runs = reading.read_runs(spark, tmp_path, "census").count()
             marks = {read_manifest(home / table).watermark for table in (SILVER, GOLD)}
@@ -140,7 +141,7 @@ def test_a_crash_at_any_seam_loses_and_doubles_nothing(spark, where, q, tmp_path
             assert len(marks) == 2 or ended == runs
     run_pipeline(where, ["census"], tmp_path, spark, lifetime=0)
     check_counts(spark, tmp_path, 4 * len(SEAMS), 5 * len(SEAMS))
-    assert len(q.ids()) == len(SEAMS), "dead letters stand"
+    assert len(internals(q).ids()) == len(SEAMS), "dead letters stand"
     for table, kinds in ((".", ["runs"]), (SILVER, ["runs", "deliveries"]), (GOLD, ["hourly", "consumers"])):
         manifest = read_manifest(home / table)
         named = {part.path for part in manifest.runs} | {"/".join(path.split("/")[:2]) for path, _ in manifest.retired}
@@ -246,7 +247,7 @@ def test_what_is_killed_in_a_run_loses_and_doubles_nothing(
     assert set(rows) == ended
     assert read_manifest(tmp_path / "census").rows == len(rows)
     q.collect_garbage(lifetime=0)
-    assert (q.ids(), q.ended_between(0)) == ([], [])
+    assert (internals(q).ids(), internals(q).ended_between(0)) == ([], [])
     finish(q, 1)
     assert archive_queue(where, "census", tmp_path, spark).archived == 1
 
@@ -268,5 +269,5 @@ def test_a_hundred_thousand_tasks_reach_gold_in_two_gigabytes(spark, where, q, t
             assert steps["gc"]["deleted"] == expected
             assert told["peak_kb"] <= 2 << 20
             assert told["driver_kb"] <= 1 << 20
-    assert q.ids() == []
+    assert internals(q).ids() == []
     check_counts(spark, tmp_path, count + 100, count + 100)

@@ -25,6 +25,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from airflow_provider_zkmq.engine import OrderedEnum, Queue, Zkmq
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.spark import register
 from tests.integration.ended import ended_runs, produce
 from tests.integration.spark_programs import follow, program, shown
@@ -163,9 +164,9 @@ def test_an_idle_stream_makes_no_batch_and_writes_nothing(streaming, queue, told
     eventually(lambda: query.lastProgress["batchId"] == 1, 60)
 
     def nothing_was_written() -> bool:
-        before, idle = queue.zxid(), len(query.recentProgress)
+        before, idle = internals(queue).zxid(), len(query.recentProgress)
         eventually(lambda: len(query.recentProgress) >= idle + 3, 60)
-        return queue.zxid() == before + 1
+        return internals(queue).zxid() == before + 1
 
     eventually(nothing_was_written, 60)  # sessions of other tests may end on the same server, each by a write
     assert query.lastProgress["numInputRows"] == 0
@@ -204,7 +205,7 @@ def test_options_choose_and_errors_say_in_their_first_line_what_is_wrong(streami
     follow_to_the_end(streaming, told)
     finish(queue, "b")
     eventually(lambda: queue.collect_garbage(lifetime=0).ran)  # a client of the stream's may be cleaning up just now
-    assert queue.ids("finished") == []
+    assert internals(queue).ids("finished") == []
     finish(queue, "c")
     assert "runs of queue 'q' that ended after" in refusal(streaming, told)
     follow_to_the_end(streaming, told | {"options": options | {"failOnDataLoss": "false"}})

@@ -14,6 +14,7 @@ from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Z
 from airflow_provider_zkmq.engine.api import client as clients
 from airflow_provider_zkmq.engine.core.maintenance import consumers
 from airflow_provider_zkmq.engine.core.protocol import Wait
+from airflow_provider_zkmq.engine.internals import internals
 from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually
@@ -69,7 +70,7 @@ def finish(zk: Zkmq, path: str, q: Queue, task_id: str) -> None:
     taken(q).complete()
     client = zk._session.client
     ended = json.loads(client.get(f"{path}/tasks/{task_id}/state")[0])["ended"]
-    eventually(lambda: q.zxid() > 0 and client.exists(f"{path}/clock").mtime > ended)
+    eventually(lambda: internals(q).zxid() > 0 and client.exists(f"{path}/clock").mtime > ended)
 
 
 def overdue(zk: Zkmq, path: str, name: str) -> Queue:
@@ -95,7 +96,7 @@ def test_a_producer_of_one_enqueue_makes_an_overdue_clean_up(
             for number in range(3):
                 with connected(kind, zookeeper, root=root, gc=number > 0) as client:
                     use(client)
-                assert (runs(zk, f"{root}/{name}"), "a" in q.ids()) == (min(number, 1), number == 0)
+                assert (runs(zk, f"{root}/{name}"), "a" in internals(q).ids()) == (min(number, 1), number == 0)
             q.delete(confirm=True, force=True)
 
 

@@ -17,6 +17,7 @@ import pytest
 from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import AsyncZkmq, Message, Queue, QueueNotFound, WaitTimeout, Zkmq
 from airflow_provider_zkmq.engine.core.protocol import Children, Exists, Get, Sync, Watch
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.engine.zk.drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session, ThreadSignal
 from tests.faulty import Faulty
@@ -101,7 +102,7 @@ def wait_to_the_end(q: Queue, queue: Queue, _there: Zkmq) -> None:
 def search_in_vain(_q: Queue, queue: Queue, _there: Zkmq) -> None:
     """The list of tasks is watched once, however often it was searched."""
     with pytest.raises(WaitTimeout):
-        queue.find("performance_class==low", timeout=0)
+        internals(queue).find("performance_class==low", timeout=0)
 
 
 def ask_for_a_missing_queue(_q: Queue, _queue: Queue, there: Zkmq) -> None:
@@ -111,7 +112,7 @@ def ask_for_a_missing_queue(_q: Queue, _queue: Queue, there: Zkmq) -> None:
         absent.claim()
     assert not absent.exists(0.001)
     with pytest.raises(WaitTimeout):
-        absent.find("all()", timeout=0.001, wait_for_queue=True)
+        internals(absent).find("all()", timeout=0.001, wait_for_queue=True)
 
 
 def pause_and_resume(q: Queue, queue: Queue, there: Zkmq) -> None:
@@ -207,7 +208,7 @@ def test_a_watch_is_taken_away_when_nobody_wants_it(zookeeper: str, session: Ses
     ours.fired = True
     session.unwatch(path)
     assert session.requests["RemoveWatches"] == 2
-    q.replace("a", b"new")
+    internals(q).replace("a", b"new")
     eventually(lambda: theirs.fired)
     assert not names.fired
 
@@ -222,13 +223,13 @@ def test_what_comes_while_a_watch_is_taken_away(
     watch.fired = True
     door.hold("requests")
     session.unwatch(path)
-    q.replace("a", b"new")
+    internals(q).replace("a", b"new")
     eventually(lambda: on_server(zookeeper) == without)
     door.flow()
     eventually(lambda: session.client.unanswered == 0)
     assert callbacks(session) == kept
     first = watch_of(session, Get, path)
-    q.replace("a", b"newer")
+    internals(q).replace("a", b"newer")
     eventually(lambda: first.fired)
     # A waiter comes while the last one's watch is being taken away: it is told of the change.
     first = watch_of(session, Get, path)
@@ -241,7 +242,7 @@ def test_what_comes_while_a_watch_is_taken_away(
         eventually(lambda: session.requests.get("Get", 0) > before)
         door.flow()
     assert callbacks(session) == kept + 1
-    q.replace("a", b"newest")
+    internals(q).replace("a", b"newest")
     eventually(lambda: second.result().fired)
     assert callbacks(session) == kept
     # A waiter ends before its reply has come, which is when kazoo would keep its callback.

@@ -187,7 +187,7 @@ def test_a_drop_during_a_transactional_handler_costs_no_delivery(door: Faulty, r
         claim = taken(own.queue("census"))
         _while_shut(door, own, 1, lambda: run_blocking(it._handle(it._add(claim))))
         assert (deliveries, it.finished, it.failed) == ([("during", 1), ("before", 1)], 1, 0)
-        assert [(task.result, task.attempt) for task in q.read_many(["during", "before"])] == [(b"done", 1)] * 2
+        assert [(task.result, task.attempt) for task in q.tasks(ids=["during", "before"])] == [(b"done", 1)] * 2
         assert claimed(q) == 0
         assert sorted(task.data for task in own.queue("out").tasks()) == [b"before", b"meanwhile"]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.records import Message, OnConflict
 from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum
 from airflow_provider_zkmq.engine.core.read import wait
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue
@@ -34,6 +34,15 @@ def told(make: Any) -> Step:
     return call
 
 
+def on_conflict(rand: random.Random) -> OnConflict:
+    """Whether a task that has the id may be replaced, and whether the message may wait for its end."""
+    replaces, requeues = rand.random() < 0.5, rand.random() < 0.5
+    words: dict[tuple[bool, bool], OnConflict] = {
+        (False, False): "raise", (True, False): "replace", (False, True): "requeue", (True, True): "replace-or-requeue",
+    }  # fmt: skip
+    return words[replaces, requeues]
+
+
 def put(client: Client, rand: random.Random, number: int) -> Any:
     """An enqueue of some kind."""
     context = client.context()
@@ -45,8 +54,7 @@ def put(client: Client, rand: random.Random, number: int) -> Any:
         rand.choice([0, 0, 0, 1]),
         rand.choice([None, None, None, 0, 1, 3, 70]),
         name,
-        update=name is not None and rand.random() < 0.5,
-        requeue=name is not None and rand.random() < 0.5,
+        on_conflict=on_conflict(rand) if name is not None else "raise",
         lock=rand.choice([None, None, None, 5]),
     )
     once = [payload] if name is None else []

@@ -154,7 +154,7 @@ def _ended(client: Client) -> None:
     client.complete(client.claimed(), dedupe=150)
     client.put(task_id="awaited")
     claimed = client.claimed()
-    client.put(b"again", task_id="awaited", requeue=True)
+    client.put(b"again", task_id="awaited", on_conflict="requeue")
     client.complete(claimed, dedupe=150)
 
 
@@ -167,7 +167,7 @@ def _claimed(client: Client, tokens: dict[str, int]) -> None:
         client.put(task_id=task_id, **options)
         claimed = client.claimed(lease=lease)
         if task_id in {"escrow", "rerun"}:
-            client.put(b"again", task_id=task_id, requeue=True)
+            client.put(b"again", task_id=task_id, on_conflict="requeue")
         if task_id == "rerun":
             client.complete(claimed, result=b"first")
             claimed = client.claimed()

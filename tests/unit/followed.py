@@ -47,6 +47,9 @@ class FakeQueue:
     changed: int = 0
     runs: list[Kept] = field(default_factory=list)
 
+    def __internals__(self) -> Any:
+        return self
+
     def conf(self) -> Any:
         self._there()
         return SimpleNamespace(follow=self.mark is not None, filters={})

@@ -35,6 +35,9 @@ class OnALoop:
     def __init__(self, listed: Any) -> None:
         self._listed = listed
 
+    def __internals__(self) -> Any:
+        return self
+
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._listed, name)
         verbs = ("claim", "claim_many", "check_wanted", "pending", "exists", "run_maintenance")

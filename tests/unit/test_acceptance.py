@@ -17,7 +17,7 @@ def claimed(client: Client, *, again: bool = False) -> Any:
     client.put(b"old", task_id="a")
     held = client.claimed()
     if again:
-        client.put(b"again", task_id="a", requeue=True)
+        client.put(b"again", task_id="a", on_conflict="requeue")
     return held
 
 
@@ -30,10 +30,10 @@ def cancelled(client: Client) -> None:
     client.cancel("a")
 
 
-ALL: Final = set(product((False, True), repeat=2))
-UPDATE, REQUEUE, BOTH = {(True, False), (True, True)}, {(False, True), (True, True)}, {(True, True)}
-#: How a task comes into each state; as what an enqueue is accepted there, as (update, requeue); which verb changes it.
-STATES: Final[dict[str, tuple[Callable[[Client], Any], set[tuple[bool, bool]], str]]] = {
+ALL: Final = {"raise", "replace", "requeue", "replace-or-requeue"}
+UPDATE, REQUEUE, BOTH = {"replace", "replace-or-requeue"}, {"requeue", "replace-or-requeue"}, {"replace-or-requeue"}
+#: How a task comes into each state; with which `on_conflict` an enqueue is accepted there; which verb changes it.
+STATES: Final[dict[str, tuple[Callable[[Client], Any], set[str], str]]] = {
     "unknown": (lambda _it: None, ALL, ""),
     "queued": (lambda it: it.put(b"old", task_id="a"), UPDATE, "cancel"),
     "delayed": (lambda it: it.put(b"old", task_id="a", delay=5), UPDATE, "cancel"),
@@ -62,17 +62,17 @@ def handled(client: Client) -> list[bytes]:
 
 def test_each_state_accepts_what_carmine_s_rules_say(subtests: pytest.Subtests) -> None:
     """What is accepted is handled once; what is refused changes nothing, and the queue goes on."""
-    for (state, (setup, accepted, _)), (update, requeue) in product(STATES.items(), sorted(ALL)):
-        with subtests.test(state=state, update=update, requeue=requeue):
+    for (state, (setup, accepted, _)), on_conflict in product(STATES.items(), sorted(ALL)):
+        with subtests.test(state=state, on_conflict=on_conflict):
             client = new_queue()
             setup(client)
             before = client.check()
-            if (update, requeue) in accepted:
-                client.put(b"new", task_id="a", update=update, requeue=requeue)
+            if on_conflict in accepted:
+                client.put(b"new", task_id="a", on_conflict=on_conflict)
                 assert handled(client).count(b"new") == 1
             else:
                 with pytest.raises(DuplicateTask):
-                    client.put(b"new", task_id="a", update=update, requeue=requeue)
+                    client.put(b"new", task_id="a", on_conflict=on_conflict)
                 assert client.check() == before
                 assert b"new" not in handled(client)
 

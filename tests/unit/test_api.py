@@ -31,12 +31,16 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.api.methods import SyncAndAsync
+from airflow_provider_zkmq.engine.api.queue_internals import AsyncQueueInternals, QueueInternals
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.tasks import admin
 
 NOWHERE = ConnectionConfig.of("127.0.0.1:1")
 TOP = Path(__file__).parents[2]
-FRONTS = [(Zkmq, AsyncZkmq), (Queue, AsyncQueue), (Claim, AsyncClaim), (UnitOfWork, AsyncUnitOfWork)]
+FRONTS: list[tuple[Any, Any]] = [
+    (Zkmq, AsyncZkmq), (Queue, AsyncQueue), (QueueInternals, AsyncQueueInternals), (Claim, AsyncClaim),
+    (UnitOfWork, AsyncUnitOfWork),
+]  # fmt: skip
 #: What makes the one front usable in ``await`` and ``async with`` is not its caller's.
 PAIRS = [*FRONTS, (Worker, AsyncWorker), (Running, RunningAsync)]
 
@@ -107,6 +111,13 @@ def test_signatures_are_those_of_the_procedures() -> None:
     assert names(queue.enqueue)[:2] == ["data", "filters"]
     with pytest.raises(TypeError, match="task_id"):
         queue.task()
+
+
+def test_the_surface_of_a_queue_stays_small() -> None:
+    """At most 40 names, as the design says; what only this package calls is not among them."""
+    for queue, own in ((Queue, QueueInternals), (AsyncQueue, AsyncQueueInternals)):
+        assert len(public(queue)) <= 40
+        assert not public(queue).keys() & public(own).keys()
 
 
 @pytest.mark.parametrize("queue", [Queue, AsyncQueue])

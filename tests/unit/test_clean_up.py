@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Children, Create, Delete, Failure, GetMany, Multi, SetData
 from airflow_provider_zkmq.engine.core.read import inspect, scan
-from airflow_provider_zkmq.engine.core.read.inspect import ids
+from airflow_provider_zkmq.engine.core.read.inspect import list_ids
 from airflow_provider_zkmq.engine.core.read.nodes import AT_ONCE
 from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, Unavailable, ZkmqError
@@ -122,11 +122,11 @@ def test_who_acts_on_what_has_lapsed_finds_what_is_shown() -> None:
     held = {claimed.task_id: claimed for claimed in (client.claimed(lease=5) for _ in range(7))}
     client.zk.advance(70)
     reader = another(client, "reader")
-    assert reader.do(ids(reader.context, "dead", EVERYTHING)) == list("defg")
+    assert reader.do(list_ids(reader.context, "dead", EVERYTHING)) == list("defg")
     assert reader.do(scan.scan(reader.context, ["d"], ["ended_ms"])).columns["ended_ms"] == [None]
     reader.do(admin.drop(reader.context, "a"))
     reader.do(admin.replace_data(reader.context, "b", b"new"))
-    reader.put(b"new", task_id="c", update=True)
+    reader.put(b"new", task_id="c", on_conflict="replace")
     reader.do(admin.redrive(reader.context, "d"))
     assert reader.do(admin.redrive_many(reader.context, ["e"])) == {}
     client.complete(held["g"])

@@ -203,7 +203,7 @@ def test_what_the_environment_says_of_servers_is_not_about_files(monkeypatch: py
 def test_names_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
     assert (tuple(State), ORDERS) == (options.STATES, queues.ORDERS)
-    assert set(options.STATUSES) | {"dead", "cancelled"} == set(Status)
+    assert {*options.STATUSES, "dead", "cancelled"} == set(Status)
 
 
 def test_operands_may_stand_after_options() -> None:

@@ -123,7 +123,7 @@ ABANDONED = [*CLAIMED, dies]
 DUE = [put(delay=5), later(6)]
 CANCELLED = [put(), done(a(admin.cancel))]
 ENDED = [*CLAIMED, done(held(settle.complete, b"r")), later(100_000)]
-REQUEUED = [*CLAIMED, done(requested(requeue=True))]
+REQUEUED = [*CLAIMED, done(requested(on_conflict="requeue"))]
 IN_WINDOW = [*CLAIMED, done(held(settle.complete, b"r", dedupe=60))]
 LOCKED = [put(lock=5), hold()]
 MEMBER = [done(batched(Message(b"x", task_id="a"))), hold()]
@@ -179,15 +179,15 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "enqueue again": (ENDED, requested(), {"a": I}),
     "enqueue again at a moment": (ENDED, requested(at=150), {"a": I}),
     "enqueue a cancelled one again": (CANCELLED, requested(delay=5), {"a": I}),
-    "update": ([put()], requested(update=True, priority=3), {"a": I}),
-    "update in place": (DUE, requested(update=True), {"a": I}),
-    "requeue": (CLAIMED, requested(requeue=True), {"a": C}),
-    "requeue at a moment": (CLAIMED, requested(requeue=True, at=150), {"a": C}),
-    "requeue anew": (REQUEUED, requested(requeue=True, update=True), {"a": C}),
-    "requeue in the window": (IN_WINDOW, requested(requeue=True), {"a": F}),
+    "update": ([put()], requested(on_conflict="replace", priority=3), {"a": I}),
+    "update in place": (DUE, requested(on_conflict="replace"), {"a": I}),
+    "requeue": (CLAIMED, requested(on_conflict="requeue"), {"a": C}),
+    "requeue at a moment": (CLAIMED, requested(on_conflict="requeue", at=150), {"a": C}),
+    "requeue anew": (REQUEUED, requested(on_conflict="replace-or-requeue"), {"a": C}),
+    "requeue in the window": (IN_WINDOW, requested(on_conflict="requeue"), {"a": F}),
     "requeue in the window anew": (
-        [*IN_WINDOW, done(requested(requeue=True))],
-        requested(requeue=True, update=True),
+        [*IN_WINDOW, done(requested(on_conflict="requeue"))],
+        requested(on_conflict="replace-or-requeue"),
         {"a": F},
     ),
     "complete requeued": (REQUEUED, held(settle.complete, b"r"), {"a": I}),

@@ -185,6 +185,9 @@ class _Moving:
     later: dict[str | None, list[str]]
     scanned: list[str] = field(default_factory=list)
 
+    def __internals__(self) -> Any:
+        return self
+
     def ids(self, state: str | None = None) -> list[str]:
         listed = self.lists.get(None if state is None else str(state), [])
         self.lists = self.later

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.model.records import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Create, GetMany, Multi
 from airflow_provider_zkmq.engine.core.read import leases
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, transaction
 from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_new
 from airflow_provider_zkmq.engine.errors import (
     BadMessage,
@@ -183,8 +183,8 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"metadata": {"a": {1}}}, "metadata", "metadata"),
     ({"priority": 10_000}, "priority", "priority"),
     ({"delay": -1}, "delay", "delay"),
-    ({"update": True}, None, "left alone"),
-    ({"requeue": True}, None, "left alone"),
+    ({"on_conflict": "replace"}, None, "left alone"),
+    ({"on_conflict": "requeue"}, None, "left alone"),
 ]
 
 
@@ -311,3 +311,52 @@ def test_a_member_that_comes_while_the_batch_is_sealed_is_counted_or_refused() -
         assert sealed.written
         assert comers > 1 or (sealed.total, sealed.open) == (2, 2)
         refused(client, ConfigError, loading(client, "late", batch="b"), JOINS_NOT)
+
+
+# --- on_conflict="skip": the same for callers of `enqueue` and `enqueue_many`
+
+
+def test_what_skips_existing_tasks_leaves_them_as_they_are() -> None:
+    """Queued, dead or finished: the id comes back, and nothing runs again; what is missing is written."""
+    client = new_queue()
+    one = lambda task_id, data=b"new": client.do(
+        enqueue.enqueue_one(client.context, data, task_id=task_id, on_conflict="skip")
+    )
+    for task_id in ("dead", "done"):
+        assert one(task_id, b"old") == task_id
+    client.fail(client.claimed(), retry=False)
+    client.complete(client.claimed())
+    assert one("queued", b"old") == "queued"
+    before = client.check()
+    assert [one(task_id) for task_id in ("dead", "done", "queued")] == ["dead", "done", "queued"]
+    assert client.check() == before
+    messages = [Message(b"new", task_id=task_id) for task_id in ("queued", "dead", "another")]
+    each = client.do(enqueue.enqueue_each(client.context, messages, on_conflict="skip"))
+    assert each == ["queued", "dead", "another"]
+    assert client.work() == ["queued", "another"]
+
+
+def test_a_batch_that_is_open_takes_what_is_missing() -> None:
+    """Members are added by `enqueue_many`, as often as it is called."""
+    client = with_batch()
+    messages = [Message(b"x", task_id=task_id) for task_id in IDS[:3]]
+    for _ in range(2):
+        done = client.do(enqueue.enqueue_each(client.context, messages, batch="b", on_conflict="skip"))
+        assert done == IDS[:3]
+    assert seal(client).total == 3
+
+
+def test_what_cannot_be_with_skip_is_refused() -> None:
+    """Some messages of a call only, one without an id, a word that is none, in a transaction, and after a batch."""
+    client = new_queue()
+    skips = Message(b"x", task_id="a", on_conflict="skip")
+    every = lambda *messages, **options: enqueue.enqueue_each(client.context, messages, **options)
+    refused(client, ConfigError, every(skips, Message(b"x")), "for all messages of a call")
+    refused(client, ConfigError, every(Message(b"x"), on_conflict="skip"), "by an id of its own")
+    refused(client, ConfigError, every(Message(b"x"), on_conflict="update"), "use one of raise, skip, replace, requeue")
+    refused(client, ConfigError, every(skips, batch="b", then=Message(b"y")), "given to open_batch")
+    refused(client, ConfigError, every(Message(b"x"), batch="b", then=skips), "take no on_conflict")
+    for word in ("skip", "replace", "requeue"):
+        with pytest.raises(ConfigError, match="puts new tasks only"):
+            transaction.put([], client.context, Message(b"x", task_id="a", on_conflict=word))  # type: ignore[arg-type]
+    assert client.check() == {}

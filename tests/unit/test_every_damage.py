@@ -250,7 +250,7 @@ def enqueueing(task_id: str, **options: Any) -> Callable[[Any], Any]:
 #: What can be asked about a task, and what changes it.
 READS: dict[str, Callable[[Any, str], Any]] = {
     "task": inspect.read_task,
-    "read_many": lambda context, task_id: inspect.read_many(context, [task_id]),
+    "tasks by id": lambda context, task_id: inspect.list_tasks(context, ids=[task_id]),
     "tree": nodes.read_tree,
     "explain": inspect.explain,
     "wait": lambda context, task_id: wait.wait(context, [task_id], timeout=0, on_progress=lambda *_: None),
@@ -262,8 +262,8 @@ WRITES: dict[str, Callable[[Any, str], Any]] = {
     "replace": lambda context, task_id: admin.replace_data(context, task_id, b"new"),
     "drop": admin.drop,
     "enqueue": lambda context, task_id: enqueueing(task_id)(context),
-    "update": lambda context, task_id: enqueueing(task_id, update=True, delay=9)(context),
-    "requeue": lambda context, task_id: enqueueing(task_id, requeue=True)(context),
+    "update": lambda context, task_id: enqueueing(task_id, on_conflict="replace", delay=9)(context),
+    "requeue": lambda context, task_id: enqueueing(task_id, on_conflict="requeue")(context),
 }
 
 
@@ -277,7 +277,7 @@ def read_everything_that_ended(context: Context) -> Procedure[object]:
 OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "tasks": inspect.list_tasks,
     "selected": lambda context: inspect.list_tasks(context, selector="kind==a"),
-    "ids": lambda context: inspect.ids(context, None, "kind==a"),
+    "ids": lambda context: inspect.list_ids(context, None, "kind==a"),
     "find": lambda context: wait.find_matching(context, "kind==a", timeout=0),
     "counts": inspect.counts,
     "consumers": configuration.consumers,

@@ -180,7 +180,7 @@ def test_a_run_in_escrow_takes_the_place_of_one_whose_payload_is_lost() -> None:
     """As a rescue would have it: what was to come is run, with the payload it was asked with."""
     client, base = queue_with_a_task()
     client.claimed()
-    client.put(b"next", task_id="t", requeue=True, priority=7)
+    client.put(b"next", task_id="t", on_conflict="requeue", priority=7)
     client.write(Delete(f"{base}/data"))
     client.do(fsck(client.context, repair=True))
     client.zk.advance(1)

@@ -28,9 +28,9 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "drop": lambda it: admin.drop(it.context, "a"),
     "redrive": lambda it: admin.redrive(it.context, "a", data=b"new"),
     "replace": lambda it: admin.replace_data(it.context, "a", b"new"),
-    "update": lambda it: again(it, update=True, delay=7),
+    "update": lambda it: again(it, on_conflict="replace", delay=7),
     "enqueue again": again,
-    "requeue": lambda it: again(it, requeue=True),
+    "requeue": lambda it: again(it, on_conflict="requeue"),
 }
 
 
@@ -123,7 +123,7 @@ def test_what_is_written_in_place_leaves_another_task_of_the_same_id_alone(subte
         with subtests.test(call=call):
             client = in_state("pending")
             requested, other = (
-                CALLS[call](client) if call == "replace" else again(client, update=True),
+                CALLS[call](client) if call == "replace" else again(client, on_conflict="replace"),
                 Client(client.zk),
             )
             stepper = Stepper(client.zk, client.session, requested)
@@ -200,7 +200,7 @@ def _lose_each_write(stepper: Stepper) -> None:
 def test_a_connection_that_is_lost_at_each_try_ends_the_call_as_unknown() -> None:
     """The server answers, and drops the connection whenever a task is written."""
     one = Message(b"x")
-    for messages in ([one], [Message(b"x", delay=5)], [Message(b"x", task_id="a", update=True)], [one] * 50):
+    for messages in ([one], [Message(b"x", delay=5)], [Message(b"x", task_id="a", on_conflict="replace")], [one] * 50):
         client = in_state("pending")
         stepper = Stepper(client.zk, client.session, enqueue.enqueue_many(client.context, messages))
         with pytest.raises(OutcomeUnknown):

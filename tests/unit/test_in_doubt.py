@@ -265,8 +265,8 @@ def test_an_unknown_enqueue_made_again_is_one_task(subtests: pytest.Subtests) ->
 SAID: list[tuple[dict[str, Any], str, int]] = [
     *(({"task_id": "a"} | more, "", 0) for more in ({}, {"delay": 1}, {"priority": 3, "metadata": {"a": 1}})),
     ({"delay": 1}, "", 0),
-    ({"task_id": "a", "update": True}, "waits", 1),
-    ({"task_id": "a", "requeue": True}, "is in hand", 1),
+    ({"task_id": "a", "on_conflict": "replace"}, "waits", 1),
+    ({"task_id": "a", "on_conflict": "requeue"}, "is in hand", 1),
     ({"task_id": "a"}, "has ended", 1),
 ]
 
@@ -418,7 +418,7 @@ def test_an_enqueue_with_a_key_is_made_once() -> None:
 KEYLESS: list[tuple[Any, Message, dict[str, Any], str]] = [
     *((key, Message(b"x"), {}, "idempotency_key .* a text") for key in ("", 5, b"k")),
     ("k", Message(b"x", task_id="own"), {}, "names the tasks itself"),
-    ("k", Message(b"x", update=True), {}, "left alone"),
+    ("k", Message(b"x", on_conflict="replace"), {}, "left alone"),
     ("k", Message(b"x", priority=10_000), {}, "priority"),
     *(("k", Message(b"x"), more, "and batch") for more in ({"batch": "b"}, {"then": Message(b"x")})),
 ]

@@ -127,7 +127,7 @@ def test_a_run_that_is_followed_by_one_in_escrow_is_told(end: str) -> None:
     client = Reader.of(follow=True)
     client.put(b"one", task_id="a")
     claimed = client.claimed()
-    client.put(b"two", task_id="a", requeue=True)
+    client.put(b"two", task_id="a", on_conflict="requeue")
     if end == "finished":
         client.complete(claimed, result=b"r")
     else:
@@ -150,7 +150,7 @@ def test_a_run_in_escrow_that_waits_for_a_window_leaves_the_run_before_it() -> N
     client.put(b"one", task_id="a")
     client.complete(client.claimed(), result=b"r", dedupe=60)
     (first,) = client.ended()
-    client.put(b"two", task_id="a", requeue=True)
+    client.put(b"two", task_id="a", on_conflict="requeue")
     assert client.ended() == [first]
     client.zk.advance(61)
     client.do(consumers.maintain(client.context))

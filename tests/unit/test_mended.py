@@ -85,7 +85,7 @@ def test_a_result_is_kept_whether_one_stands_there_or_not(there: bool) -> None:
     if there:
         assert client.write(Create(path, b"strange")).committed
     else:
-        client.put(task_id="a", requeue=True)
+        client.put(task_id="a", on_conflict="requeue")
         client.complete(claimed, result=b"first")
         claimed = client.claimed()
         delete(client.zk, path)
@@ -171,6 +171,9 @@ def test_a_worker_tells_of_the_same_damage_once(monkeypatch: pytest.MonkeyPatch)
     class Queue:
         name, closed = "q", False
 
+        def __internals__(self) -> Any:
+            return self
+
     working = Worker(Queue(), print)  # type: ignore[arg-type]
     told: list[str] = []
     monkeypatch.setattr(handling.log, "warning", lambda *arguments, **_: told.append(str(arguments[-1])))
@@ -225,7 +228,7 @@ def escrowed(data: bytes | None, *, window: float | None = None) -> tuple[Client
     """A claim whose task has a damaged run in escrow."""
     client = new_queue()
     claimed = claimed_one(client)
-    client.put(b"again", task_id="a", requeue=True)
+    client.put(b"again", task_id="a", on_conflict="requeue")
     if window:
         client.complete(claimed, dedupe=window)
     damage(client, client.context.paths.task("a", "requeue"), data)

@@ -9,6 +9,7 @@ import pytest
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, WaitTimeout
 from airflow_provider_zkmq.engine.api.methods import SyncAndAsync
 from airflow_provider_zkmq.engine.api.queue import QueueMethods
+from airflow_provider_zkmq.engine.api.queue_internals import QueueInternalMethods
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.context import Caller
 from airflow_provider_zkmq.engine.core.model.records import Message
@@ -29,7 +30,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "claim_handle": ("a", 1),
     "ended_between": (0, 1),
     "read_ended": ([],),
-    **dict.fromkeys(("read_many", "redrive_many", "wait"), (["a"],)),
+    **dict.fromkeys(("redrive_many", "wait"), (["a"],)),
     **dict.fromkeys(("wait_batch", "batch", "seal_batch"), ("b",)),
     "publish_archive": (Archive(),),
     "scan": (["a"], ["id"]),
@@ -38,9 +39,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "replace": ("a", b"x"),
     "claim_many": (3,),
 }
-CALLS = sorted(
-    {name for name, each in vars(QueueMethods).items() if isinstance(each, SyncAndAsync)} - CREATE - LOOK_AT_NOTHING
-)
+VERBS = {**vars(QueueMethods), **vars(QueueInternalMethods)}
+CALLS = sorted({name for name, each in VERBS.items() if isinstance(each, SyncAndAsync)} - CREATE - LOOK_AT_NOTHING)
 
 
 class Api:
@@ -68,7 +68,7 @@ def called(name: str, context: Any) -> Any:
     if name == "claim_handle":
         return asked(claim.request_handle(context, "a", 1))
     options = {"confirm": True} if name == "delete" else {}
-    return vars(QueueMethods)[name].functions[0](Api(context), *ARGUMENTS.get(name, ()), **options)
+    return VERBS[name].functions[0](Api(context), *ARGUMENTS.get(name, ()), **options)
 
 
 def elsewhere(client: Client, queue: str) -> Any:

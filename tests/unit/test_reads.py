@@ -83,7 +83,7 @@ def scan(client: Client, names: list[str], columns: Any = ALL, fault: Any = None
 def test_ids_are_those_of_a_state_or_of_all() -> None:
     """Each state has its tasks, whichever way they are listed; without one all are told; the unknown is refused."""
     client = one_in_each_state()
-    listed = lambda *state, **options: client.do(inspect.ids(client.context, *state, **options))
+    listed = lambda *state, **options: client.do(inspect.list_ids(client.context, *state, **options))
     expected = {state: [str(state)] for state in State} | {State.INSERTED: ["delayed", "queued"]}
     assert {state: sorted(listed(state)) for state in State} == expected
     assert sorted(listed()) == sorted(NAMES)
@@ -99,7 +99,7 @@ def test_a_selector_chooses_ids_by_their_records_alone() -> None:
     for number in range(BEYOND_A_CHUNK):
         client.put(task_id=f"t{number:03}", filters={"size": number % 2})
     path = damage(client, "t001")
-    found = client.do(inspect.ids(client.context, "inserted", "size==1"), log)
+    found = client.do(inspect.list_ids(client.context, "inserted", "size==1"), log)
     assert sorted(found) == [f"t{number:03}" for number in range(3, BEYOND_A_CHUNK, 2)]
     assert (log.read(), client.reported) == ({"state"}, [path])
 
@@ -110,7 +110,7 @@ def test_a_task_whose_time_comes_while_tasks_are_listed_is_listed_once() -> None
         client = new_queue()
         client.put(task_id="late", delay=10)
         client.zk.advance(20)
-        listing = Stepper(client.zk, client.session, inspect.ids(client.context, State.INSERTED))
+        listing = Stepper(client.zk, client.session, inspect.list_ids(client.context, State.INSERTED))
         for _ in range(steps):
             listing.step()
         assert client.do(promote_due(client.context)) == 1
@@ -143,12 +143,31 @@ def test_many_tasks_come_each_once_in_the_order_of_their_ids() -> None:
     client, log, few = new_queue(), Log(), Log()
     names = [client.put(data=f"{number}".encode()) for number in range(BEYOND_A_CHUNK)]
     damage(client, names[7])
-    tasks = client.do(inspect.read_many(client.context, [*reversed(names), names[0], "never"]), log)
+    tasks = client.do(list_tasks(client.context, ids=[*reversed(names), names[0], "never"]), log)
     assert [task.id for task in tasks] == [name for name in reversed(names) if name != names[7]]
     assert (tasks[-1], len(client.reports), len(log.of(Sync))) == (one(client, names[0]), 1, 1)
-    client.do(inspect.read_many(client.context, names[8:108], parts=("metadata",)), few)
+    client.do(list_tasks(client.context, ids=names[8:108], parts=("metadata",)), few)
     # All are there: nothing needs to catch up. One request, and what tells the payloads' times in flight together.
     assert (len(few.of(GetMany)), len(few.of(Exists)), few.of(Sync)) == (1, 100, [])
+
+
+def test_tasks_are_those_that_every_argument_accepts() -> None:
+    """Ids, a state, a status, a selector and a limit, alone and together; by ids alone, no configuration is read."""
+    client = one_in_each_state()
+    listed = lambda **options: [task.id for task in client.do(list_tasks(client.context, **options))]
+    assert sorted(listed(state="inserted")) == ["delayed", "queued"]
+    assert (listed(status="queued"), listed(status="queued-with-backoff")) == (["queued"], ["delayed"])
+    assert listed(ids=["queued", "dead", "never"], state="dead") == ["dead"]
+    assert listed(ids=["queued", "delayed"], status="queued-with-backoff", state="inserted") == ["delayed"]
+    assert listed(status="queued", state="dead") == []
+    assert listed(ids=["dead", "queued", "finished"], limit=2) == ["dead", "queued"]
+    assert listed(ids=["dead", "queued"], selector="size==large") == ["queued"]
+    assert listed(ids=["dead"], batch="none") == []
+    with pytest.raises(ConfigError, match="status 'waiting' is unknown: use one of queued, "):
+        listed(status="waiting")
+    other, log = Client(client.zk), Log()
+    other.do(list_tasks(other.context, ids=["dead"], parts=()), log)
+    assert log.read() == {"state"}
 
 
 def test_parts_that_are_left_out_are_empty_and_not_read(subtests: pytest.Subtests) -> None:
@@ -168,14 +187,14 @@ def test_parts_that_are_left_out_are_empty_and_not_read(subtests: pytest.Subtest
     for parts, (task, znodes) in expected.items():
         with subtests.test(parts=parts):
             log = Log()
-            assert client.do(inspect.read_many(client.context, ["t"], parts=parts), log) == [task]
+            assert client.do(list_tasks(client.context, ids=["t"], parts=parts), log) == [task]
             assert log.read() == znodes
     for wrong in ("data", ["payload"], ["data", "state"]):
         with pytest.raises(ConfigError, match="data, metadata, progress, result"):
-            client.do(inspect.read_many(client.context, ["t"], parts=wrong))
+            client.do(list_tasks(client.context, ids=["t"], parts=wrong))
     for names in ("t", ["a/b"], [None]):
         with pytest.raises(ConfigError):
-            client.do(inspect.read_many(client.context, names))
+            client.do(list_tasks(client.context, ids=names))
 
 
 def test_a_run_of_an_id_that_ran_before_has_its_own_time() -> None:
@@ -192,7 +211,7 @@ def test_a_run_of_an_id_that_ran_before_has_its_own_time() -> None:
     assert (came[0], came[1]) == (client.zk.ms, client.zk.ms) > (came[2], came[2])
     assert scan(client, names, ["enqueued_ms"], log).columns["enqueued_ms"] == came
     assert [op.path for op in log.of(Exists)] == ["/zkmq/q/tasks/again/data"]
-    (bare,) = client.do(inspect.read_many(client.context, ["again"], parts=()))
+    (bare,) = client.do(list_tasks(client.context, ids=["again"], parts=()))
     assert bare.enqueued_ms == came[0]
 
 

@@ -20,6 +20,7 @@ from pyspark.sql.types import DataType, MapType, StructField, StructType
 
 from airflow_provider_zkmq.engine import BadMessage, ConfigError, Integer, Message, NewTasks, OrderedEnum, String, Zkmq
 from airflow_provider_zkmq.engine import errors as engine_errors
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.spark.source import writing
 from airflow_provider_zkmq.spark.source.options import STREAM_WRITE, WRITE, SourceError, SourceOptions
 from airflow_provider_zkmq.spark.source.writing import (
@@ -179,13 +180,13 @@ def test_rows_go_in_pieces_and_each_is_counted_once(tmp_path: Path, monkeypatch:
         calls.append(len(messages))
         if errors:
             raise errors.pop(0)
-        return queue.enqueue_new(messages, **more)
+        return internals(queue).enqueue_new(messages, **more)
 
     def load(*ids: object) -> PartitionReport:
         batch = pa.RecordBatch.from_pylist([{"id": each, "data": "x"} for each in ids])
         return Target(options, "q", mapped(BASE)).load(iter([batch]))
 
-    fake = SimpleNamespace(conf=queue.conf, enqueue_new=enqueue_new)
+    fake = SimpleNamespace(conf=queue.conf, __internals__=lambda: SimpleNamespace(enqueue_new=enqueue_new))
     monkeypatch.setattr(writing, "PIECE_ROWS", 20)
     ids = [f"t{n}" for n in range(30)]
     assert load(*ids, "t0", ids[-1]) == PartitionReport(0, 0, 32, 30, 2)
@@ -220,8 +221,8 @@ def test_rows_go_into_queue_files_too(tmp_path: Path, monkeypatch: pytest.Monkey
         told = writer.write(iter([batch]))
         writer.commit([told])
         assert told == PartitionReport(0, 0, 2, 1, 1)
-        assert (sorted(queue.ids()), queue.task("a").filters) == (["a", "b"], {"size": "small"})
-    with pytest.raises(engine_errors.Unsupported, match="batches"):
+        assert (sorted(internals(queue).ids()), queue.task("a").filters) == (["a", "b"], {"size": "small"})
+    with pytest.raises(engine_errors.Unsupported, match="open_batch"):
         TaskWriter(kinds, SourceOptions.of(options | {"batch": "b"}), overwrite=False)
 
 

@@ -35,6 +35,9 @@ class EngineQueue:
     def __init__(self, client: Client) -> None:
         self.client = client
 
+    def __internals__(self) -> Any:
+        return self
+
     def __getattr__(self, verb: str) -> Any:
         procedures = {
             "conf": configuration.conf, "configure": admin.configure, "truncated_at": configuration.truncated_at,
@@ -69,7 +72,7 @@ class Following(Interrupted):
         """A new task, or another run of one that has ended; with `requeue` also one to come after the run under way."""
         self.payloads += 1
         with contextlib.suppress(ZkmqError):
-            self.client.put(b"%d" % self.payloads, task_id=task_id, requeue=requeue)
+            self.client.put(b"%d" % self.payloads, task_id=task_id, on_conflict="requeue" if requeue else "raise")
 
     @rule(end=st.sampled_from(["finished", "dead", "again"]), dedupe=st.sampled_from([None, 5]))
     def work(self, end: str, dedupe: float | None) -> None:

@@ -80,11 +80,11 @@ def test_anything_may_take_the_place_of_anything(subtests: pytest.Subtests) -> N
             began = client.zk.ms
             client.put(b"old", task_id="a", **PARTS[before])
             client.zk.advance(5)
-            client.put(b"updated", task_id="a", update=True, **PARTS[after])
+            client.put(b"updated", task_id="a", on_conflict="replace", **PARTS[after])
             holds(client, b"updated", after, began)
             claimed = client.claimed()
             assert (claimed.data, claimed.metadata) == (b"updated", PARTS[after].get("metadata", {}))
-            client.put(b"waits", task_id="a", requeue=True, **PARTS[before])
+            client.put(b"waits", task_id="a", on_conflict="requeue", **PARTS[before])
             holds(client, b"updated", after, began)
             client.zk.advance(5)
             client.complete(claimed)
@@ -107,7 +107,9 @@ def test_a_tree_that_grows_under_a_deletion_is_read_again(by: str) -> None:
 
     def between(op: Op) -> None:
         if isinstance(op, Multi) and any(each.path == TREE for each in op.ops) and not grown:
-            grown.append(other.put(b"new", task_id="a", update=by != "clean-up", **PARTS["both"]))
+            grown.append(
+                other.put(b"new", task_id="a", on_conflict="raise" if by == "clean-up" else "replace", **PARTS["both"])
+            )
 
     report = client.do(DELETIONS[by](client), between)
     assert grown == ["a"]

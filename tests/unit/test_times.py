@@ -34,6 +34,7 @@ from airflow_provider_zkmq.engine.core.read import configuration, inspect, wait
 from airflow_provider_zkmq.engine.core.read.scan import scan
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.settle import begin
+from airflow_provider_zkmq.engine.internals import internals
 from tests.unit.world import Client, new_queue
 
 #: What is no duration, by a name for it.
@@ -67,8 +68,14 @@ PROCEDURES: list[tuple[str, Callable[[Client, Any], Any]]] = [
 ]
 #: What else takes durations, and by which names.
 OBJECTS: list[tuple[Callable[..., Any], list[str]]] = [
-    (partial(engine.Worker, SimpleNamespace(name="q"), print), ["grace", "throttle", "lease"]),
-    (partial(engine.AsyncWorker, SimpleNamespace(name="q"), AsyncMock()), ["grace", "throttle"]),
+    (
+        partial(engine.Worker, SimpleNamespace(name="q", __internals__=lambda: None), print),
+        ["grace", "throttle", "lease"],
+    ),
+    (
+        partial(engine.AsyncWorker, SimpleNamespace(name="q", __internals__=lambda: None), AsyncMock()),
+        ["grace", "throttle"],
+    ),
     (engine.monitor, ["period"]),
     (RetryPolicy, ["factor", "min_backoff", "max_backoff"]),
     (engine.ConnectionConfig.of, ["session_timeout", "connect_timeout", "request_timeout"]),
@@ -211,9 +218,9 @@ def test_an_update_sets_another_moment(subtests: pytest.Subtests) -> None:
             client = new_queue(order=order)
             client.put(task_id="a", delay=60)
             for options in ({"not_before": at(client, 5)}, {}):
-                client.put(task_id="a", update=True, **options)
+                client.put(task_id="a", on_conflict="replace", **options)
                 assert client.state("a").due == client.zk.ms + 5_000
-            client.put(task_id="a", update=True, not_before=at(client, after))
+            client.put(task_id="a", on_conflict="replace", not_before=at(client, after))
             client.zk.advance(waits)
             assert client.work() == ["a"]
             client.check()
@@ -223,7 +230,7 @@ def test_what_is_kept_for_later_comes_at_its_own_moment() -> None:
     """A run that waits for the end of the one under way; what follows a batch, unless its moment has passed by then."""
     client = queue_with("a")
     claimed = client.claimed()
-    client.put(task_id="a", requeue=True, not_before=at(client, 60))
+    client.put(task_id="a", on_conflict="requeue", not_before=at(client, 60))
     client.complete(claimed)
     assert client.state("a").due == (run := client.zk.ms + 60_000)
     for name, after in (("late", 60), ("early", 2)):
@@ -335,14 +342,14 @@ def test_queue_files_keep_durations_and_moments(tmp_path: Path, subtests: pytest
             (q.configure, (), {"lock": "5m"}, no_duration),
             (q.enqueue, ("x",), {"delay": -1}, no_duration),
             (q.claim, (), {"timeout": "5m"}, no_duration),
-            (q.wait_for_change, (0, -1), {}, no_duration),
+            (internals(q).wait_for_change, (0, -1), {}, no_duration),
             (q.enqueue, ("x",), {"delay": 1, "not_before": when}, "not both"),
             *((q.enqueue, ("x",), {"not_before": wrong}, told) for wrong, told in NO_MOMENTS),
         ]
         for call, arguments, options, told in refused:
             with subtests.test(call=call.__name__, options=options), pytest.raises(ConfigError, match=told):
                 call(*arguments, **options)
-        assert sorted(q.ids()) == ["a", "b"]
+        assert sorted(internals(q).ids()) == ["a", "b"]
         conf = tmp_path / "jobs.conf.json"
         conf.write_text('{"lock": "1h30m"}')
         assert q.conf().lock == 5_400.0

@@ -52,7 +52,7 @@ async def test_a_put_is_in_memory_only() -> None:
     unit = client.transaction()
     assert unit.put("q", b"x", {"size": 3}, task_id="a") == "a"
     assert unit.put("q", b"x") != unit.put("q", b"x")
-    wrong = {"priority": 10**6, "task_id": "a/b", "delay": -5, "update": True, "metadata": {"a": object()}}
+    wrong = {"priority": 10**6, "task_id": "a/b", "delay": -5, "on_conflict": "replace", "metadata": {"a": object()}}
     for name, value in wrong.items():
         with pytest.raises(ConfigError):
             unit.put("q", b"x", **{name: value})
@@ -132,7 +132,7 @@ def test_an_id_that_has_ended_runs_anew_and_any_other_is_refused_with_its_status
     for damaged in (False, True):
         unit = unit_of(client)
         name = unit.taken[0][1].task_id
-        client.put(b"again", task_id=name, requeue=True)
+        client.put(b"again", task_id=name, on_conflict="requeue")
         path = client.context.paths.task(name, "requeue")
         client.write(*([SetData(path, b"{")] if damaged else []))
         client.do(transaction.commit(unit))

@@ -31,7 +31,7 @@ def batch_of(client: Client) -> batches.Batch:
 
 
 def update(client: Client, task_id: str = "a", **options: Any) -> None:
-    client.put(b"new", task_id=task_id, update=True, **options)
+    client.put(b"new", task_id=task_id, on_conflict="replace", **options)
 
 
 def in_backoff(client: Client, task_id: str = "a", seconds: float = 5) -> None:
@@ -90,7 +90,7 @@ def test_who_never_read_the_configuration_writes_into_a_lane_by_its_order(order:
     """A claim completed by its token elsewhere: in strict order its next run is checked against the lane's version."""
     client = queue_of("a", order=order)
     token = client.claimed().token
-    client.put(task_id="a", requeue=True)
+    client.put(task_id="a", on_conflict="requeue")
     other, sent = another(client), []
     claimed = other.do(current_claim(other.context, "a", token))
     other.do(settle.complete(other.context, claimed), lambda op: sent.extend(op.ops) if isinstance(op, Multi) else None)
@@ -200,7 +200,7 @@ def test_burying_changes_no_other_run() -> None:
     assert client.check()["a"].state is State.CANCELLED
     client = queue_of("a")
     claimed = client.claimed()
-    client.put(b"again", task_id="a", requeue=True)
+    client.put(b"again", task_id="a", on_conflict="requeue")
     client.fail(claimed)
     assert client.do(settle.kill_exhausted(client.context, *tightened(client)))
     assert (client.check()["a"].state, client.state("a").attempt) == (State.INSERTED, 0)
@@ -217,8 +217,8 @@ def done(dedupe: float = 60, **conf: Any) -> Client:
     return client
 
 
-def requeue(client: Client, data: bytes = b"new", **options: Any) -> None:
-    client.put(data, task_id="a", requeue=True, **options)
+def requeue(client: Client, data: bytes = b"new", on_conflict: str = "requeue", **options: Any) -> None:
+    client.put(data, task_id="a", on_conflict=on_conflict, **options)
 
 
 def seen(client: Client) -> tuple[str, bytes, bytes | None]:
@@ -243,9 +243,9 @@ def test_a_second_requeue_in_the_window_needs_an_update() -> None:
         client.complete(claimed, dedupe=60)
         if not under_way:
             requeue(client, b"first")
-        assert {status(client, requeue=True), status(client, update=True)} == {"done-with-requeue"}
+        assert {status(client, on_conflict="requeue"), status(client, on_conflict="replace")} == {"done-with-requeue"}
         due = client.state("a").due
-        requeue(client, b"third", update=True)
+        requeue(client, b"third", "replace-or-requeue")
         assert (client.state("a").due, seen(client)[0]) == (due, "done-with-requeue")
         client.zk.advance(61)
         assert (client.claimed().data, client.take()) == (b"third", None)

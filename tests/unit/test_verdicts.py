@@ -75,6 +75,9 @@ class ListQueue:
     def __init__(self, *claims: ListClaim) -> None:
         self.claims = list(claims)
 
+    def __internals__(self) -> Any:
+        return self
+
     def check_wanted(self, **_choice: object) -> None: ...
 
     def claim(self, **_asked: object) -> ListClaim | None:

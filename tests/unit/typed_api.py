@@ -19,10 +19,12 @@ from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
 from airflow_provider_zkmq.engine.core.model.records import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read.inspect import Task
+from airflow_provider_zkmq.engine.internals import internals
 from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker
 from airflow_provider_zkmq.engine.working.handling import Running, RunningAsync
 from airflow_provider_zkmq.engine.working.worker import Worker
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
+from airflow_provider_zkmq.filequeue.internals import FileQueueInternals
 
 
 def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None:
@@ -32,9 +34,10 @@ def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None
     assert_type(queue.pause, Callable[[], bool])
     assert_type(queue.pause(), bool)
     assert_type(queue.task("a"), Task)
+    assert_type(queue.tasks(ids=["a"], status="queued", parts=["data"], limit=1), list[Task])
     assert_type(queue.enqueue(b"x", {"region": "eu"}, priority=3, task_id="a"), str)
     assert_type(queue.enqueue_many([Message(b"x")], batch="b"), list[str])
-    assert_type(queue.enqueue_new([Message(b"x", task_id="a")], batch="b"), NewTasks)
+    assert_type(internals(queue).enqueue_new([Message(b"x", task_id="a")], batch="b"), NewTasks)
     assert_type(queue.claim({"region": "eu"}, "at_least", timeout=5), Claim | None)
     assert_type(queue.claim_many(5, {"region": "eu"}, "at_least", timeout=5), list[Claim])
     assert_type(queue.claim_task("a", lease=60, attempt=2), Claim | None)
@@ -44,6 +47,7 @@ def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None
     assert_type(queue.claim_handle("a", 1, lease=60), Claim)
     assert_type(queue.claim_handle("a", 1).fail("no", retry=False), State)
     assert_type(queue.worker(print), Worker)
+    assert_type(internals(queue).zxid(), int)
     claim = queue.claim()
     assert claim is not None
     assert_type(claim.task, Task)
@@ -67,6 +71,7 @@ async def awaited(zk: AsyncZkmq, queue: AsyncQueue, unit: AsyncUnitOfWork, runni
         assert_type(each, AsyncClaim)
     assert_type(await (await queue.claim_handle("a", 1)).fail("no", retry=False), State)
     assert_type(queue.worker(print), AsyncWorker)
+    assert_type(await internals(queue).zxid(), int)
     claim = await queue.claim()
     assert claim is not None
     assert_type(claim.task, Task)
@@ -84,6 +89,8 @@ def files(queue: FileQueue, either: Queue | FileQueue) -> None:
     if claim is not None:
         claim.complete(b"r")
     assert_type(either.worker(print).finished, int)
+    assert_type(internals(queue), FileQueueInternals)
+    assert_type(internals(either).closed, bool)
 
 
 def times(queue: Queue, either: Queue | FileQueue, claim: Claim) -> None:
@@ -95,7 +102,7 @@ def times(queue: Queue, either: Queue | FileQueue, claim: Claim) -> None:
         _ = either.claim(timeout=each, lease=each)
         _ = Retry("busy", backoff=each), Success(dedupe=each), Snooze(each), Message("x", delay=each, lock=each)
     assert_type(either.enqueue("x", not_before=when, lock=span), str)
-    assert_type(queue.find("all()", since=datetime.now(UTC)), list[str])
+    assert_type(internals(queue).find("all()", since=datetime.now(UTC)), list[str])
     assert_type(either.worker(print, grace=span, throttle=0), Worker)
     assert_type(queue.task("a").due_at, pendulum.DateTime | None)
     assert_type(parse_duration("5m"), float)
@@ -107,6 +114,7 @@ def refused(queue: Queue, aqueue: AsyncQueue, claim: Claim) -> None:
     queue.pause(1)  # type: ignore[call-arg]
     queue.task(3)  # type: ignore[arg-type]
     queue.enqueue(b"x", prio=3)  # type: ignore[call-arg]
+    queue.enqueue(b"x", on_conflict="update")  # type: ignore[arg-type]
     queue.claim(time_out=3)  # type: ignore[call-arg]
     queue.claim_handle("a", 1).fail(message="no")  # type: ignore[call-arg]
     claim.complete(3)  # type: ignore[arg-type]

@@ -291,6 +291,11 @@ class ClientMethods(Api[str]):
             self._maintenance.add(context)
 
     @property
+    def closed(self) -> bool:
+        """Whether the connection has been closed: nothing can be done with it any more."""
+        return self._session.closed
+
+    @property
     def session_id(self) -> int:
         """The ZooKeeper session's id."""
         return self._session.id

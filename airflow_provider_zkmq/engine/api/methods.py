@@ -40,11 +40,6 @@ class Api(Generic[S]):
         self._session = session
         self._subject = subject
 
-    @property
-    def closed(self) -> bool:
-        """Whether its connection has been closed: nothing can be done with it any more."""
-        return self._session.closed
-
     def _explain(self, _: ZkmqError) -> Procedure[ZkmqError | None]:
         """After an error of a procedure on the subject: what callers are to see instead, if anything."""
         yield from ()

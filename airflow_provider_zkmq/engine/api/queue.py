@@ -18,22 +18,19 @@ from ..core.claim.claim import (
     request_claims,
     request_handle,
     request_loop,
-    wanted,
     wind_up,
 )
 from ..core.context import Caller, Claimed, Context
 from ..core.maintenance import collect
-from ..core.maintenance.consumers import run_maintenance, wait_for_change
 from ..core.maintenance.fsck import fsck
 from ..core.protocol import Procedure
-from ..core.read import completion_log, configuration, inspect, leases, nodes
-from ..core.read.inspect import Task, counts, pending
+from ..core.read import configuration, inspect, nodes
+from ..core.read.inspect import Task, counts
 from ..core.read.leases import lost_with_queue
-from ..core.read.scan import scan
-from ..core.read.wait import find_matching, follow
+from ..core.read.wait import follow
 from ..core.read.wait import wait as wait_for
 from ..core.tasks import admin, batches, settle
-from ..core.tasks.enqueue import enqueue_each, enqueue_new, enqueue_one, open_shared, seal
+from ..core.tasks.enqueue import enqueue_each, enqueue_one, open_shared, seal
 from ..core.tasks.outcome import Handled, Settlement, settle_by_outcome
 from ..core.tasks.settle import settle_later
 from ..errors import TransportError, ZkmqError
@@ -57,6 +54,7 @@ from .methods import (
     shown,
     verb,
 )
+from .queue_internals import AsyncQueueInternals, QueueInternals
 from .unit_of_work import AsyncUnitOfWork, TransactionMethods, UnitOfWork
 
 # --- Loops over claims: `q.claims`, blocking and on an event loop.
@@ -351,35 +349,21 @@ class QueueMethods(Api[Context], Generic[U]):
         self._used = used
         self._begin = begin
 
-    publish_archive = verb(admin.publish_archive)
     pause = verb(admin.pause)
     resume = verb(admin.resume)
     configure = verb(admin.configure)
     task = verb(inspect.read_task)
     tasks = verb(inspect.list_tasks)
-    ids = verb(inspect.ids)
-    read_many = verb(inspect.read_many)
-    scan = verb(scan)
     counts = verb(counts)
-    pending = verb(pending)
     conf = verb(configuration.conf)
     exists = verb(nodes.exists)
     delete = verb(collect.delete)
     consumers = verb(configuration.consumers)
     follow = verb(follow)
-    tree = verb(nodes.read_tree)
     explain = verb(inspect.explain)
     wait = verb(wait_for)
-    find = verb(find_matching)
     wait_batch = verb(batches.wait_batch)
     batch = verb(batches.read_batch)
-    zxid = verb(leases.zxid)
-    now = verb(leases.now)
-    ended_between = verb(completion_log.ended_between)
-    read_ended = verb(completion_log.read_ended)
-    latest_end = verb(completion_log.latest_end)
-    truncated_at = verb(configuration.truncated_at)
-    archive = verb(leases.archive)
     collect_garbage = verb(collect.collect_garbage)
     fsck = verb(fsck)
     redrive = verb(admin.redrive)
@@ -387,10 +371,8 @@ class QueueMethods(Api[Context], Generic[U]):
     cancel = verb(admin.cancel)
     revoke = verb(admin.revoke)
     clear = verb(admin.clear)
-    replace = verb(admin.replace_data)
     drop = verb(admin.drop)
     enqueue_many = verb(enqueue_each, marks_used=True)
-    enqueue_new = verb(enqueue_new, marks_used=True)
     open_batch = verb(open_shared, marks_used=True)
     seal_batch = verb(seal)
     enqueue = verb(enqueue_one, marks_used=True)
@@ -400,9 +382,6 @@ class QueueMethods(Api[Context], Generic[U]):
     claim_task = claiming(request_by_id, "Claim | None", "AsyncClaim | None")
     claim_handle = claiming_one(request_handle, "Claim", "AsyncClaim")
     ready = verb(ready)
-    check_wanted = verb(wanted)
-    run_maintenance = verb(run_maintenance)
-    wait_for_change = verb(wait_for_change)
 
     @property
     def _context(self) -> Context:
@@ -423,15 +402,6 @@ class QueueMethods(Api[Context], Generic[U]):
         """This client's id among the queue's consumers; before its first claim, how that will begin."""
         known = self._context.registration.consumer
         return str(self._context.describe["name"]) if known is None else known.id
-
-    @property
-    def changes(self) -> int:
-        """How often the queue has changed, as far as this client was told: the `seen` of `wait_for_change`."""
-        return self._context.signal.count
-
-    def wake(self) -> None:
-        """Wake every call of this client that waits for the queue to change; they look again."""
-        self._context.signal.fire()
 
     def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
         """What fails where there is no such queue fails for that, whatever else it would say."""
@@ -465,6 +435,9 @@ class Queue(QueueMethods[UnitOfWork], SyncClaiming[Context, Claim]):
         """The claim that a caller gets."""
         return Claim(self._session, ClaimHandle(context, claimed), self._begin)
 
+    def __internals__(self) -> QueueInternals:
+        return QueueInternals(self._session, self._context, self._used)
+
     def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
         """A worker that claims, runs `handler` and settles; the options are `Worker`'s."""
         return Worker(self, handler, **options)
@@ -483,6 +456,9 @@ class AsyncQueue(QueueMethods[AsyncUnitOfWork], AsyncClaiming[Context, AsyncClai
     def _receive(self, context: Context, claimed: Claimed) -> AsyncClaim:
         """The claim that a caller gets."""
         return AsyncClaim(self._session, ClaimHandle(context, claimed), self._begin)
+
+    def __internals__(self) -> AsyncQueueInternals:
+        return AsyncQueueInternals(self._session, self._context, self._used)
 
     def worker(self, handler: Callable[..., Any], **options: Any) -> AsyncWorker:
         """A worker that claims, awaits `handler` and settles; the options are `AsyncWorker`'s."""

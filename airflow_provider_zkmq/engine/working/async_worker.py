@@ -406,7 +406,7 @@ class AsyncWorker(Working):
         while True:
             try:
                 if self._busy():
-                    await self.queue.run_maintenance()
+                    await self._internals.run_maintenance()
             except Exception as error:  # noqa: BLE001  the next look may go well
                 self._report_maintenance(error)
             await self._return(self._prefetched.overdue(every=self.stopping))

@@ -537,6 +537,7 @@ class Working(ABC):
         self.handler = handler
         self.grace = options.grace
         self._queue = queue
+        self._internals = queue.__internals__()
         self._calls = calls
         self._stopping = stopping
         self._options = options
@@ -601,7 +602,7 @@ class Working(ABC):
         Anything else, of the transport or of something foreign in the queue, is logged, and claiming goes on.
         """
         self._looks.ended("unavailable")
-        if isinstance(error, ConfigError) or self._queue.closed:
+        if isinstance(error, ConfigError) or self._internals.closed:
             self._error = error if isinstance(error, ConfigError | SessionLost) else _closed(error)
             return True
         self._warn("worker on queue", error)
@@ -664,7 +665,7 @@ class Working(ABC):
     async def _check_wanted(self) -> None:
         """Raise `ConfigError` for what the queue refuses. One that is not there can refuse nothing yet."""
         try:
-            await self._calls.result(self._queue.check_wanted(**self._options.choice))
+            await self._calls.result(self._internals.check_wanted(**self._options.choice))
         except QueueNotFound as error:
             self._log_absence(error, 0)
 
@@ -757,10 +758,10 @@ class Working(ABC):
         """How many tasks are pending, once there is a queue. Raises `QueueNotFound` where none came before the end."""
         since = self._absence.ended
         try:
-            return int(await self._calls.result(self._queue.pending()))
+            return int(await self._calls.result(self._internals.pending()))
         except QueueNotFound as error:
             await self._await_queue(error, since)
-        return int(await self._calls.result(self._queue.pending()))
+        return int(await self._calls.result(self._internals.pending()))
 
 
 def _closed(error: Exception) -> SessionLost:

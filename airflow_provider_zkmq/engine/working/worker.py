@@ -12,7 +12,7 @@ from ..core.model.selectors import FilterMethods, Selector
 from ..core.model.values import Duration, seconds
 from ..errors import ZkmqError
 from ..log import log
-from ..protocols import BlockingWorkerQueue, WorkerClaim
+from ..protocols import BlockingWorkerInternals, BlockingWorkerQueue, WorkerClaim
 from .deliveries import NOT_BEGUN, Delivery, Handler, Settled, WorkerOptions, check_handler
 from .handling import (
     GIVE_UP_SECONDS,
@@ -109,6 +109,7 @@ class Worker(Working):
 
     """
 
+    _internals: BlockingWorkerInternals
     _settler: ThreadSettler
     _stopping: threading.Event
 
@@ -196,7 +197,7 @@ class Worker(Working):
             return False
         self._stopping.set()
         # The waiting threads are woken from another one: a signal handler may have interrupted the holder of a lock.
-        threading.Thread(target=self.queue.wake, daemon=True).start()
+        threading.Thread(target=self._internals.wake, daemon=True).start()
         return True
 
     def join(self) -> None:
@@ -214,7 +215,7 @@ class Worker(Working):
         self._give_up()
         self._over.set()
         if self._absence.noticed:
-            self.queue.wake()  # whoever waits for the queue still
+            self._internals.wake()  # whoever waits for the queue still
         self._raise_what_ended_it()
 
     def _alive(self) -> threading.Thread | None:
@@ -257,7 +258,7 @@ class Worker(Working):
         return self.queue.exists(None, stopping=self._stopping.is_set) is True
 
     def _wake_idle(self) -> None:
-        self.queue.wake()
+        self._internals.wake()
 
     async def _handle(self, delivery: Delivery) -> None:
         """Run the handler and settle; where handlers are fast, together with others."""
@@ -284,20 +285,20 @@ class Worker(Working):
         """Look after the queue while every thread is busy: rescue, promote, settle what was left."""
         tried = time.monotonic()
         while self._goes_on():
-            seen = self.queue.changes
+            seen = self._internals.changes
             self._run_maintenance()
             if time.monotonic() - tried >= LEFT_SECONDS:
                 run_blocking(self._settler.settle_left())
                 tried = time.monotonic()
             run_blocking(self._return(self._prefetched.overdue()))
             # No longer than it takes for something to come due.
-            self.queue.wait_for_change(seen, self._prefetched.until_overdue(MAINTENANCE_SECONDS))
+            self._internals.wait_for_change(seen, self._prefetched.until_overdue(MAINTENANCE_SECONDS))
         run_blocking(self._return(self._prefetched.overdue(every=True)))
 
     def _run_maintenance(self) -> None:
         try:
             if self._busy():
-                self.queue.run_maintenance()
+                self._internals.run_maintenance()
         except ZkmqError as error:
             self._report_maintenance(error)
             self._stopping.wait(RETRY_SECONDS)

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, types
 
 from ... import engine
 from ...engine import AnyClient, AnyQueue, Archive, ConfigError, Ended, Task, Unreadable
+from ...engine.internals import internals
 from ..source import options
 from ..source.options import SourceOptions
 from ..source.reading import COLUMNS, Column, delivery, json_text, moment
@@ -72,7 +73,7 @@ def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], 
 def _read_batch(queue: AnyQueue, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     ended = [Ended(*values) for values in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
     for start in range(0, len(ended), AT_ONCE):
-        tasks = queue.read_ended(ended[start : start + AT_ONCE], parts=["data", "metadata", "result"])
+        tasks = internals(queue).read_ended(ended[start : start + AT_ONCE], parts=["data", "metadata", "result"])
         yield pa.RecordBatch.from_pylist([row(queue.name, task) for task in tasks], schema=_ARROW)
 
 
@@ -144,7 +145,7 @@ class _Claim:
 
         Clean-up deletes up to the pointer from then on: a manifest of others is refused before.
         """
-        before = queue.archive()
+        before = internals(queue).archive()
         _refuse_foreign(queue, before, home, manifest)
         if before.watermark > manifest.watermark:
             raise ConfigError(
@@ -153,20 +154,20 @@ class _Claim:
             )
         run = os.urandom(8).hex()
         claim = replace(before, watermark=manifest.watermark, directory=str(home.parent), run=run)
-        queue.publish_archive(claim)
-        pointer = queue.archive()
+        internals(queue).publish_archive(claim)
+        pointer = internals(queue).archive()
         if replace(pointer, version=before.version) != claim:
             raise _overtaken(queue)
         return cls(queue, pointer)
 
     def check(self) -> None:
         """Raise `ConfigError` if another run began meanwhile."""
-        if self.queue.archive() != self.pointer:
+        if internals(self.queue).archive() != self.pointer:
             raise _overtaken(self.queue)
 
     def advance(self, watermark: int) -> None:
         """Publish the watermark of a manifest that is published. Raises `ConfigError` if overtaken."""
-        self.queue.publish_archive(replace(self.pointer, watermark=watermark))
+        internals(self.queue).publish_archive(replace(self.pointer, watermark=watermark))
 
 
 def _refuse_foreign(queue: AnyQueue, before: Archive, home: Path, manifest: Manifest) -> None:
@@ -179,7 +180,7 @@ def _refuse_foreign(queue: AnyQueue, before: Archive, home: Path, manifest: Mani
             f"{home} is the archive of another queue {queue.name!r}, of another root or ensemble, or of one that was "
             "deleted since: use another directory"
         )
-    if manifest.watermark and (now := queue.zxid()) <= manifest.watermark:
+    if manifest.watermark and (now := internals(queue).zxid()) <= manifest.watermark:
         raise ConfigError(
             f"the archive of queue {queue.name!r} is at zxid {manifest.watermark} and ZooKeeper only at {now}: "
             "it is the archive of another ensemble; use another directory"
@@ -217,9 +218,9 @@ def archive_queue(
             unpublished, manifest = tables.sweep(home, read_manifest(home))
             claim = _Claim.take(source, home, manifest)
             after("begun")
-            watermark = source.zxid()
+            watermark = internals(source).zxid()
             after("marked")
-            listed = source.ended_between(manifest.watermark, watermark)
+            listed = internals(source).ended_between(manifest.watermark, watermark)
             mended = _mended(source, manifest.damaged, watermark)
             runs = {(each.id, each.version): each for each in (*listed, *mended) if not isinstance(each, Unreadable)}
             ended = list(runs.values())
@@ -241,8 +242,8 @@ def archive_queue(
 
 def _mended(queue: AnyQueue, damaged: Sequence[str], until: int) -> list[Ended]:
     """The runs of tasks that earlier archive runs could not read, and which somebody has put right since."""
-    readable = {task.id for task in queue.read_many(damaged, parts=[])} if damaged else set()
-    ended = queue.ended_between(0, until) if readable else []
+    readable = {task.id for task in queue.tasks(ids=damaged, parts=[])} if damaged else set()
+    ended = internals(queue).ended_between(0, until) if readable else []
     return [each for each in ended if each.id in readable and each.place is None and not isinstance(each, Unreadable)]
 
 

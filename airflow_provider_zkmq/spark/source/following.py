@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from ... import engine
 from ...engine import AnyClient, AnyQueue, ConfigError, Ended, QueueNotFound, State, Task
+from ...engine.internals import internals
 from . import options as access
 from .options import SourceError, SourceOptions, plainly
 from .reading import Query, batch, columns_of, parts
@@ -308,10 +309,10 @@ class EndOffsets:
         if any(run.version > newest for run in runs):
             # Records that were written by hand since have the number of that write, which says nothing of the end, and
             # a position by it would be ahead of the queue: they count as damaged, and as the newest.
-            end = queue.latest_end()
+            end = internals(queue).latest_end()
             runs = [run if run.version <= end else run._replace(version=end, readable=False) for run in runs]
         if sure or runs:
-            self._data_loss.check(name, position.zxid, position, queue.truncated_at())
+            self._data_loss.check(name, position.zxid, position, internals(queue).truncated_at())
             now = self._mark(name)
             self._positions[name] = position._replace(
                 mark=now.since, truncated_at=max(position.truncated_at, now.last_zxid)
@@ -324,9 +325,9 @@ class EndOffsets:
             return []
         try:
             queue = self._queue(name)
-            self._data_loss.refuse_foreign(name, position, queue.latest_end())
+            self._data_loss.refuse_foreign(name, position, internals(queue).latest_end())
             runs = _runs(queue, position.after, position.zxid)
-            self._data_loss.check(name, position.after, position, queue.truncated_at())
+            self._data_loss.check(name, position.after, position, internals(queue).truncated_at())
         except QueueNotFound:
             self._data_loss.gone(name)
             return []
@@ -342,7 +343,7 @@ class EndOffsets:
     def _latest_end(self, name: str) -> int | None:
         """A queue's latest end; None where there is no such queue."""
         try:
-            return self._queue(name).latest_end()
+            return internals(self._queue(name)).latest_end()
         except QueueNotFound:
             return None
 
@@ -356,7 +357,7 @@ class EndOffsets:
     def _mark(self, name: str) -> engine.Truncation:
         """The mark by which a queue keeps what ended, set where there is none."""
         queue = self._client.queue(name)
-        while (mark := queue.truncated_at()) is None:
+        while (mark := internals(queue).truncated_at()) is None:
             queue.conf()  # raises where there is no such queue: `configure` would make one
             queue.configure(follow=True)
         self._marked.add(name)
@@ -367,12 +368,12 @@ class EndOffsets:
         mark = self._mark(name)
         if isinstance(start, int):
             return Position(start, start, mark.since, 0)
-        zxid = self._queue(name).latest_end() if start == LATEST else 0
+        zxid = internals(self._queue(name)).latest_end() if start == LATEST else 0
         return Position(zxid, zxid, mark.since, mark.last_zxid)
 
 
 def _runs(queue: AnyQueue, after: int, until: int) -> list[Run]:
-    ended = queue.ended_between(after, until)
+    ended = internals(queue).ended_between(after, until)
     return [
         Run(each.version, queue.name, each.id, each.place, not isinstance(each, engine.Unreadable)) for each in ended
     ]
@@ -393,7 +394,7 @@ def rows(settings: Settings, queue: AnyQueue, runs: Sequence[Run], position: Pos
     try:
         for start in range(0, len(runs), AT_ONCE):
             chunk = runs[start : start + AT_ONCE]
-            tasks = queue.read_ended([Ended(run.id, run.version, run.place) for run in chunk], parts=large)
+            tasks = internals(queue).read_ended([Ended(run.id, run.version, run.place) for run in chunk], parts=large)
             read = {(task.id, task.version) for task in tasks}
             gone += [run for run in chunk if (run.id, run.version) not in read]
             wanted = _wanted(settings.query, queue, tasks)
@@ -401,7 +402,7 @@ def rows(settings: Settings, queue: AnyQueue, runs: Sequence[Run], position: Pos
                 queue.name, columns, {part: [_part_of(each, part) for each in wanted] for part in parts(columns)}
             )
         if gone:
-            settings.data_loss.check(queue.name, min(gone).version - 1, position, queue.truncated_at())
+            settings.data_loss.check(queue.name, min(gone).version - 1, position, internals(queue).truncated_at())
             log.warning("%d runs cannot be read any more and are left out, such as %s", len(gone), shown(gone))
     except QueueNotFound:
         settings.data_loss.gone(queue.name)

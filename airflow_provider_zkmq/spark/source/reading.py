@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from ... import engine
 from ...engine import AnyClient, AnyQueue, Attempt, ConfigError, QueueNotFound, Scanned, State
+from ...engine.internals import internals
 from . import options as access
 from .options import SourceError, SourceOptions, plainly, unknown
 
@@ -161,7 +162,7 @@ def list_ids(queue: AnyQueue, states: Sequence[str]) -> list[str]:
 
     What each is in by the time it is read decides.
     """
-    return list(_seen(queue, states)) if states else queue.ids()
+    return list(_seen(queue, states)) if states else internals(queue).ids()
 
 
 def list_states(queue: AnyQueue, states: Sequence[str]) -> dict[str, str]:
@@ -171,9 +172,9 @@ def list_states(queue: AnyQueue, states: Sequence[str]) -> dict[str, str]:
     """
     seen = _seen(queue, states or [str(state) for state in State])
     if not states:  # what was on its way the other direction is in none of the lists
-        seen = {each: seen.get(each) for each in queue.ids()}
+        seen = {each: seen.get(each) for each in internals(queue).ids()}
     doubtful = [each for each, state in seen.items() if state is None]
-    scanned = queue.scan(doubtful, ["id", "state"], states=states or None).columns if doubtful else {}
+    scanned = internals(queue).scan(doubtful, ["id", "state"], states=states or None).columns if doubtful else {}
     now = dict(zip(scanned.get("id", ()), map(str, scanned.get("state", ())), strict=True))
     return {each: state or now[each] for each, state in seen.items() if state is not None or each in now}
 
@@ -187,10 +188,10 @@ def _seen(queue: AnyQueue, states: Collection[str]) -> dict[str, str | None]:
     seen: dict[str, str | None] = {}
     order = [str(state) for state in State if state in states]
     for state in order:
-        for each in queue.ids(state):
+        for each in internals(queue).ids(state):
             seen[each] = state if each not in seen else None
     if State.INSERTED in order and len(order) > 1:
-        for each in queue.ids(State.INSERTED):
+        for each in internals(queue).ids(State.INSERTED):
             seen.setdefault(each, None)
     return seen
 
@@ -238,7 +239,7 @@ def check_selector(client: AnyClient, queues: Sequence[str], query: Query) -> No
     """Raise `ConfigError` for a selector that one of the queues refuses."""
     if query.selector is not None:
         for name in queues:
-            client.queue(name).check_wanted(selector=query.selector)
+            internals(client.queue(name)).check_wanted(selector=query.selector)
 
 
 def queues_of(options: SourceOptions, client: AnyClient) -> list[str]:
@@ -458,7 +459,7 @@ def _scans_in_turn(queue: AnyQueue, ids: Sequence[str], query: Query) -> Iterato
 def _scan(queue: AnyQueue, ids: Sequence[str], query: Query) -> Scanned:
     """What is there of these tasks; where the queue was deleted since they were listed, all have vanished."""
     try:
-        return queue.scan(
+        return internals(queue).scan(
             ids,
             parts(query.columns),
             states=query.states or None,

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from ... import engine
 from ...engine import AnyQueue, ConfigError, FilterType, Message
+from ...engine.internals import internals
 from . import options as access
 from .options import SourceError, SourceOptions, cached, plainly
 
@@ -416,7 +417,7 @@ class Target:
         tries = 1
         while True:
             try:
-                return queue.enqueue_new(messages, batch=self.batch, since=self.since)
+                return internals(queue).enqueue_new(messages, batch=self.batch, since=self.since)
             except engine.BadMessage as error:
                 bad = distinct[error.position]
                 part = "data" if isinstance(error.__cause__, engine.TaskTooLarge) else error.part
@@ -480,7 +481,7 @@ class TaskWriter(_Writer, DataSourceArrowWriter):
         with access.connect(options) as zk:
             queue = zk.queue(name)
             mapping = map_columns(schema, options, queue.conf().filters)
-            since = queue.now() if batch is None else None
+            since = internals(queue).now() if batch is None else None
             if batch is not None:
                 queue.open_batch(batch)
         self.target = Target(options, name, mapping, batch, since)

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypedDict
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -38,6 +38,18 @@ from .values import (
 
 # --- What is enqueued: messages, and their parts as they are stored.
 
+#: What an enqueue does where a task has its id; see `Message`.
+OnConflict: TypeAlias = Literal["raise", "skip", "replace", "requeue", "replace-or-requeue"]
+
+
+def check_on_conflict(word: object) -> OnConflict:
+    """One of the words of `OnConflict`. Raises `ConfigError`."""
+    for known in get_args(OnConflict):
+        if word == known:
+            return known  # type: ignore[no-any-return]  # it is one of its words
+    msg = f"on_conflict {word!r} is unknown: use one of {', '.join(get_args(OnConflict))}"
+    raise ConfigError(msg)
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -49,10 +61,16 @@ class Message:
     of the caller's. ``policy``: overrides the queue's. ``lock``: how long a claim of it holds without being extended;
     overrides the queue's.
 
-    With a task id that is in use: ``update`` replaces a task that is still queued. It keeps its place, and its time
-    unless ``delay`` or ``not_before`` is given: a delay of 0 brings it forward, None leaves it. A change of filters or
-    priority gives it a place in its new lane; in a queue of strict order at the end. ``requeue`` has this message run
-    once more when the run under way, or the dedupe window of one that is done, has ended.
+    ``on_conflict``: what to do where a task has the id. The id of one that finished or was cancelled is free again.
+
+    - ``"raise"``: refuse the message with `DuplicateTask`.
+    - ``"skip"``: leave the task as it is, in whatever state, also one that has ended; its id is returned.
+    - ``"replace"``: replace a task that is still queued. It keeps its place, and its time unless ``delay`` or
+      ``not_before`` is given: a delay of 0 brings it forward, None leaves it. A change of filters or priority gives it
+      a place in its new lane; in a queue of strict order at the end. Any other task refuses the message.
+    - ``"requeue"``: run this message once more when the run under way, or the dedupe window of one that is done, has
+      ended. A task that is still queued, or has such a run waiting already, refuses it.
+    - ``"replace-or-requeue"``: whichever of the two fits; it also replaces a run that waits for the end of another.
     """
 
     data: bytes | str
@@ -63,9 +81,18 @@ class Message:
     metadata: Mapping[str, Any] | None = None
     policy: RetryPolicy | None = None
     lock: Duration | None = None
-    update: bool = False
-    requeue: bool = False
+    on_conflict: OnConflict = "raise"
     not_before: Moment | None = None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it may replace a queued task that has its id."""
+        return self.on_conflict in {"replace", "replace-or-requeue"}
+
+    @property
+    def requeues(self) -> bool:
+        """Whether it may wait for the end of the task that has its id."""
+        return self.on_conflict in {"requeue", "replace-or-requeue"}
 
     def times(self) -> tuple[float | None, int | None]:
         """Its delay in seconds, or its moment in milliseconds since 1970; None for what is not given.
@@ -100,6 +127,23 @@ def keyed(queue: str, key: object, messages: Sequence[Message]) -> list[Message]
         replace(each, task_id=f"{series}.{position:06d}") if isinstance(each, Message) else each
         for position, each in enumerate(messages)
     ]
+
+
+def skips_existing(messages: Sequence[Message]) -> bool:
+    """Whether these messages leave existing tasks alone. Raises `ConfigError` where only some of them do."""
+    skips = {each.on_conflict == "skip" for each in messages if isinstance(each, Message)}
+    if len(skips) > 1:
+        msg = "on_conflict='skip' is for all messages of a call, or for none: make two calls"
+        raise ConfigError(msg)
+    return True in skips
+
+
+def with_on_conflict(messages: Sequence[Message], on_conflict: OnConflict | None) -> Sequence[Message]:
+    """The messages, each with this `on_conflict` unless that is None."""
+    if on_conflict is None:
+        return messages
+    word = check_on_conflict(on_conflict)
+    return [replace(each, on_conflict=word) if isinstance(each, Message) else each for each in messages]
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,20 @@ _PLAIN = {
 }
 
 
+#: The state that each status is a part of.
+STATE_OF: dict[Status, State] = {
+    Status.QUEUED: State.INSERTED,
+    Status.QUEUED_WITH_BACKOFF: State.INSERTED,
+    Status.LOCKED: State.CLAIMED,
+    Status.LOCKED_WITH_REQUEUE: State.CLAIMED,
+    Status.DONE_AWAITING_GC: State.FINISHED,
+    Status.DONE_WITH_BACKOFF: State.FINISHED,
+    Status.DONE_WITH_REQUEUE: State.FINISHED,
+    Status.DEAD: State.DEAD,
+    Status.CANCELLED: State.CANCELLED,
+}
+
+
 def derive_status(state: State, *, scheduled: bool, requeue: bool = False, window: bool = False) -> Status:
     """Carmine's word for a stored state.
 

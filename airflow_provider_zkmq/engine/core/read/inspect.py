@@ -14,7 +14,7 @@ from ..model.names import SEPARATOR, bucket_start, check_name, entry_task, is_la
 from ..model.policy import Conf
 from ..model.records import Attempt, HistoryEntry, TaskState, claimed_before, load_claim
 from ..model.selectors import FilterTypes, Selector, as_selector, parse_selector
-from ..model.states import ENDED, State, Status, derive_status
+from ..model.states import ENDED, STATE_OF, State, Status, derive_status
 from ..model.values import load, moment_of, optional_moment_of, optional_whole_number
 from ..protocol import Children, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
 from .configuration import read_conf
@@ -31,7 +31,6 @@ from .leases import (
 )
 from .nodes import (
     PARTS,
-    WHOLE_AT_ONCE,
     Part,
     Record,
     at_once,
@@ -58,6 +57,15 @@ def as_state(state: State | str | None) -> State | None:
         return None if state is None else State(state)
     except ValueError:
         msg = f"state {state!r} is unknown: use one of {', '.join(State)}"
+        raise ConfigError(msg) from None
+
+
+def as_status(status: Status | str | None) -> Status | None:
+    """A status by its name, None staying None. Raises `ConfigError`."""
+    try:
+        return None if status is None else Status(status)
+    except ValueError:
+        msg = f"status {status!r} is unknown: use one of {', '.join(Status)}"
         raise ConfigError(msg) from None
 
 
@@ -517,36 +525,82 @@ def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict
     return _build(task_id, tree, content, (yield from status_of(context, content.state)))
 
 
+# --- Tasks by their ids, by what they are, or both.
+
+
 def list_tasks(
     context: Context,
     *,
+    ids: Sequence[str] | None = None,
     state: State | str | None = None,
+    status: Status | str | None = None,
     selector: Selector | str | None = None,
     batch: str | None = None,
+    parts: Collection[Part] = PARTS,
     limit: int | None = None,
 ) -> Procedure[list[Task]]:
-    """Tasks in `state` (default: any) that `selector` accepts, at most `limit`. Not a snapshot of one moment.
+    """The tasks that every given argument accepts, at most `limit`. Not a snapshot of one moment.
 
-    `batch`: only its members, in the order of their ids; those that were collected or dropped are gone.
-    Raises `ConfigError` for an unknown state or selector, a negative limit, or where the queue does not exist;
+    `state` and `status` are words such as ``"inserted"`` and ``"queued-with-backoff"``; `selector` is about filters.
+    `ids`: only these, each once, in the order of the ids; one that was never enqueued, or has been collected, is left
+    out. `batch`: only its members, in the order of their ids; those that were collected or dropped are gone. A task
+    whose record cannot be read is reported in the log and left out.
+    `parts`: which of ``data``, ``metadata``, ``result`` and ``progress`` (with its note) are read; what is not is empty
+    in the tasks (``b""``, ``{}``, None), and costs nothing but, for ``data``, one small request for each task. All
+    tasks are in memory together: read many large ones in several calls.
+
+    Raises `ConfigError` for a bad id, an unknown state, status, selector or part, or a negative limit; `QueueNotFound`;
     `TaskNotFound` for a batch that does not exist.
     """
-    most = optional_whole_number("limit", limit)
-    wanted = yield from chosen(context, state, selector)
+    most, znodes = optional_whole_number("limit", limit), checked_parts(parts)
+    named, exact = None if ids is None else checked_ids(ids), as_status(status)
+    if named is not None and selector is None:
+        wanted = Chosen(as_state(state), None, {})  # no filter types are needed: the configuration is not read
+    else:
+        wanted = yield from chosen(context, state, selector)
+
+    def matches(task: Task) -> bool:
+        accepted = wanted.accepts(task.state, task.filters) and batch in {None, task.batch}
+        return accepted and exact in {None, task.status}
+
+    if named is not None:
+        return list(filter(matches, (yield from _named(context, named, znodes))))[:most]
+    if batch is not None:
+        listed = yield from member_ids(context, batch)
+    else:
+        listed = yield from task_ids(context, STATE_OF[exact] if wanted.state is None and exact else wanted.state)
     tasks: list[Task] = []
-    ids = (yield from task_ids(context, wanted.state)) if batch is None else (yield from member_ids(context, batch))
-    for chunk in chunked(ids, WHOLE_AT_ONCE):
-        read = yield from read_tasks(context, chunk)
-        tasks += [task for task in read if wanted.accepts(task.state, task.filters) and batch in {None, task.batch}]
+    for chunk in chunked(listed, at_once(znodes)):
+        tasks += filter(matches, (yield from read_tasks(context, chunk, parts=znodes)))
         if most is not None and len(tasks) >= most:
             return tasks[:most]
     return tasks
 
 
+def _named(context: Context, ids: Sequence[str], parts: Collection[str]) -> Procedure[list[Task]]:
+    """Those of these tasks that exist, in the order of the ids. Raises `QueueNotFound`."""
+    tasks = yield from read_tasks(context, ids, parts=parts)
+    known = {task.id: task for task in tasks}
+    missing = [each for each in ids if each not in known]
+    if missing:
+        yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
+        known |= {task.id: task for task in (yield from read_tasks(context, missing, parts=parts))}
+    if not known:
+        yield from refuse_missing(context)
+    return [known[each] for each in ids if each in known]
+
+
+def checked_ids(task_ids: Sequence[str]) -> list[str]:
+    """Each id once, in order. Raises `ConfigError` for one text instead of a list, and for what is no id."""
+    if isinstance(task_ids, str):
+        raise ConfigError(f"a list of task ids belongs here, not the text {task_ids!r}")
+    return [check_name("task id", each) for each in dict.fromkeys(task_ids)]
+
+
 # --- The ids of tasks, from where the tasks are listed.
 
 
-def ids(
+def list_ids(
     context: Context, state: State | str | None = None, selector: Selector | str | None = None
 ) -> Procedure[list[str]]:
     """The ids of the tasks in `state` (default: any) that `selector` accepts. Not a snapshot of one moment.
@@ -568,38 +622,6 @@ def ids(
             state = now[each.task_id].state if each.task_id in now else each.state.state
             matching += [each.task_id] if wanted.accepts(state, each.state.filters) else []
     return matching
-
-
-# --- Many tasks by their ids.
-
-
-def read_many(context: Context, task_ids: Sequence[str], *, parts: Collection[Part] = PARTS) -> Procedure[list[Task]]:
-    """The tasks among `task_ids` that exist, each once, in the order of the ids. Not a snapshot of one moment.
-
-    A task that was never enqueued, or has been collected, is left out; so is one whose record cannot be read, which
-    is reported in the log. `parts`: which of ``data``, ``metadata``, ``result`` and ``progress`` (with its note) are
-    read; what is not is empty in the tasks (``b""``, ``{}``, None), and costs nothing but, for ``data``, one small
-    request for each task. All tasks are in memory together: read many large ones in several calls.
-    Raises `ConfigError` for a bad id or an unknown part, and `QueueNotFound`.
-    """
-    ids = checked_ids(task_ids)
-    chosen = checked_parts(parts)
-    tasks = yield from read_tasks(context, ids, parts=chosen)
-    known = {task.id: task for task in tasks}
-    missing = [each for each in ids if each not in known]
-    if missing:
-        yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
-        known |= {task.id: task for task in (yield from read_tasks(context, missing, parts=chosen))}
-    if not known:
-        yield from refuse_missing(context)
-    return [known[each] for each in ids if each in known]
-
-
-def checked_ids(task_ids: Sequence[str]) -> list[str]:
-    """Each id once, in order. Raises `ConfigError` for one text instead of a list, and for what is no id."""
-    if isinstance(task_ids, str):
-        raise ConfigError(f"a list of task ids belongs here, not the text {task_ids!r}")
-    return [check_name("task id", each) for each in dict.fromkeys(task_ids)]
 
 
 # --- The columns of a scan: what each is made of, and how.

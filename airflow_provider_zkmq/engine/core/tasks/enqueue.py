@@ -26,7 +26,17 @@ from ...errors import (
 from ..context import Context, Mark
 from ..model.names import SEPARATOR, Lane, check_name, check_priority, entry_name
 from ..model.policy import Conf, RetryPolicy
-from ..model.records import Message, NewTasks, TaskState, encode_data, encode_metadata, keyed
+from ..model.records import (
+    Message,
+    NewTasks,
+    OnConflict,
+    TaskState,
+    encode_data,
+    encode_metadata,
+    keyed,
+    skips_existing,
+    with_on_conflict,
+)
 from ..model.selectors import parse_filters
 from ..model.states import ENDED, Event, State, Status
 from ..model.values import Duration, Moment, optional_milliseconds
@@ -390,8 +400,8 @@ def _refuse_options(message: Message) -> None:
     if message.task_id is None:
         msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
         raise ConfigError(msg)
-    if message.update or message.requeue:
-        msg = "update and requeue are about tasks that are there; here those are left alone"
+    if message.replaces or message.requeues:
+        msg = f"on_conflict={message.on_conflict!r} is about tasks that are there; here those are left alone"
         raise ConfigError(msg)
 
 
@@ -648,11 +658,19 @@ def enqueue_batch(
     named = [_member(name, number, message) for number, message in enumerate(messages)]
     new_tasks = yield from prepare_many(context, named, name)
     following = None if then is None else (yield from prepare_many(context, [then]))[0]
-    if any(new.update or new.requeue for new in (*new_tasks, *filter(None, [following]))):
-        msg = f"batch {name!r}: neither its tasks nor the one that follows can update or requeue another"
-        raise ConfigError(msg)
+    _refuse_conflicts(name, (*new_tasks, *filter(None, [following])))
     call = begin(context, new_tasks, following, name)
     return (yield from run_call(context, call, _write_batch(context, call, messages, name, following)))
+
+
+def _refuse_conflicts(batch: str, new_tasks: Sequence[NewTask]) -> None:
+    """Raise `ConfigError` where a batch's member, or what follows it, is to do something to a task with its id."""
+    if any(new.update or new.requeue or new.only_new for new in new_tasks):
+        msg = (
+            f"batch {batch!r}: its tasks, and the one that follows, are new: they take no on_conflict, but that 'skip' "
+            "for all tasks adds them to a batch that open_batch has opened"
+        )
+        raise ConfigError(msg)
 
 
 def _write_batch(
@@ -709,16 +727,14 @@ COUNTS: Final = 20
 
 
 def open_shared(context: Context, name: str, *, then: Message | None = None) -> Procedure[Batch]:
-    """Open a batch for `enqueue_new(…, batch=name)` from whichever processes; returns how it stands.
+    """Open a batch for `enqueue_many(…, batch=name, on_conflict="skip")` by any process; returns how it stands.
 
     One that is there already stays as it is: `Batch.written` is False as long as members can be added to it. `then`: a
     task to enqueue when the last of the batch has ended. Raises `ConfigError`.
     """
     check_name("batch", name)
     following = yield from prepare_many(context, [] if then is None else [then])
-    if any(new.update or new.requeue for new in following):
-        msg = f"batch {name!r}: what follows it cannot update or requeue another task"
-        raise ConfigError(msg)
+    _refuse_conflicts(name, following)
     with suppress(DuplicateTask):  # one that was written to its end before stays as it is
         yield from open_batch(context, name, following[0] if following else None, context.marks.nonce())
     return (yield from read_batch(context, name))
@@ -876,18 +892,18 @@ def enqueue_one(
     metadata: Mapping[str, Any] | None = None,
     policy: RetryPolicy | None = None,
     lock: Duration | None = None,
-    update: bool = False,
-    requeue: bool = False,
+    on_conflict: OnConflict = "raise",
     not_before: Moment | None = None,
     idempotency_key: str | None = None,
 ) -> Procedure[str]:
     """Write one task, all or nothing; returns its id when it is durable. The arguments are `Message`'s.
 
+    `on_conflict`: ``"raise"``, ``"skip"``, ``"replace"``, ``"requeue"`` or ``"replace-or-requeue"``; see `Message`.
     `idempotency_key`: as in `enqueue_each`. Raises `ConfigError`, `TaskTooLarge`, `DuplicateTask`; then nothing was
     written. `OutcomeUnknown`: it was or was not; the same call with its ``task_ids[0]`` as `task_id` is the same task.
     """
-    message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, update, requeue, not_before)
-    if idempotency_key is None:
+    message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, on_conflict, not_before)
+    if idempotency_key is None and on_conflict != "skip":
         return (yield from enqueue(context, message))
     ids = yield from enqueue_each(context, [message], idempotency_key=idempotency_key)
     return ids[0]
@@ -899,6 +915,7 @@ def enqueue_each(
     *,
     batch: str | None = None,
     then: Message | None = None,
+    on_conflict: OnConflict | None = None,
     idempotency_key: str | None = None,
 ) -> Procedure[list[str]]:
     """Write many tasks, each all or nothing; returns their ids in order. See `enqueue.enqueue_many`.
@@ -906,24 +923,38 @@ def enqueue_each(
     `batch`: a name by which they can be waited for together (`wait_batch`); `then`: a task to enqueue at the
     moment when the last of the batch has ended. See `enqueue.enqueue_batch`.
 
+    `on_conflict`: for all messages, instead of their own. With ``"skip"`` each message needs a ``task_id``, and the
+    call can be made again, by anybody and side by side: each task is written once, as long as it is kept. `batch` is
+    then one that `open_batch` has opened, to which members are added. See `enqueue_new`.
+
     `idempotency_key`: the ids come from the queue's name, this text and each message's position. The same call by
     whomever then returns the same ids and writes each task once, for as long as it is kept: what is there, in whatever
-    state and with whatever payload, stays as it is. Messages with ids of their own, ``update``, ``requeue`` and `batch`
-    are refused with it.
+    state and with whatever payload, stays as it is. Messages with ids of their own, an `on_conflict` that changes a
+    task, and `batch` are refused with it.
     """
-    if idempotency_key is None and batch is not None:
-        return (yield from enqueue_batch(context, messages, batch, then))
-    if idempotency_key is None and then is not None:
+    messages = with_on_conflict(messages, on_conflict)
+    if idempotency_key is not None:
+        if batch is not None or then is not None:
+            msg = "idempotency_key and batch: give one of them; a batch is known by its name when it is enqueued again"
+            raise ConfigError(msg)
+        return (yield from _enqueue_missing(context, keyed(context.queue, idempotency_key, messages), None))
+    if then is not None and batch is None:
         msg = "then= needs batch=: it follows when the last task of a batch has ended"
         raise ConfigError(msg)
-    if idempotency_key is None:
-        return (yield from enqueue_many(context, messages))
-    if batch is not None or then is not None:
-        msg = "idempotency_key and batch: give one of them; a batch is known by its name when it is enqueued again"
-        raise ConfigError(msg)
-    named = keyed(context.queue, idempotency_key, messages)
+    if skips_existing(messages):
+        if then is not None:
+            msg = "then= is given to open_batch where a batch is written with on_conflict='skip'"
+            raise ConfigError(msg)
+        return (yield from _enqueue_missing(context, messages, batch))
+    if batch is not None:
+        return (yield from enqueue_batch(context, messages, batch, then))
+    return (yield from enqueue_many(context, messages))
+
+
+def _enqueue_missing(context: Context, messages: Sequence[Message], batch: str | None) -> Procedure[list[str]]:
+    """Write the messages whose ids no task has; returns all of the ids."""
     try:
-        yield from enqueue_new(context, named)
+        yield from enqueue_new(context, messages, batch=batch)
     except BadMessage as error:
         raise error.__cause__ or error from None
-    return [message.task_id or "" for message in named]
+    return [message.task_id or "" for message in messages]

@@ -68,8 +68,8 @@ def put(puts: list[Put], context: Context, message: Message) -> str:
     conf, filters = fresh_conf(context), message.filters
     wait = conf is None and isinstance(filters, Mapping)
     new = prepare(context, conf or default_conf(), replace(message, filters=None) if wait else message)
-    if new.update or new.requeue:
-        msg = "a transaction can put new tasks only; update or requeue one outside of the transaction"
+    if new.update or new.requeue or new.only_new:
+        msg = f"a transaction puts new tasks only: on_conflict={message.on_conflict!r} goes outside of it"
         raise ConfigError(msg)
     puts.append(Put(context, new, dict(filters) if wait and isinstance(filters, Mapping) else None))
     return new.task_id

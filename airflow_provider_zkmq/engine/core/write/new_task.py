@@ -13,7 +13,7 @@ from ...errors import ConfigError, TaskTooLarge
 from ..context import Context
 from ..model.names import Lane, check_name, check_priority, entry_name, index_path
 from ..model.policy import Conf, RetryPolicy, checked_policy
-from ..model.records import NO_METADATA, Message, TaskState, encode_data, encode_metadata
+from ..model.records import NO_METADATA, Message, TaskState, check_on_conflict, encode_data, encode_metadata
 from ..model.selectors import parse_filters
 from ..model.states import State
 from ..model.values import LATEST, Part, Priority, Span, corrupt_unless_read, dump, load, lock_seconds
@@ -131,6 +131,7 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
     if not isinstance(message, Message):
         msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
         raise ConfigError(msg)
+    on_conflict = check_on_conflict(message.on_conflict)
     filters = parse_filters(conf.types, message.filters)
     delay, not_before = message.times()
     generated = message.task_id is None
@@ -144,11 +145,12 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         delay=delay,
         policy=checked_policy(message.policy),
         lock=lock_seconds(message.lock),
-        update=bool(message.update),
-        requeue=bool(message.requeue),
+        update=message.replaces,
+        requeue=message.requeues,
         nonce=context.marks.nonce(),
         batch=batch,
         not_before=not_before,
+        only_new=on_conflict == "skip",
     )
     _check_size(context, new)
     return new
