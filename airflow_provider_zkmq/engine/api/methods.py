@@ -264,7 +264,8 @@ class verb(SyncAndAsync, Generic[S, P, T]):  # noqa: N801  reads like a decorato
     ) -> Callable[Concatenate[AsyncApi[S], P], Coroutine[Any, Any, T]]: ...
     def __get__(self, api: object, owner: type) -> Any:
         """The verb of an object, or of an API's class."""
-        return self.of(api, owner)
+        function = self.functions[issubclass(owner, AsyncApi)]
+        return function if api is None else MethodType(function, api)
 
 
 def first(claims: list[C]) -> C | None:

@@ -409,7 +409,7 @@ class QueueMethods(Api[Context], Generic[U]):
 
     def _mark_used(self) -> None:
         """The queue is claimed from or enqueued to: its client takes part in clean-up from now on."""
-        self._used(self._context)
+        self._used(self._subject)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._context.paths.base} at {self._session.config.hosts}>"

@@ -273,7 +273,8 @@ class Call:
 
     def sending(self, new_tasks: Iterable[NewTask]) -> None:
         """These may be written from now on."""
-        self.sent.update((new.task_id, new) for new in new_tasks)
+        for new in new_tasks:
+            self.sent[new.task_id] = new
 
     def refused(self, new_tasks: Iterable[NewTask]) -> None:
         """These were not written, and no request is under way that could."""
@@ -282,7 +283,8 @@ class Call:
 
     def done(self, new_tasks: Iterable[NewTask]) -> None:
         """These are written."""
-        self.written.update(new.task_id for new in new_tasks)
+        for new in new_tasks:
+            self.written.add(new.task_id)
 
 
 def begin(context: Context, new_tasks: list[NewTask], then: NewTask | None = None, batch: str | None = None) -> Call:
@@ -448,6 +450,7 @@ class _Group:
     status: str = ""
     """That task's status, where it is not left alone."""
     written: bool = False
+    tries: Tries | None = None
 
     @property
     def first(self) -> NewTask:
@@ -468,28 +471,30 @@ class _Group:
 
         Raises what no other try would change.
         """
-        self._doubt(unknown=sent is not None and sent.outcome.unknown)
-        tries = Tries(f"enqueue of task {self.first.task_id!r}")
+        if sent is not None and sent.outcome.unknown:
+            self._doubt()
         try:
-            committed = yield from commit(plan, partial(self._anew, tries), first=sent, by=send)
+            committed = yield from commit(plan, self._anew, first=sent, by=send)
         except Unavailable:
             self._not_written()
             raise
-        self.written = self.written or committed.committed
+        self.written = self.written or committed.refusal is None
         if self.written:
             self.call.done(self.new_tasks)
         elif self.in_use is None and committed.refusal is not None:
             self._not_written()
             raise self._refused(committed.refusal)
 
-    def _anew(self, tries: Tries, refusal: Refusal) -> Procedure[Plan | None]:
+    def _anew(self, refusal: Refusal) -> Procedure[Plan | None]:
         """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
-        self._doubt(unknown=refusal.uncertain)
+        if refusal.uncertain:
+            self._doubt()
         self._not_written()
         if refusal.why is not Why.PLACE:
             if not (yield from self._is_free(refusal)):
                 return None
-            yield from tries.refused(refusal.outcome, refusal.multi, None)
+            self.tries = self.tries or Tries(f"enqueue of task {self.first.task_id!r}")
+            yield from self.tries.refused(refusal.outcome, refusal.multi, None)
         elif self.first.only_new and self.batch is not None:  # a member may have been written, and dropped, meanwhile
             failed = (yield Children(self.context.paths.batch(self.batch, "failed"))) or ()
             self.in_use = next((new.task_id for new in self.new_tasks if new.task_id in failed), None)
@@ -520,9 +525,9 @@ class _Group:
             self.in_use, self.status = self.first.task_id, str(found)
         return False
 
-    def _doubt(self, *, unknown: bool) -> None:
+    def _doubt(self) -> None:
         for new in self.new_tasks:
-            new.uncertain = new.uncertain or unknown
+            new.uncertain = True
 
     def _not_written(self) -> None:
         self.call.refused([new for new in self.new_tasks if not new.uncertain])
@@ -536,12 +541,13 @@ class _Group:
         return queue_deleted(self.context)
 
 
-def write_all(context: Context, new_tasks: Sequence[NewTask], call: Call) -> Procedure[list[str]]:
+def write_all(context: Context, new_tasks: Sequence[NewTask], call: Call) -> Procedure[None]:
     """Write validated tasks; see `enqueue_many`. `call` learns what may have been written, at every moment."""
     refusals: list[_Group] = []
-    made = _grouped(context, call, [new for new in new_tasks if new.task_id not in call.written])
-    for window in chunked(made, WINDOW):
-        refusals += yield from unless_deleted(context, _write(call, window))
+    left = [new for new in new_tasks if new.task_id not in call.written] if call.written else new_tasks
+    made = [_Group(context, call, list(left))] if len(left) == 1 else _grouped(context, call, left)
+    for start in range(0, len(made), WINDOW):
+        refusals += yield from unless_deleted(context, _write(call, made[start : start + WINDOW]))
     if refusals:
         done = [new.task_id for new in new_tasks if new.task_id in call.written]
         ids, more = [each.first.task_id for each in refusals], len(refusals) - 1
@@ -550,7 +556,6 @@ def write_all(context: Context, new_tasks: Sequence[NewTask], call: Call) -> Pro
             "choose another or wait until it is collected"
         )
         raise DuplicateTask(msg, status=refusals[0].status, duplicates=ids, enqueued=done)
-    return [new.task_id for new in new_tasks]
 
 
 def _grouped(context: Context, call: Call, new_tasks: Sequence[NewTask], batch: str | None = None) -> list[_Group]:
@@ -576,7 +581,7 @@ def _write(call: Call, groups: Sequence[_Group]) -> Procedure[list[_Group]]:
     plans: list[Plan] = []
     for group in groups:
         plans.append((yield from group.plan()))
-    if len(groups) == 1 and not groups[0].first.only_new:  # it may go together with what other calls send
+    if len(groups) == 1 and not groups[0].new_tasks[0].only_new:  # it may go together with what other calls send
         call.sending(groups[0].new_tasks)
         yield from groups[0].carry_out(plans[0])
         return [groups[0]] if groups[0].in_use is not None else []
@@ -638,7 +643,8 @@ def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[lis
     """
     new_tasks = yield from prepare_many(context, messages)
     call = begin(context, new_tasks)
-    return (yield from run_call(context, call, write_all(context, new_tasks, call)))
+    yield from run_call(context, call, write_all(context, new_tasks, call))
+    return [new.task_id for new in new_tasks]
 
 
 def enqueue_batch(

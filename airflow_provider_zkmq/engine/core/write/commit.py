@@ -467,16 +467,15 @@ def slot_ops(context: Context, slot: OpenSegment, opened: set[str]) -> list[Writ
     path = context.paths.at("queue", slot.lane.name, slot.segment)
     if path in opened:
         return slot.then
-    if slot.opens:
+    if slot.ops and slot.opens:
         opened.add(path)
     return slot.ops
 
 
 def remember_opened(context: Context, multi: Multi, outcome: Outcome) -> None:
     """Segments that now exist need no create; those of a refused transaction are looked up again."""
-    touched = {op.path for op in multi.ops}
     for name, memory in list(context.segments.open.items()):
-        if not any(op.path in touched for op in memory.ops):
+        if not (memory.ops and {op.path for op in memory.ops} & {op.path for op in multi.ops}):
             continue
         if outcome.committed:
             memory.ops = memory.then
@@ -685,7 +684,9 @@ class Plan:
         for change in self.changes:
             ops += change.ops
             if change.slot is not None:
-                ops += [op for op in slot_ops(change.context, change.slot, opened) if op not in ops]
+                for op in slot_ops(change.context, change.slot, opened):
+                    if op not in ops:
+                        ops.append(op)
             if change.missing:
                 ops += [op for op in change.missing if op not in ops]
             ops += change.listing

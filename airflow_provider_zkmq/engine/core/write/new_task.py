@@ -89,7 +89,7 @@ class NewTask:
             policy=self.policy,
             lock=self.lock,
             batch=self.batch,
-            metadata=self.has_metadata,
+            metadata=self.metadata != NO_METADATA,
         )
 
     def ops(self, context: Context, place: str, index: str | None, due: int | None) -> list[WriteOp]:
@@ -108,22 +108,19 @@ class NewTask:
 
     def _parts(self, context: Context) -> tuple[str, list[WriteOp], int]:
         if self._fixed is None or self._fixed[0] != self.task_id:
-            parts = self._fixed_parts(context)
+            at, task = self.task_id, context.paths.task
+            parts: list[WriteOp] = [Create(task(at)), Create(task(at, "data"), self.data)]
+            if self.metadata != NO_METADATA:
+                parts.append(Create(task(at, "metadata"), self.metadata))
+            if self.filters:
+                parts.append(Create(task(at, "filters")))
+            for name, value in self.filters.items():
+                parts.append(Create(task(at, "filters", name), value.encode()))
             named = len(self.task_id) + len(self.lane.name) + len(self.batch or "")
             if self.filters or self.policy:
                 named += len(dump([self.filters, self.policy]))
             self._fixed = self.task_id, parts, request_size(parts) + 3 * named + RECORD_ROOM
         return self._fixed
-
-    def _fixed_parts(self, context: Context) -> list[WriteOp]:
-        at, task = self.task_id, context.paths.task
-        return [
-            Create(task(at)),
-            Create(task(at, "data"), self.data),
-            *([Create(task(at, "metadata"), self.metadata)] if self.has_metadata else []),
-            *([Create(task(at, "filters"))] if self.filters else []),
-            *(Create(task(at, "filters", name), value.encode()) for name, value in self.filters.items()),
-        ]
 
 
 def prepare(context: Context, conf: Conf, message: Message, batch: str | None = None) -> NewTask:
@@ -132,21 +129,22 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
         raise ConfigError(msg)
     on_conflict = check_on_conflict(message.on_conflict)
-    filters = parse_filters(conf.types, message.filters)
-    delay, not_before = message.times()
+    filters = parse_filters(conf.types, message.filters) if message.filters else {}
+    timed = message.delay is not None or message.not_before is not None
+    delay, not_before = message.times() if timed else (None, None)
     generated = message.task_id is None
     new = NewTask(
         task_id=context.marks.task_id() if generated else check_name("task id", message.task_id),
         generated=generated,
         data=encode_data("data", message.data),
-        metadata=encode_metadata(message.metadata),
+        metadata=NO_METADATA if message.metadata is None else encode_metadata(message.metadata),
         filters=filters,
         lane=Lane(check_priority(message.priority), filters),
         delay=delay,
-        policy=checked_policy(message.policy),
-        lock=lock_seconds(message.lock),
-        update=message.replaces,
-        requeue=message.requeues,
+        policy=None if message.policy is None else checked_policy(message.policy),
+        lock=None if message.lock is None else lock_seconds(message.lock),
+        update=on_conflict != "raise" and message.replaces,
+        requeue=on_conflict != "raise" and message.requeues,
         nonce=context.marks.nonce(),
         batch=batch,
         not_before=not_before,
@@ -292,13 +290,14 @@ def _metadata_ops(path: str, new: NewTask, *, there: bool, fresh: bool) -> list[
 def insert(context: Context, new: NewTask) -> Procedure[Change]:
     """Write a new task: its tree, and its entry in its lane, or among the scheduled."""
     yield from stamped(context, new)
-    due = yield from due_of(context, new)
+    due = (yield from due_of(context, new)) if new.delay or new.not_before is not None else None
     if due is not None:
         index = yield from scheduled_index(context, new.task_id, due)
         change = listed_at(context, new.task_id, index)
         change.listing = new.ops(context, f"{new.lane.name}//{new.entry}", index, due)
         return change
-    slot = yield from open_segment(context, new.lane, ordered=(yield from known_conf(context)).ordered)
+    conf = context.configuration.conf or (yield from known_conf(context))
+    slot = yield from open_segment(context, new.lane, ordered=conf.order == "fifo")
     place = f"{slot.lane.name}/{slot.segment}/{new.entry}"
     return Change(context, new.task_id, slot=slot, listing=new.ops(context, place, None, None))
 
