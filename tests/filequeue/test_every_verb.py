@@ -111,6 +111,7 @@ CALLS: dict[str, Callable[[Side], object]] = {
     "exists": lambda side: side.q.exists(),
     "explain": lambda side: side.q.explain("queued"),
     "follow": lambda side: side.q.follow("finished", print),
+    "fsck": lambda side: side.q.fsck().findings,
     "name": lambda side: side.q.name,
     "open_batch": lambda side: side.q.open_batch("b").written,
     "pause": lambda side: side.q.pause(),
@@ -156,7 +157,7 @@ INTERNALS: dict[str, Callable[[Side], object]] = {
 
 #: What a file has not.
 NOT_IN_FILES = {
-    "batch", "cancel", "clear", "collect_garbage", "consumers", "drop", "explain", "open_batch", "pause",
+    "batch", "cancel", "clear", "collect_garbage", "consumers", "drop", "explain", "fsck", "open_batch", "pause",
     "redrive", "redrive_many", "resume", "revoke", "seal_batch", "wait_batch",
 }  # fmt: skip
 INTERNALS_NOT_IN_FILES = {
@@ -298,6 +299,7 @@ wait QUEUE finished --timeout 5
 wait QUEUE claimed --event claim --timeout 5
 !batch QUEUE b
 !batch QUEUE b --wait --timeout 5
+!fsck QUEUE --repair
 !gc QUEUE --lifetime 0
 !redrive QUEUE dead => dead=inserted
 !redrive QUEUE --all => dead=inserted

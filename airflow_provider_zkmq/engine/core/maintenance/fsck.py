@@ -113,7 +113,7 @@ def _look(context: Context, *, repair: bool) -> Procedure[tuple[int, list[_Fix]]
     for chunk in chunked(sorted({*names, *listed})):
         facts = yield from _read_tasks(context, chunk, listed)
         for task_id in chunk:
-            if _TaskCheck(context, task_id, facts, listed.get(task_id, ()), now).fixes:
+            if _TaskCheck(context, task_id, facts[task_id], listed.get(task_id, ()), now).fixes:
                 fixes += yield from _examine(context, task_id, listed, now, repair=repair)
     return len(names), fixes
 
@@ -491,17 +491,20 @@ def _listings(context: Context, nodes: Iterable[str]) -> dict[str, list[str]]:
 
 def _read_tasks(
     context: Context, task_ids: Sequence[str], listed: Mapping[str, Sequence[str]]
-) -> Procedure[dict[str, Node]]:
-    """The trees of tasks, what lists them or should, and what these places stand in."""
-    nodes = yield from _walk(context, [context.paths.task(each) for each in task_ids])
-    others = {path for each in task_ids for path in listed.get(each, ())}
+) -> Procedure[dict[str, dict[str, Node]]]:
+    """For each task, by path: its tree, what lists it or should, and what these places stand in."""
+    facts: dict[str, dict[str, Node]] = {each: {} for each in task_ids}
+    for path, node in (yield from _walk(context, [context.paths.task(each) for each in task_ids])).items():
+        facts[_below(context, path)[1]][path] = node
+    others = {each: set(listed.get(each, ())) for each in task_ids}
     for each in task_ids:
-        state, _ = _decoded(context, each, nodes)
-        others |= set() if state is None else _beside(context, each, state)
-    paths = sorted(others)
-    return nodes | {
-        path: node for path, node in zip(paths, (yield from read_nodes(paths)), strict=True) if node is not None
-    }
+        state, _ = _decoded(context, each, facts[each])
+        others[each] |= set() if state is None else _beside(context, each, state)
+    paths = sorted(set().union(*others.values()))
+    nodes = dict(zip(paths, (yield from read_nodes(paths)), strict=True))
+    for each in task_ids:
+        facts[each] |= {path: found for path in others[each] if (found := nodes[path]) is not None}
+    return facts
 
 
 def _decoded(context: Context, task_id: str, nodes: Mapping[str, Node]) -> tuple[TaskState | None, str]:
@@ -540,7 +543,7 @@ def _examine(
     path, found = context.paths.task(task_id, "state"), list[_Fix]()
     before: list[_Fix] | None = None
     for _ in range(LOOKS):
-        nodes = yield from _read_tasks(context, [task_id], listed)
+        nodes = (yield from _read_tasks(context, [task_id], listed))[task_id]
         (record,) = yield from read_stats([path])
         if record != (nodes[path].stat if path in nodes else None):
             continue  # somebody changed the task meanwhile
