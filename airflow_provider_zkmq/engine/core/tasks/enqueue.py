@@ -546,8 +546,14 @@ def write_all(context: Context, new_tasks: Sequence[NewTask], call: Call) -> Pro
     refusals: list[_Group] = []
     left = [new for new in new_tasks if new.task_id not in call.written] if call.written else new_tasks
     made = [_Group(context, call, list(left))] if len(left) == 1 else _grouped(context, call, left)
-    for start in range(0, len(made), WINDOW):
-        refusals += yield from unless_deleted(context, _write(call, made[start : start + WINDOW]))
+    if len(made) == 1 and not made[0].new_tasks[0].only_new:  # it may go together with what other calls send
+        plan = yield from made[0].plan()
+        call.sending(made[0].new_tasks)
+        yield from made[0].carry_out(plan)
+        refusals = made if made[0].in_use is not None else []
+    else:
+        for start in range(0, len(made), WINDOW):
+            refusals += yield from _write(call, made[start : start + WINDOW])
     if refusals:
         done = [new.task_id for new in new_tasks if new.task_id in call.written]
         ids, more = [each.first.task_id for each in refusals], len(refusals) - 1
@@ -581,10 +587,6 @@ def _write(call: Call, groups: Sequence[_Group]) -> Procedure[list[_Group]]:
     plans: list[Plan] = []
     for group in groups:
         plans.append((yield from group.plan()))
-    if len(groups) == 1 and not groups[0].new_tasks[0].only_new:  # it may go together with what other calls send
-        call.sending(groups[0].new_tasks)
-        yield from groups[0].carry_out(plans[0])
-        return [groups[0]] if groups[0].in_use is not None else []
     errors: list[ZkmqError] = []
     for group, plan, sent in zip(groups, plans, (yield from _send(call, groups, plans)), strict=True):
         try:
@@ -608,16 +610,6 @@ def _send(call: Call, groups: Sequence[_Group], plans: list[Plan]) -> Procedure[
     except Unavailable:
         call.refused(new for new in new_tasks if new.task_id not in before)
         raise
-
-
-def unless_deleted(context: Context, writing: Procedure[T]) -> Procedure[T]:
-    """Carry out a procedure that writes; what is refused since the queue was deleted meanwhile is a `ConfigError`."""
-    try:
-        return (yield from writing)
-    except ZkmqError as error:
-        if type(error) is not ZkmqError or (yield Exists(context.paths.at("tasks"))) is not None:
-            raise
-        raise queue_deleted(context) from error
 
 
 # --- Enqueue: one message, many, or a batch of them; each task's tree and its entry are written in one transaction.
@@ -796,7 +788,7 @@ def enqueue_new(
     new_tasks = [prepare_new(context, conf, position, message, name) for position, message in enumerate(messages)]
     refuse_repeated_ids(new_tasks)
     load = _Load(context, begin(context, new_tasks), new_tasks, name, began)
-    return (yield from run_call(context, load.call, unless_deleted(context, load.carry_out())))
+    return (yield from run_call(context, load.call, load.carry_out()))
 
 
 @dataclass(slots=True)
@@ -910,9 +902,12 @@ def enqueue_one(
     """
     message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, on_conflict, not_before)
     if idempotency_key is None and on_conflict != "skip":
-        return (yield from enqueue(context, message))
-    ids = yield from enqueue_each(context, [message], idempotency_key=idempotency_key)
-    return ids[0]
+        return enqueue(context, message)
+    return _only(enqueue_each(context, [message], idempotency_key=idempotency_key))
+
+
+def _only(procedure: Procedure[list[T]]) -> Procedure[T]:
+    return (yield from procedure)[0]
 
 
 def enqueue_each(

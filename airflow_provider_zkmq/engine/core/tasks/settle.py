@@ -610,9 +610,9 @@ def complete(
         if claimed.state.requeue and until is None:
             before = current.with_state(claimed.state.with_attempt("finished", times.ended, None, times.started))
             extra = [result_write(context, current, data)]
-            return (yield from escrow.rerun(context, before, nonce, extra, result=True))
+            return escrow.rerun(context, before, nonce, extra, result=True)
         finish = partial(transitions.finish, context, current, nonce, data, now, times, until)
-        return (yield from _carry_out(claimed, finish))
+        return _carry_out(claimed, finish)
 
     yield from _settle(context, claimed, "complete", attempt)
 
@@ -660,11 +660,11 @@ def failed(
             pause = policy.backoff(state.attempt, rand) if wait is None else wait
             due = now + int(pause * 1000) if pause >= 0.001 else None
             again = partial(transitions.fail, context, before, nonce, text, due)
-            return (yield from _carry_out(claimed, again))
+            return _carry_out(claimed, again)
         if state.requeue:
-            return (yield from escrow.rerun(context, before, nonce))
+            return escrow.rerun(context, before, nonce)
         to_dead = partial(transitions.to_dead, context, before, Event.FAIL_FINAL, nonce, text, now)
-        return (yield from _carry_out(claimed, to_dead))
+        return _carry_out(claimed, to_dead)
 
     return (yield from _settle(context, claimed, "fail", attempt))
 
@@ -681,7 +681,7 @@ def release(context: Context, claimed: Claimed, delay: Duration | None = None) -
     def attempt(claimed: Claimed) -> Procedure[CommitResult]:
         nonce = nonce_of(context, claimed, "release")
         back = partial(transitions.release, context, _current(claimed), nonce, due)
-        return (yield from _carry_out(claimed, back))
+        return _carry_out(claimed, back)
 
     state = yield from _settle(context, claimed, "release", attempt)
     context.listings.forget_tried(context.paths.entry(state.place).rpartition("/")[0])

@@ -512,13 +512,15 @@ def known_bucket(context: Context, index: str) -> Procedure[None]:
 
 
 def make_bucket(context: Context, bucket: str) -> Procedure[None]:
-    """Create a bucket unless it exists, and the index in which it stands if that is missing."""
+    """Create a bucket unless it exists, and the index in which it stands if that is missing. Raises `QueueNotFound`."""
     try:
         yield from ensure_bucket(bucket)
     except TransportError:
         raise
-    except ZkmqError:
+    except ZkmqError as error:
         if not (yield from restored(context, bucket)):
+            if (yield Exists(context.paths.at("tasks"))) is None:
+                raise queue_deleted(context) from error
             raise
         yield from ensure_bucket(bucket)
 
