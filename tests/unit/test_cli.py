@@ -150,11 +150,11 @@ def test_bad_usage_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str], su
 def test_a_report_is_refused_before_spark_is_started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
-    """No archive, no PySpark or matplotlib, a folder for the page: one line, and code 2, at once."""
+    """No archive, no PySpark or Jinja2, a folder for the page: one line, and code 2, at once."""
     for absent, given, told in (
         ("", [], "is no folder: give the directory of the archive"),
         ("pyspark", [], "this needs pyspark: pip install 'airflow-provider-zkmq[spark]'"),
-        ("matplotlib", ["--html", "x.html"], "this needs matplotlib: pip install "),
+        ("jinja2", ["--html", "x.html"], "this needs jinja2: pip install "),
         ("", ["--html", "."], "cannot be written: it is a folder"),
     ):
         with subtests.test(msg=told), monkeypatch.context() as patch:
