@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from datetime import UTC, datetime
 from html.parser import HTMLParser
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -17,7 +16,6 @@ pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 from airflow_provider_zkmq.spark import report
-from airflow_provider_zkmq.spark.history.tables import GOLD, NAME, SILVER, Manifest, Part
 from airflow_provider_zkmq.spark.reporting import capacity, sections
 from airflow_provider_zkmq.spark.reporting.capacity import Crew, Target
 from airflow_provider_zkmq.spark.reporting.page import (
@@ -34,6 +32,7 @@ from airflow_provider_zkmq.spark.reporting.page import (
 )
 from airflow_provider_zkmq.spark.reporting.report import SCREEN, Report, checked_target
 from airflow_provider_zkmq.spark.reporting.sections import HEAD, KIND, MASKS
+from tests.delta_tables import commit
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Spark and its like
 HOSTILE = "<script src='http://evil.example/x.js'>alert(1)</script>\"'&$\\frac{\x00\x1b[31m"
@@ -361,29 +360,23 @@ def test_an_empty_history_is_a_report_too() -> None:
     assert json.loads(empty.json())["capacity"]["capacity"] == []
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / NAME).write_text(manifest.encode())
-
-
 def test_what_is_no_archive_is_refused_with_what_to_do(tmp_path) -> None:
-    """Before Spark is started: no folder, an empty one, another queue, tables not made yet, a damaged manifest."""
+    """Before Spark is started: no folder, an empty one, another queue, tables not made yet, a damaged table."""
     with pytest.raises(ConfigError, match=r"is no folder: give the directory of the archive; .*run_pipeline, first"):
         known(tmp_path / "nowhere", None)
     with pytest.raises(ConfigError, match="holds no archive of any queue"):
         known(tmp_path, None)
-    part = Part("runs/1-2", 7, 1, 2, ())
-    write_manifest(tmp_path / "census", Manifest(watermark=2, runs=(part,), queue="census"))
+    commit(tmp_path / "census", "bronze", 7, 2)
     with pytest.raises(ConfigError, match=r"no archive of queue 'senses'.*did you mean 'census'"):
         known(tmp_path, ["senses"])
     with pytest.raises(ConfigError, match="archived .* but its tables were not made yet: run the maintenance DAG"):
         known(tmp_path, None)
-    for table in (SILVER, GOLD):
-        write_manifest(tmp_path / "census" / table, Manifest(watermark=2, queue="census"))
+    for kind in ("runs", "hourly"):
+        commit(tmp_path / "census", kind, 0, 2)
     assert known(tmp_path, None) == known(tmp_path, ["census", "census"]) == ["census"]
-    write_manifest(tmp_path / "idle", Manifest(watermark=2, queue="idle"))
+    commit(tmp_path / "idle", "bronze", 0, 2)
     assert known(tmp_path, None) == ["census", "idle"], "where nothing was archived nothing need be made of it"
-    (tmp_path / "idle" / NAME).write_text("{")
+    (tmp_path / "idle/bronze/_delta_log" / f"{0:020d}.json").write_text("[]")
     with pytest.raises(CorruptRecord):
         known(tmp_path, ["idle"])
 
@@ -398,7 +391,7 @@ def test_what_is_missing_is_named_with_its_extra() -> None:
 
 def test_values_that_mean_nothing_are_refused(tmp_path, subtests) -> None:
     """A moment without a zone, a time or a number of rows that is none, and percents where parts are meant."""
-    write_manifest(tmp_path / "q", Manifest(watermark=2, queue="q"))
+    commit(tmp_path / "q", "bronze", 0, 2)
     naive = datetime(2026, 1, 1)  # noqa: DTZ001
     wrong = {"since": naive, "recent": 0, "top": 0, "target_wait": -1, "target_utilisation": 80}
     for option, value in wrong.items():

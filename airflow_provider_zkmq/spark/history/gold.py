@@ -1,8 +1,8 @@
 """Gold: numbers for each class and consumer in each hour, computed anew for exactly those that new silver rows touch.
 
 How many waited is the one number that reaches over hours: it is summed up again from the first hour that was touched
-to the last, over the numbers that gold has. Whole days are replaced, by one manifest for both kinds of rows. Hours
-that silver's retention has passed stay as they are.
+to the last, over the numbers that gold has. Whole days are replaced; those of consumers are committed first, and are
+read as far as the hours of classes have come. Hours that silver's retention has passed stay as they are.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from . import tables
-from .silver import DELIVERIES, RUNS, check_behind, unseen
-from .tables import Manifest
+from .delta import Staged, Table
+from .silver import DELIVERIES, RUNS, check_behind
+from .tables import DAY_MS, day_of, load, milliseconds, stage
 
 # --- Silver rows as numbers for each hour: of classes and of consumers. Columns only: nothing is read or written here.
 #
@@ -52,8 +52,8 @@ def moments_of_runs(runs: DataFrame) -> DataFrame:
 
     Clocks of servers may disagree: what they tell is brought into order, so that no run leaves before it came.
     """
-    ended, came = tables.milliseconds("ended_at"), tables.milliseconds("enqueued_at")
-    claimed = f.coalesce(tables.milliseconds("claimed_at"), ended)
+    ended, came = milliseconds("ended_at"), milliseconds("enqueued_at")
+    claimed = f.coalesce(milliseconds("claimed_at"), ended)
     ordered = runs.withColumn("ended_ms", ended).withColumn("came", f.least(came, ended))
     return ordered.withColumn("gone", f.greatest("came", f.least(claimed, ended)))
 
@@ -61,8 +61,8 @@ def moments_of_runs(runs: DataFrame) -> DataFrame:
 def moments_of_deliveries(deliveries: DataFrame) -> DataFrame:
     """Deliveries with when they began and ended, and a row for each hour that they touch."""
     ended, began = (
-        tables.milliseconds("ended_at"),
-        f.coalesce(tables.milliseconds("started_at"), tables.milliseconds("claimed_at")),
+        milliseconds("ended_at"),
+        f.coalesce(milliseconds("started_at"), milliseconds("claimed_at")),
     )
     known = f.when((began > 0) & (began < ended), began).otherwise(ended)
     timed = deliveries.withColumn("ended_ms", ended).withColumn("began", known)
@@ -215,9 +215,9 @@ def activity() -> list[Column]:
 # --- Gold's step: the hours that new silver rows touch are computed anew.
 
 #: The steps after which this may be interrupted, in order.
-STEPS: Final = ("staged hours", "staged consumers", "adopted", "published")
+STEPS: Final = ("staged consumers", "staged hours", "committed consumers", "published")
 _EPOCH: Final = date(1970, 1, 1)
-_DAY_HOURS: Final = tables.DAY_MS // HOUR_MS
+_DAY_HOURS: Final = DAY_MS // HOUR_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +237,10 @@ class _Span:
     last: date
 
     @property
+    def days(self) -> int:
+        return (self.last - self.first).days + 1
+
+    @property
     def iso(self) -> tuple[str, str]:
         return self.first.isoformat(), self.last.isoformat()
 
@@ -250,24 +254,24 @@ class _Span:
 class _Silver:
     """Silver's rows with their moments: those that are newer than gold, and all since a day."""
 
-    home: Path
-    manifest: Manifest
+    runs_table: Table
+    deliveries_table: Table
     spark: SparkSession
     watermark: int
-    kept: str  # the first day whose hours may be computed: before it, silver's rows or gold's hours are forgotten
+    kept: int  # the first day whose hours may be computed: before it, silver's rows or gold's hours are forgotten
 
     def runs(self, since: str | None) -> DataFrame:
         """Runs that ended since a day, or since retention's; None: those that gold has not seen."""
-        return moments_of_runs(self._load("runs", RUNS, since))
+        return moments_of_runs(self._load(self.runs_table, RUNS, since))
 
     def deliveries(self, since: str | None) -> DataFrame:
         """Deliveries that ended since a day, or that gold has not seen, for each hour that they touch."""
-        return moments_of_deliveries(self._load("deliveries", DELIVERIES, since))
+        return moments_of_deliveries(self._load(self.deliveries_table, DELIVERIES, since))
 
-    def _load(self, kind: str, schema: str, since: str | None) -> DataFrame:
-        parts = unseen(self.manifest, self.watermark, kind) if since is None else self.manifest.of(kind)
-        paths = tables.folders(self.home, parts, max(since or "", self.manifest.horizon))
-        return tables.load(self.spark, schema, paths, "ended_at")
+    def _load(self, table: Table, schema: str, since: str | None) -> DataFrame:
+        newer = self.watermark if since is None else 0
+        files = table.files(max(since or "", table.mark.first_day), newer=newer)
+        return load(self.spark, schema, files, "ended_at", newer)
 
     def span(self, touched: DataFrame) -> _Span | None:
         """The days of these hours that are kept; None where there are none."""
@@ -275,57 +279,60 @@ class _Silver:
         if first is None:
             return None
         days = [_EPOCH + timedelta(days=hour // _DAY_HOURS) for hour in (first, last)]
-        kept = date.fromisoformat(self.kept) if self.kept else days[0]
+        kept = date.fromordinal(self.kept) if self.kept else days[0]
         return _Span(max(days[0], kept), days[1]) if days[1] >= kept else None
 
 
-def summarise(
-    home: Path, spark: SparkSession, *, grace: float = tables.GRACE, after: Callable[[str], None] = lambda _step: None
-) -> Summed:
-    """Bring gold up to silver, in the queue's folder `home`, which the caller holds.
+@dataclass(frozen=True, slots=True)
+class _Gold:
+    """Gold's tables as they are before the step. Both are computed anew from how far the hours of classes came."""
 
-    Raises `ConfigError` where gold was made of another silver.
+    hourly: Table
+    consumers: Table
+
+
+def summarise(home: Path, spark: SparkSession, *, after: Callable[[str], None] = lambda _step: None) -> Summed:
+    """Bring gold up to silver, in the queue's folder `home`.
+
+    Raises `ConfigError` where gold was made of another silver, and where another run is at work.
     """
-    silver, gold = tables.read_manifest(home / tables.SILVER), tables.read_manifest(home / tables.GOLD)
-    check_behind(home / tables.GOLD, gold, silver)
-    _, gold = tables.sweep(home / tables.GOLD, gold, grace)
-    source = _Silver(home / tables.SILVER, silver, spark, gold.watermark, max(silver.horizon, gold.horizon))
-    days, grown = 0, replace(gold, watermark=silver.watermark)
-    if unseen(silver, gold.watermark, "runs"):
-        days, grown = _grow(home / tables.GOLD, gold, source, after)
-    if grown != gold:
-        (home / tables.GOLD).mkdir(exist_ok=True)
-        tables.publish(home / tables.GOLD, grown)
+    gold = _Gold(Table.open(home, "hourly"), Table.open(home, "consumers"))
+    runs = Table.open(home, "runs")
+    deliveries = Table.open(home, "deliveries", until=runs.mark.watermark)
+    check_behind(gold.consumers, runs)
+    check_behind(gold.hourly, runs)
+    mark, until = gold.hourly.mark, runs.mark.watermark
+    if mark.watermark == until:
+        after("published")
+        return Summed(0, mark.rows, gold.consumers.mark.rows)
+    silver = _Silver(runs, deliveries, spark, mark.watermark, max(runs.mark.horizon, mark.horizon))
+    days, hours, consumers = _stage(gold, silver, after)
+    replaced = days.iso if days else None
+    rows = gold.consumers.commit(consumers, replace(gold.consumers.mark, watermark=until), replaced)
+    after("committed consumers")
+    total = gold.hourly.commit(hours, replace(mark, watermark=until), replaced)
     after("published")
-    rows = {kind: sum(part.rows for part in grown.of(kind)) for kind in ("hourly", "consumers")}
-    return Summed(days, rows["hourly"], rows["consumers"])
+    return Summed(days.days if days else 0, total, rows)
 
 
-def _grow(home: Path, gold: Manifest, silver: _Silver, after: Callable[[str], None]) -> tuple[int, Manifest]:
-    """How many days were written anew, and the manifest that names them."""
-    grown = replace(gold, watermark=silver.manifest.watermark)
+def _stage(gold: _Gold, silver: _Silver, after: Callable[[str], None]) -> tuple[_Span | None, Staged, Staged]:
+    """The days that are written anew, and what they have of classes and of consumers."""
     touched = touched_hours(silver.runs(None), silver.deliveries(None)).persist()
     try:
         span = silver.span(touched)
-        if span is None:
-            return 0, grown
-        zxids = gold.watermark, grown.watermark
-        rows = tables.stage(home, "hourly", _spelt(_hourly(home, gold, silver, span, touched), home, HOURLY), *zxids)
-        after("staged hours")
-        each = tables.stage(home, "consumers", _spelt(_consumers(home, gold, silver, span), home, CONSUMERS), *zxids)
+        consumers = _stored(gold.consumers, CONSUMERS, _consumers(gold, silver, span) if span else None, silver.spark)
         after("staged consumers")
-        parts = tables.adopt((rows, each))
-        after("adopted")
-        kept = tables.without(home, grown, lambda day: span.iso[0] <= day <= span.iso[1])
-        return (span.last - span.first).days + 1, replace(kept, runs=(*kept.runs, *parts))
+        hours = _stored(gold.hourly, HOURLY, _hourly(gold, silver, span, touched) if span else None, silver.spark)
+        after("staged hours")
+        return span, hours, consumers
     finally:
         touched.unpersist()
 
 
-def _hourly(home: Path, gold: Manifest, silver: _Silver, span: _Span, touched: DataFrame) -> DataFrame:
+def _hourly(gold: _Gold, silver: _Silver, span: _Span, touched: DataFrame) -> DataFrame:
     (start, end), since = span.hours, span.iso[0]
     computed = class_hours(silver.runs(since), silver.deliveries(since), touched.where(f.col("hour") >= start))
-    old = _old(home, gold, "hourly", HOURLY, span, silver.spark)
+    old = _old(gold.hourly, HOURLY, span, silver.spark)
     happened = old.where(f.greatest(*activity()) > 0).join(touched, ["class", "hour"], "left_anti")
     numbers = [name for frame in computed for name in frame.columns]
     kept = happened.select(*dict.fromkeys(numbers))
@@ -341,22 +348,23 @@ def _hourly(home: Path, gold: Manifest, silver: _Silver, span: _Span, touched: D
     return with_depth(joined([*computed, kept, *base]), end)
 
 
-def _consumers(home: Path, gold: Manifest, silver: _Silver, span: _Span) -> DataFrame:
+def _consumers(gold: _Gold, silver: _Silver, span: _Span) -> DataFrame:
     touched = silver.deliveries(None).select("consumer", "hour").distinct().where(f.col("hour") >= span.hours[0])
     computed = consumer_hours(silver.deliveries(span.iso[0]), touched)
-    old = _old(home, gold, "consumers", CONSUMERS, span, silver.spark).join(touched, ["consumer", "hour"], "left_anti")
+    old = _old(gold.consumers, CONSUMERS, span, silver.spark).join(touched, ["consumer", "hour"], "left_anti")
     return computed.unionByName(old.select(computed.columns))
 
 
-def _old(home: Path, gold: Manifest, kind: str, schema: str, span: _Span, spark: SparkSession) -> DataFrame:
+def _old(table: Table, schema: str, span: _Span, spark: SparkSession) -> DataFrame:
     """What gold has of these days, its hours being numbers."""
-    frame = tables.load(spark, schema, tables.folders(home, gold.of(kind), *span.iso), "hour")
-    return frame.withColumn("hour", hour_of(tables.milliseconds("hour"))).drop("queue", "day")
+    frame = load(spark, schema, table.files(*span.iso), "hour")
+    return frame.withColumn("hour", hour_of(milliseconds("hour"))).drop("queue", "day")
 
 
-def _spelt(rows: DataFrame, home: Path, schema: str) -> DataFrame:
-    """Rows as they are stored, a file for each day."""
-    timed = rows.withColumn("hour", f.timestamp_millis(f.col("hour") * HOUR_MS)).withColumn(
-        "queue", f.lit(tables.queue_of(home))
-    )
-    return timed.withColumn("day", tables.day_of("hour")).select(*tables.names(schema), "day").repartition("day")
+def _stored(table: Table, schema: str, rows: DataFrame | None, spark: SparkSession) -> Staged:
+    """Stage rows as they are stored, a file for each day; None: none."""
+    if rows is None:
+        return stage(table, schema, load(spark, schema, [], "hour"))
+    timed = rows.withColumn("hour", f.timestamp_millis(f.col("hour") * HOUR_MS))
+    timed = timed.withColumn("queue", f.lit(table.queue)).withColumn("day", day_of("hour"))
+    return stage(table, schema, timed.repartition("day"))

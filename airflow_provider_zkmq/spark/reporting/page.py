@@ -24,6 +24,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ...engine import ConfigError, check_name
+from ..history.delta import lacks_tables, stored
 
 # --- Which queues a history holds: looked for before Spark is started, and refused with what to do about it.
 
@@ -45,9 +46,7 @@ def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> li
     root = Path(directory).absolute()
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder: give the directory of the archive; where there is none, {_FIRST}")
-    from ..history.tables import GOLD, NAME, SILVER, read_manifest
-
-    archived = sorted(path.parent.name for path in root.glob(f"*/{NAME}"))
+    archived = stored(root)
     if not archived:
         raise ConfigError(f"{root} holds no archive of any queue: give the archive's directory, or {_FIRST}")
     requested = archived if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
@@ -56,8 +55,7 @@ def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> li
             near = get_close_matches(queue, archived)
             hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
             raise ConfigError(f"{root} holds no archive of queue {queue!r}{hint}: {_FIRST}")
-        tables = [root / queue / table / NAME for table in (SILVER, GOLD)]
-        if read_manifest(root / queue).rows and not all(path.is_file() for path in tables):
+        if lacks_tables(root / queue):
             raise ConfigError(f"queue {queue!r} is archived in {root}, but its tables were not made yet: {_FIRST}")
     return requested
 
