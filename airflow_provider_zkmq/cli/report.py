@@ -60,7 +60,7 @@ def _make(directory: str, args: argparse.Namespace) -> Report:
     """The report. What can be refused without Spark, which takes its time to start, is refused before."""
     from ..spark.reporting.page import known, need
 
-    need("pyspark", "pandas", "pyarrow", *(("jinja2",) if args.html is not None else ()))
+    need("pyspark", "pandas", "pyarrow", "deltalake", *(("jinja2",) if args.html is not None else ()))
     since, until = _moment("--since", args.since), _moment("--until", args.until)
     queues = known(directory, [args.queue] if args.queue else None)
     from ..spark import report as make

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 from pyspark.sql import SparkSession
 
-from airflow_provider_zkmq.spark.history.bronze import SCHEMA
-from airflow_provider_zkmq.spark.history.delta import Table
+from airflow_provider_zkmq.history import Table
+from airflow_provider_zkmq.spark.history.rows import SCHEMA
 from airflow_provider_zkmq.spark.history.tables import stage
 
 HOUR = 3_600_000

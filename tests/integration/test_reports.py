@@ -273,7 +273,7 @@ def test_the_page_s_pipeline_and_reports_run(spark, zk, where, tmp_path, capsys)
         "/archive": str(tmp_path / "archive"),
         "report.html": str(tmp_path / "report.html"),
     }
-    for word in ("run_pipeline(", "write_html("):
+    for word in ("run_pipeline(", "history import table", "write_html("):
         exec(compile(shown(word, real), "docs/spark.md", "exec"), {})  # noqa: S102
     assert "queue census: bronze: 1 rows, 1 in all" in capsys.readouterr().out
     lines = [line for word in ("spark.job pipeline", "zkmq report") for line in shown(word, real, "sh").splitlines()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,15 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
+from airflow_provider_zkmq.history import FOLDERS, Table, table
 from airflow_provider_zkmq.spark.history import reading
 from airflow_provider_zkmq.spark.history.bronze import ArchiveIncomplete, ArchiveReport, archive_queue
-from airflow_provider_zkmq.spark.history.delta import FOLDERS, Table, table
 from airflow_provider_zkmq.spark.history.gold import HOURLY, summarise
 from airflow_provider_zkmq.spark.history.reading import percentiles, read_history, read_runs
 from airflow_provider_zkmq.spark.history.silver import refine
@@ -428,21 +429,39 @@ def test_small_files_become_one_and_retention_drops_nothing_that_the_next_table_
     assert sum(row.ended for row in hours) == 2
 
 
-def test_pandas_and_pyarrow_read_each_table_without_spark(spark, tmp_path) -> None:
-    """What Spark reads of it, with times and days as such."""
-    home, histories = tmp_path / "q", Histories(6, days=0.5)
+def rows_in_order(rows: Iterable[Sequence[object]]) -> list[tuple[object, ...]]:
+    """Rows that can be compared, whoever has read them."""
+    plain = (tuple(bytes(value) if isinstance(value, bytearray) else value for value in row) for row in rows)
+    return sorted(plain, key=repr)
+
+
+def by_arrow(delta: DeltaTable, names: list[str]) -> Iterable[Sequence[object]]:
+    return [list(row.values()) for row in delta.to_pyarrow_table(columns=names).to_pylist()]
+
+
+def by_polars(delta: DeltaTable, names: list[str]) -> Iterable[Sequence[object]]:
+    return pytest.importorskip("polars").read_delta(delta, columns=names).rows()
+
+
+def by_duckdb(delta: DeltaTable, names: list[str]) -> Iterable[Sequence[object]]:
+    rows = pytest.importorskip("duckdb").from_arrow(delta.to_pyarrow_dataset())
+    return rows.project(", ".join(names)).fetchall()
+
+
+def test_others_read_each_table_as_spark_does(spark, tmp_path, subtests) -> None:
+    """Arrow and pandas, and Polars and DuckDB where they are installed: the same rows, with times and days as such."""
+    histories = Histories(6, days=0.5)
     rows = histories.make(8)
     histories.number(rows, 1)
-    brought_up_to_date(spark, home, rows, 100)
+    brought_up_to_date(spark, tmp_path / "q", rows, 100)
     compared = {"id", "task_id", "number", "version", "class", "consumer", "run_ms", "busy_ms", "data", "day"}
     for kind in FOLDERS:
         frame = getattr(reading, "read_history" if kind == "bronze" else f"read_{kind}")(spark, tmp_path, "q")
         names = sorted(compared & set(frame.columns))
-        expected = sorted(map(tuple, frame.select(names).collect()), key=repr)
-        arrow = table(kind, tmp_path, "q").to_pyarrow_table()
-        assert sorted((tuple(row[name] for name in names) for row in arrow.select(names).to_pylist()), key=repr) == [
-            tuple(bytes(value) if isinstance(value, bytearray) else value for value in row) for row in expected
-        ]
+        expected = rows_in_order(frame.select(names).collect())
+        for read in (by_arrow, by_polars, by_duckdb):
+            with subtests.test(kind=kind, read=read.__name__):
+                assert rows_in_order(read(table(kind, tmp_path, "q"), names)) == expected
         pandas = table(kind, tmp_path, "q").to_pandas()
         assert (len(pandas), pandas["queue"].unique().tolist()) == (len(expected), ["q"])
         times = [name for name in pandas.columns if name.endswith("_at") or name == "hour"]

@@ -20,9 +20,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
+from airflow_provider_zkmq.history import FOLDERS, Table
 from airflow_provider_zkmq.spark.history import reading
 from airflow_provider_zkmq.spark.history.bronze import STEPS, archive_queue
-from airflow_provider_zkmq.spark.history.delta import FOLDERS, Table
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
 from airflow_provider_zkmq.spark.reporting.report import report
 from tests.integration.ended import ended_runs, ended_tasks, finish, produce

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -14,9 +16,9 @@ pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
+from airflow_provider_zkmq.history import FEW, LARGE, Table, chosen, open_for_reading, table
 from airflow_provider_zkmq.spark import job, session
 from airflow_provider_zkmq.spark.history import pipeline
-from airflow_provider_zkmq.spark.history.delta import FEW, LARGE, Table, chosen, open_for_reading, table
 from airflow_provider_zkmq.spark.history.tables import Retention
 from tests.delta_tables import commit, staged
 
@@ -121,6 +123,17 @@ def test_a_table_is_read_as_far_as_the_one_that_is_committed_after_it(tmp_path):
     assert [table(kind, tmp_path, "q").to_pandas().shape for kind in ("runs", "deliveries")] == [(2, 2), (3, 2)]
     commit(tmp_path / "q", "runs", 0, 6)
     assert len(table("deliveries", tmp_path, "q").to_pandas()) == 4
+
+
+def test_readers_need_no_spark_and_executors_no_delta(tmp_path):
+    """A table is read where neither Spark nor Airflow can be imported; an executor's part where `deltalake` cannot."""
+    commit(tmp_path / "q", "runs", 2, 5)
+    reads = "from airflow_provider_zkmq.history import table; print(len(table('runs', sys.argv[1], 'q').to_pandas()))"
+    works = "import airflow_provider_zkmq.spark.history.rows; print('works')"
+    for absent, code, told in (("pyspark airflow", reads, "2"), ("deltalake", works, "works")):
+        program = f"import sys; sys.modules |= dict.fromkeys({absent!r}.split()); {code}"
+        done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+        assert (done.stdout.strip(), done.returncode) == (told, 0), done.stderr
 
 
 def test_a_table_that_is_none_or_that_others_have_changed_is_refused(tmp_path):

@@ -1,107 +1,27 @@
-"""Bronze, the archive: runs of tasks that ended, to a Delta table, each exactly once."""
+"""Bronze, the archive: runs of tasks that ended, to a Delta table, each exactly once, whatever crashes in between.
+
+A queue that is archived says so (``configure(archive=True)``): its clean-up keeps what no archive holds, and runs that
+leave before are kept for the archive. An archive run covers the zxids after the last one's watermark up to that of a
+write of its own, and costs by what ended in between. It is staged and counted; then it is committed, with its
+watermark; then that is published in ZooKeeper, and only up to there does garbage collection delete. The table is thus
+never behind ZooKeeper. What a crashed run staged is in no commit: nobody reads it, and it is deleted in time.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession, types
+from pyspark.sql import DataFrame, SparkSession
 
 from ... import engine
-from ...engine import AnyClient, AnyQueue, Archive, ConfigError, Ended, Task, Unreadable
-from ..source import options
-from ..source.options import SourceOptions
-from ..source.reading import COLUMNS, Column, delivery, json_text, moment
-from .delta import Mark, Table
-from .tables import DAY_MS, stage
-
-# --- Archive rows: their schema, and how Spark's Python workers read them from ZooKeeper.
-
-#: How to reach ZooKeeper: the arguments of `Zkmq.connect`, a function that can be pickled and connects, or the options
-#: of the data source, by which credentials are looked up where the code runs.
-Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient] | SourceOptions
-
-#: So many whole tasks are in memory together.
-AT_ONCE: Final = 128
-_OWN: Final = {"id": Column(types.StringType()), "day": Column(types.DateType())}
-_STORED: Final = (
-    *("queue", "id", "state", "attempt", "priority", "filters", "metadata", "data", "result", "error", "consumer"),
-    *("enqueued_at", "claimed_at", "ended_at", "wait_ms", "run_ms", "day", "version", "history", "batch", "started_at"),
-)
-_COLUMNS: Final = {name: _OWN.get(name) or COLUMNS[name] for name in _STORED}
-SCHEMA: Final = ", ".join(f"{name} {column.spark.simpleString()}" for name, column in _COLUMNS.items())
-_ARROW: Final = pa.schema([(name, column.arrow) for name, column in _COLUMNS.items()])
-#: What the workers are given: an engine's `Ended`.
-ENDED: Final = "id string, version bigint, place string"
-#: The columns that hold what a task says, by the same name.
-_AS_IT_IS: Final = ("id", "attempt", "priority", "data", "result", "error", "consumer", "version", "batch")
-
-
-def open_client(connect: Connect) -> AnyClient:
-    """Open a connection of its own that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
-    if isinstance(connect, SourceOptions):
-        return options.connect(connect)
-    return connect() if callable(connect) else engine.Zkmq.connect(**{**connect, "gc": False})
-
-
-def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function for ``mapInArrow``, for Spark's Python workers: what ended in, whole rows out.
-
-    A run that is gone gives no row: the caller counts.
-    """
-
-    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with contextlib.ExitStack() as stack:
-            queue: AnyQueue | None = None
-            for batch in batches:
-                if queue is None and batch.num_rows:
-                    client = open_client(connect)
-                    stack.callback(client.close)
-                    queue = client.queue(name)
-                if queue is not None:
-                    yield from _read_batch(queue, batch)
-
-    return read
-
-
-def _read_batch(queue: AnyQueue, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    ended = [Ended(*values) for values in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-    for start in range(0, len(ended), AT_ONCE):
-        tasks = queue.read_ended(ended[start : start + AT_ONCE], parts=["data", "metadata", "result"])
-        yield pa.RecordBatch.from_pylist([row(queue.name, task) for task in tasks], schema=_ARROW)
-
-
-def row(queue: str, task: Task) -> dict[str, object]:
-    """Return a task as an archive row: times in microseconds, spans in milliseconds of the server's clock."""
-    ended, claimed, started = task.ended_ms or 0, task.claimed_ms, task.started_ms
-    return {name: getattr(task, name) for name in _AS_IT_IS} | {
-        "queue": queue,
-        "state": str(task.state),
-        "filters": list(task.filters.items()),
-        "metadata": json_text(task.metadata),
-        "enqueued_at": moment(task.enqueued_ms),
-        "claimed_at": None if claimed is None else moment(claimed),
-        "started_at": None if started is None else moment(started),
-        "ended_at": moment(ended),
-        "wait_ms": None if started is None else started - task.enqueued_ms,
-        "run_ms": None if started is None else ended - started,
-        "day": ended // DAY_MS,
-        "history": [delivery(attempt) for attempt in task.history],
-    }
-
-
-# --- The archive: runs of tasks that ended, to a Delta table, each exactly once, whatever crashes in between.
-#
-# A queue that is archived says so (``configure(archive=True)``): its clean-up keeps what no archive holds, and runs
-# that leave before are kept for the archive. An archive run covers the zxids after the last one's watermark up to
-# that of a write of its own, and costs by what ended in between. It is staged and counted; then it is committed, with
-# its watermark; then that is published in ZooKeeper, and only up to there does garbage collection delete. The table is
-# thus never behind ZooKeeper. What a crashed run staged is in no commit: nobody reads it, and it is deleted in time.
+from ...engine import AnyQueue, Archive, ConfigError, Ended, Unreadable
+from ...history import Mark, Table
+from .rows import ENDED, SCHEMA, Connect, open_client, reader
+from .tables import stage
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.
@@ -199,10 +119,10 @@ def archive_queue(
     """Archive each run that ended since the last time: finished, cancelled or dead, also where its task has left since.
 
     The archive is under ``<directory>/<queue>``. The queue counts as archived from now on.
-    `connect`: the arguments of `Zkmq.connect`, a picklable function that connects, or `SourceOptions`,
-    whose credentials are looked up where Spark's workers run. `directory`: a folder of a file system with atomic
-    renames that Spark's executors see too. `after` is called with the name of each step
-    that was done (`STEPS`). A run that is interrupted anywhere may be repeated: no row is lost or doubled.
+    `connect`: the arguments of `Zkmq.connect`, a picklable function that connects, or `SourceOptions`, whose
+    credentials are looked up where Spark's workers run. `directory`: a folder of a file system with hard links that
+    Spark's executors see too. `after` is called with the name of each step that was done (`STEPS`). A run that is
+    interrupted anywhere may be repeated: no row is lost or doubled.
     Raises `ConfigError` where another run is at work or `directory` is not the queue's archive, and
     `ArchiveIncomplete` where tasks vanished while they were read.
     """

@@ -17,9 +17,10 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from .delta import Staged, Table
+from ...history import Staged, Table
+from .rows import DAY_MS
 from .silver import DELIVERIES, RUNS, check_behind
-from .tables import DAY_MS, day_of, load, milliseconds, stage
+from .tables import day_of, load, milliseconds, stage
 
 # --- Silver rows as numbers for each hour: of classes and of consumers. Columns only: nothing is read or written here.
 #

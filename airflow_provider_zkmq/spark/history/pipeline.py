@@ -17,9 +17,10 @@ from typing import Final, TypeAlias
 from pyspark.sql import SparkSession
 
 from ...engine import AnyClient, ZkmqError, check_name
-from .bronze import Connect, archive_queue, open_client
-from .delta import FOLDERS, Table
+from ...history import FOLDERS, Table
+from .bronze import archive_queue
 from .gold import summarise
+from .rows import Connect, open_client
 from .silver import refine
 from .tables import Retention, check_writable, retain
 

@@ -10,9 +10,9 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from .bronze import SCHEMA
-from .delta import open_for_reading
+from ...history import open_for_reading
 from .gold import CONSUMERS, HOURLY
+from .rows import SCHEMA
 from .silver import DELIVERIES, RUNS
 from .tables import load
 
@@ -29,7 +29,7 @@ def read_history(
     ``history`` holds the deliveries that ended, also those of earlier runs of the same id. A row whose state is
     ``dead`` is a run that died; what became of it since is another row.
     `since` and `until`, both included, leave out whole days (UTC, by the end of the task) without reading them.
-    Columns as in `bronze.SCHEMA`. Raises `CorruptRecord` for a table that cannot be read.
+    Columns as in `rows.SCHEMA`. Raises `CorruptRecord` for a table that cannot be read.
     """
     files = _files(directory, queue, "bronze", since, until)
     return load(spark, SCHEMA, files, "ended_at").select(spark.createDataFrame([], SCHEMA).columns)
@@ -70,9 +70,9 @@ def read_consumers(
 def _files(directory: Directory, queue: str | None, kind: str, since: Day, until: Day) -> list[str]:
     """The files with what a queue's table, or every queue's, holds of these days."""
     root = Path(directory).absolute()
-    homes = [root / queue] if queue is not None else sorted(path for path in root.glob("*") if path.is_dir())
+    folders = [root / queue] if queue is not None else sorted(path for path in root.glob("*") if path.is_dir())
     first, last = "" if since is None else since.isoformat(), "9999" if until is None else until.isoformat()
-    return [file for home in homes for file in open_for_reading(home, kind).files(first, last)]
+    return [file for home in folders for file in open_for_reading(home, kind).files(first, last)]
 
 
 def percentiles(frame: DataFrame, by: str) -> DataFrame:

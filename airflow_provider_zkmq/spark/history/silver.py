@@ -18,8 +18,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ...engine import ConfigError
-from .bronze import SCHEMA
-from .delta import Staged, Table
+from ...history import Staged, Table
+from .rows import SCHEMA
 from .tables import day_of, load, milliseconds, names, stage
 
 # --- Bronze rows as silver rows: one for each run, one for each delivery. Only columns: nothing is read or written.
@@ -130,7 +130,7 @@ def refine(home: Path, spark: SparkSession, *, after: Callable[[str], None] = la
     """
     # Bronze comes last: what another run does meanwhile does not put it behind, and has this one's commits refused.
     deliveries, runs, bronze = (Table.open(home, kind) for kind in ("deliveries", "runs", "bronze"))
-    until, told = bronze.mark.watermark, runs.mark.rows
+    until, total = bronze.mark.watermark, runs.mark.rows
     new_deliveries = _stage_deliveries(deliveries, bronze, spark)
     after("staged deliveries")
     new_runs = _stage_runs(runs, bronze, spark)
@@ -140,9 +140,9 @@ def refine(home: Path, spark: SparkSession, *, after: Callable[[str], None] = la
         deliveries.commit(new_deliveries, replace(deliveries.mark, watermark=until, seen=seen))
     after("committed deliveries")
     if new_runs:
-        told = runs.commit(new_runs, replace(runs.mark, watermark=until))
+        total = runs.commit(new_runs, replace(runs.mark, watermark=until))
     after("published")
-    return Refined(new_runs.rows if new_runs else 0, new_deliveries.rows if new_deliveries else 0, told)
+    return Refined(new_runs.rows if new_runs else 0, new_deliveries.rows if new_deliveries else 0, total)
 
 
 def check_behind(table: Table, before: Table) -> None:

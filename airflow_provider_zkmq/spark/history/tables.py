@@ -18,11 +18,10 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DateType, LongType, StructType
 
 from ...engine import ConfigError
-from .delta import Staged, Table, added, sync
+from ...history import Staged, Table, added, sync
+from .rows import DAY_MS
 
 # --- Times in tables are whole milliseconds since 1970, so that neither time zones nor rounding come in.
-
-DAY_MS: Final = 86_400_000
 
 
 def milliseconds(name: str) -> Column:

@@ -24,7 +24,6 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ...engine import ConfigError, check_name
-from ..history.delta import lacks_tables, stored
 
 # --- Which queues a history holds: looked for before Spark is started, and refused with what to do about it.
 
@@ -43,6 +42,8 @@ def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> li
 
     Raises `CorruptRecord` where what says what it holds is damaged.
     """
+    from ...history import lacks_tables, stored
+
     root = Path(directory).absolute()
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder: give the directory of the archive; where there is none, {_FIRST}")

@@ -23,7 +23,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
-from ...engine import ConfigError, CorruptRecord, check_name
+from .engine import ConfigError, CorruptRecord, check_name
 
 #: Where each table is, below the queue's folder.
 FOLDERS: Final = {
