@@ -64,20 +64,19 @@ def _make(directory: str, args: argparse.Namespace) -> Report:
     since, until = _moment("--since", args.since), _moment("--until", args.until)
     queues = known(directory, [args.queue] if args.queue else None)
     from ..spark import report as make
-    from ..spark.reporting.report import session
+    from ..spark import spark_session
 
-    with session() as spark:
-        return make(
-            directory,
-            queues,
-            spark=spark,
-            since=since,
-            until=until,
-            recent=args.recent,
-            target_wait=args.target_wait,
-            target_utilisation=args.target_utilisation,
-            top=args.top,
-        )
+    return make(
+        directory,
+        queues,
+        spark=spark_session("zkmq-report"),
+        since=since,
+        until=until,
+        recent=args.recent,
+        target_wait=args.target_wait,
+        target_utilisation=args.target_utilisation,
+        top=args.top,
+    )
 
 
 def _moment(option: str, text: str | None) -> datetime | None:

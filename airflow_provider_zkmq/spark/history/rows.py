@@ -13,10 +13,11 @@ import pyarrow as pa
 from pyspark.sql import types
 
 from ... import engine
-from ...engine import AnyClient, AnyQueue, Ended, Task
+from ...engine import AnyClient, AnyQueue, Ended
 from ..source import options
 from ..source.options import SourceOptions
-from ..source.reading import COLUMNS, Column, delivery, json_text, moment
+from ..source.reading import COLUMNS, Column, parts
+from ..source.reading import batch as rows
 
 #: How to reach ZooKeeper: the arguments of `Zkmq.connect`, a function that can be pickled and connects, or the options
 #: of the data source, by which credentials are looked up where the code runs.
@@ -25,18 +26,18 @@ Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient] | SourceOptions
 DAY_MS: Final = 86_400_000
 #: So many whole tasks are in memory together.
 AT_ONCE: Final = 128
-_OWN: Final = {"id": Column(types.StringType()), "day": Column(types.DateType())}
+_OWN: Final = {
+    "id": COLUMNS["task_id"],
+    "day": Column(types.DateType(), ("ended_ms",), lambda ends: [ended // DAY_MS for ended in ends]),
+}
 _STORED: Final = (
     *("queue", "id", "state", "attempt", "priority", "filters", "metadata", "data", "result", "error", "consumer"),
     *("enqueued_at", "claimed_at", "ended_at", "wait_ms", "run_ms", "day", "version", "history", "batch", "started_at"),
 )
 _COLUMNS: Final = {name: _OWN.get(name) or COLUMNS[name] for name in _STORED}
 SCHEMA: Final = ", ".join(f"{name} {column.spark.simpleString()}" for name, column in _COLUMNS.items())
-_ARROW: Final = pa.schema([(name, column.arrow) for name, column in _COLUMNS.items()])
 #: What the workers are given: an engine's `Ended`.
 ENDED: Final = "id string, version bigint, place string"
-#: The columns that hold what a task says, by the same name.
-_AS_IT_IS: Final = ("id", "attempt", "priority", "data", "result", "error", "consumer", "version", "batch")
 
 
 def open_client(connect: Connect) -> AnyClient:
@@ -70,23 +71,5 @@ def _read_batch(queue: AnyQueue, batch: pa.RecordBatch) -> Iterator[pa.RecordBat
     ended = [Ended(*values) for values in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
     for start in range(0, len(ended), AT_ONCE):
         tasks = queue.read_ended(ended[start : start + AT_ONCE], parts=["data", "metadata", "result"])
-        yield pa.RecordBatch.from_pylist([row(queue.name, task) for task in tasks], schema=_ARROW)
-
-
-def row(queue: str, task: Task) -> dict[str, object]:
-    """Return a task as an archive row: times in microseconds, spans in milliseconds of the server's clock."""
-    ended, claimed, started = task.ended_ms or 0, task.claimed_ms, task.started_ms
-    return {name: getattr(task, name) for name in _AS_IT_IS} | {
-        "queue": queue,
-        "state": str(task.state),
-        "filters": list(task.filters.items()),
-        "metadata": json_text(task.metadata),
-        "enqueued_at": moment(task.enqueued_ms),
-        "claimed_at": None if claimed is None else moment(claimed),
-        "started_at": None if started is None else moment(started),
-        "ended_at": moment(ended),
-        "wait_ms": None if started is None else started - task.enqueued_ms,
-        "run_ms": None if started is None else ended - started,
-        "day": ended // DAY_MS,
-        "history": [delivery(attempt) for attempt in task.history],
-    }
+        lists = {part: [getattr(task, part) for task in tasks] for part in parts(_STORED, _COLUMNS)}
+        yield rows(queue.name, _STORED, lists, _COLUMNS)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ...engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
-from ..session import spark_session
 from . import capacity, sections
 from .capacity import Target
 from .page import Row, Section, known, page, render, several
@@ -171,18 +169,6 @@ def report(
         raise ReportFailed(f"the history in {Path(directory).absolute()} cannot be read: {text}") from error
     listed = [row["queue"] for row in answered[0].tables[0].rows if row["queue"] in named]
     return Report(tuple(dict.fromkeys([*listed, *named])), start, stop, datetime.now(UTC), answered)
-
-
-@contextlib.contextmanager
-def session() -> Iterator[SparkSession]:
-    """Spark for a report; one that had to be started for it is stopped after it."""
-    before = SparkSession.getActiveSession()
-    spark = spark_session("zkmq-report")
-    try:
-        yield spark
-    finally:
-        if before is None:
-            spark.stop()
 
 
 def checked_target(wait: Duration | str | None, utilisation: float | None) -> Target:
