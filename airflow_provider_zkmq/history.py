@@ -3,6 +3,8 @@
 Spark writes Parquet files below a table's folder, and nobody reads them until a commit names them. A commit is refused
 where somebody else has committed since the table was opened; so of two runs one goes on, and the other changes nothing.
 Each commit carries what the table says of itself (`Mark`) as application transactions, which the log's clean-up keeps.
+
+`table` is for whoever reads one; the rest is what the steps of Spark's pipeline are made of.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ KEPT_HOURS: Final = 7 * 24
 FEW: Final = 8
 LARGE: Final = 256 << 20
 _APP: Final = "airflow-provider-zkmq"
-_NUMBERS: Final = ("watermark", "rows", "born", "seen", "horizon")
+_NUMBERS: Final = ("watermark", "rows", "born", "horizon")
 _CONFIGURATION: Final = {
     "delta.checkpointInterval": "20",
     "delta.logRetentionDuration": "interval 7 days",
@@ -56,15 +58,13 @@ class Mark:
     """What a table says of itself, as of a commit.
 
     ``watermark``: the zxid up to which it has what ended. ``rows``: how many it has. ``born``: the transaction that
-    made the queue, 0 where nothing is archived yet. ``seen``: when the latest delivery that silver holds was claimed.
-    ``horizon``: the first day that retention has left, as an ordinal, or 0. ``damaged``: tasks whose records could not
-    be read so far, which are looked at again by each run.
+    made the queue, 0 where nothing is archived yet. ``horizon``: the first day that retention has left, as an ordinal,
+    or 0. ``damaged``: tasks whose records could not be read so far, which are looked at again by each run.
     """
 
     watermark: int = 0
     rows: int = 0
     born: int = 0
-    seen: int = 0
     horizon: int = 0
     damaged: tuple[str, ...] = ()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from pyspark.sql import SparkSession
 
@@ -22,13 +22,11 @@ from .bronze import archive_queue
 from .gold import summarise
 from .rows import Connect, open_client
 from .silver import refine
-from .tables import Retention, check_writable, retain
+from .tables import Counts, Retention, check_writable, retain
 
 #: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
 _OWN_ERRORS: Final = "airflow_provider_zkmq.engine.errors."
 _CAUSED: Final = "Caused by: "
-#: Steps that were done, with what they counted.
-Counts: TypeAlias = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +166,9 @@ def _steps(turn: _Turn, lifetime: float | None, keep: Retention) -> None:
         counts |= {"deleted": collected.collected, "kept": collected.kept_unarchived + collected.kept_changed}
     home = turn.directory / name
     with turn.step("silver") as counts:
-        refined = refine(home, spark, after=turn.hook("silver"))
-        counts |= {"runs": refined.runs, "deliveries": refined.deliveries, "runs in all": refined.total}
+        counts |= refine(home, spark, after=turn.hook("silver"))
     with turn.step("gold") as counts:
-        summed = summarise(home, spark, after=turn.hook("gold"))
-        counts |= {"days written": summed.days}
-        counts |= {"hours of classes": summed.hourly, "hours of consumers": summed.consumers}
+        counts |= summarise(home, spark, after=turn.hook("gold"))
     with turn.step("compaction") as counts:
         counts["files merged"] = sum(Table.open(home, kind).merge() for kind in FOLDERS)
         counts["files deleted"] = sum(Table.open(home, kind).sweep() for kind in FOLDERS)

@@ -56,8 +56,7 @@ def read_hourly(
     spark: SparkSession, directory: Directory, queue: str | None = None, *, since: Day = None, until: Day = None
 ) -> DataFrame:
     """Return gold's numbers of each filter class in each hour. Days are those of the hours, in UTC."""
-    frame = load(spark, HOURLY, _files(directory, queue, "hourly", since, until), "hour")
-    return frame.drop("departures", "rise", "area_ms")
+    return load(spark, HOURLY, _files(directory, queue, "hourly", since, until), "hour")
 
 
 def read_consumers(

@@ -1,15 +1,13 @@
 """Silver: a row for each run and for each delivery, each once, made of the bronze rows that silver has not seen.
 
 Deliveries are committed first, and are read as far as the runs have come. A delivery is told of by its run's row, and
-by the rows of later runs of the same id: those that were claimed no later than the latest that silver holds are looked
-up there.
+by the rows of later runs of the same id: each is looked up in silver, from the day of the first claim on.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Final
@@ -20,7 +18,7 @@ from pyspark.sql import functions as f
 from ...engine import ConfigError
 from ...history import Staged, Table
 from .rows import SCHEMA
-from .tables import day_of, load, milliseconds, names, stage
+from .tables import Counts, day_of, load, milliseconds, names, stage
 
 # --- Bronze rows as silver rows: one for each run, one for each delivery. Only columns: nothing is read or written.
 
@@ -110,21 +108,9 @@ def _first(rows: DataFrame) -> DataFrame:
 
 # --- Silver's step: what bronze has gained.
 
-#: The steps after which this may be interrupted, in order.
-STEPS: Final = ("staged deliveries", "staged runs", "committed deliveries", "published")
 
-
-@dataclass(frozen=True, slots=True)
-class Refined:
-    """What silver gained: rows of runs, and of deliveries; ``total``: the runs of the whole table."""
-
-    runs: int
-    deliveries: int
-    total: int
-
-
-def refine(home: Path, spark: SparkSession, *, after: Callable[[str], None] = lambda _step: None) -> Refined:
-    """Bring silver up to bronze, in the queue's folder `home`.
+def refine(home: Path, spark: SparkSession, *, after: Callable[[str], None] = lambda _step: None) -> Counts:
+    """Bring silver up to bronze, in the queue's folder `home`; returns what it gained, and the runs that it has.
 
     Raises `ConfigError` where silver was made of another bronze, and where another run is at work.
     """
@@ -136,13 +122,13 @@ def refine(home: Path, spark: SparkSession, *, after: Callable[[str], None] = la
     new_runs = _stage_runs(runs, bronze, spark)
     after("staged runs")
     if new_deliveries:
-        seen = max(deliveries.mark.seen, _latest_claim(deliveries, new_deliveries, spark))
-        deliveries.commit(new_deliveries, replace(deliveries.mark, watermark=until, seen=seen))
+        deliveries.commit(new_deliveries, replace(deliveries.mark, watermark=until))
     after("committed deliveries")
     if new_runs:
         total = runs.commit(new_runs, replace(runs.mark, watermark=until))
     after("published")
-    return Refined(new_runs.rows if new_runs else 0, new_deliveries.rows if new_deliveries else 0, total)
+    gained = [new.rows if new else 0 for new in (new_runs, new_deliveries)]
+    return {"runs": gained[0], "deliveries": gained[1], "runs in all": total}
 
 
 def check_behind(table: Table, before: Table) -> None:
@@ -170,38 +156,16 @@ def _stage_runs(table: Table, bronze: Table, spark: SparkSession) -> Staged | No
 
 
 def _stage_deliveries(table: Table, bronze: Table, spark: SparkSession) -> Staged | None:
-    rows = _newer(bronze, table, spark)
-    if rows is None:
-        return None
-    with _new_deliveries(table, deliveries_of(rows), spark) as new:
-        return stage(table, DELIVERIES, new, bronze.mark.watermark)
-
-
-def _latest_claim(table: Table, staged: Staged, spark: SparkSession) -> int:
-    """When the latest of these deliveries was claimed; 0 where there are none."""
-    rows = load(spark, DELIVERIES, [str(table.path / file.path) for file in staged.files], "ended_at")
-    ((latest,),) = rows.agg(f.max(milliseconds("claimed_at"))).collect()
-    return int(latest or 0)
-
-
-@contextlib.contextmanager
-def _new_deliveries(table: Table, ended: DataFrame, spark: SparkSession) -> Iterator[DataFrame]:
-    """Those that silver does not hold, and of days that it still keeps.
+    """Stage those that silver does not hold, and of days that it still keeps.
 
     When one ended may be told with another few milliseconds by another row: a day more is looked through.
     """
+    rows = _newer(bronze, table, spark)
+    if rows is None:
+        return None
+    ended = deliveries_of(rows)
     kept = ended.where(f.col("day") >= date.fromordinal(table.mark.horizon)) if table.mark.horizon else ended
-    if not table.mark.seen:
-        yield kept
-        return
-    kept = kept.persist()
-    try:
-        suspects = kept.where(milliseconds("claimed_at") <= table.mark.seen)
-        (first, last), *_ = suspects.agg(f.min(day_of("claimed_at")), f.max("day")).collect()
-        if first is None:
-            yield kept
-        else:
-            files = table.files(first.isoformat(), (last + timedelta(days=1)).isoformat())
-            yield kept.join(load(spark, DELIVERIES, files, "ended_at").select(*KEY), list(KEY), "left_anti")
-    finally:
-        kept.unpersist()
+    ((first, last),) = kept.agg(f.min(day_of("claimed_at")), f.max("day")).collect()
+    files = table.files(first.isoformat(), (last + timedelta(days=1)).isoformat()) if first else []
+    known = load(spark, DELIVERIES, files, "ended_at").select(*KEY)
+    return stage(table, DELIVERIES, kept.join(known, list(KEY), "left_anti"), bronze.mark.watermark)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -20,6 +20,9 @@ from pyspark.sql.types import DateType, LongType, StructType
 from ...engine import ConfigError
 from ...history import Staged, Table, added, sync
 from .rows import DAY_MS
+
+#: What a step counted, by what that is.
+Counts: TypeAlias = dict[str, int]
 
 # --- Times in tables are whole milliseconds since 1970, so that neither time zones nor rounding come in.
 
@@ -36,7 +39,7 @@ def day_of(name: str) -> Column:
 
 def names(schema: str) -> list[str]:
     """The names of the columns that a schema's text declares."""
-    return [column.strip().split(" ")[0] for column in schema.replace("map<string,string>", "map").split(",")]
+    return [str(name) for name in StructType.fromDDL(schema).names]
 
 
 # --- Rows of tables as DataFrames, and DataFrames as files that wait for their commit.
