@@ -12,8 +12,9 @@ A dry run tells for each queue what would be done, and does none of it.
 
 Runs may overlap, with each other and with ``python -m airflow_provider_zkmq.spark.job pipeline``: what is rescued or
 promoted changes hands in one transaction of ZooKeeper; clean-up is one client's at a time by a lock there, and the
-others pass; the archive's folder of a queue is one run's at a time by a lock in the folder, and a pointer in ZooKeeper
-refuses who was overtaken, which is tried again. One Spark session at a time runs here, whatever the number of queues.
+others pass; of two runs on the archive of one queue the second to commit to a table is refused, and a pointer in
+ZooKeeper refuses who was overtaken, which is tried again. One Spark session at a time runs here, whatever the number of
+queues.
 
 Parameters: see the form. ``directory`` of the archive is, where none is given, the Airflow Variable
 ``zkmq_archive_dir``, else the environment variable ``ZKMQ_ARCHIVE_DIR``, else ``archive_directory`` of the section
@@ -219,7 +220,6 @@ def archived(name: str, directory: str, params: dict[str, Any], run_id: str) -> 
             spark,
             lifetime=params["lifetime"],
             keep=keep,
-            delta=params["delta"],
             progress=partial(print, flush=True),
         )
         tell(directory, name, spark, run_id)
@@ -322,13 +322,6 @@ def connection_arguments(config: Any) -> dict[str, Any]:
         "keep_bronze": days("Keep bronze"),
         "keep_silver": days("Keep silver"),
         "keep_gold": days("Keep gold"),
-        "delta": Param(
-            False,
-            type="boolean",
-            title="Delta tables",
-            description="Silver and gold as Delta tables, too (extra [delta]).",
-            section="Archive",
-        ),
     },
     doc_md=__doc__,
 )

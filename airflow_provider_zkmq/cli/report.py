@@ -25,6 +25,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     for name, what in (("since", "from then on"), ("until", "up to then")):
         parser.add_argument(f"--{name}", metavar="WHEN", help=f"{what}: a moment, or a duration before now such as 24h")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, too")
+    parser.add_argument("--full", action="store_true", help="all tables, also where nothing is wrong")
     parser.add_argument(
         "--target-wait", type=duration, default=60.0, metavar="DURATION", help="95 of 100 tasks wait no longer (1m)"
     )
@@ -51,7 +52,7 @@ def report(args: argparse.Namespace, options: Common) -> int:
     made = _make(directory, args)
     if args.html is not None:
         made.write_html(args.html)
-    say(made.record(), made.text(), as_json=options.as_json)
+    say(made.record(), made.text(full=args.full), as_json=options.as_json)
     return 0
 
 
@@ -59,24 +60,23 @@ def _make(directory: str, args: argparse.Namespace) -> Report:
     """The report. What can be refused without Spark, which takes its time to start, is refused before."""
     from ..spark.reporting.page import known, need
 
-    need("pyspark", "pandas", "pyarrow", *(("matplotlib",) if args.html is not None else ()))
+    need("pyspark", "pandas", "pyarrow", "deltalake", *(("jinja2",) if args.html is not None else ()))
     since, until = _moment("--since", args.since), _moment("--until", args.until)
     queues = known(directory, [args.queue] if args.queue else None)
     from ..spark import report as make
-    from ..spark.reporting.report import session
+    from ..spark import spark_session
 
-    with session() as spark:
-        return make(
-            directory,
-            queues,
-            spark=spark,
-            since=since,
-            until=until,
-            recent=args.recent,
-            target_wait=args.target_wait,
-            target_utilisation=args.target_utilisation,
-            top=args.top,
-        )
+    return make(
+        directory,
+        queues,
+        spark=spark_session("zkmq-report"),
+        since=since,
+        until=until,
+        recent=args.recent,
+        target_wait=args.target_wait,
+        target_utilisation=args.target_utilisation,
+        top=args.top,
+    )
 
 
 def _moment(option: str, text: str | None) -> datetime | None:

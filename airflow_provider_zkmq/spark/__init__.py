@@ -1,4 +1,4 @@
-"""Queues as DataFrames, finished tasks to Parquet, and their history from there. Needs the extra ``[spark]``.
+"""Queues as DataFrames, what ended as Delta tables, and what these answer. Needs the extra ``[spark]``.
 
 Importing this package loads neither PySpark nor a ZooKeeper client: what stands in the stub beside this file is
 imported on first use.

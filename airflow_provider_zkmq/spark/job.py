@@ -41,7 +41,6 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (("conn-id", "an Airflow connection"), ("hosts", "ZooKeeper's"), ("root", "the queues' root")):
         pipeline.add_argument(f"--{name}", help=f"{text}; default: what the environment says")
     pipeline.add_argument("--lifetime", type=float, help="seconds until collection; default: each queue's own")
-    pipeline.add_argument("--delta", action="store_true", help="keep silver and gold as Delta tables, too")
     for table in ("bronze", "silver", "gold"):
         pipeline.add_argument(f"--keep-{table}", type=int, metavar="DAYS", help=f"how long {table} keeps what ended")
     report.add_argument("--html", help="the file to write; default: the terminal alone")
@@ -72,7 +71,6 @@ def _pipeline(chosen: argparse.Namespace) -> None:
         _session(chosen),
         lifetime=chosen.lifetime,
         keep=Retention(chosen.keep_bronze, chosen.keep_silver, chosen.keep_gold),
-        delta=chosen.delta,
         progress=partial(print, flush=True),
     )
 

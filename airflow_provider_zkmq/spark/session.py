@@ -46,11 +46,11 @@ def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: obj
     """
     own = {name: str(value) for name, value in conf.items()}
     if master is None and _SUBMITTED in os.environ:
-        return _configured(SparkSession.builder.appName(app_name), _ZONE | own).getOrCreate()
+        return SparkSession.builder.appName(app_name).config(map=_ZONE | own).getOrCreate()
     chosen = master or os.environ.get(MASTER_VARIABLE) or "local[*]"
     local = chosen.startswith("local")
     settings = _LOG_OPTIONS | _ZONE | (_LOCAL if local else {}) | own
-    builder = _configured(SparkSession.builder.appName(app_name).master(chosen), settings)
+    builder = SparkSession.builder.appName(app_name).master(chosen).config(map=settings)
     folder = Path(tempfile.mkdtemp(prefix="zkmq-java-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # a cluster of this machine starts executors with it
     launch = {"JAVA_HOME": str(spark_java_home(folder))} | ({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {})
@@ -58,12 +58,6 @@ def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: obj
         launch["PYSPARK_PYTHON"] = sys.executable
     with _environment(launch):  # Spark's Java needs these when it starts, and runs on without them
         return builder.getOrCreate()
-
-
-def _configured(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession.Builder:
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder
 
 
 @contextlib.contextmanager

@@ -186,7 +186,7 @@ def test_the_pipeline_runs_with_progress_in_the_log(run, monkeypatch, queue, tmp
     monkeypatch.setattr(spark, "report", lambda *_a, **_k: page, raising=False)
     numbers = run("upkeep.archive", "jobs", directory=str(tmp_path), keep_bronze=7)
     assert (requested["names"], requested["directory"], requested["stopped"]) == (["jobs"], str(tmp_path), True)
-    assert (requested["keep"], requested["lifetime"], requested["delta"]) == (Retention(bronze=7), None, False)
+    assert (requested["keep"], requested["lifetime"]) == (Retention(bronze=7), None)
     assert numbers == {"queue": "jobs", "archived": 3, "archive_rows": 5, "collected": 3, "kept": 0} | silver
     assert run.events == [{"queue": "jobs", "directory": str(tmp_path), "rows": 3}]
     log = capsys.readouterr().out

@@ -40,3 +40,12 @@ def test_imports_go_down(capsys: pytest.CaptureFixture[str]) -> None:
     for logger in enabled:  # it configures logging for itself, which silences everybody else's loggers
         logger.disabled = False
     assert status == EXIT_STATUS_SUCCESS, capsys.readouterr().out
+
+
+def test_what_is_no_python_comes_with_the_wheel() -> None:
+    """A template or a stub that no pattern of the package's data names would be missing where it was installed."""
+    home = TOP / PACKAGE
+    patterns = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][PACKAGE]
+    others = {path for path in home.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}}
+    assert home / "spark/reporting/report.html.jinja" in others
+    assert others - {path for pattern in patterns for path in home.glob(pattern)} == set()

@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 from pyspark.sql import SparkSession
 
-from airflow_provider_zkmq.spark.history.bronze import SCHEMA
-from airflow_provider_zkmq.spark.history.tables import adopt, publish, read_manifest, stage
+from airflow_provider_zkmq.history import Table
+from airflow_provider_zkmq.spark.history.rows import SCHEMA
+from airflow_provider_zkmq.spark.history.tables import stage
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -95,13 +96,11 @@ def as_bronze(queue: str, row: dict[str, Any]) -> dict[str, Any]:
 
 def write_bronze(spark: SparkSession, home: Path, rows: list[dict[str, Any]], watermark: int) -> None:
     """Archive these rows, as a run up to zxid `watermark` would."""
-    home.mkdir(parents=True, exist_ok=True)
-    manifest = read_manifest(home)
+    table = Table.open(home, "bronze")
     names = spark.createDataFrame([], SCHEMA).columns
     spelt_rows = [as_bronze(home.name, row) for row in rows]
     frame = spark.createDataFrame([tuple(row.get(name) for name in names) for row in spelt_rows], SCHEMA)
-    parts = adopt([stage(home, "runs", frame.coalesce(1), manifest.watermark, watermark)])
-    publish(home, replace(manifest, watermark=watermark, runs=(*manifest.runs, *parts)))
+    table.commit(stage(table, SCHEMA, frame.coalesce(1), watermark), replace(table.mark, watermark=watermark))
 
 
 def runs_by_pandas(rows: list[dict[str, Any]]) -> pd.DataFrame:

@@ -95,7 +95,13 @@ def say(line: str) -> None:
 
 def tables(what: str, hosts: str, root: str, directory: str, master: str) -> None:
     """Bring an archive, or the whole pipeline, up to date for each line of the input; each part of it is told of."""
-    where, step = {"hosts": hosts, "root": root}, lambda step: say(f"step {step}")
+    where = {"hosts": hosts, "root": root}
+
+    def step(name: str) -> None:
+        if name == os.environ.get("ZKMQ_KILLED_AT"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        say(f"step {name}")
+
     spark = session(master, **{"spark.driver.memory": "1g", "spark.task.maxFailures": "6"})
     spark.range(10).mapInArrow(lambda batches: batches, "id bigint").count()  # Python workers are there from now on
     say("ready")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq import bridge, engine, spark
+from airflow_provider_zkmq import bridge, engine, history, spark
 from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfWork, Worker, Zkmq
 from airflow_provider_zkmq.hooks import settings, telemetry
 from airflow_provider_zkmq.textqueue import TextQueue
@@ -82,6 +82,7 @@ ON_SPARK = {
     "enqueue(df": "test_data_source.py",
     "spark.readStream.format": "test_spark_stream.py",
     "run_pipeline(": "test_reports.py",
+    "history import table": "test_reports.py",
     "write_html(": "test_reports.py",
 }
 
@@ -127,6 +128,7 @@ def test_every_call_of_the_semantics_exists() -> None:
     homes = {
         "TextQueue": TextQueue,
         "bridge": bridge,
+        "history": history,
         "spark": spark,
         "q": Queue,
         "claim": Claim,

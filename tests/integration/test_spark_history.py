@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import replace
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -14,27 +14,20 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
 from airflow_provider_zkmq.engine.internals import internals
-from airflow_provider_zkmq.spark.history import pipeline, reading
+from airflow_provider_zkmq.history import FOLDERS, Table, table
+from airflow_provider_zkmq.spark.history import reading
 from airflow_provider_zkmq.spark.history.bronze import ArchiveIncomplete, ArchiveReport, archive_queue
-from airflow_provider_zkmq.spark.history.gold import summarise
+from airflow_provider_zkmq.spark.history.gold import HOURLY, summarise
 from airflow_provider_zkmq.spark.history.reading import percentiles, read_history, read_runs
-from airflow_provider_zkmq.spark.history.silver import compact, refine
-from airflow_provider_zkmq.spark.history.tables import (
-    GOLD,
-    SILVER,
-    Manifest,
-    Retention,
-    exclusive,
-    publish,
-    read_manifest,
-    retain,
-)
+from airflow_provider_zkmq.spark.history.silver import refine
+from airflow_provider_zkmq.spark.history.tables import Retention, load, retain, stage
 from airflow_provider_zkmq.spark.source.options import SourceOptions
 from tests.integration import histories as made
 from tests.integration.ended import ended_tasks, finish
@@ -153,13 +146,13 @@ def test_rows_hold_each_run_as_it_ended_and_its_attempts(spark, archive, q, tmp_
 def test_clean_up_deletes_only_what_is_archived_and_a_run_costs_by_what_is_new(
     spark, archive, where, q, tmp_path
 ) -> None:
-    """From the moment on at which a run begins, before it touches its folder, which another run holds at first.
+    """From the moment on at which a run begins, before it has written anything.
 
     Counted by the server: with 300 archived before, a run with 40 new tasks asks for about as much as those.
     """
     old = ended_tasks(q, 300)
-    with exclusive(tmp_path / "census"), pytest.raises(ConfigError, match="in use"):
-        archive()
+    with pytest.raises(Crash):
+        archive(after=crash_at("begun"))
     assert q.conf().archive
     eventually(lambda: q.collect_garbage(lifetime=0).kept_unarchived == 300)
     first = archive(to=SourceOptions.of(where))
@@ -223,13 +216,13 @@ def test_a_run_that_is_overtaken_or_misses_tasks_publishes_nothing(spark, archiv
     ids = finish(q, 3)
 
     def overtake(step: str) -> None:
-        if step == "listed":  # elsewhere, where the lock of this machine does not reach, another run begins
+        if step == "listed":  # another run begins elsewhere
             with pytest.raises(Crash):
                 archive(tmp_path / "elsewhere", after=crash_at("begun"))
 
     with pytest.raises(ConfigError, match="another archive run"):
         archive(after=overtake)
-    assert read_manifest(tmp_path / "census").rows == 0
+    assert Table.open(tmp_path / "census", "bronze").mark.rows == 0
     archive()
     finish(q, 2)
 
@@ -255,8 +248,7 @@ def test_the_archive_of_another_queue_or_ensemble_and_another_directory_are_refu
     with pytest.raises(ConfigError, match="does not exist"):
         archive_queue(where, "absent", tmp_path, spark)
     foreign = tmp_path / "foreign" / "census"
-    foreign.mkdir(parents=True)
-    publish(foreign, Manifest(1 << 60, queue="census"))
+    write_bronze(spark, foreign, [], 1 << 60)
     with pytest.raises(ConfigError, match="another ensemble"):
         archive(foreign.parent)
     assert q.collect_garbage(lifetime=0).collected == 0  # clean-up has not been told of that archive
@@ -321,7 +313,7 @@ def test_gold_equals_what_pandas_computes_of_the_raw_histories(spark, tmp_path) 
 
     What looks like a pattern in the name of the directory is none. Tables of others are refused.
     """
-    directory, histories = tmp_path / "odd [x] {a,b} %20 *?", Histories(seed=1, days=1.5)
+    directory, histories = tmp_path / "odd [x] {a,b} *", Histories(seed=1, days=1.5)
     rows = histories.make(45)
     home, version = directory / "q", 1
     for window in (rows[:50:2] + rows[50:70], rows[1:50:2] + rows[70:]):
@@ -331,7 +323,8 @@ def test_gold_equals_what_pandas_computes_of_the_raw_histories(spark, tmp_path) 
     check(spark, directory, histories)
     assert read_history(spark, directory).count() == len(rows)
 
-    publish(home, replace(read_manifest(home), watermark=5))
+    shutil.rmtree(home / "bronze")
+    write_bronze(spark, home, [], 5)
     with pytest.raises(ConfigError, match="another archive"):
         refine(home, spark)
     home.rename(directory / "p")
@@ -348,8 +341,8 @@ def cancelled(task_id: str, version: int, enqueued: int, ended: int) -> dict[str
 
 
 def test_a_late_row_changes_its_own_hours_and_no_other(spark, tmp_path) -> None:
-    """Numbers of hours that it does not touch are not computed again: what was put there by hand stays."""
-    home, histories = tmp_path / "q", Histories(3, days=0.4)
+    """Days that it does not touch are not written again, either: what was put there by hand stays."""
+    home, histories = tmp_path / "q", Histories(3, days=1.9)
     first = histories.make(12)
     histories.number(first, 1)
     brought_up_to_date(spark, home, first, 100)
@@ -359,34 +352,35 @@ def test_a_late_row_changes_its_own_hours_and_no_other(spark, tmp_path) -> None:
     mark_everything(spark, home)
     brought_up_to_date(spark, home, [late], 200)
     after = {(row["class"], row.hour): row for row in reading.read_hourly(spark, tmp_path).collect()}
-    begin, end = late["enqueued"] // HOUR, late["ended"] // HOUR
+    begin, end, marked = late["enqueued"] // HOUR, late["ended"] // HOUR, 0
     for (name, hour), row in after.items():
         number, old = hour_of(hour), before.get((name, hour))
-        written = begin // 24 <= number // 24 <= end // 24
-        kept = old is not None and not (name == "" and number in {begin, end}) and (happened(old) or not written)
-        assert (row.retries >= 1_000) == bool(kept), (name, hour)
-        if name == "" and begin < number < end:
+        if not begin // 24 <= number // 24 <= end // 24:
+            assert row.retries == old.retries + 1_000, (name, hour)
+            marked += 1
+        elif not (name == "" and begin <= number <= end):
+            assert row == old
+        elif begin < number < end:
             assert row.depth_start == (old.depth_start if old else 0) + 1
+    assert marked
     assert {"", begin} <= {value for name, hour in after for value in (name, hour_of(hour))}
-
-
-def happened(row) -> int:
-    """What was counted in an hour, those who left included."""
-    return row.arrivals + row.ended + row.deliveries + row.busy_ms + row.depth_start + row.arrivals - row.depth_end
+    assert before.keys() <= after.keys()
 
 
 def mark_everything(spark, home) -> None:
-    """Add a thousand retries to each of gold's rows, so that those which are computed again can be told."""
-    (part,) = read_manifest(home / GOLD).of("hourly")
-    folder = home / GOLD / part.path
-    frame = spark.read.parquet(str(folder)).withColumn("retries", f.col("retries") + 1_000)
-    frame.write.partitionBy("day").parquet(f"{folder}.marked")
-    folder.rename(f"{folder}.plain")
-    folder.with_name(f"{folder.name}.marked").rename(folder)
+    """Add a thousand retries to each of gold's rows, so that those which are written again can be told."""
+    hourly = Table.open(home, "hourly")
+    frame = load(spark, HOURLY, hourly.files(), "hour").withColumn("retries", f.col("retries") + 1_000)
+    hourly.commit(stage(hourly, HOURLY, frame), hourly.mark, ("0001-01-01", "9999-12-31"))
 
 
-def test_small_parts_become_one_and_retention_drops_nothing_that_the_next_table_lacks(spark, tmp_path) -> None:
-    """Cut off anywhere and run again; readers have every row once at any time, also of a frame made before.
+def merged(home) -> dict[str, int]:
+    """How many files of each table were merged."""
+    return {kind: count for kind in FOLDERS if (count := Table.open(home, kind).merge(few=2))}
+
+
+def test_small_files_become_one_and_retention_drops_nothing_that_the_next_table_lacks(spark, tmp_path) -> None:
+    """Whenever they are merged, also before the next table has seen them; a frame made before has every row once.
 
     Gold's hours stay as they are where silver, or gold itself, has forgotten the rows or days they came from.
     """
@@ -400,28 +394,24 @@ def test_small_parts_become_one_and_retention_drops_nothing_that_the_next_table_
         write_bronze(spark, home, window, 100 * (n + 1))
         if n == 0:  # which silver has not seen
             assert retain(home, Retention(bronze=1), today=today) == 0
+        if n == 1:  # nor has it seen these
+            assert set(merged(home)) == {"bronze"}
         refine(home, spark)
-    assert compact(home, spark, few=2) == 3  # silver's parts wait for gold, bronze's are in silver
-    summarise(home, spark)
     old = read_runs(spark, tmp_path, "q")
-    for step in ("staged", "adopted", "published"):
-        with pytest.raises(Crash):
-            compact(home, spark, few=2, after=crash_at(step))
-        for read in (read_runs, read_history):
-            assert read(spark, tmp_path, "q").count() == len(rows)
-    compact(home, spark, few=2)
+    assert merged(home).keys() >= {"bronze", "runs", "deliveries"}
+    summarise(home, spark)
     assert old.count() == len(rows)
-    days = len({row["ended"] // DAY for row in rows})
-    for table in ("", SILVER):
-        (part,) = read_manifest(home / table).of("runs")
-        assert len(list((home / table / part.path).rglob("*.parquet"))) == days
-    compact(home, spark, few=2, grace=0)
-    assert len(list((home / SILVER / "runs").iterdir())) == 1
+    for kind, moment in (("bronze", "ended"), ("runs", "ended")):
+        pieces = Table.open(home, kind).pieces
+        assert len(pieces) == len({row[moment] // DAY for row in rows})
+    for kind in FOLDERS:
+        Table.open(home, kind).sweep(hours=0)
+        assert {str(path) for path in (home / FOLDERS[kind]).rglob("*.parquet")} == set(Table.open(home, kind).files())
     check(spark, tmp_path, histories)
 
     recent = sum(row["ended"] // DAY == latest for row in rows)
     assert retain(home, Retention(bronze=1), today=today) == len(rows) - recent
-    assert read_history(spark, tmp_path, "q").count() == read_manifest(home).rows == recent
+    assert read_history(spark, tmp_path, "q").count() == Table.open(home, "bronze").mark.rows == recent
     assert read_runs(spark, tmp_path, "q").count() == len(rows)
     before = reading.read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first()
     retain(home, Retention(silver=1), today=today)
@@ -439,37 +429,40 @@ def test_small_parts_become_one_and_retention_drops_nothing_that_the_next_table_
     assert sum(row.ended for row in hours) == 2
 
 
-def test_delta_tables_equal_the_others_and_are_written_once(spark, tmp_path) -> None:
-    """Appended for each run, replaced by days in gold; what was committed before a crash is not written again.
+def rows_in_order(rows: Iterable[Sequence[object]]) -> list[tuple[object, ...]]:
+    """Rows that can be compared, whoever has read them."""
+    plain = (tuple(bytes(value) if isinstance(value, bytearray) else value for value in row) for row in rows)
+    return sorted(plain, key=repr)
 
-    They keep what retention has taken from silver, and get what was merged there while they were left out.
-    """
-    deltalake = pytest.importorskip("deltalake")
-    home, histories = tmp_path / "q", Histories(6, days=0.5)
+
+def by_arrow(delta: DeltaTable, names: list[str]) -> Iterable[Sequence[object]]:
+    return [list(row.values()) for row in delta.to_pyarrow_table(columns=names).to_pylist()]
+
+
+def by_polars(delta: DeltaTable, names: list[str]) -> Iterable[Sequence[object]]:
+    return pytest.importorskip("polars").read_delta(delta, columns=names).rows()
+
+
+def by_duckdb(delta: DeltaTable, names: list[str]) -> Iterable[Sequence[object]]:
+    rows = pytest.importorskip("duckdb").from_arrow(delta.to_pyarrow_dataset())
+    return rows.project(", ".join(names)).fetchall()
+
+
+def test_others_read_each_table_as_spark_does(spark, tmp_path, subtests) -> None:
+    """Arrow and pandas, and Polars and DuckDB where they are installed: the same rows, with times and days as such."""
+    histories = Histories(6, days=0.5)
     rows = histories.make(8)
     histories.number(rows, 1)
-
-    def stored(kind: str, names: list[str]) -> list[tuple[object, ...]]:
-        table = deltalake.DeltaTable(str(home / "delta" / kind)).to_pyarrow_table().select(names).to_pylist()
-        return sorted((tuple(row[name] for name in names) for row in table), key=repr)
-
-    for n, window in enumerate((rows[:1] + rows[2:], rows[1:2])):
-        brought_up_to_date(spark, home, window, 100 * (n + 1))
-        with pytest.raises(Crash):
-            pipeline.export(home, after=crash_at("deliveries"))
-        assert pipeline.export(home)["runs"] == 0
-    assert sum(pipeline.export(home).values()) == 0
-    compared = {"task_id", "number", "version", "class", "consumer", "run_ms", "busy_ms"}
-    for kind in ("runs", "deliveries", "hourly", "consumers"):
-        frame = getattr(reading, f"read_{kind}")(spark, tmp_path)
+    brought_up_to_date(spark, tmp_path / "q", rows, 100)
+    compared = {"id", "task_id", "number", "version", "class", "consumer", "run_ms", "busy_ms", "data", "day"}
+    for kind in FOLDERS:
+        frame = getattr(reading, "read_history" if kind == "bronze" else f"read_{kind}")(spark, tmp_path, "q")
         names = sorted(compared & set(frame.columns))
-        assert stored(kind, names) == sorted(map(tuple, frame.select(names).collect()), key=repr)
-
-    end = START + 9 * DAY
-    for version, name, ended in ((300, "merged", end), (400, "new", end + HOUR)):
-        brought_up_to_date(spark, home, [cancelled(name, version, ended, ended)], version)
-        compact(home, spark, few=2)
-        retain(home, Retention(silver=1), today=date(2026, 1, 10))
-    assert {row.task_id for row in read_runs(spark, tmp_path).collect()} == {"merged", "new"}
-    assert pipeline.export(home)["runs"] == 2
-    assert [name for (name,) in stored("runs", ["task_id"])] == sorted([*(row["id"] for row in rows), "merged", "new"])
+        expected = rows_in_order(frame.select(names).collect())
+        for read in (by_arrow, by_polars, by_duckdb):
+            with subtests.test(kind=kind, read=read.__name__):
+                assert rows_in_order(read(table(kind, tmp_path, "q"), names)) == expected
+        pandas = table(kind, tmp_path, "q").to_pandas()
+        assert (len(pandas), pandas["queue"].unique().tolist()) == (len(expected), ["q"])
+        times = [name for name in pandas.columns if name.endswith("_at") or name == "hour"]
+        assert times == [] or {str(pandas[name].dtype) for name in times} == {"datetime64[us, UTC]"}

@@ -21,10 +21,10 @@ pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
 from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.history import FOLDERS, Table
 from airflow_provider_zkmq.spark.history import reading
 from airflow_provider_zkmq.spark.history.bronze import STEPS, archive_queue
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
-from airflow_provider_zkmq.spark.history.tables import GOLD, SILVER, read_manifest
 from airflow_provider_zkmq.spark.reporting.report import report
 from tests.integration.ended import ended_runs, ended_tasks, finish, produce
 from tests.integration.spark_programs import CLUSTER, EXECUTOR, processes, program
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.xdist_group("heavy"), pytest.mark.filterwarnings("igno
 SCALE = pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="takes minutes: ZKMQ_SCALE=1")
 #: Where the pipeline is cut off here.
 SEAMS = [f"bronze: {step}" for step in STEPS]
-SEAMS += ["silver: staged deliveries", "silver: adopted", "gold: staged hours", "gold: adopted"]
+SEAMS += ["silver: staged runs", "silver: committed deliveries", "gold: staged hours", "gold: committed consumers"]
 #: Processes that are killed: those of Spark by a word of their command line.
 DRIVER, WORKER, NOBODY = "driver", "pyspark.daemon", "nobody"
 
@@ -55,7 +55,7 @@ def check_counts(spark, directory: Path, count: int, deliveries: int) -> None:
 
 
 def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(spark, where, q, zk, tmp_path) -> None:
-    """Also where a broken manifest and a missing queue end the turns of two others: they are told of, and raised."""
+    """Also where a broken table and a missing queue end the turns of two others: they are told of, and raised."""
     lines: list[str] = []
     ids = finish(q, 8, dead=2, retried=3)
     (done,) = run_pipeline(where, None, tmp_path, spark, lifetime=0, progress=lines.append).queues
@@ -70,8 +70,8 @@ def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(spark, wh
 
     ids += finish(q, 3)
     zk.queue("a").configure()
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "MANIFEST.json").write_text("[]")
+    (tmp_path / "a/bronze/_delta_log").mkdir(parents=True)
+    (tmp_path / "a/bronze/_delta_log" / f"{0:020d}.json").write_text("[]")
     with pytest.raises(PipelineFailed, match="2 of 3 queues had trouble") as raised:
         run_pipeline(where, ["a", "absent", "census"], tmp_path, spark, lifetime=0, progress=lines.append)
     broken, absent, good = raised.value.report.queues
@@ -127,33 +127,53 @@ def test_a_crash_at_any_seam_loses_and_doubles_nothing(spark, where, q, tmp_path
         with subtests.test(seam=seam):
             with pytest.raises(Crash):
                 run_pipeline(where, ["census"], tmp_path, spark, lifetime=0, after=crash_at(seam))
-            held = read_manifest(home)
+            held = Table.open(home, "bronze").mark
             assert q.collect_garbage(lifetime=0).collected <= held.rows  # whatever was deleted is in the archive
             assert (internals(q).archive().watermark < held.watermark) == (seam == "bronze: published")
-            if seam == "bronze: published":  # the znode is brought up to the manifest first
+            if seam == "bronze: published":  # the znode is brought up to the table first
                 with pytest.raises(Crash):
                     archive_queue(where, "census", tmp_path, spark, after=crash_at("begun"))
                 assert internals(q).archive().watermark == held.watermark
             ended = reading.read_hourly(spark, tmp_path, "census").groupBy().sum("ended").first()[0] or 0
             runs = reading.read_runs(spark, tmp_path, "census").count()
-            marks = {read_manifest(home / table).watermark for table in (SILVER, GOLD)}
+            known = Table.open(home, "runs").mark.watermark
+            deliveries = reading.read_deliveries(spark, tmp_path, "census").select("version").collect()
+            assert all(row.version <= known for row in deliveries), "deliveries of runs that are not seen yet"
             assert ended <= runs
-            assert len(marks) == 2 or ended == runs
+            assert Table.open(home, "hourly").mark.watermark < known or ended == runs
     run_pipeline(where, ["census"], tmp_path, spark, lifetime=0)
     check_counts(spark, tmp_path, 4 * len(SEAMS), 5 * len(SEAMS))
     assert len(internals(q).ids()) == len(SEAMS), "dead letters stand"
-    for table, kinds in ((".", ["runs"]), (SILVER, ["runs", "deliveries"]), (GOLD, ["hourly", "consumers"])):
-        manifest = read_manifest(home / table)
-        named = {part.path for part in manifest.runs} | {"/".join(path.split("/")[:2]) for path, _ in manifest.retired}
-        stored = {f"{kind}/{path.name}" for kind in kinds for path in (home / table / kind).glob("*")}
-        assert stored == named
+    for kind, folder in FOLDERS.items():  # what was staged and never committed is deleted in time
+        Table.open(home, kind).sweep(hours=0)
+        assert {str(path) for path in (home / folder).rglob("*.parquet")} == set(Table.open(home, kind).files())
+
+
+@pytest.mark.full
+def test_of_two_pipelines_at_once_one_goes_on_and_one_changes_nothing(spark, where, q, tmp_path, subtests) -> None:
+    """Wherever the first is when the second comes: it says so in one clear error, and no row is lost or doubled."""
+    for number, seam in enumerate(seam for seam in SEAMS if "staged" in seam or "committed" in seam):
+        finish(q, 3, retried=1)
+        met: list[str] = []
+
+        def another(step: str, seam: str = seam, met: list[str] = met) -> None:
+            if step == seam and not met:
+                met.append(step)
+                run_pipeline(where, ["census"], tmp_path, spark, lifetime=0)
+
+        with subtests.test(seam=seam):
+            with pytest.raises(PipelineFailed, match="another .*run .* meanwhile"):
+                run_pipeline(where, ["census"], tmp_path, spark, lifetime=0, after=another)
+            check_counts(spark, tmp_path, 3 * (number + 1), 4 * (number + 1))
+    assert internals(q).ids() == []
 
 
 class Tables:
     """A process that brings an archive, or all tables, up to date, again and again."""
 
-    def __init__(self, what: str, where: dict[str, str], directory: Path, master: str) -> None:
-        self.process = program("tables", what, where["hosts"], where["root"], directory, master)
+    def __init__(self, what: str, where: dict[str, str], directory: Path, master: str, killed_at: str = "") -> None:
+        arguments = ("tables", what, where["hosts"], where["root"], directory, master)
+        self.process = program(*arguments, environment={"ZKMQ_KILLED_AT": killed_at})
         assert self.hear() == "ready"
 
     def hear(self) -> str:
@@ -183,6 +203,23 @@ class Tables:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
+
+
+@pytest.mark.full
+def test_a_driver_that_is_killed_before_it_commits_leaves_nothing_to_be_seen(spark, where, q, tmp_path) -> None:
+    """What it has staged stands beside the table, and no reader sees it; the next run has every row once."""
+    for number, (seam, kind) in enumerate({"bronze: staged": "bronze", "silver: staged runs": "runs"}.items(), 1):
+        finish(q, 4)
+        before = Table.open(tmp_path / "census", kind)
+        with Tables("pipeline", where, tmp_path, "local[2]", killed_at=seam) as driver:
+            driver.begin()
+            assert driver.outcome() == ""
+        left = Table.open(tmp_path / "census", kind)
+        assert (left.mark, left.pieces) == (before.mark, before.pieces)
+        assert {str(path) for path in left.path.rglob("*.parquet")} > set(left.files())
+        run_pipeline(where, ["census"], tmp_path, spark, lifetime=0)
+        check_counts(spark, tmp_path, 4 * number, 4 * number)
+    assert internals(q).ids() == []
 
 
 def endure(
@@ -216,7 +253,7 @@ def endure(
             if victim == DRIVER or not told:
                 stack.close()
                 driver = None
-            held = read_manifest(directory / "census")
+            held = Table.open(directory / "census", "bronze").mark
             queue.collect_garbage(lifetime=0)
             assert ended_runs(queue) >= {each for each in ended if each[1] > held.watermark}
     return ended
@@ -245,7 +282,7 @@ def test_what_is_killed_in_a_run_loses_and_doubles_nothing(
     rows = [tuple(row) for row in reading.read_history(spark, tmp_path, "census").select("id", "version").collect()]
     assert len(rows) == len(set(rows)) == len(ended) == len(victims) * (count + 4)
     assert set(rows) == ended
-    assert read_manifest(tmp_path / "census").rows == len(rows)
+    assert Table.open(tmp_path / "census", "bronze").mark.rows == len(rows)
     q.collect_garbage(lifetime=0)
     assert (internals(q).ids(), internals(q).ended_between(0)) == ([], [])
     finish(q, 1)

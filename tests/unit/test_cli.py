@@ -150,15 +150,18 @@ def test_bad_usage_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str], su
 def test_a_report_is_refused_before_spark_is_started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
-    """No archive, no PySpark or matplotlib, a folder for the page: one line, and code 2, at once."""
+    """No archive, no PySpark, `deltalake` or Jinja2, a folder for the page: one line, and code 2, at once."""
     for absent, given, told in (
         ("", [], "is no folder: give the directory of the archive"),
         ("pyspark", [], "this needs pyspark: pip install 'airflow-provider-zkmq[spark]'"),
-        ("matplotlib", ["--html", "x.html"], "this needs matplotlib: pip install "),
+        ("deltalake", [], "this needs deltalake: pip install 'airflow-provider-zkmq[spark]'"),
+        ("jinja2", ["--html", "x.html"], "this needs jinja2: pip install "),
         ("", ["--html", "."], "cannot be written: it is a folder"),
     ):
         with subtests.test(msg=told), monkeypatch.context() as patch:
             patch.delitem(sys.modules, "pyspark", raising=False)
+            for imported in ("history", "spark.reporting.page") if absent else ():  # as in a process that is new
+                patch.delitem(sys.modules, f"airflow_provider_zkmq.{imported}", raising=False)
             if absent:
                 patch.setitem(sys.modules, absent, None)
             assert main.main(["report", "q", *given, "--directory", "/nowhere"]) == 2

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +16,11 @@ pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
+from airflow_provider_zkmq.history import FEW, LARGE, Table, chosen, open_for_reading, table
 from airflow_provider_zkmq.spark import job, session
 from airflow_provider_zkmq.spark.history import pipeline
-from airflow_provider_zkmq.spark.history.silver import FEW, LARGE, chosen
-from airflow_provider_zkmq.spark.history.tables import Manifest, Part, Retention, exclusive, publish, read_manifest
+from airflow_provider_zkmq.spark.history.tables import Retention
+from tests.delta_tables import commit, staged
 
 
 def test_the_job_hands_its_options_on_and_takes_no_password(monkeypatch, capsys):
@@ -34,14 +38,14 @@ def test_the_job_hands_its_options_on_and_takes_no_password(monkeypatch, capsys)
 
     monkeypatch.setattr(pipeline, "run_pipeline", run)
     monkeypatch.setattr(session, "spark_session", lambda name, master=None: requested.update(session=(name, master)))
-    line = "pipeline --directory /archive --conn-id zk --root /r --queues a,,b --lifetime 0 --keep-bronze 7 --delta"
+    line = "pipeline --directory /archive --conn-id zk --root /r --queues a,,b --lifetime 0 --keep-bronze 7"
     assert job.main(line.split()) == 0
     assert (requested["queues"], requested["directory"], requested["session"]) == (
         ["a", "b"],
         "/archive",
         ("zkmq-pipeline", None),
     )
-    assert (requested["lifetime"], requested["keep"], requested["delta"]) == (0.0, Retention(bronze=7), True)
+    assert (requested["lifetime"], requested["keep"]) == (0.0, Retention(bronze=7))
     assert dict(pickle.loads(pickle.dumps(requested["connect"])).values) == {"conn_id": "zk", "root": "/r"}  # noqa: S301  our own
     assert capsys.readouterr().out == "queue a: mark: done, 0.0 s\n"
     with pytest.raises(SystemExit):
@@ -71,51 +75,108 @@ def test_of_an_error_of_spark_the_line_is_told_that_says_what_is_wrong():
     assert (pipeline.said(ConfigError("plain")), pipeline.said(ConfigError())) == ("plain", "")
 
 
-def test_rows_are_merged_a_few_times_however_many_parts_come():
-    """A hundred rows a thousand times: the parts stay few, and a row is written again about as often as they double.
+def test_rows_are_merged_a_few_times_however_many_files_come():
+    """A hundred bytes a thousand times: the files stay few, and a row is written again about as often as they double.
 
-    Large parts, and few, are left as they are.
+    Large files, and few, are left as they are.
     """
-    stored, merges, written = [], 0, 0
-    for n in range(1_000):
-        stored.append(Part(f"runs/{n}", 100, n, n + 1, ()))
-        if group := chosen(tuple(stored)):
+    sizes, merges, written = [], 0, 0
+    for _ in range(1_000):
+        sizes.append(100)
+        if group := chosen(sizes):
             merges += 1
-            written += sum(part.rows for part in group)
-            merged = Part(f"runs/m{n}", sum(part.rows for part in group), group[0].first, group[-1].last, ())
-            stored = [part for part in stored if part not in group] + [merged]
-    assert sum(part.rows for part in stored) == 100_000
-    assert len(stored) <= 3 * FEW
+            written += sum(group)
+            for size in group:
+                sizes.remove(size)
+            sizes.append(sum(group))
+    assert sum(sizes) == 100_000
+    assert len(sizes) <= 3 * FEW
     assert written <= 10 * 100_000
     assert merges <= 1_000 / (FEW - 2)
-
-    large, *few = (Part(f"runs/{n}", 10 if n else LARGE, n, n + 1, ()) for n in range(FEW + 1))
-    assert chosen(tuple(few[1:])) == chosen((large, *few[1:])) == []
-    assert chosen((large, *few)) == few
+    assert chosen([10] * (FEW - 1)) == chosen([LARGE, *[10] * (FEW - 1)]) == []
+    assert chosen([LARGE, *[10] * FEW]) == [10] * FEW
 
 
-def test_a_manifest_of_another_version_is_refused_and_a_broken_one_named(tmp_path):
-    """What is none is `CorruptRecord` with its path; the error for another version names both."""
+def test_who_commits_to_a_table_second_is_refused_and_changes_nothing(tmp_path):
+    """Also where both make the table. What was staged is seen by nobody, and deleted in time."""
     home = tmp_path / "q"
-    home.mkdir()
-    manifest = Manifest(7, (Part("runs/0-7", 3, 0, 7, ("2026-01-01",)),), "q")
-    publish(home, manifest)
-    assert read_manifest(home) == manifest
-    for text in ('{"watermark": "x"}', "{}", "[]"):
-        (home / "MANIFEST.json").write_text(text)
-        with pytest.raises(CorruptRecord, match=r"MANIFEST\.json"):
-            read_manifest(home)
-    (home / "MANIFEST.json").write_text(json.dumps({"version": 99, "watermark": 1, "runs": []}))
-    with pytest.raises(ConfigError, match="version 99, this is version 1"):
-        read_manifest(home)
-    with exclusive(home), pytest.raises(ConfigError, match="in use"), exclusive(home):
-        pass
+    for watermark in (5, 6):
+        late = Table.open(home, "runs")
+        commit(home, "runs", 3, watermark)
+        before = Table.open(home, "runs")
+        with pytest.raises(ConfigError, match="another run has written .*runs meanwhile; this one changed nothing"):
+            late.commit(staged(late, 2, 7), replace(late.mark, watermark=7))
+        now = Table.open(home, "runs")
+        assert (now.mark, now.pieces) == (before.mark, before.pieces)
+    assert (now.mark.watermark, now.mark.rows) == (6, 6)
+    assert now.sweep() == 0, "somebody may still be about to commit them"
+    assert now.sweep(hours=0) == 2
+    assert {str(path) for path in home.rglob("*.parquet")} == set(Table.open(home, "runs").files())
 
 
-def test_what_cannot_be_done_with_tables_is_refused(monkeypatch, tmp_path):
-    """Retention of no day; Delta tables without their package, which is named."""
+def test_a_table_is_read_as_far_as_the_one_that_is_committed_after_it(tmp_path):
+    """So runs and deliveries belong together, whatever was cut off in between; without runs there are no deliveries."""
+    commit(tmp_path / "q", "deliveries", 3, 5)
+    assert open_for_reading(tmp_path / "q", "deliveries").files() == []
+    commit(tmp_path / "q", "runs", 2, 5)
+    commit(tmp_path / "q", "deliveries", 1, 6)
+    assert [table(kind, tmp_path, "q").to_pandas().shape for kind in ("runs", "deliveries")] == [(2, 2), (3, 2)]
+    commit(tmp_path / "q", "runs", 0, 6)
+    assert len(table("deliveries", tmp_path, "q").to_pandas()) == 4
+
+
+def test_readers_need_no_spark_and_executors_no_delta(tmp_path):
+    """A table is read where neither Spark nor Airflow can be imported; an executor's part where `deltalake` cannot."""
+    commit(tmp_path / "q", "runs", 2, 5)
+    reads = "from airflow_provider_zkmq.history import table; print(len(table('runs', sys.argv[1], 'q').to_pandas()))"
+    works = "import airflow_provider_zkmq.spark.history.rows; print('works')"
+    for absent, code, told in (("pyspark airflow", reads, "2"), ("deltalake", works, "works")):
+        program = f"import sys; sys.modules |= dict.fromkeys({absent!r}.split()); {code}"
+        done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+        assert (done.stdout.strip(), done.returncode) == (told, 0), done.stderr
+
+
+def test_a_table_that_is_none_or_that_others_have_changed_is_refused(tmp_path):
+    """Damage is `CorruptRecord` with the path. What was restored lacks rows that clean-up takes to be kept."""
+    home = tmp_path / "q"
+    for watermark in (5, 6):
+        commit(home, "bronze", 3, watermark)
+    delta = Table.open(home, "bronze").delta
+    delta.restore(1)
+    with pytest.raises(ConfigError, match="has 3 rows and should have 6: another program has changed or restored it"):
+        Table.open(home, "bronze")
+    delta.update_incremental()
+    delta.restore(2)
+    assert Table.open(home, "bronze").mark.rows == 6
+    (home / "bronze/_delta_log" / f"{0:020d}.json").write_text("[]")
+    with pytest.raises(CorruptRecord, match="bronze cannot be read as a Delta table"):
+        Table.open(home, "bronze")
+    with pytest.raises(ConfigError, match="cannot be kept in a folder with"):
+        Table.open(tmp_path / "a%20b", "bronze")
+    with pytest.raises(ConfigError, match="'ruins' is no table of a history: .*runs"):
+        table("ruins", tmp_path, "q")
+    with pytest.raises(ConfigError, match="holds no runs of queue 'q'"):
+        table("runs", tmp_path, "q")
+
+
+def test_damaged_tasks_are_named_by_the_log_whatever_is_committed_after(tmp_path):
+    """Merged, forgotten, by another program: the names stay; a log that has lost them is refused."""
+    home = tmp_path / "q"
+    commit(home, "bronze", 3, 5)
+    opened = Table.open(home, "bronze")
+    opened.commit(staged(opened, 1, 6), replace(opened.mark, damaged=("a", "b")))
+    assert Table.open(home, "bronze").merge(few=2) == 2
+    Table.open(home, "bronze").delta.optimize.compact()
+    Table.open(home, "bronze").forget(date(2026, 1, 2))
+    now = Table.open(home, "bronze")
+    assert (now.mark.damaged, now.mark.rows, now.files()) == (("a", "b"), 0, [])
+    for path in (home / "bronze/_delta_log").glob("*.json"):
+        path.write_text(path.read_text().replace(r"[\"a\", ", "["))
+    with pytest.raises(ConfigError, match="no longer names the 2 damaged tasks"):
+        Table.open(home, "bronze")
+
+
+def test_a_retention_of_no_day_is_refused():
+    """A number of days is 1 or more."""
     with pytest.raises(ConfigError, match="no number of days"):
         Retention(bronze=0)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"airflow-provider-zkmq\[delta\]"):
-        pipeline.export(tmp_path)

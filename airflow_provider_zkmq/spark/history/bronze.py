@@ -1,113 +1,32 @@
-"""The archive: runs of tasks that ended, to Parquet, each exactly once."""
+"""Bronze, the archive: runs of tasks that ended, to a Delta table, each exactly once, whatever crashes in between.
+
+A queue that is archived says so (``configure(archive=True)``): its clean-up keeps what no archive holds, and runs that
+leave before are kept for the archive. An archive run covers the zxids after the last one's watermark up to that of a
+write of its own, and costs by what ended in between. It is staged and counted; then it is committed, with its
+watermark; then that is published in ZooKeeper, and only up to there does garbage collection delete. The table is thus
+never behind ZooKeeper. What a crashed run staged is in no commit: nobody reads it, and it is deleted in time.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession, types
+from pyspark.sql import DataFrame, SparkSession
 
 from ... import engine
-from ...engine import AnyClient, AnyQueue, Archive, ConfigError, Ended, Task, Unreadable
+from ...engine import AnyQueue, Archive, ConfigError, Ended, Unreadable
 from ...engine.internals import internals
-from ..source import options
-from ..source.options import SourceOptions
-from ..source.reading import COLUMNS, Column, delivery, json_text, moment
-from . import tables
-from .tables import Manifest, Part, read_manifest
-
-# --- Archive rows: their schema, and how Spark's Python workers read them from ZooKeeper.
-
-#: How to reach ZooKeeper: the arguments of `Zkmq.connect`, a function that can be pickled and connects, or the options
-#: of the data source, by which credentials are looked up where the code runs.
-Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient] | SourceOptions
-
-#: So many whole tasks are in memory together.
-AT_ONCE: Final = 128
-_OWN: Final = {"id": Column(types.StringType()), "day": Column(types.DateType())}
-_STORED: Final = (
-    *("queue", "id", "state", "attempt", "priority", "filters", "metadata", "data", "result", "error", "consumer"),
-    *("enqueued_at", "claimed_at", "ended_at", "wait_ms", "run_ms", "day", "version", "history", "batch", "started_at"),
-)
-_COLUMNS: Final = {name: _OWN.get(name) or COLUMNS[name] for name in _STORED}
-SCHEMA: Final = ", ".join(f"{name} {column.spark.simpleString()}" for name, column in _COLUMNS.items())
-_ARROW: Final = pa.schema([(name, column.arrow) for name, column in _COLUMNS.items()])
-#: What the workers are given: an engine's `Ended`.
-ENDED: Final = "id string, version bigint, place string"
-#: The columns that hold what a task says, by the same name.
-_AS_IT_IS: Final = ("id", "attempt", "priority", "data", "result", "error", "consumer", "version", "batch")
-
-
-def open_client(connect: Connect) -> AnyClient:
-    """Open a connection of its own that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
-    if isinstance(connect, SourceOptions):
-        return options.connect(connect)
-    return connect() if callable(connect) else engine.Zkmq.connect(**{**connect, "gc": False})
-
-
-def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function for ``mapInArrow``, for Spark's Python workers: what ended in, whole rows out.
-
-    A run that is gone gives no row: the caller counts.
-    """
-
-    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with contextlib.ExitStack() as stack:
-            queue: AnyQueue | None = None
-            for batch in batches:
-                if queue is None and batch.num_rows:
-                    client = open_client(connect)
-                    stack.callback(client.close)
-                    queue = client.queue(name)
-                if queue is not None:
-                    yield from _read_batch(queue, batch)
-
-    return read
-
-
-def _read_batch(queue: AnyQueue, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    ended = [Ended(*values) for values in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-    for start in range(0, len(ended), AT_ONCE):
-        tasks = internals(queue).read_ended(ended[start : start + AT_ONCE], parts=["data", "metadata", "result"])
-        yield pa.RecordBatch.from_pylist([row(queue.name, task) for task in tasks], schema=_ARROW)
-
-
-def row(queue: str, task: Task) -> dict[str, object]:
-    """Return a task as an archive row: times in microseconds, spans in milliseconds of the server's clock."""
-    ended, claimed, started = task.ended_ms or 0, task.claimed_ms, task.started_ms
-    return {name: getattr(task, name) for name in _AS_IT_IS} | {
-        "queue": queue,
-        "state": str(task.state),
-        "filters": list(task.filters.items()),
-        "metadata": json_text(task.metadata),
-        "enqueued_at": moment(task.enqueued_ms),
-        "claimed_at": None if claimed is None else moment(claimed),
-        "started_at": None if started is None else moment(started),
-        "ended_at": moment(ended),
-        "wait_ms": None if started is None else started - task.enqueued_ms,
-        "run_ms": None if started is None else ended - started,
-        "day": ended // tables.DAY_MS,
-        "history": [delivery(attempt) for attempt in task.history],
-    }
-
-
-# --- The archive: runs of tasks that ended, to Parquet, each exactly once, whatever crashes in between.
-#
-# A queue that is archived says so (``configure(archive=True)``): its clean-up keeps what no archive holds, and runs
-# that leave before are kept for the archive. An archive run covers the zxids after the last one's watermark up to
-# that of a write of its own, and costs by what ended in between. It is staged, counted and renamed; then the
-# manifest, which readers follow, is replaced; then the watermark is published in ZooKeeper, and only up to there
-# does garbage collection delete. The manifest is thus never behind ZooKeeper. What a crashed run left is not in the
-# manifest, so nobody reads it and the next run deletes it.
+from ...history import Mark, Table
+from .rows import ENDED, SCHEMA, Connect, open_client, reader
+from .tables import stage
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.
-STEPS: Final = ("begun", "marked", "listed", "staged", "renamed", "published", "finished")
+STEPS: Final = ("begun", "marked", "listed", "staged", "published", "finished")
 
 
 class ArchiveIncomplete(engine.ZkmqError):
@@ -116,9 +35,9 @@ class ArchiveIncomplete(engine.ZkmqError):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReport:
-    """What a run did. ``archived``: its rows; ``total``: those of the whole archive; ``watermark``: its zxid.
+    """What a run did. ``archived``: its rows; ``total``: those of the whole archive; ``watermark``: how far that came.
 
-    ``path``: the run's folder, None where there was nothing to archive; ``unpublished``: what crashed runs had left.
+    ``path``: the table's folder, None where there was nothing to archive.
     ``unreadable``: tasks that ended since the last run and whose records are damaged: they cannot be archived. Clean-up
     keeps them, and the first run after they were put right archives them.
     """
@@ -128,7 +47,6 @@ class ArchiveReport:
     total: int
     watermark: int
     path: str | None
-    unpublished: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
@@ -140,20 +58,20 @@ class _Claim:
     pointer: Archive
 
     @classmethod
-    def take(cls, queue: AnyQueue, home: Path, manifest: Manifest) -> _Claim:
-        """Bring the pointer up to the manifest, which also stops clean-up from deleting what is newer.
+    def take(cls, queue: AnyQueue, home: Path, mark: Mark) -> _Claim:
+        """Bring the pointer up to the table, which also stops clean-up from deleting what is newer.
 
-        Clean-up deletes up to the pointer from then on: a manifest of others is refused before.
+        Clean-up deletes up to the pointer from then on: a table of others is refused before.
         """
         before = internals(queue).archive()
-        _refuse_foreign(queue, before, home, manifest)
-        if before.watermark > manifest.watermark:
+        _refuse_foreign(queue, before, home, mark)
+        if before.watermark > mark.watermark:
             raise ConfigError(
                 f"queue {queue.name!r} is archived up to {before.watermark} in {before.directory!r}, "
-                f"but {home} only up to {manifest.watermark}: give that directory, or bring its manifest back"
+                f"but {home} only up to {mark.watermark}: give that directory, or bring its table back"
             )
         run = os.urandom(8).hex()
-        claim = replace(before, watermark=manifest.watermark, directory=str(home.parent), run=run)
+        claim = replace(before, watermark=mark.watermark, directory=str(home.parent), run=run)
         internals(queue).publish_archive(claim)
         pointer = internals(queue).archive()
         if replace(pointer, version=before.version) != claim:
@@ -166,23 +84,23 @@ class _Claim:
             raise _overtaken(self.queue)
 
     def advance(self, watermark: int) -> None:
-        """Publish the watermark of a manifest that is published. Raises `ConfigError` if overtaken."""
+        """Publish the watermark of rows that are committed. Raises `ConfigError` if overtaken."""
         internals(self.queue).publish_archive(replace(self.pointer, watermark=watermark))
 
 
-def _refuse_foreign(queue: AnyQueue, before: Archive, home: Path, manifest: Manifest) -> None:
+def _refuse_foreign(queue: AnyQueue, before: Archive, home: Path, mark: Mark) -> None:
     """Raise `ConfigError` where what ended in this queue would be passed over, as others have come further by number.
 
     A queue that was made after all that the archive has goes on with it: it was deleted and made again.
     """
-    if manifest.born not in {0, before.born} and before.born <= manifest.watermark:
+    if mark.born not in {0, before.born} and before.born <= mark.watermark:
         raise ConfigError(
             f"{home} is the archive of another queue {queue.name!r}, of another root or ensemble, or of one that was "
             "deleted since: use another directory"
         )
-    if manifest.watermark and (now := internals(queue).zxid()) <= manifest.watermark:
+    if mark.watermark and (now := internals(queue).zxid()) <= mark.watermark:
         raise ConfigError(
-            f"the archive of queue {queue.name!r} is at zxid {manifest.watermark} and ZooKeeper only at {now}: "
+            f"the archive of queue {queue.name!r} is at zxid {mark.watermark} and ZooKeeper only at {now}: "
             "it is the archive of another ensemble; use another directory"
         )
 
@@ -202,10 +120,10 @@ def archive_queue(
     """Archive each run that ended since the last time: finished, cancelled or dead, also where its task has left since.
 
     The archive is under ``<directory>/<queue>``. The queue counts as archived from now on.
-    `connect`: the arguments of `Zkmq.connect`, a picklable function that connects, or `SourceOptions`,
-    whose credentials are looked up where Spark's workers run. `directory`: a folder of a file system with atomic
-    renames that Spark's executors see too. `after` is called with the name of each step
-    that was done (`STEPS`). A run that is interrupted anywhere may be repeated: no row is lost or doubled.
+    `connect`: the arguments of `Zkmq.connect`, a picklable function that connects, or `SourceOptions`, whose
+    credentials are looked up where Spark's workers run. `directory`: a folder of a file system with hard links that
+    Spark's executors see too. `after` is called with the name of each step that was done (`STEPS`). A run that is
+    interrupted anywhere may be repeated: no row is lost or doubled.
     Raises `ConfigError` where another run is at work or `directory` is not the queue's archive, and
     `ArchiveIncomplete` where tasks vanished while they were read.
     """
@@ -214,30 +132,42 @@ def archive_queue(
         source = client.queue(queue)
         if not source.conf().archive:
             source.configure(archive=True)
-        with tables.exclusive(home):
-            unpublished, manifest = tables.sweep(home, read_manifest(home))
-            claim = _Claim.take(source, home, manifest)
-            after("begun")
-            watermark = internals(source).zxid()
-            after("marked")
-            listed = internals(source).ended_between(manifest.watermark, watermark)
-            mended = _mended(source, manifest.damaged, watermark)
-            runs = {(each.id, each.version): each for each in (*listed, *mended) if not isinstance(each, Unreadable)}
-            ended = list(runs.values())
-            damaged = tuple(each.id for each in listed if isinstance(each, Unreadable))
-            after("listed")
-            span = manifest.watermark, watermark
-            new = [_write(home, len(ended), span, _rows(spark, connect, queue, ended), after)] if ended else []
+        table = Table.open(home, "bronze")
+        claim = _Claim.take(source, home, table.mark)
+        after("begun")
+        watermark = internals(source).zxid()
+        after("marked")
+        mark, ended, unreadable = _listed(source, table.mark, watermark)
+        after("listed")
+        total = table.mark.rows
+        if ended or unreadable or mark.damaged != table.mark.damaged or table.delta is None:
+            staged = stage(table, SCHEMA, _rows(spark, connect, queue, ended), watermark)
+            if staged.rows != len(ended):
+                raise ArchiveIncomplete(
+                    f"of {len(ended)} tasks of queue {queue!r} {staged.rows} were read; run it again"
+                )
+            after("staged")
             claim.check()
-            left = tuple(sorted({*manifest.damaged, *damaged} - {each.id for each in mended}))
-            parts, born = (*manifest.runs, *new), claim.pointer.born
-            grown = replace(manifest, queue=queue, watermark=watermark, runs=parts, damaged=left, born=born)
-            tables.publish(home, grown)
+            mark = replace(mark, watermark=watermark, born=claim.pointer.born)
+            total = table.commit(staged, mark)
             after("published")
             claim.advance(watermark)
-            after("finished")
-    path = new[0].path if new else None
-    return ArchiveReport(queue, len(ended), grown.rows, watermark, path, tuple(unpublished), damaged)
+        after("finished")
+    path = str(table.path) if ended else None
+    return ArchiveReport(queue, len(ended), total, mark.watermark, path, unreadable)
+
+
+def _listed(queue: AnyQueue, mark: Mark, until: int) -> tuple[Mark, list[Ended], tuple[str, ...]]:
+    """What ended since the mark, and the damaged tasks among it; the mark names all that are damaged now.
+
+    What earlier runs could not read and somebody has put right since is listed, too.
+    """
+    listed = internals(queue).ended_between(mark.watermark, until)
+    mended = _mended(queue, mark.damaged, until)
+    runs = {(each.id, each.version): each for each in (*listed, *mended) if not isinstance(each, Unreadable)}
+    unreadable = tuple(each.id for each in listed if isinstance(each, Unreadable))
+    left = {*mark.damaged, *unreadable} - {each.id for each in mended}
+    return replace(mark, damaged=tuple(sorted(left))), list(runs.values()), unreadable
 
 
 def _mended(queue: AnyQueue, damaged: Sequence[str], until: int) -> list[Ended]:
@@ -245,19 +175,6 @@ def _mended(queue: AnyQueue, damaged: Sequence[str], until: int) -> list[Ended]:
     readable = {task.id for task in queue.tasks(ids=damaged, parts=[])} if damaged else set()
     ended = internals(queue).ended_between(0, until) if readable else []
     return [each for each in ended if each.id in readable and each.place is None and not isinstance(each, Unreadable)]
-
-
-def _write(home: Path, expected: int, span: tuple[int, int], frame: DataFrame, after: Callable[[str], None]) -> Part:
-    """Write the run's folder, under its final name once it is complete."""
-    staged = tables.stage(home, "runs", frame, *span)
-    if staged.part.rows != expected:
-        raise ArchiveIncomplete(
-            f"of {expected} tasks of queue {home.name!r} {staged.part.rows} were read; run it again"
-        )
-    after("staged")
-    part = staged.adopt()
-    after("renamed")
-    return part
 
 
 def _rows(spark: SparkSession, connect: Connect, queue: str, ended: list[Ended]) -> DataFrame:

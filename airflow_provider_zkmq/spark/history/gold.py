@@ -1,8 +1,8 @@
-"""Gold: numbers for each class and consumer in each hour, computed anew for exactly those that new silver rows touch.
+"""Gold: numbers for each class and consumer in each hour, of the days that new silver rows touch.
 
-How many waited is the one number that reaches over hours: it is summed up again from the first hour that was touched
-to the last, over the numbers that gold has. Whole days are replaced, by one manifest for both kinds of rows. Hours
-that silver's retention has passed stay as they are.
+Whole days are computed anew from silver, from the first that was touched to the last, and replaced; those of consumers
+are committed first, and are read as far as the hours of classes have come. Days that silver's retention has passed stay
+as they are.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from . import tables
-from .silver import DELIVERIES, RUNS, check_behind, unseen
-from .tables import Manifest
+from ...history import Staged, Table
+from .rows import DAY_MS
+from .silver import DELIVERIES, RUNS, check_behind
+from .tables import Counts, day_of, load, milliseconds, stage
 
 # --- Silver rows as numbers for each hour: of classes and of consumers. Columns only: nothing is read or written here.
 #
@@ -27,17 +28,18 @@ from .tables import Manifest
 
 HOUR_MS: Final = 3_600_000
 _TIMES: Final = ", ".join(f"{span}_{of} double" for span in ("wait", "run") for of in ("p50", "p95", "p99", "mean"))
-#: A class's hour. The last three are what corrections need, and are not shown: who left, and see `class_hours`.
 HOURLY: Final = (
     "queue string, class string, hour timestamp, arrivals bigint, deliveries bigint, ended bigint, finished bigint, "
     "dead bigint, cancelled bigint, retries bigint, throughput_per_s double, depth_start bigint, depth_end bigint, "
-    f"depth_max bigint, depth_mean double, {_TIMES}, busy_ms bigint, departures bigint, rise bigint, area_ms bigint"
+    f"depth_max bigint, depth_mean double, {_TIMES}, busy_ms bigint"
 )
 CONSUMERS: Final = (
     "queue string, consumer string, hour timestamp, deliveries bigint, finished bigint, failed bigint, busy_ms bigint, "
     "utilisation double"
 )
 POINTS: Final = (50, 95, 99)
+#: What is no count: null where there was none.
+_SPANS: Final = ("wait_", "run_")
 #: How a delivery ended that did not fail.
 _NO_FAILURE: Final = ("finished", "cancelled")
 
@@ -52,8 +54,8 @@ def moments_of_runs(runs: DataFrame) -> DataFrame:
 
     Clocks of servers may disagree: what they tell is brought into order, so that no run leaves before it came.
     """
-    ended, came = tables.milliseconds("ended_at"), tables.milliseconds("enqueued_at")
-    claimed = f.coalesce(tables.milliseconds("claimed_at"), ended)
+    ended, came = milliseconds("ended_at"), milliseconds("enqueued_at")
+    claimed = f.coalesce(milliseconds("claimed_at"), ended)
     ordered = runs.withColumn("ended_ms", ended).withColumn("came", f.least(came, ended))
     return ordered.withColumn("gone", f.greatest("came", f.least(claimed, ended)))
 
@@ -61,8 +63,8 @@ def moments_of_runs(runs: DataFrame) -> DataFrame:
 def moments_of_deliveries(deliveries: DataFrame) -> DataFrame:
     """Deliveries with when they began and ended, and a row for each hour that they touch."""
     ended, began = (
-        tables.milliseconds("ended_at"),
-        f.coalesce(tables.milliseconds("started_at"), tables.milliseconds("claimed_at")),
+        milliseconds("ended_at"),
+        f.coalesce(milliseconds("started_at"), milliseconds("claimed_at")),
     )
     known = f.when((began > 0) & (began < ended), began).otherwise(ended)
     timed = deliveries.withColumn("ended_ms", ended).withColumn("began", known)
@@ -72,24 +74,28 @@ def moments_of_deliveries(deliveries: DataFrame) -> DataFrame:
     return spread.withColumn("busy", busy).withColumn("ends_here", f.col("hour") == hour_of("ended_ms"))
 
 
-def touched_hours(runs: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """The classes and hours whose numbers these rows change, but for the depth in between."""
-    each = f.explode(f.array(hour_of("came"), hour_of("gone"), hour_of("ended_ms")))
-    return runs.select("class", each.alias("hour")).union(deliveries.select("class", "hour")).distinct()
+def class_hours(runs: DataFrame, deliveries: DataFrame, begin: int, end: int) -> DataFrame:
+    """The numbers of each class in the hours from `begin` to before `end`, in which anything happened or waited."""
+    inside = f.col("hour").between(begin, end - 1)
+    frames = [each.where(inside) for each in (_ends(runs), _flow(runs), _work(deliveries))]
+    frames.append(_waiting(runs, begin, end))  # each number is in one of them
+    together = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+    numbers = [name for name in together.columns if name not in {"class", "hour"}]
+    rows = together.groupBy("class", "hour").agg(*(f.max(name).alias(name) for name in numbers))
+    rows = rows.fillna(0, [name for name in numbers if not name.startswith(_SPANS)])
+    derived = {
+        "throughput_per_s": f.col("finished") / (HOUR_MS / 1000),
+        "depth_end": f.col("depth_start") + f.col("arrivals") - f.col("departures"),
+        "depth_max": f.col("depth_start") + f.col("rise"),
+        "depth_mean": f.col("depth_start") + f.col("area_ms") / HOUR_MS,
+    }
+    return rows.withColumns(derived)
 
 
-def class_hours(runs: DataFrame, deliveries: DataFrame, wanted: DataFrame) -> list[DataFrame]:
-    """All numbers of the wanted classes and hours but for the depth at their beginning, each in one of these frames.
-
-    ``rise``: the most by which the depth exceeds that; ``area_ms``: the sum of what it differs by, times milliseconds.
-    """
-    return [_ends(runs, wanted), _flow(runs, wanted), _work(deliveries, wanted)]
-
-
-def _ends(runs: DataFrame, wanted: DataFrame) -> DataFrame:
-    ended = runs.withColumn("hour", hour_of("ended_ms")).join(wanted, ["class", "hour"], "left_semi")
+def _ends(runs: DataFrame) -> DataFrame:
     states = [f.count_if(f.col("state") == state).alias(state) for state in ("finished", "dead", "cancelled")]
-    return ended.groupBy("class", "hour").agg(f.count("*").alias("ended"), *states, *_spans("wait"), *_spans("run"))
+    ended = runs.withColumn("hour", hour_of("ended_ms")).groupBy("class", "hour")
+    return ended.agg(f.count("*").alias("ended"), *states, *_spans("wait"), *_spans("run"))
 
 
 def _spans(span: str) -> list[Column]:
@@ -97,12 +103,16 @@ def _spans(span: str) -> list[Column]:
     return [*exact, f.avg(f"{span}_ms").alias(f"{span}_mean")]
 
 
-def _flow(runs: DataFrame, wanted: DataFrame) -> DataFrame:
-    """Who came and who left, and what became of the depth: all that happens at a moment happens at once."""
+def _flow(runs: DataFrame) -> DataFrame:
+    """Who came and who left, and what became of the depth: all that happens at a moment happens at once.
+
+    ``rise``: the most by which it exceeds that of the hour's beginning; ``area_ms``: the sum of what it differs by,
+    times milliseconds.
+    """
     steps = [f.struct(f.col(at).alias("at"), f.lit(by).alias("by")) for at, by in (("came", 1), ("gone", -1))]
     moves = runs.select("class", f.explode(f.array(*steps)).alias("move")).select("class", "move.at", "move.by")
-    moves = moves.withColumn("hour", hour_of("at")).join(wanted, ["class", "hour"], "left_semi")
-    moments = moves.groupBy("class", "hour", "at").agg(
+    moments = moves.withColumn("hour", hour_of("at")).groupBy("class", "hour", "at")
+    moments = moments.agg(
         f.sum("by").alias("by"), f.count_if(f.col("by") > 0).alias("came"), f.count_if(f.col("by") < 0).alias("gone")
     )
     running = f.sum("by").over(Window.partitionBy("class", "hour").orderBy("at"))
@@ -119,114 +129,38 @@ def _flow(runs: DataFrame, wanted: DataFrame) -> DataFrame:
     )
 
 
-def _work(deliveries: DataFrame, wanted: DataFrame) -> DataFrame:
+def _waiting(runs: DataFrame, begin: int, end: int) -> DataFrame:
+    """How many waited when each hour began: those that had come before it, and left in it or later."""
+    alike = runs.groupBy("class", hour_of("came").alias("came"), hour_of("gone").alias("gone")).count()
+    first, last = f.greatest(f.col("came") + 1, f.lit(begin)), f.least("gone", f.lit(end - 1))
+    hours = alike.where(first <= last).withColumn("hour", f.explode(f.sequence(first, last)))
+    return hours.groupBy("class", "hour").agg(f.sum("count").alias("depth_start"))
+
+
+def _work(deliveries: DataFrame) -> DataFrame:
     again = f.col("ends_here") & (f.col("number") > 1)
-    return (
-        deliveries.join(wanted, ["class", "hour"], "left_semi")
-        .groupBy("class", "hour")
-        .agg(
-            f.count_if("ends_here").alias("deliveries"),
-            f.count_if(again).alias("retries"),
-            f.sum("busy").alias("busy_ms"),
-        )
+    return deliveries.groupBy("class", "hour").agg(
+        f.count_if("ends_here").alias("deliveries"), f.count_if(again).alias("retries"), f.sum("busy").alias("busy_ms")
     )
 
 
-def consumer_hours(deliveries: DataFrame, wanted: DataFrame) -> DataFrame:
-    """What each of the wanted consumers did in each of the wanted hours."""
+def consumer_hours(deliveries: DataFrame) -> DataFrame:
+    """What each consumer did in each hour."""
     ended = f.col("ends_here")
     failed = ~f.col("outcome").isin(*_NO_FAILURE)
-    return (
-        deliveries.join(wanted, ["consumer", "hour"], "left_semi")
-        .groupBy("consumer", "hour")
-        .agg(
-            f.count_if(ended).alias("deliveries"),
-            f.count_if(ended & (f.col("outcome") == "finished")).alias("finished"),
-            f.count_if(ended & failed).alias("failed"),
-            f.sum("busy").alias("busy_ms"),
-        )
-        .withColumn("utilisation", f.col("busy_ms") / HOUR_MS)
+    hours = deliveries.groupBy("consumer", "hour").agg(
+        f.count_if(ended).alias("deliveries"),
+        f.count_if(ended & (f.col("outcome") == "finished")).alias("finished"),
+        f.count_if(ended & failed).alias("failed"),
+        f.sum("busy").alias("busy_ms"),
     )
+    return hours.withColumn("utilisation", f.col("busy_ms") / HOUR_MS)
 
 
-# --- How many tasks waited, hour by hour: the sum of who came and who left, over rows that tell both.
-#
-# The depth at the end of an hour is that at its beginning, and arrivals, less departures; so a run that waited for
-# a month changes two hours' own numbers, and those between only by addition. An hour in which nothing happened has
-# a row where somebody waited.
+# --- Gold's step: the days that new silver rows touch are computed anew.
 
-#: What tells a class's hour, and the depth that is known of its beginning.
-_KEY: Final = ("class", "hour")
-_BASE: Final = "base"
-#: What is no count: null where there was none, as is not the number of rows.
-_SPANS: Final = ("wait_", "run_")
-
-
-def joined(frames: list[DataFrame]) -> DataFrame:
-    """One row for each class and hour of the frames, with the numbers of all; each number is in one of them."""
-    together = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
-    numbers = [f.max(name).alias(name) for name in together.columns if name not in {*_KEY, _BASE}]
-    return together.groupBy(*_KEY).agg(*numbers, f.sum(_BASE).alias(_BASE))
-
-
-def with_depth(rows: DataFrame, until: int) -> DataFrame:
-    """The rows of classes and hours with their depths, and those between where somebody waited, up to hour `until`.
-
-    The column ``base`` of a class's first row: the depth at its beginning, where somebody waited by then.
-    """
-    order = Window.partitionBy("class").orderBy("hour")
-    net = f.coalesce("arrivals", f.lit(0)) - f.coalesce("departures", f.lit(0))
-    end = f.sum(f.coalesce(_BASE, f.lit(0)) + net).over(order)
-    following = f.coalesce(f.lead("hour").over(order), f.lit(until))
-    summed = rows.withColumn("depth_end", end).withColumn("following", following).drop(_BASE)
-    return _numbered(summed.withColumn("depth_start", f.col("depth_end") - net))
-
-
-def _numbered(summed: DataFrame) -> DataFrame:
-    """With the hours of waiting alone: each row stands for itself and for those up to the following one."""
-    gap = (f.col("depth_end") > 0) & (f.col("following") > f.col("hour") + 1)
-    last = f.when(gap, f.col("following") - 1).otherwise(f.col("hour"))
-    spread = summed.withColumn("at", f.explode(f.sequence("hour", last))).drop("following")
-    own = f.col("at") == f.col("hour")
-    kept = {name: f.when(own, f.col(name)) for name in spread.columns if name not in {*_KEY, "at", "depth_end"}}
-    counted = [name for name in kept if not name.startswith(_SPANS) and name != "depth_start"]
-    start = f.when(own, f.col("depth_start")).otherwise(f.col("depth_end"))
-    rows = spread.select(
-        "class",
-        f.col("at").alias("hour"),
-        "depth_end",
-        start.alias("depth_start"),
-        *(column.alias(name) for name, column in kept.items() if name != "depth_start"),
-    )
-    happened = f.greatest(*activity(), "depth_start", "depth_end") > 0
-    derived = {
-        "throughput_per_s": f.col("finished") / (HOUR_MS / 1000),
-        "depth_max": f.col("depth_start") + f.col("rise"),
-        "depth_mean": f.col("depth_start") + f.col("area_ms") / HOUR_MS,
-    }
-    return rows.fillna(0, counted).where(happened).withColumns(derived)
-
-
-def activity() -> list[Column]:
-    """The numbers of which one is positive in an hour in which something happened."""
-    return [f.col(name) for name in ("arrivals", "departures", "ended", "deliveries", "busy_ms")]
-
-
-# --- Gold's step: the hours that new silver rows touch are computed anew.
-
-#: The steps after which this may be interrupted, in order.
-STEPS: Final = ("staged hours", "staged consumers", "adopted", "published")
 _EPOCH: Final = date(1970, 1, 1)
-_DAY_HOURS: Final = tables.DAY_MS // HOUR_MS
-
-
-@dataclass(frozen=True, slots=True)
-class Summed:
-    """What gold did: the days that were written anew, and the rows of both kinds that the table has now."""
-
-    days: int
-    hourly: int
-    consumers: int
+_DAY_HOURS: Final = DAY_MS // HOUR_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +169,10 @@ class _Span:
 
     first: date
     last: date
+
+    @property
+    def days(self) -> int:
+        return (self.last - self.first).days + 1
 
     @property
     def iso(self) -> tuple[str, str]:
@@ -248,115 +186,82 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _Silver:
-    """Silver's rows with their moments: those that are newer than gold, and all since a day."""
+    """Silver's tables, and its rows with their moments."""
 
-    home: Path
-    manifest: Manifest
+    runs_table: Table
+    deliveries_table: Table
     spark: SparkSession
-    watermark: int
-    kept: str  # the first day whose hours may be computed: before it, silver's rows or gold's hours are forgotten
 
-    def runs(self, since: str | None) -> DataFrame:
-        """Runs that ended since a day, or since retention's; None: those that gold has not seen."""
-        return moments_of_runs(self._load("runs", RUNS, since))
+    def rows(self, since: str = "", newer: int = 0) -> tuple[DataFrame, DataFrame]:
+        """Runs, and deliveries for each hour that they touch: those that ended since a day, newer than a watermark."""
+        runs = self._load(self.runs_table, RUNS, since, newer)
+        deliveries = self._load(self.deliveries_table, DELIVERIES, since, newer)
+        return moments_of_runs(runs), moments_of_deliveries(deliveries)
 
-    def deliveries(self, since: str | None) -> DataFrame:
-        """Deliveries that ended since a day, or that gold has not seen, for each hour that they touch."""
-        return moments_of_deliveries(self._load("deliveries", DELIVERIES, since))
-
-    def _load(self, kind: str, schema: str, since: str | None) -> DataFrame:
-        parts = unseen(self.manifest, self.watermark, kind) if since is None else self.manifest.of(kind)
-        paths = tables.folders(self.home, parts, max(since or "", self.manifest.horizon))
-        return tables.load(self.spark, schema, paths, "ended_at")
-
-    def span(self, touched: DataFrame) -> _Span | None:
-        """The days of these hours that are kept; None where there are none."""
-        ((first, last),) = touched.agg(f.min("hour"), f.max("hour")).collect()
-        if first is None:
-            return None
-        days = [_EPOCH + timedelta(days=hour // _DAY_HOURS) for hour in (first, last)]
-        kept = date.fromisoformat(self.kept) if self.kept else days[0]
-        return _Span(max(days[0], kept), days[1]) if days[1] >= kept else None
+    def _load(self, table: Table, schema: str, since: str, newer: int) -> DataFrame:
+        files = table.files(max(since, table.mark.first_day), newer=newer)
+        return load(self.spark, schema, files, "ended_at", newer)
 
 
-def summarise(
-    home: Path, spark: SparkSession, *, grace: float = tables.GRACE, after: Callable[[str], None] = lambda _step: None
-) -> Summed:
-    """Bring gold up to silver, in the queue's folder `home`, which the caller holds.
+def summarise(home: Path, spark: SparkSession, *, after: Callable[[str], None] = lambda _step: None) -> Counts:
+    """Bring gold up to silver, in the queue's folder `home`; returns the days that it wrote, and the rows that it has.
 
-    Raises `ConfigError` where gold was made of another silver.
+    Raises `ConfigError` where gold was made of another silver, and where another run is at work.
     """
-    silver, gold = tables.read_manifest(home / tables.SILVER), tables.read_manifest(home / tables.GOLD)
-    check_behind(home / tables.GOLD, gold, silver)
-    _, gold = tables.sweep(home / tables.GOLD, gold, grace)
-    source = _Silver(home / tables.SILVER, silver, spark, gold.watermark, max(silver.horizon, gold.horizon))
-    days, grown = 0, replace(gold, watermark=silver.watermark)
-    if unseen(silver, gold.watermark, "runs"):
-        days, grown = _grow(home / tables.GOLD, gold, source, after)
-    if grown != gold:
-        (home / tables.GOLD).mkdir(exist_ok=True)
-        tables.publish(home / tables.GOLD, grown)
+    hourly, consumers, runs = (Table.open(home, kind) for kind in ("hourly", "consumers", "runs"))
+    silver = _Silver(runs, Table.open(home, "deliveries", until=runs.mark.watermark), spark)
+    check_behind(consumers, runs)
+    check_behind(hourly, runs)
+    mark, until = hourly.mark, runs.mark.watermark
+    if mark.watermark == until:
+        after("published")
+        return _counted(None, mark.rows, consumers.mark.rows)
+    days = _touched(*silver.rows(newer=mark.watermark), max(runs.mark.horizon, mark.horizon))
+    new_hours, new_consumers = _hours(silver, days) if days else (None, None)
+    staged_consumers = _staged(consumers, CONSUMERS, new_consumers, spark)
+    after("staged consumers")
+    staged_hours = _staged(hourly, HOURLY, new_hours, spark)
+    after("staged hours")
+    replaced = days.iso if days else None
+    rows = consumers.commit(staged_consumers, replace(consumers.mark, watermark=until), replaced)
+    after("committed consumers")
+    total = hourly.commit(staged_hours, replace(mark, watermark=until), replaced)
     after("published")
-    rows = {kind: sum(part.rows for part in grown.of(kind)) for kind in ("hourly", "consumers")}
-    return Summed(days, rows["hourly"], rows["consumers"])
+    return _counted(days, total, rows)
 
 
-def _grow(home: Path, gold: Manifest, silver: _Silver, after: Callable[[str], None]) -> tuple[int, Manifest]:
-    """How many days were written anew, and the manifest that names them."""
-    grown = replace(gold, watermark=silver.manifest.watermark)
-    touched = touched_hours(silver.runs(None), silver.deliveries(None)).persist()
-    try:
-        span = silver.span(touched)
-        if span is None:
-            return 0, grown
-        zxids = gold.watermark, grown.watermark
-        rows = tables.stage(home, "hourly", _spelt(_hourly(home, gold, silver, span, touched), home, HOURLY), *zxids)
-        after("staged hours")
-        each = tables.stage(home, "consumers", _spelt(_consumers(home, gold, silver, span), home, CONSUMERS), *zxids)
-        after("staged consumers")
-        parts = tables.adopt((rows, each))
-        after("adopted")
-        kept = tables.without(home, grown, lambda day: span.iso[0] <= day <= span.iso[1])
-        return (span.last - span.first).days + 1, replace(kept, runs=(*kept.runs, *parts))
-    finally:
-        touched.unpersist()
+def _counted(days: _Span | None, hours: int, consumers: int) -> Counts:
+    return {"days written": days.days if days else 0, "hours of classes": hours, "hours of consumers": consumers}
 
 
-def _hourly(home: Path, gold: Manifest, silver: _Silver, span: _Span, touched: DataFrame) -> DataFrame:
-    (start, end), since = span.hours, span.iso[0]
-    computed = class_hours(silver.runs(since), silver.deliveries(since), touched.where(f.col("hour") >= start))
-    old = _old(home, gold, "hourly", HOURLY, span, silver.spark)
-    happened = old.where(f.greatest(*activity()) > 0).join(touched, ["class", "hour"], "left_anti")
-    numbers = [name for frame in computed for name in frame.columns]
-    kept = happened.select(*dict.fromkeys(numbers))
-    # How many waited when the first hour began: as far as gold knows, and of new runs those that came in an hour that
-    # stays as it is.
-    waiting = old.where((f.col("hour") == start) & (f.col("depth_start") > 0))
-    base = [waiting.select("class", "hour", f.col("depth_start").alias("base"))]
-    if silver.kept:
-        begin = start * HOUR_MS
-        carried = silver.runs(None).where((f.col("came") < begin) & (f.col("gone") >= begin))
-        hour, one = f.lit(start).cast("bigint").alias("hour"), f.lit(1).cast("bigint").alias("base")
-        base.append(carried.select("class", hour, one))
-    return with_depth(joined([*computed, kept, *base]), end)
+def _touched(runs: DataFrame, deliveries: DataFrame, kept: int) -> _Span | None:
+    """The days whose numbers these rows change, from `kept` on, which is an ordinal; None where there are none.
+
+    Before it silver's rows or gold's hours are forgotten.
+    """
+    hours = runs.select(hour_of("came").alias("first"), hour_of("ended_ms").alias("last"))
+    ((first, last),) = hours.union(deliveries.select("hour", "hour")).agg(f.min("first"), f.max("last")).collect()
+    if first is None:
+        return None
+    days = [_EPOCH + timedelta(days=hour // _DAY_HOURS) for hour in (first, last)]
+    begin = max(days[0], date.fromordinal(kept)) if kept else days[0]
+    return _Span(begin, days[1]) if days[1] >= begin else None
 
 
-def _consumers(home: Path, gold: Manifest, silver: _Silver, span: _Span) -> DataFrame:
-    touched = silver.deliveries(None).select("consumer", "hour").distinct().where(f.col("hour") >= span.hours[0])
-    computed = consumer_hours(silver.deliveries(span.iso[0]), touched)
-    old = _old(home, gold, "consumers", CONSUMERS, span, silver.spark).join(touched, ["consumer", "hour"], "left_anti")
-    return computed.unionByName(old.select(computed.columns))
+def _hours(silver: _Silver, days: _Span) -> tuple[DataFrame, DataFrame]:
+    """The numbers of classes and of consumers in the hours of these days.
+
+    Whoever waited when the first of them began has ended since, and so silver has it, however early it came.
+    """
+    (begin, end), (runs, deliveries) = days.hours, silver.rows(days.iso[0])
+    inside = f.col("hour").between(begin, end - 1)
+    return class_hours(runs, deliveries, begin, end), consumer_hours(deliveries).where(inside)
 
 
-def _old(home: Path, gold: Manifest, kind: str, schema: str, span: _Span, spark: SparkSession) -> DataFrame:
-    """What gold has of these days, its hours being numbers."""
-    frame = tables.load(spark, schema, tables.folders(home, gold.of(kind), *span.iso), "hour")
-    return frame.withColumn("hour", hour_of(tables.milliseconds("hour"))).drop("queue", "day")
-
-
-def _spelt(rows: DataFrame, home: Path, schema: str) -> DataFrame:
-    """Rows as they are stored, a file for each day."""
-    timed = rows.withColumn("hour", f.timestamp_millis(f.col("hour") * HOUR_MS)).withColumn(
-        "queue", f.lit(tables.queue_of(home))
-    )
-    return timed.withColumn("day", tables.day_of("hour")).select(*tables.names(schema), "day").repartition("day")
+def _staged(table: Table, schema: str, rows: DataFrame | None, spark: SparkSession) -> Staged:
+    """Stage rows as they are stored, a file for each day; None: none."""
+    if rows is None:
+        return stage(table, schema, load(spark, schema, [], "hour"))
+    timed = rows.withColumn("hour", f.timestamp_millis(f.col("hour") * HOUR_MS))
+    timed = timed.withColumn("queue", f.lit(table.queue)).withColumn("day", day_of("hour"))
+    return stage(table, schema, timed.repartition("day"))

@@ -6,115 +6,27 @@ bronze and deletes exactly what that holds. One queue's trouble is reported, and
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
-import pyarrow as pa
-import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
-from ...engine import AnyClient, ConfigError, ZkmqError, check_name
-from . import tables
-from .bronze import Connect, archive_queue, open_client
+from ...engine import AnyClient, ZkmqError, check_name
+from ...history import FOLDERS, Table
+from .bronze import archive_queue
 from .gold import summarise
-from .silver import compact, refine
-from .tables import Retention
-
-# --- Silver and gold as Delta tables, too, below ``<directory>/<queue>/delta``, by the Python writer of `deltalake`.
-#
-# A table's log says up to which zxid it has come (its application's transaction): what a run that was cut off has
-# committed is not written again. New parts of silver are appended; days of gold that were computed again are
-# replaced.
-
-DELTA: Final = "delta"
-_APP: Final = "airflow-provider-zkmq"
-_TABLES: Final = (
-    (tables.SILVER, "runs"),
-    (tables.SILVER, "deliveries"),
-    (tables.GOLD, "hourly"),
-    (tables.GOLD, "consumers"),
-)
-
-
-def need_deltalake() -> None:
-    """Raise `ConfigError` where `deltalake` is not installed."""
-    if importlib.util.find_spec("deltalake") is None:
-        raise ConfigError(
-            "Delta tables need `deltalake`: pip install 'airflow-provider-zkmq[delta]', or leave delta out"
-        )
-
-
-def export(home: Path, *, after: Callable[[str], None] = lambda _step: None) -> dict[str, int]:
-    """Bring the Delta tables of the queue's folder `home` up to silver and gold. Returns the rows that were written."""
-    need_deltalake()
-    written = {}
-    for table, kind in _TABLES:
-        written[kind] = _update(home / table, home / DELTA / kind, kind)
-        after(kind)
-    return written
-
-
-def _update(home: Path, path: Path, kind: str) -> int:
-    """Commit what a table has and its Delta table has not, at most once, and say up to where. Returns the rows."""
-    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-
-    manifest, silver = tables.read_manifest(home), home.name == tables.SILVER
-    done = (DeltaTable(str(path)).transaction_version(_APP) or 0) if DeltaTable.is_deltatable(str(path)) else 0
-    parts = [part for part in manifest.of(kind) if part.last > done]
-    if manifest.watermark <= done or not parts:
-        return 0
-    wanted, mode = None, {"mode": "overwrite"}
-    merged = done > 0 and any(part.first < done for part in parts)
-    if merged and not silver:
-        parts = list(manifest.of(kind))
-    elif done and silver:  # a part that was merged has rows that the table has, which may be more than silver keeps
-        wanted, mode = ds.field("version") > done if merged else None, {"mode": "append", "schema_mode": "merge"}
-    elif done:
-        days = sorted({f"'{day}'" for part in parts for day in part.days})
-        mode["predicate"] = f"day IN ({', '.join(days)})"
-    folders = tables.folders(home, parts)
-    files = [str(file) for folder in folders for file in sorted(Path(folder).glob("*.parquet"))]
-    data = ds.dataset(files, format="parquet", partitioning="hive", partition_base_dir=str(home))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_deltalake(
-        str(path),
-        pa.RecordBatchReader.from_batches(_schema(data.schema), _batches(data, wanted)),
-        partition_by=["day"],
-        commit_properties=CommitProperties(app_transactions=[Transaction(_APP, manifest.watermark)]),
-        **mode,
-    )
-    return int(data.count_rows(filter=wanted))
-
-
-def _schema(schema: pa.Schema) -> pa.Schema:
-    """Delta's times are microseconds in UTC, and its folders' names text."""
-    moment = pa.timestamp("us", tz="UTC")
-    types = {field.name: moment for field in schema if pa.types.is_timestamp(field.type)} | {"day": pa.string()}
-    return pa.schema([field.with_type(types.get(field.name, field.type)) for field in schema])
-
-
-def _batches(data: ds.Dataset, wanted: ds.Expression | None) -> Iterator[pa.RecordBatch]:
-    """A few thousand rows at a time: the driver holds no table."""
-    schema = _schema(data.schema)
-    for batch in data.to_batches(filter=wanted, batch_size=8_192, batch_readahead=1, fragment_readahead=1):
-        yield pa.RecordBatch.from_arrays(
-            [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)], schema=schema
-        )
-
-
-# --- The pipeline.
+from .rows import Connect, open_client
+from .silver import refine
+from .tables import Counts, Retention, check_writable, retain
 
 #: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
 _OWN_ERRORS: Final = "airflow_provider_zkmq.engine.errors."
 _CAUSED: Final = "Caused by: "
-#: Steps that were done, with what they counted.
-Counts: TypeAlias = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,20 +98,17 @@ def run_pipeline(
     *,
     lifetime: float | None = None,
     keep: Retention | None = None,
-    delta: bool = False,
     progress: Callable[[str], None] = lambda _line: None,
     after: Callable[[str], None] = lambda _step: None,
 ) -> PipelineReport:
     """Mark, archive, collect, then bring silver and gold up to date and compact them, for each queue (None: for all).
 
     `connect`, `directory`: as in `archive_queue`. `lifetime`: seconds after which an archived task is collected, None:
-    the queue's own. `keep`: for how long the tables keep what ended, default: for ever. `delta`: silver and gold are
-    kept as Delta tables, too (extra ``[delta]``). `progress` is called with a line after each step, `after` with the
-    name of each part of one. A run that was cut off anywhere may be repeated: no row is lost or doubled.
+    the queue's own. `keep`: for how long the tables keep what ended, default: for ever. `progress` is called with a
+    line after each step, `after` with the name of each part of one. A run that was cut off anywhere may be repeated: no
+    row is lost or doubled. Of two runs at once one goes on; the other says so, and changes nothing from then on.
     Raises `PipelineFailed` where a queue's turn ended early, when all have had theirs.
     """
-    if delta:
-        need_deltalake()
     with open_client(connect) as client:
         names = list(dict.fromkeys(queues or client.queues()))
         place = Path(directory).absolute()
@@ -208,7 +117,7 @@ def run_pipeline(
         reports = [_tried(turn, _mark) for turn in turns]
         for number, turn in enumerate(turns):
             if reports[number].error is None:
-                reports[number] = _tried(turn, lambda turn: _steps(turn, lifetime, keep or Retention(), delta=delta))
+                reports[number] = _tried(turn, lambda turn: _steps(turn, lifetime, keep or Retention()))
     report = PipelineReport(tuple(reports))
     if report.failed:
         raise PipelineFailed(report)
@@ -240,13 +149,13 @@ def _mark(turn: _Turn) -> None:
     Raises `ConfigError` for a queue that does not exist, and where nothing can be archived: clean-up would keep all.
     """
     with turn.step("mark"):
-        tables.check_writable(turn.directory)
+        check_writable(turn.directory)
         queue = turn.client.queue(turn.report.queue)
         if not queue.conf().archive:
             queue.configure(archive=True)
 
 
-def _steps(turn: _Turn, lifetime: float | None, keep: Retention, *, delta: bool) -> None:
+def _steps(turn: _Turn, lifetime: float | None, keep: Retention) -> None:
     name, spark = turn.report.queue, turn.spark
     with turn.step("bronze") as counts:
         archived = archive_queue(turn.connect, name, turn.directory, spark, after=turn.hook("bronze"))
@@ -256,19 +165,13 @@ def _steps(turn: _Turn, lifetime: float | None, keep: Retention, *, delta: bool)
         collected = turn.client.queue(name).collect_garbage(lifetime=lifetime)
         counts |= {"deleted": collected.collected, "kept": collected.kept_unarchived + collected.kept_changed}
     home = turn.directory / name
-    with tables.exclusive(home):
-        with turn.step("silver") as counts:
-            refined = refine(home, spark, after=turn.hook("silver"))
-            counts |= {"runs": refined.runs, "deliveries": refined.deliveries, "runs in all": refined.total}
-        with turn.step("gold") as counts:
-            summed = summarise(home, spark, after=turn.hook("gold"))
-            counts |= {"days written": summed.days}
-            counts |= {"hours of classes": summed.hourly, "hours of consumers": summed.consumers}
-        if delta:
-            with turn.step("delta") as counts:
-                counts |= export(home, after=turn.hook("delta"))
-        with turn.step("compaction") as counts:
-            counts["parts merged"] = compact(home, spark, after=turn.hook("compaction"))
-        if keep != Retention():
-            with turn.step("retention") as counts:
-                counts["rows left bronze"] = tables.retain(home, keep)
+    with turn.step("silver") as counts:
+        counts |= refine(home, spark, after=turn.hook("silver"))
+    with turn.step("gold") as counts:
+        counts |= summarise(home, spark, after=turn.hook("gold"))
+    with turn.step("compaction") as counts:
+        counts["files merged"] = sum(Table.open(home, kind).merge() for kind in FOLDERS)
+        counts["files deleted"] = sum(Table.open(home, kind).sweep() for kind in FOLDERS)
+    if keep != Retention():
+        with turn.step("retention") as counts:
+            counts["rows left bronze"] = retain(home, keep)

@@ -10,10 +10,11 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from .bronze import SCHEMA
+from ...history import open_for_reading
 from .gold import CONSUMERS, HOURLY
+from .rows import SCHEMA
 from .silver import DELIVERIES, RUNS
-from .tables import GOLD, SILVER, folders, load, read_manifest
+from .tables import load
 
 POINTS: Final = (0.5, 0.9, 0.99)
 Directory: TypeAlias = str | os.PathLike[str]
@@ -28,17 +29,17 @@ def read_history(
     ``history`` holds the deliveries that ended, also those of earlier runs of the same id. A row whose state is
     ``dead`` is a run that died; what became of it since is another row.
     `since` and `until`, both included, leave out whole days (UTC, by the end of the task) without reading them.
-    Columns as in `bronze.SCHEMA`. Raises `CorruptRecord` for a manifest that is none.
+    Columns as in `rows.SCHEMA`. Raises `CorruptRecord` for a table that cannot be read.
     """
-    paths = _paths(directory, queue, "", "runs", since, until)
-    return load(spark, SCHEMA, paths, "ended_at").select(spark.createDataFrame([], SCHEMA).columns)
+    files = _files(directory, queue, "bronze", since, until)
+    return load(spark, SCHEMA, files, "ended_at").select(spark.createDataFrame([], SCHEMA).columns)
 
 
 def read_runs(
     spark: SparkSession, directory: Directory, queue: str | None = None, *, since: Day = None, until: Day = None
 ) -> DataFrame:
     """Return silver's runs: a row for each run that ended, without payload and result. Otherwise as `read_history`."""
-    return load(spark, RUNS, _paths(directory, queue, SILVER, "runs", since, until), "ended_at")
+    return load(spark, RUNS, _files(directory, queue, "runs", since, until), "ended_at")
 
 
 def read_deliveries(
@@ -48,31 +49,29 @@ def read_deliveries(
 
     `since` and `until` go by the end of the delivery. Otherwise as `read_history`.
     """
-    return load(spark, DELIVERIES, _paths(directory, queue, SILVER, "deliveries", since, until), "ended_at")
+    return load(spark, DELIVERIES, _files(directory, queue, "deliveries", since, until), "ended_at")
 
 
 def read_hourly(
     spark: SparkSession, directory: Directory, queue: str | None = None, *, since: Day = None, until: Day = None
 ) -> DataFrame:
     """Return gold's numbers of each filter class in each hour. Days are those of the hours, in UTC."""
-    frame = load(spark, HOURLY, _paths(directory, queue, GOLD, "hourly", since, until), "hour")
-    return frame.drop("departures", "rise", "area_ms")
+    return load(spark, HOURLY, _files(directory, queue, "hourly", since, until), "hour")
 
 
 def read_consumers(
     spark: SparkSession, directory: Directory, queue: str | None = None, *, since: Day = None, until: Day = None
 ) -> DataFrame:
     """Return gold's numbers of each consumer in each hour. Days are those of the hours, in UTC."""
-    return load(spark, CONSUMERS, _paths(directory, queue, GOLD, "consumers", since, until), "hour")
+    return load(spark, CONSUMERS, _files(directory, queue, "consumers", since, until), "hour")
 
 
-def _paths(directory: Directory, queue: str | None, table: str, kind: str, since: Day, until: Day) -> list[str]:
-    """The folders with what a queue's table, or every queue's, holds of these days."""
+def _files(directory: Directory, queue: str | None, kind: str, since: Day, until: Day) -> list[str]:
+    """The files with what a queue's table, or every queue's, holds of these days."""
     root = Path(directory).absolute()
-    queues = [root / queue] if queue is not None else sorted(path for path in root.glob("*") if path.is_dir())
-    tables = [home / table for home in queues]
+    folders = [root / queue] if queue is not None else sorted(path for path in root.glob("*") if path.is_dir())
     first, last = "" if since is None else since.isoformat(), "9999" if until is None else until.isoformat()
-    return [path for home in tables for path in folders(home, read_manifest(home).of(kind), first, last)]
+    return [file for home in folders for file in open_for_reading(home, kind).files(first, last)]
 
 
 def percentiles(frame: DataFrame, by: str) -> DataFrame:

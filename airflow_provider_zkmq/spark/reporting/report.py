@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,14 +15,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ...engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
-from ..session import spark_session
 from . import capacity, sections
 from .capacity import Target
-from .page import MARKED, Row, Section, known, page, render, several
+from .page import Row, Section, known, page, render, several
 
 #: More rows than these in a table nobody reads.
 MOST_ROWS: Final = 200
-_ORDER: Final = ("bad", "warn", "good", "note")
+#: How a section is, the worst first.
+_LEVELS: Final = ("bad", "warn", "good", "note")
+#: Where nothing is wrong a report has no more lines than fit on a screen.
+SCREEN: Final = 40
 #: Of the tasks that failed most often, no more are named.
 _WORST: Final = 10
 
@@ -52,24 +53,13 @@ class Report:
     @property
     def findings(self) -> list[tuple[str, str]]:
         """What to know first: sentences, each ``bad``, ``warn``, ``good`` or ``note``."""
-        verdicts, failures, retries = (
-            self.section(each).tables[0].rows for each in ("capacity", "failures", "retries")
-        )
-        levels = {
-            "capacity": min((MARKED[row["verdict"]] for row in verdicts), key=_ORDER.index, default="good"),
-            "failures": "warn" if failures else "good",
-            "retries": "warn" if any(row["dead"] for row in retries) else "good",
-        }
-        ranked = [(level, text) for name, level in levels.items() for text in self.section(name).said[:5]]
-        noted = [("note", text) for name in ("waiting", "depth") for text in self.section(name).said[:1]]
-        return sorted(ranked, key=lambda finding: _ORDER.index(finding[0])) + noted
+        found = [(each.level, text) for each in self.sections if each.level in _LEVELS for text in each.said[:5]]
+        return sorted(found, key=lambda finding: _LEVELS.index(finding[0]))
 
     def record(self) -> Row:
         """All of it as plain data, as `json` writes it."""
-        times = dict[str, str | None]()
-        for name in ("since", "until", "made"):
-            when: datetime | None = getattr(self, name)
-            times[name] = None if when is None else when.astimezone(UTC).isoformat(timespec="seconds")
+        moments = {"since": self.since, "until": self.until, "made": self.made}
+        times = {name: when and when.astimezone(UTC).isoformat(timespec="seconds") for name, when in moments.items()}
         findings = [{"level": level, "text": text} for level, text in self.findings]
         sections = {section.name: section.record() for section in self.sections}
         return {"queues": list(self.queues), **times, "findings": findings, **sections}
@@ -78,15 +68,24 @@ class Report:
         """The report as JSON; times in its tables are seconds since 1970, spans are seconds."""
         return json.dumps(self.record(), indent=indent, allow_nan=False)
 
-    def text(self, width: int | None = None) -> str:
-        """The report as tables for a terminal of a width; default: that of this one."""
-        words = {"bad": "!!", "warn": "! "}
-        findings = [f"{words.get(level, '  ')} {text}" for level, text in self.findings]
-        return render(self._title, [*self._lines(), "", *findings], self.sections, width)
+    def text(self, width: int | None = None, *, full: bool = False) -> str:
+        """The report for a terminal of a width; default: that of this one.
+
+        Every question is answered by a sentence; queues, crews and what is wrong have tables, `full`: all. Where
+        nothing is wrong, tables have as many rows as fit on a screen.
+        """
+        wrong = [each.name for each in self.sections if each.level in _LEVELS[:2]]
+        shown = [each for each in self.sections if full or each.name in {"overview", "capacity", *wrong}]
+        most = None if full or wrong else SCREEN
+        while True:
+            text = render(self._head(), self.findings, shown, width, most)
+            if not most or len(text.splitlines()) <= SCREEN:
+                return text
+            most -= 1
 
     def html(self) -> str:
-        """The report as one page with plots, which fetches nothing. Needs matplotlib."""
-        return page(self._title, self._lines(), self.sections, self.findings)
+        """The report as one page with plots, which fetches nothing."""
+        return page(self._head(), self.findings, self.sections)
 
     def write_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to a file, at one stroke, and return its path."""
@@ -100,16 +99,13 @@ class Report:
             temporary.unlink(missing_ok=True)
         return target
 
-    @property
-    def _title(self) -> str:
+    def _head(self) -> tuple[str, str]:
+        """The title, and what time it is about."""
         named = ", ".join(self.queues[:3]) or "no queue"
         more = f" and {several(len(self.queues) - 3, 'more queue')}" if len(self.queues) > 3 else ""
-        return f"Report on {named}{more}"
-
-    def _lines(self) -> list[str]:
         start, stop = (f"{when:%Y-%m-%d %H:%M} UTC" if when else None for when in (self.since, self.until))
         period = f"From {start or 'the beginning'} to {stop or 'the last end that is known'}."
-        return [f"{period} Made {self.made:%Y-%m-%d %H:%M} UTC; all times are UTC."]
+        return f"Report on {named}{more}", f"{period} Made {self.made:%Y-%m-%d %H:%M} UTC; all times are UTC."
 
 
 def answer(frames: sections.Frames, *, recent: float, target: Target, top: int) -> tuple[Section, ...]:
@@ -119,16 +115,14 @@ def answer(frames: sections.Frames, *, recent: float, target: Target, top: int) 
     queues = [row["queue"] for row in queue_rows]
     if sections.OTHERS in queues:
         frames = frames.of(queues)
-    frames = frames.with_classes(sections.classes(frames, top))
+    frames = frames.with_classes(sections.largest(frames.runs, ["queue", "class"], top))
     class_rows = sections.class_waits(frames.runs)
-    load = capacity.Load(frames, recent)
-    demands, crews = load.demands(), load.crews()
-    needs, added = capacity.rows(demands, crews, target), capacity.plan(demands, crews, target)
+    load, lost = capacity.Load(frames, recent), sections.failed(frames.deliveries)
     return (
         sections.overview(queue_rows),
-        capacity.section(needs, added, target, load.stretches),
+        capacity.section(load.rows(target), target, load.stretches),
         sections.waiting(class_rows),
-        sections.section(sections.groups(frames, top), sections.worst(frames, min(top, _WORST))),
+        sections.section(sections.groups(lost, top), sections.worst(lost, min(top, _WORST))),
         sections.consumer_section(sections.consumers(frames, top)),
         sections.depth_section(sections.depth_rows(frames, top)),
         sections.ends(class_rows),
@@ -175,18 +169,6 @@ def report(
         raise ReportFailed(f"the history in {Path(directory).absolute()} cannot be read: {text}") from error
     listed = [row["queue"] for row in answered[0].tables[0].rows if row["queue"] in named]
     return Report(tuple(dict.fromkeys([*listed, *named])), start, stop, datetime.now(UTC), answered)
-
-
-@contextlib.contextmanager
-def session() -> Iterator[SparkSession]:
-    """Spark for a report; one that had to be started for it is stopped after it."""
-    before = SparkSession.getActiveSession()
-    spark = spark_session("zkmq-report")
-    try:
-        yield spark
-    finally:
-        if before is None:
-            spark.stop()
 
 
 def checked_target(wait: Duration | str | None, utilisation: float | None) -> Target:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyspark.sql import Column as Expression
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..history import reading
-from .page import Column, Plot, Row, Section, Series, Table, moment, name, printable, several, span, spell
+from .page import Row, Section, Table, label, moment, printable, several, span, spell
 
 # --- The tables of the history, cut to the time and the queues that are asked for.
 
 #: What stands for all that is too small for a row of its own. No name of a queue, a class or a consumer has blanks.
 OTHERS: Final = "all others"
-POINTS: Final = (0.5, 0.95, 0.99)
+POINTS: Final = (50, 95, 99)
+_FAILED: Final = "outcome in ('failed', 'rescued')"
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
+class Frames(NamedTuple):
     """Silver's runs and deliveries, and gold's hours and consumers. Times are seconds since 1970 from here on."""
 
     runs: DataFrame
@@ -33,25 +32,19 @@ class Frames:
 
     def of(self, queues: Sequence[str]) -> Frames:
         """Those of some queues."""
-        wanted = f.col("queue").isin(list(queues))
-        return Frames(*(frame.where(wanted) for frame in (self.runs, self.deliveries, self.hourly, self.consumers)))
+        return Frames(*(frame.where(f.col("queue").isin(list(queues))) for frame in self))
 
     def with_seconds(self) -> Frames:
-        """The same with its times as numbers, which have no zone that anybody could mistake."""
-        return Frames(
-            _seconds(self.runs, "enqueued_at", "claimed_at", "ended_at"),
-            _seconds(self.deliveries, "claimed_at", "started_at", "ended_at"),
-            _seconds(self.hourly, "hour"),
-            _seconds(self.consumers, "hour"),
-        )
+        """The same with its times as numbers, which have no zone that anybody could mistake.
 
-    def with_classes(self, known: Sequence[tuple[str, str]]) -> Frames:
+        Clocks of servers may disagree: no time that a task waited or ran is less than none.
+        """
+        return Frames(*map(_plain, self))
+
+    def with_classes(self, known: Sequence[Sequence[str]]) -> Frames:
         """The same with every class that is not one of these pairs of queue and class called `OTHERS`."""
-        label = f.when(_among(known, "queue", "class"), f.col("class")).otherwise(f.lit(OTHERS))
-        runs, deliveries, hourly = (
-            each.withColumn("class", label) for each in (self.runs, self.deliveries, self.hourly)
-        )
-        return replace(self, runs=runs, deliveries=deliveries, hourly=hourly)
+        label = f.when(_among(known, ["queue", "class"]), f.col("class")).otherwise(f.lit(OTHERS))
+        return Frames(*(each.withColumn("class", label) if "class" in each.columns else each for each in self))
 
 
 def read(
@@ -67,117 +60,73 @@ def read(
     """
     only = queues[0] if len(queues) == 1 else None
     first, last = (None if when is None else when.astimezone(UTC).date() for when in (since, until))
-
-    def table(reader: Callable[..., DataFrame], moment: str) -> DataFrame:
-        frame = reader(spark, directory, only, since=first, until=last)
-        frame = frame if since is None else frame.where(f.col(moment) >= f.lit(since))
-        return frame if until is None else frame.where(f.col(moment) < f.lit(until))
-
-    runs, deliveries = table(reading.read_runs, "ended_at"), table(reading.read_deliveries, "ended_at")
-    frames = Frames(runs, deliveries, table(reading.read_hourly, "hour"), table(reading.read_consumers, "hour"))
-    return frames if only else frames.of(queues)
+    found = []
+    for table in (reading.read_runs, reading.read_deliveries, reading.read_hourly, reading.read_consumers):
+        frame = table(spark, directory, only, since=first, until=last)
+        moment = f.col("hour" if "hour" in frame.columns else "ended_at")
+        frame = frame if since is None else frame.where(moment >= f.lit(since))
+        found.append(frame if until is None else frame.where(moment < f.lit(until)))
+    return Frames(*found) if only else Frames(*found).of(queues)
 
 
-def _seconds(frame: DataFrame, *columns: str) -> DataFrame:
-    return frame.withColumns({name: f.unix_micros(name) / f.lit(1e6) for name in columns})
+def _plain(frame: DataFrame) -> DataFrame:
+    times = {name: f.unix_micros(name) / f.lit(1e6) for name, kind in frame.dtypes if kind == "timestamp"}
+    spans = {each: f.expr(f"if({each} < 0, 0, {each})") for each in ("wait_ms", "run_ms") if each in frame.columns}
+    return frame.withColumns(times | spans)
 
 
-def _among(known: Sequence[tuple[str, str]], *columns: str) -> Expression:
-    """Whether a row's two names are one of these pairs. No name of a queue or a consumer has line ends."""
-    return f.concat_ws("\n", *columns).isin([f"{queue}\n{name}" for queue, name in known])
+def _among(known: Sequence[Sequence[str]], keys: list[str]) -> Expression:
+    """Whether a row's values are among these. None of them has line ends."""
+    return f.concat_ws("\n", *keys).isin(["\n".join(each) for each in known])
 
 
-def percentiles(column: str, name: str, points: Sequence[float] = POINTS) -> list[Expression]:
-    """The exact percentiles of a column of milliseconds, in seconds: ``<name>_p50`` and so on."""
-    return [(f.percentile(column, f.lit(point)) / 1000).alias(f"{name}_p{point * 100:.0f}") for point in points]
+def largest(frame: DataFrame, keys: list[str], top: int) -> list[tuple[str, ...]]:
+    """The values of the keys with the most rows."""
+    ranked = frame.groupBy(*keys).count().orderBy(f.desc("count"), *keys)
+    return [tuple(row)[:-1] for row in ranked.limit(top).collect()]
 
 
-# --- The sections that need no model: queues, who waits longest, the consumers side by side, depth, tries and deaths.
+def summed(frame: DataFrame, keys: list[str], facts: Sequence[str]) -> list[Row]:
+    """A row of facts, spelt in SQL, for each of the keys' values."""
+    return [row.asDict() for row in frame.groupBy(*keys).agg(*map(f.expr, facts)).collect()]
 
-_QUEUES: Final = (
-    Column("queue", "queue"),
-    Column("runs", "tasks ended", "count"),
-    *(Column(state, state, "count") for state in ("finished", "dead", "cancelled")),
-    Column("retries", "retries", "count"),
-    Column("wait_p95", "wait p95", "span"),
-    Column("first", "first enqueued", "moment", rank=2),
-    Column("last", "last end", "moment"),
+
+def top_rows(frame: DataFrame, keys: list[str], count: str, facts: Sequence[str], top: int) -> list[Row]:
+    """The facts of the values of the keys with the most rows, and a row for all others, which comes last.
+
+    `count`: the column that says how many rows they have.
+    """
+    listed = _among(largest(frame, keys, top), keys)
+    merged = frame.withColumns({key: f.when(listed, f.col(key)).otherwise(f.lit(OTHERS)) for key in keys})
+    found = summed(merged, keys, [f"count(*) as {count}", *facts])
+    return sorted(found, key=lambda row: (row["queue"] == OTHERS, -row[count], *(row[key] for key in keys)))
+
+
+def _percentiles(what: str) -> list[str]:
+    """The exact percentiles of a column of milliseconds, in seconds: ``<what>_p50`` and so on."""
+    return [f"percentile({what}_ms, {point / 100}) / 1000 as {what}_p{point}" for point in POINTS]
+
+
+# --- What ended, who waits longest, what is tried again and what dies.
+
+_COUNTS: Final = (
+    *(f"count_if(state = '{state}') as {state}" for state in ("finished", "dead", "cancelled")),
+    "sum(greatest(attempt - 1, 0)) as retries",
+    "count_if(attempt > 1) as retried",
 )
-_WAITS: Final = (
-    Column("queue", "queue"),
-    Column("class", "class", "name"),
-    Column("runs", "tasks", "count"),
-    Column("wait_mean", "wait mean", "span", rank=1),
-    *(Column(f"wait_p{point}", f"p{point}", "span") for point in (50, 95, 99)),
-    Column("wait_max", "longest", "span"),
-    Column("run_p50", "run p50", "span", rank=2),
-    Column("run_p95", "run p95", "span", rank=2),
-)
-_ENDS: Final = (
-    Column("queue", "queue"),
-    Column("class", "class", "name"),
-    Column("runs", "tasks", "count"),
-    Column("retried", "tried again", "count", rank=1),
-    Column("retries", "retries", "count"),
-    Column("most", "most tries", "count", rank=1),
-    Column("dead", "dead", "count"),
-    Column("dead_share", "dead of all", "share"),
-    Column("cancelled", "cancelled", "count", rank=2),
-)
-
-_WAITING_NOTE: Final = (
-    "Waiting is from the enqueue to the beginning of the last try: delays that were asked for, and the pauses and "
-    "earlier tries of a task that failed, count as waiting. Tasks that were never claimed have no wait."
-)
-
-
-def _counts() -> list[Expression]:
-    states = [f.count_if(f.col("state") == state).alias(state) for state in ("finished", "dead", "cancelled")]
-    tried = f.greatest(f.col("attempt") - 1, f.lit(0))
-    return [
-        f.count("*").alias("runs"),
-        *states,
-        f.coalesce(f.sum(tried), f.lit(0)).cast("bigint").alias("retries"),
-        f.count_if(tried > 0).alias("retried"),
-    ]
 
 
 def queues(frames: Frames, top: int) -> list[Row]:
     """A row for each of the queues with the most tasks, and one for all others."""
-    facts = [
-        *_counts(),
-        (f.percentile("wait_ms", f.lit(0.95)) / 1000).alias("wait_p95"),
-        f.min("enqueued_at").alias("first"),
-        f.max("ended_at").alias("last"),
-    ]
-    ranked = frames.runs.groupBy("queue").count().orderBy(f.desc("count"), "queue").limit(top).select("queue")
-    largest = [row.queue for row in ranked.collect()]
-    label = f.when(f.col("queue").isin(largest), f.col("queue")).otherwise(f.lit(OTHERS))
-    rows = frames.runs.withColumn("queue", label).groupBy("queue").agg(*facts).collect()
-    return sorted((row.asDict() for row in rows), key=lambda row: (row["queue"] == OTHERS, -row["runs"], row["queue"]))
-
-
-def classes(frames: Frames, top: int) -> list[tuple[str, str]]:
-    """The classes with the most tasks, each with its queue."""
-    counted = frames.runs.groupBy("queue", "class").count()
-    return [
-        (row.queue, row["class"]) for row in counted.orderBy(f.desc("count"), "queue", "class").limit(top).collect()
-    ]
+    facts = [*_COUNTS, *_percentiles("wait"), "min(enqueued_at) as first", "max(ended_at) as last"]
+    return top_rows(frames.runs, ["queue"], "runs", facts, top)
 
 
 def class_waits(runs: DataFrame) -> list[Row]:
     """A row for each class, the longest wait first."""
-    facts = [
-        *_counts(),
-        f.max("attempt").alias("most"),
-        (f.mean("wait_ms") / 1000).alias("wait_mean"),
-        (f.max("wait_ms") / 1000).alias("wait_max"),
-        *percentiles("wait_ms", "wait"),
-        *percentiles("run_ms", "run"),
-    ]
-    found = [row.asDict() for row in runs.groupBy("queue", "class").agg(*facts).collect()]
-    for row in found:
-        row["dead_share"] = row["dead"] / row["runs"]
+    spans = [*_percentiles("wait"), *_percentiles("run"), "mean(wait_ms) / 1000 as wait_mean"]
+    more = ["count(*) as runs", "count_if(state = 'dead') / count(*) as dead_share", "max(attempt) as most"]
+    found = summed(runs, ["queue", "class"], [*_COUNTS, *spans, "max(wait_ms) / 1000 as wait_max", *more])
     return sorted(found, key=lambda row: (-(row["wait_p95"] or 0), row["queue"], row["class"]))
 
 
@@ -185,32 +134,21 @@ def overview(queue_rows: list[Row]) -> Section:
     """What there was in all."""
     runs = sum(row["runs"] for row in queue_rows)
     said = [f"{several(runs, 'task')} ended."] if runs else ["No task ended in this time."]
-    return Section("overview", "Queues", said, [Table("queues", "What ended", _QUEUES, queue_rows)])
+    columns = "queue runs finished dead cancelled retries wait_p95 last first"
+    return Section("overview", "Queues", said, [Table("queues", "What ended", columns, queue_rows)], level="")
 
 
 def waiting(class_rows: list[Row]) -> Section:
     """Which class waits longest."""
-    waited = [row for row in class_rows if row["wait_p95"] is not None]
     said = [
-        f"{label(row)} waits longest: 95 of 100 tasks are begun within {span(row['wait_p95'])}, "
+        f"{label(row['class'], row['queue'])} waits longest: 95 of 100 tasks are begun within {span(row['wait_p95'])}, "
         f"half within {span(row['wait_p50'])}."
-        for row in waited[:1]
+        for row in class_rows[:1]
+        if row["wait_p95"] is not None
     ]
-    plot = Plot(
-        "bars",
-        "Wait of each class",
-        f"Bars: how long half and 95 of 100 tasks of each class waited. {' '.join(said)}",
-        [label(row) for row in waited],
-        [Series(title, [row[key] for row in waited]) for title, key in (("p50", "wait_p50"), ("p95", "wait_p95"))],
-        "span",
-    )
-    table = Table("classes", "Waiting and running times, longest wait first", _WAITS, class_rows)
-    return Section("waiting", "Who waits longest", said, [table], [_WAITING_NOTE], [plot] if waited else [])
-
-
-def label(row: Row) -> str:
-    """The queue and class of a row for people."""
-    return f"{name(row['class'])} of {row['queue']}"
+    columns = "queue class runs wait_p50 wait_p95 wait_p99 wait_max wait_mean run_p50 run_p95"
+    table = Table("classes", "Waiting and running times, longest wait first", columns, class_rows)
+    return Section("waiting", "Who waits longest", said, [table])
 
 
 def ends(class_rows: list[Row]) -> Section:
@@ -219,165 +157,91 @@ def ends(class_rows: list[Row]) -> Section:
     troubled.sort(key=lambda row: (-row["dead"], -row["retries"], row["queue"], row["class"]))
     dead, retries = (sum(row[key] for row in class_rows) for key in ("dead", "retries"))
     said = [f"{several(dead, 'task')} ended in the dead letters; there were {retries:,} retries."]
-    table = Table("retries", "Tries and dead letters", _ENDS, troubled, "no task was tried again, and none died")
-    return Section("retries", "Retries and dead letters", said, [table])
+    columns = "queue class runs retries dead dead_share retried most cancelled"
+    none = "no task was tried again, and none died"
+    table = Table("retries", "Tries and dead letters", columns, troubled, none)
+    return Section("retries", "Retries and dead letters", said, [table], level="warn" if dead else "good")
 
 
-# --- the consumers side by side
-
-_CONSUMERS: Final = (
-    Column("queue", "queue"),
-    Column("consumer", "consumer"),
-    Column("deliveries", "deliveries", "count"),
-    Column("failed", "failed", "count"),
-    Column("failed_share", "failed of all", "share", rank=1),
-    Column("run_p50", "run p50", "span"),
-    Column("run_p95", "run p95", "span"),
-    Column("busy", "busy in all", "span", rank=1),
-    Column("utilisation", "busy of its hours", "share"),
-    Column("first", "first claim", "moment", rank=2),
-    Column("last", "last end", "moment", rank=2),
-)
-
-_CONSUMER_NOTE: Final = (
-    "A consumer is a client that claims, one process or one of its connections; each start of a worker is a new one. "
-    "One that works on several tasks at once can be busy for more than an hour in an hour."
-)
+# --- The consumers side by side.
 
 
 def consumers(frames: Frames, top: int) -> list[Row]:
     """A row for each of those with the most deliveries, and one for all others."""
-    keys = ["queue", "consumer"]
-    largest = frames.deliveries.groupBy(*keys).count().orderBy(f.desc("count"), *keys).limit(top).collect()
-    listed = _among([(row.queue, row.consumer) for row in largest], *keys)
-    merged = {name: f.when(listed, f.col(name)).otherwise(f.lit(OTHERS)) for name in keys}
-    facts = [
-        f.count("*").alias("deliveries"),
-        f.count_if(f.col("outcome").isin("failed", "rescued")).alias("failed"),
-        *percentiles("run_ms", "run", POINTS[:2]),
-        (f.coalesce(f.sum("run_ms"), f.lit(0)) / 1000).alias("busy"),
-        f.min("claimed_at").alias("first"),
-        f.max("ended_at").alias("last"),
-    ]
-    found = [row.asDict() for row in frames.deliveries.withColumns(merged).groupBy(*keys).agg(*facts).collect()]
-    used = frames.consumers.withColumns(merged).groupBy(*keys).agg(f.mean("utilisation").alias("utilisation"))
-    busy = {(row.queue, row.consumer): row.utilisation for row in used.collect()}
-    for row in found:
-        row["failed_share"] = row["failed"] / row["deliveries"]
-        row["utilisation"] = busy.get((row["queue"], row["consumer"]))
-    return sorted(found, key=lambda row: (row["queue"] == OTHERS, row["queue"], -row["deliveries"], row["consumer"]))
+    keys, failed = ["queue", "consumer"], f"count_if({_FAILED})"
+    facts = [f"{failed} as failed", f"{failed} / count(*) as failed_share", *_percentiles("run")]
+    facts += ["coalesce(sum(run_ms), 0) / 1000 as busy", "min(claimed_at) as first", "max(ended_at) as last"]
+    found = top_rows(frames.deliveries, keys, "deliveries", facts, top)
+    known = frames.consumers.where(_among([(row["queue"], row["consumer"]) for row in found], keys))
+    used = summed(known, keys, ["mean(utilisation) as utilisation"])
+    busy = {(row["queue"], row["consumer"]): row["utilisation"] for row in used}
+    return [row | {"utilisation": busy.get((row["queue"], row["consumer"]))} for row in found]
 
 
 def consumer_section(consumer_rows: list[Row]) -> Section:
     """The consumers side by side."""
-    known = [row for row in consumer_rows if row["queue"] != OTHERS]
-    busy = [row for row in known if row["utilisation"] is not None][:20]
-    said = []
+    said, known = [], [row for row in consumer_rows if row["queue"] != OTHERS]
     if known:
         often = max(known, key=lambda row: (row["failed_share"], row["failed"]))
         slow = max(known, key=lambda row: row["run_p50"] or 0)
-        half = f"half of its deliveries took {spell('span', slow['run_p50'])} or more."
-        said = [f"{printable(slow['consumer'])} is the slowest: {half}"]
+        half = f"half of its deliveries took {spell(slow['run_p50'], 'run_p50')} or more."
+        said = [f"{printable(slow['consumer'])} is the slowest consumer: {half}"]
         if often["failed"]:
-            share = f"{often['failed']:,} of {often['deliveries']:,} deliveries"
+            share = f"{often['failed']:,} of {several(often['deliveries'], 'delivery')}"
             said = [f"{said[0]} {printable(often['consumer'])} fails most often: {share}."]
-    plot = Plot(
-        "bars",
-        "How busy the consumers were",
-        f"Bars: the part of its hours in which each consumer was busy. {' '.join(said)}",
-        [f"{printable(row['consumer'])} of {row['queue']}" for row in busy],
-        [Series("busy", [row["utilisation"] for row in busy])],
-        "share",
-    )
-    table = Table("consumers", "Consumers, those with the most deliveries first", _CONSUMERS, consumer_rows)
-    return Section("consumers", "Consumers side by side", said, [table], [_CONSUMER_NOTE], [plot] if busy else [])
+    columns = "queue consumer deliveries failed run_p50 run_p95 utilisation failed_share busy first last"
+    table = Table("consumers", "Consumers, those with the most deliveries first", columns, consumer_rows)
+    return Section("consumers", "Consumers side by side", said, [table])
 
 
-# --- depth over time
+# --- The depth over time.
 
 #: At most so many places on the axis of time.
 PLACES: Final = 96
 _HOUR: Final = 3600
 _SUMS: Final = ("arrivals", "ended", "retries", "dead")
-_HOURS: Final = (
-    Column("queue", "queue"),
-    Column("hour", "from", "moment"),
-    Column("depth_mean", "waiting, mean", "real"),
-    Column("depth_max", "waiting, most", "count"),
-    *(Column(name, name, "count") for name in _SUMS),
-)
-_TRENDS: Final = (
-    Column("queue", "queue"),
-    Column("trend", "waiting, from then to now", "trend"),
-    Column("depth_max", "most", "count"),
-    Column("worst", "at", "moment"),
-    Column("depth_end", "at the end", "count"),
-)
-
-_DEPTH_NOTE: Final = (
-    "Waiting are tasks that were enqueued and not yet claimed the last time. The archive knows a task when it has "
-    "ended: what waits or runs now is not in it, so that the last hours look emptier than they were."
-)
 
 
 def depth_rows(frames: Frames, top: int) -> list[Row]:
-    """A row for each queue and span of some hours, in order of time."""
+    """A row for each of the deepest queues and span of some hours, in order of time."""
     ends = frames.hourly.agg(f.min("hour").alias("first"), f.max("hour").alias("last")).collect()[0]
     if ends.first is None:
         return []
-    hours = int((ends.last - ends.first) // _HOUR) + 1
-    wide = -(-hours // PLACES) * _HOUR
-    per_hour = frames.hourly.groupBy("queue", "hour").agg(
-        *(f.sum(name).alias(name) for name in (*_SUMS, "depth_mean", "depth_max", "depth_end"))
-    )
-    start: Expression = ends.first + f.floor((f.col("hour") - ends.first) / wide) * wide
-    spans = (
-        per_hour.withColumn("span", start)
-        .groupBy("queue", "span")
-        .agg(
-            *(f.sum(name).alias(name) for name in _SUMS),
-            (f.sum("depth_mean") * _HOUR / wide).alias("depth_mean"),
-            f.max("depth_max").alias("depth_max"),
-            f.max_by("depth_end", "hour").alias("depth_end"),
-        )
-    )
-    found = [row.asDict() for row in spans.withColumnRenamed("span", "hour").orderBy("queue", "hour").collect()]
-    deepest = dict[str, int]()
-    for row in found:
-        deepest[row["queue"]] = max(deepest.get(row["queue"], 0), row["depth_max"] or 0)
-    shown = sorted(deepest, key=lambda queue: (-deepest[queue], queue))[:top]
-    return [row for row in found if row["queue"] in shown]
+    wide = -(-(int((ends.last - ends.first) // _HOUR) + 1) // PLACES) * _HOUR
+    start = ends.first + f.floor((f.col("hour") - ends.first) / wide) * wide
+    sums = [f"sum({each}) as {each}" for each in _SUMS]
+    depths = [f"sum({each}) as {each}" for each in ("depth_mean", "depth_max", "depth_end")]
+    of_queue = frames.hourly.groupBy("queue", "hour").agg(*map(f.expr, sums + depths)).withColumn("start", start)
+    mean = f"sum(depth_mean) * {_HOUR} / {wide} as depth_mean"
+    facts = [*sums, mean, "coalesce(max(depth_max), 0) as depth_max", "max_by(depth_end, hour) as depth_end"]
+    found = [row | {"hour": row.pop("start")} for row in summed(of_queue, ["queue", "start"], facts)]
+    ranked = sorted(found, key=lambda row: (-row["depth_max"], row["queue"]))
+    shown = list(dict.fromkeys(row["queue"] for row in ranked))[:top]
+    return sorted((row for row in found if row["queue"] in shown), key=lambda row: (row["queue"], row["hour"]))
 
 
 def depth_section(hour_rows: list[Row]) -> Section:
     """The depth over time."""
-    places = sorted({row["hour"] for row in hour_rows})
-    lines, trends = dict[str, list[float | None]](), list[Row]()
+    moments = sorted({row["hour"] for row in hour_rows})
+    trends = []
     for queue in dict.fromkeys(row["queue"] for row in hour_rows):
         own = {row["hour"]: row for row in hour_rows if row["queue"] == queue}
-        lines[queue] = [own[place]["depth_mean"] if place in own else 0.0 for place in places]
-        worst, last = max(own.values(), key=lambda row: row["depth_max"] or 0), list(own.values())[-1]
-        depths = {"depth_max": worst["depth_max"] or 0, "worst": worst["hour"], "depth_end": last["depth_end"]}
-        trends.append({"queue": queue, "trend": lines[queue][-48:], **depths})
+        most = max(own.values(), key=lambda row: row["depth_max"])
+        line = [own[at]["depth_mean"] or 0.0 if at in own else 0.0 for at in moments]
+        trends.append(most | {"worst": most["hour"], "depth_end": own[max(own)]["depth_end"], "trend": line})
     trends.sort(key=lambda row: (-row["depth_max"], row["queue"]))
     said = [
         f"{row['queue']} was deepest: {several(row['depth_max'], 'task')} waited after {moment(row['worst'])} UTC."
         for row in trends[:1]
         if row["depth_max"]
     ]
-    series = [Series(printable(row["queue"]), lines[row["queue"]]) for row in trends[:6]]
-    for flow in _SUMS:
-        sums = dict.fromkeys(places, 0)
-        for row in hour_rows:
-            sums[row["hour"]] += row[flow] or 0
-        series.append(Series(flow, list(sums.values()), beside=True))
-    alt = f"Lines: how many tasks of each queue were waiting over time. {' '.join(said)}"
-    plot = Plot("lines", "Tasks waiting, and below what came and went meanwhile", alt, places, series, "real")
+    since = f", from {moment(moments[0])} to {moment(moments[-1])}" if moments else ""
+    columns = f"queue hour depth_mean depth_max {' '.join(_SUMS)}"
     tables = [
-        Table("trends", "Depth of each queue", _TRENDS, trends),
-        Table("hours", "Depth and flow over time", _HOURS, hour_rows, folded=True),
+        Table("trends", f"How many tasks of each queue waited{since}", "queue depth_max worst depth_end trend", trends),
+        Table("hours", "Depth and flow over time", columns, hour_rows, folded=True),
     ]
-    return Section("depth", "Depth over time", said, tables, [_DEPTH_NOTE], [plot] if len(places) > 1 else [])
+    return Section("depth", "Depth over time, of what has ended", said, tables)
 
 
 # --- Which tasks fail most, and why: the errors of deliveries by their kind and by what their texts have in common.
@@ -397,17 +261,20 @@ KIND: Final = rf"^\s*({_NAMED}|{_DOTTED}|[A-Za-z_][A-Za-z_.]+(?=:\s)|exit code \
 HEAD: Final = rf"{KIND}(?::\s*)?"
 #: Numbers that tell one error from another stay: of HTTP and the like, of exit codes, of the operating system.
 _CODE_NUMBER: Final = r"(?<!code )(?<!status )(?<!HTTP )(?<!rrno )(?<!signal )"
+#: What the task's own id is taken out by, before everything else: the id stands between the two.
+TASK: Final = "<task>"
+OWN_ID: Final = (rf"{_CODE_NUMBER}(?<![A-Za-z0-9_])\Q", r"\E(?![A-Za-z0-9_])")
 #: In this order, each with what stands in the place.
 MASKS: Final = (
     (r"\s+", " "),
-    (r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+", "<url>"),
+    (rf"[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^\s'\"<>]|{TASK})+", "<url>"),
     (r"(?<![\w\\])'(?:[^'\\]|\\.)*+'(?!\w)", "<quoted>"),
     (r"(?<![\w\\])\"(?:[^\"\\]|\\.)*+\"(?!\w)", "<quoted>"),
     (r"[‘“«][^’”»]*+[’”»]", "<quoted>"),
     (r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b", "<id>"),
     (r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?(?:Z|[+-]\d\d:?\d\d)?(?!\w)", "<time>"),
     (r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+", "<address>"),
-    (r"(?<![\w<>.])(?:~|\.{1,2})?(?:/[\w.@%+=,~-]+)+/?", "<path>"),
+    (rf"(?<![\w<>.])(?:~|\.{{1,2}})?(?:/(?:[\w.@%+=,~-]|{TASK})+)+/?", "<path>"),
     (r"\b[A-Za-z]:\\[^\s'\"<>|]+", "<path>"),
     (r"\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b", "<address>"),
     (r"\b0[xX][0-9a-fA-F]+\b", "<hex>"),
@@ -419,82 +286,36 @@ MASKS: Final = (
     ),
     (_CODE_NUMBER + r"(?<![\w<])(?=[\w.:-]*\d)(?=[\w.:-]*[A-Za-z_:-])[\w]+(?:[.:-]\w+)*+", "<id>"),
 )
-_SHOWN: Final = 300
-_GROUPS: Final = (
-    Column("queue", "queue"),
-    Column("kind", "kind"),
-    Column("text", "text"),
-    Column("failures", "failures", "count"),
-    Column("tasks", "tasks", "count"),
-    Column("consumers", "by consumers", "count", rank=2),
-    Column("first", "first", "moment", rank=2),
-    Column("last", "last", "moment"),
-    Column("examples", "such as task"),
-)
-_EXAMPLES: Final = (Column("queue", "queue"), Column("task_id", "task"), Column("error", "error"))
-_WORST: Final = (
-    Column("queue", "queue"),
-    Column("task_id", "task"),
-    Column("class", "class", "name"),
-    Column("failures", "failures", "count"),
-    Column("last", "last", "moment"),
-    Column("error", "last error"),
-)
-
-_NOTE: Final = (
-    "Numbers, ids, paths, addresses, times and quoted words are masked, so that errors that differ in nothing else are "
-    "one group. A delivery whose consumer was lost counts as a failure."
-)
 
 
 def failed(deliveries: DataFrame) -> DataFrame:
     """The deliveries that failed, or whose consumer was lost, each with the kind and the masked text of its error."""
     with_error = f.when(f.col("error").rlike(r"\S"), f.col("error"))
     error = f.coalesce(with_error, f.concat(f.col("outcome"), f.lit(", no error told")))
-    lost = deliveries.where(f.col("outcome").isin("failed", "rescued"))
-    text = f.regexp_replace("error", HEAD, "")
+    lost = deliveries.where(_FAILED).withColumn("error", f.substring(error, 1, LOOKED_AT))
+    own_id = f.concat(f.lit(OWN_ID[0]), f.col("task_id"), f.lit(OWN_ID[1]))
+    without_id = f.regexp_replace("error", own_id, f.lit(TASK))
+    text = f.regexp_replace(without_id, HEAD, "")
     for pattern, mask in MASKS:
         text = f.regexp_replace(text, pattern, mask)
-    cut = lost.withColumn("error", f.substring(error, 1, LOOKED_AT))
-    return cut.withColumns({"kind": f.regexp_extract("error", KIND, 1), "text": f.trim(text)})
+    return lost.withColumns({"kind": f.regexp_extract(without_id, KIND, 1), "text": f.trim(text)})
 
 
-def groups(frames: Frames, top: int) -> list[Row]:
+def groups(lost: DataFrame, top: int) -> list[Row]:
     """A row for each group of errors, the most frequent first, and one for all that are too rare."""
-    lost = failed(frames.deliveries)
-    keys = ["queue", "kind", "text"]
     facts = [
-        f.count("*").alias("failures"),
-        f.countDistinct("task_id").alias("tasks"),
-        f.countDistinct("consumer").alias("consumers"),
-        f.min("ended_at").alias("first"),
-        f.max("ended_at").alias("last"),
-        f.max_by("task_id", f.struct("ended_at", "task_id"), EXAMPLES).alias("examples"),
-        f.max_by("error", f.struct("ended_at", "task_id")).alias("error"),
+        *("count(distinct task_id) as tasks", "count(distinct consumer) as consumers"),
+        *("min(ended_at) as first", "max(ended_at) as last", "max_by(error, struct(ended_at, task_id)) as error"),
+        f"max_by(task_id, struct(ended_at, task_id), {EXAMPLES}) as examples",
     ]
-    every = Window.partitionBy()
-    grouped = lost.groupBy(*keys).agg(*facts)
-    summed = grouped.withColumns({"groups": f.count("*").over(every), "sum": f.sum("failures").over(every)})
-    found = [row.asDict() for row in summed.orderBy(f.desc("failures"), *keys).limit(top).collect()]
-    for row in found:
-        number, total = row.pop("groups"), row.pop("sum")
-        row["examples"] = list(dict.fromkeys(row["examples"]))
-    if found and (rest := total - sum(row["failures"] for row in found)):
-        more = {"queue": OTHERS, "kind": "", "text": several(number - top, "more group"), "failures": rest}
-        found.append(dict.fromkeys(found[0]) | more | {"examples": []})
-    return found
+    found = top_rows(lost, ["queue", "kind", "text"], "failures", facts, top)
+    return [row | {"examples": " ".join(dict.fromkeys(row["examples"]))} for row in found]
 
 
-def worst(frames: Frames, top: int) -> list[Row]:
+def worst(lost: DataFrame, top: int) -> list[Row]:
     """The tasks that failed most often."""
-    lost = failed(frames.deliveries)
-    facts = [
-        f.max("class").alias("class"),
-        f.count("*").alias("failures"),
-        f.max("ended_at").alias("last"),
-        f.max_by("error", "ended_at").alias("error"),
-    ]
-    counted = lost.groupBy("queue", "task_id").agg(*facts)
+    facts = ["max(class) as class", "count(*) as failures", "max(ended_at) as last", "max_by(error, ended_at) as error"]
+    counted = lost.groupBy("queue", "task_id").agg(*map(f.expr, facts))
     ranked = counted.orderBy(f.desc("failures"), f.desc("last"), "queue", "task_id").limit(top)
     return [row.asDict() for row in ranked.collect()]
 
@@ -505,32 +326,22 @@ def section(group_rows: list[Row], worst_rows: list[Row]) -> Section:
     said = ["No delivery failed."]
     if known:
         first, total = known[0], sum(row["failures"] for row in group_rows)
-        every = several(total, "delivery") if total == 1 else f"{total:,} deliveries"
         times = "once" if first["failures"] == 1 else f"{first['failures']:,} times"
         where = f"{times} in {several(first['tasks'], 'task')} of {first['queue']}"
-        said = [f"{every} failed; most often, {where}: {_label(first)}"]
-    plot = Plot(
-        "bars",
-        "Failures by their kind",
-        f"Bars: how often each group of errors was met. {said[0]}",
-        [_label(row) for row in known[:10]],
-        [Series("failures", [row["failures"] for row in known[:10]])],
-        "count",
-    )
-    shown = [row | {"examples": " ".join(map(printable, row["examples"]))} for row in group_rows]
-    latest = [{"queue": row["queue"], "task_id": row["examples"][0], "error": _clip(row["error"])} for row in known]
-    often = [row | {"error": _clip(row["error"])} for row in worst_rows]
-    tables = [Table("groups", "Errors by kind and text, the most frequent first", _GROUPS, shown, "no delivery failed")]
+        said = [f"{several(total, 'delivery')} failed; most often, {where}: {_label(first)}"]
+    clipped, often = ([row | {"error": _clip(row["error"])} for row in rows] for rows in (group_rows, worst_rows))
+    columns = "queue kind text failures tasks last examples consumers first error"
+    caption = "Errors by kind and text, the most frequent first"
+    tables = [Table("groups", caption, columns, clipped, "no delivery failed")]
     if known:
-        tables.append(Table("worst", "Tasks that failed most often", _WORST, often))
-        tables.append(Table("latest", "The last error of each group, as it was told", _EXAMPLES, latest, folded=True))
-    return Section("failures", "What fails, and why", said, tables, [_NOTE], [plot] if known else [])
+        tables.append(Table("worst", "Tasks that failed most often", "queue task_id class failures last error", often))
+    return Section("failures", "What fails, and why", said, tables, level="warn" if known else "good")
 
 
 def _label(row: Row) -> str:
     return _clip(": ".join(filter(None, (row["kind"], row["text"]))), 90)
 
 
-def _clip(text: str, length: int = _SHOWN) -> str:
+def _clip(text: str, length: int = 300) -> str:
     text = printable(text)
     return text if len(text) <= length else text[: length - 1] + "…"

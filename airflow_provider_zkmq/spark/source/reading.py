@@ -135,20 +135,22 @@ def schema(columns: Sequence[str]) -> types.StructType:
     return types.StructType([types.StructField(name, COLUMNS[name].spark) for name in columns])
 
 
-def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+def arrow_schema(columns: Sequence[str], known: Mapping[str, Column] = COLUMNS) -> pa.Schema:
     """The columns in Arrow's words."""
-    return pa.schema([(name, COLUMNS[name].arrow) for name in columns])
+    return pa.schema([(name, known[name].arrow) for name in columns])
 
 
-def parts(columns: Sequence[str]) -> list[str]:
+def parts(columns: Sequence[str], known: Mapping[str, Column] = COLUMNS) -> list[str]:
     """What has to be scanned of tasks for these columns; the ids always are."""
-    return list(dict.fromkeys(["id", *(part for name in columns for part in COLUMNS[name].parts if part != "queue")]))
+    return list(dict.fromkeys(["id", *(part for name in columns for part in known[name].parts if part != "queue")]))
 
 
-def batch(queue: str, columns: Sequence[str], lists: Lists) -> pa.RecordBatch:
+def batch(queue: str, columns: Sequence[str], lists: Lists, known: Mapping[str, Column] = COLUMNS) -> pa.RecordBatch:
     """What was scanned of a queue as rows. The lists are those of `parts`."""
     whole = {**lists, "queue": [queue] * len(lists["id"])}
-    return pa.RecordBatch.from_arrays([COLUMNS[name].array(whole) for name in columns], schema=arrow_schema(columns))
+    return pa.RecordBatch.from_arrays(
+        [known[name].array(whole) for name in columns], schema=arrow_schema(columns, known)
+    )
 
 
 # --- What is there, from where tasks are listed: their ids, and, where nobody asks for more, the states they are in.

@@ -1,0 +1,333 @@
+"""The tables of a queue's history as Delta tables: opened, committed to, merged and cleaned up, without Spark.
+
+Spark writes Parquet files below a table's folder, and nobody reads them until a commit names them. A commit is refused
+where somebody else has committed since the table was opened; so of two runs one goes on, and the other changes nothing.
+Each commit carries what the table says of itself (`Mark`) as application transactions, which the log's clean-up keeps.
+
+`table` is for whoever reads one; the rest is what the steps of Spark's pipeline are made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction
+
+from .engine import ConfigError, CorruptRecord, check_name
+
+#: Where each table is, below the queue's folder.
+FOLDERS: Final = {
+    "bronze": "bronze",
+    "runs": "silver/runs",
+    "deliveries": "silver/deliveries",
+    "hourly": "gold/hourly",
+    "consumers": "gold/consumers",
+}
+#: Two tables cannot be committed at one stroke: for the one that is committed first, the one that follows it.
+FOLLOWED_BY: Final = {"deliveries": "runs", "consumers": "hourly"}
+#: So long files that were replaced, or never committed, stand for those who read or stage them.
+KEPT_HOURS: Final = 7 * 24
+#: A day with so many small files has them merged; a file of so many bytes is left alone.
+FEW: Final = 8
+LARGE: Final = 256 << 20
+_APP: Final = "airflow-provider-zkmq"
+_NUMBERS: Final = ("watermark", "rows", "born", "horizon")
+_CONFIGURATION: Final = {
+    "delta.checkpointInterval": "20",
+    "delta.logRetentionDuration": "interval 7 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+#: `deltalake` takes these for parts of an address, and does not find its own log then.
+_UNUSABLE: Final = re.compile(r"[?#%\\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a table says of itself, as of a commit.
+
+    ``watermark``: the zxid up to which it has what ended. ``rows``: how many it has. ``born``: the transaction that
+    made the queue, 0 where nothing is archived yet. ``horizon``: the first day that retention has left, as an ordinal,
+    or 0. ``damaged``: tasks whose records could not be read so far, which are looked at again by each run.
+    """
+
+    watermark: int = 0
+    rows: int = 0
+    born: int = 0
+    horizon: int = 0
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def first_day(self) -> str:
+        """The horizon as text; empty where there is none."""
+        return date.fromordinal(self.horizon).isoformat() if self.horizon else ""
+
+    def properties(self) -> CommitProperties:
+        """What a commit is to carry. It is tried once: what was staged is only right for the table that was opened."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS} | {"damaged": len(self.damaged)}
+        return CommitProperties(
+            custom_metadata={_APP: json.dumps(self.damaged)},
+            max_commit_retries=0,
+            app_transactions=[Transaction(f"{_APP}/{name}", number) for name, number in numbers.items()],
+        )
+
+    @classmethod
+    def of(cls, delta: DeltaTable) -> Mark:
+        """Read what the commits of a table have carried."""
+        numbers = {name: delta.transaction_version(f"{_APP}/{name}") or 0 for name in (*_NUMBERS, "damaged")}
+        damaged = _damaged(delta, numbers.pop("damaged"))
+        return cls(**numbers, damaged=damaged)
+
+
+def _damaged(delta: DeltaTable, count: int) -> tuple[str, ...]:
+    """The ids that the latest commit of ours names; the log is looked through only where there are any.
+
+    Raises `ConfigError` where no commit names them: clean-up would delete what was put right and never archived.
+    """
+    for commit in delta.history() if count else ():
+        if _APP in commit and len(ids := json.loads(commit[_APP])) == count:
+            return tuple(ids)
+    if count:
+        raise ConfigError(
+            f"the log of {delta.table_uri} no longer names the {count} damaged tasks of its queue: bring it back"
+        )
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A file of a table, and the highest watermark of its rows, where that is known."""
+
+    path: str
+    day: str
+    rows: int
+    size: int
+    newest: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Files that are whole and read by nobody yet, and the JSON text of their table's schema."""
+
+    schema: str
+    files: tuple[AddAction, ...]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as it was when it was opened; ``delta`` is None where nothing was committed yet."""
+
+    path: Path
+    queue: str
+    delta: DeltaTable | None = None
+    mark: Mark = Mark()
+    pieces: tuple[Piece, ...] = ()
+
+    @classmethod
+    def open(cls, home: Path, kind: str, until: int | None = None) -> Table:
+        """Open a table in the queue's folder `home`, as it was before it passed the watermark `until`.
+
+        Raises `ConfigError` for the table of another queue, and for one that other programs have changed, and
+        `CorruptRecord` for one that cannot be read.
+        """
+        path = home / FOLDERS[kind]
+        if _UNUSABLE.search(str(path)):
+            raise ConfigError(f"{path}: Delta tables cannot be kept in a folder with ?, #, % or \\ in its path")
+        if not DeltaTable.is_deltatable(str(path)):
+            return cls(path, home.name)
+        try:
+            delta = DeltaTable(str(path))
+            mark = Mark.of(delta)
+            while until is not None and mark.watermark > until:
+                delta.load_as_version(delta.version() - 1)
+                mark = Mark.of(delta)
+            table = cls(path, home.name, delta, mark, tuple(_pieces(delta)))
+        except DeltaError as error:
+            raise CorruptRecord(f"{path} cannot be read as a Delta table: {_said(error)}") from error
+        table._check(delta.metadata().name)
+        return table
+
+    def _check(self, queue: str | None) -> None:
+        if queue != self.queue:
+            raise ConfigError(
+                f"{self.path} is the archive of queue {queue!r}, not of {self.queue!r}: give another directory"
+            )
+        if (rows := sum(piece.rows for piece in self.pieces)) != self.mark.rows:
+            raise ConfigError(
+                f"{self.path} has {rows} rows and should have {self.mark.rows}: another program has changed or "
+                "restored it; restore its newest version, or remove a table of silver or gold to have it made anew"
+            )
+
+    def files(self, since: str = "", until: str = "9999", newer: int = 0) -> list[str]:
+        """The files with rows of days from `since` to `until`, both included, and perhaps newer than a watermark."""
+        found = (piece for piece in self.pieces if since <= piece.day <= until)
+        return [str(self.path / piece.path) for piece in found if piece.newest is None or piece.newest > newer]
+
+    def commit(self, staged: Staged, mark: Mark, replaced: tuple[str, str] | None = None) -> int:
+        """Have readers see what was staged, instead of the days `replaced`, both included; returns the rows there are.
+
+        It survives a power cut once this returns. Raises `ConfigError` where another run has committed meanwhile.
+        """
+        schema, kept = Schema.from_json(staged.schema), self.pieces
+        where: dict[str, Any] = {"mode": "append"}
+        if replaced is not None:
+            first, last = replaced
+            where = {"mode": "overwrite", "partition_filters": [("day", ">=", first), ("day", "<=", last)]}
+            kept = tuple(piece for piece in self.pieces if not first <= piece.day <= last)
+        grown = replace(mark, rows=sum(piece.rows for piece in kept) + staged.rows)
+        with self._refusing():
+            delta = self.delta or self._create(schema)
+            properties = grown.properties()
+            delta.create_write_transaction(
+                list(staged.files), schema=schema, partition_by=["day"], commit_properties=properties, **where
+            )
+        log = self.path / "_delta_log"
+        for path in (*(log / f"{delta.version() + step:020d}.json" for step in (0, 1)), log, self.path):
+            if path.exists():
+                sync(path)
+        return grown.rows
+
+    def _create(self, schema: Schema) -> DeltaTable:
+        """Make an empty table. What another run has made meanwhile is refused: it may have rows."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if DeltaTable.is_deltatable(str(self.path)):
+            raise CommitFailedError
+        return DeltaTable.create(
+            str(self.path), schema, name=self.queue, partition_by=["day"], configuration=_CONFIGURATION
+        )
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedError:
+            raise ConfigError(
+                f"another run has written {self.path} meanwhile; this one changed nothing there: run it again"
+            ) from None
+
+    def forget(self, cut: date) -> None:
+        """Have readers see no day before `cut`. What is late for those days goes, too."""
+        before = (cut - timedelta(days=1)).isoformat()
+        if self.delta is not None and (self.mark.horizon < cut.toordinal() or self.files(until=before)):
+            mark = replace(self.mark, horizon=max(self.mark.horizon, cut.toordinal()))
+            self.commit(Staged(self.delta.schema().to_json(), (), 0), mark, ("0001-01-01", before))
+
+    def merge(self, few: int = FEW) -> int:
+        """Merge small files of the same day; returns how many. Rows stay the same."""
+        merged = 0
+        for day in sorted({piece.day for piece in self.pieces}) if self.delta else ():
+            sizes = chosen([piece.size for piece in self.pieces if piece.day == day], few)
+            if self.delta and sizes:
+                with self._refusing():
+                    self.delta.optimize.compact(
+                        partition_filters=[("day", "=", day)],
+                        target_size=sum(sizes) + 1,  # larger ones are left alone
+                        max_concurrent_tasks=1,  # the driver holds a few batches of one file
+                        commit_properties=self.mark.properties(),
+                    )
+                merged += len(sizes)
+        return merged
+
+    def sweep(self, hours: int = KEPT_HOURS) -> int:
+        """Delete files that readers have not seen for so many hours, or never; returns how many."""
+        if self.delta is None:
+            return 0
+        age: dict[str, Any] = {"retention_hours": hours, "enforce_retention_duration": hours >= KEPT_HOURS}
+        with self._refusing():
+            if gone := self.delta.vacuum(full=True, **age):
+                self.delta.vacuum(full=True, dry_run=False, commit_properties=self.mark.properties(), **age)
+        _remove_empty(self.path, time.time() - hours * 3600)
+        return len(gone)
+
+
+def _pieces(delta: DeltaTable) -> Iterator[Piece]:
+    for file in pa.table(delta.get_add_actions(flatten=True)).to_pylist():
+        day, newest = str(file["partition.day"]), file.get("max.watermark")
+        yield Piece(file["path"], day, file["num_records"], file["size_bytes"], newest)
+
+
+def _remove_empty(path: Path, before: float) -> None:
+    """Remove empty folders that nobody has touched since a moment; others are being written to."""
+    for folder in sorted(path.glob("*/**/"), reverse=True):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_mtime <= before:
+                folder.rmdir()
+
+
+def chosen(sizes: Sequence[int], few: int = FEW) -> list[int]:
+    """The smallest files, by their sizes, that are worth merging; none where they are few.
+
+    One joins as long as it is no larger than twice what is merged with it: a row is written again only a few times,
+    however many files come.
+    """
+    group: list[int] = []
+    for size in sorted(sizes):
+        if size >= LARGE or (group and size > 2 * sum(group)):
+            break
+        group.append(size)
+    return group if len(group) >= few else []
+
+
+def stored(directory: Path) -> list[str]:
+    """The queues that have a history below a directory."""
+    return sorted(path.parent.parent.name for path in directory.glob(f"*/{FOLDERS['bronze']}/_delta_log"))
+
+
+def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTable:
+    """Return a table of a queue's history, to be read without Spark: by Arrow, pandas, and others.
+
+    `kind`: ``bronze``, ``runs``, ``deliveries``, ``hourly`` or ``consumers``. Raises `ConfigError` for one that is not
+    there, otherwise as `Table.open`.
+    """
+    if kind not in FOLDERS:
+        raise ConfigError(f"{kind!r} is no table of a history: it has {', '.join(FOLDERS)}")
+    home = Path(directory).absolute() / check_name("queue", queue)
+    if (found := open_for_reading(home, kind).delta) is None:
+        raise ConfigError(f"{home.parent} holds no {kind} of queue {queue!r}")
+    return found
+
+
+def lacks_tables(home: Path) -> bool:
+    """Whether a queue's archive has rows, and silver or gold was not made of it yet."""
+    bronze, *tables = (Table.open(home, kind) for kind in ("bronze", "runs", "hourly"))
+    return bronze.mark.rows > 0 and not all(table.delta for table in tables)
+
+
+def open_for_reading(home: Path, kind: str) -> Table:
+    """Open a table as far as the one that is committed after it; otherwise as `Table.open`."""
+    following = FOLLOWED_BY.get(kind)
+    return Table.open(home, kind, Table.open(home, following).mark.watermark if following else None)
+
+
+def sync(path: Path) -> None:
+    """Bring a file or a folder's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def added(home: Path, paths: Iterable[tuple[Path, int]], watermark: int | None) -> Iterator[AddAction]:
+    """Files below a table's folder, with the rows that each has, as a commit names them."""
+    for path, rows in paths:
+        bounds = {} if watermark is None else {each: {"watermark": watermark} for each in ("minValues", "maxValues")}
+        name, status, day = str(path.relative_to(home)), path.stat(), path.parent.name.removeprefix("day=")
+        stats = json.dumps({"numRecords": rows, **bounds})
+        yield AddAction(name, status.st_size, {"day": day}, int(status.st_mtime * 1000), True, stats)
+
+
+def _said(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]

@@ -1,0 +1,76 @@
+"""Whole runs as rows: their schema, and how Spark's Python workers read them from ZooKeeper.
+
+Executors import this: they need no more than `py_files` ships, and pyarrow. Whoever commits needs `deltalake`, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql import types
+
+from ... import engine
+from ...engine import AnyClient, AnyQueue, Ended
+from ...engine.internals import internals
+from ..source import options
+from ..source.options import SourceOptions
+from ..source.reading import COLUMNS, Column, parts
+from ..source.reading import batch as rows
+
+#: How to reach ZooKeeper: the arguments of `Zkmq.connect`, a function that can be pickled and connects, or the options
+#: of the data source, by which credentials are looked up where the code runs.
+Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient] | SourceOptions
+
+DAY_MS: Final = 86_400_000
+#: So many whole tasks are in memory together.
+AT_ONCE: Final = 128
+_OWN: Final = {
+    "id": COLUMNS["task_id"],
+    "day": Column(types.DateType(), ("ended_ms",), lambda ends: [ended // DAY_MS for ended in ends]),
+}
+_STORED: Final = (
+    *("queue", "id", "state", "attempt", "priority", "filters", "metadata", "data", "result", "error", "consumer"),
+    *("enqueued_at", "claimed_at", "ended_at", "wait_ms", "run_ms", "day", "version", "history", "batch", "started_at"),
+)
+_COLUMNS: Final = {name: _OWN.get(name) or COLUMNS[name] for name in _STORED}
+SCHEMA: Final = ", ".join(f"{name} {column.spark.simpleString()}" for name, column in _COLUMNS.items())
+#: What the workers are given: an engine's `Ended`.
+ENDED: Final = "id string, version bigint, place string"
+
+
+def open_client(connect: Connect) -> AnyClient:
+    """Open a connection of its own that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
+    if isinstance(connect, SourceOptions):
+        return options.connect(connect)
+    return connect() if callable(connect) else engine.Zkmq.connect(**{**connect, "gc": False})
+
+
+def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make the function for ``mapInArrow``, for Spark's Python workers: what ended in, whole rows out.
+
+    A run that is gone gives no row: the caller counts.
+    """
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with contextlib.ExitStack() as stack:
+            queue: AnyQueue | None = None
+            for batch in batches:
+                if queue is None and batch.num_rows:
+                    client = open_client(connect)
+                    stack.callback(client.close)
+                    queue = client.queue(name)
+                if queue is not None:
+                    yield from _read_batch(queue, batch)
+
+    return read
+
+
+def _read_batch(queue: AnyQueue, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    ended = [Ended(*values) for values in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+    for start in range(0, len(ended), AT_ONCE):
+        tasks = internals(queue).read_ended(ended[start : start + AT_ONCE], parts=["data", "metadata", "result"])
+        lists = {part: [getattr(task, part) for task in tasks] for part in parts(_STORED, _COLUMNS)}
+        yield rows(queue.name, _STORED, lists, _COLUMNS)
