@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from airflow_provider_zkmq.engine.core.context import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.maintenance.consumers import bring_back
 from airflow_provider_zkmq.engine.core.maintenance.fsck import FsckReport, fsck
 from airflow_provider_zkmq.engine.core.model.names import parse_lane
-from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Create, Delete, SetData
-from airflow_provider_zkmq.engine.core.tasks import admin
-from airflow_provider_zkmq.engine.errors import QueueNotFound
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue
+from airflow_provider_zkmq.engine.errors import QueueNotFound, ZkmqError
 from tests.unit.damage import Damage, damages, kinds, world
 from tests.unit.world import Client, FakeZooKeeper, check_tree, new_queue
 
@@ -43,7 +45,7 @@ def is_no_damage(damage: Damage) -> bool:
     if damage.data is None:
         lane = f"{BASE}/queue/{rest[0]}/" if top == "queue" and rest else "/"
         tasks = any(path.startswith(lane) and path.count("/") == BASE.count("/") + 4 for path in world().zk.nodes)
-        over = {"archive", "followed", "unarchived", "unarchived/0028333333", "batches/ended"}
+        over = {"archive", "followed", "unarchived", "unarchived/0028333333", "batches/ended", "batches/done/failed/d1"}
         left = top in {"live", "unarchived"} and bool(rest)
         return left or "/".join((top, *rest)) in over or (top == "queue" and bool(rest) and not tasks)
     if top == "conf" and rest:
@@ -243,3 +245,122 @@ def test_a_lane_of_long_filters_is_known_by_the_records_of_its_tasks() -> None:
     zk.multi(0, (SetData(lane, b"garbage"),))
     look(zk, repair=True)
     assert zk.nodes[lane].data == good
+
+
+def step(client: Client, name: str) -> None:
+    """What another client does to the world's queue in one call."""
+    context = client.context
+    if name == "claim":
+        client.take()
+    elif name == "claim under a lease":
+        client.take(lease=50)
+    elif name == "claim and complete":
+        client.complete(client.claimed())
+    elif name == "redrive":
+        client.do(admin.redrive(context, "dead"))
+    elif name == "redrive a member":
+        client.do(admin.redrive(context, "d1"))
+    elif name == "cancel":
+        client.do(admin.cancel(context, "m1"))
+    elif name == "drop":
+        client.do(admin.drop(context, "finished"))
+    elif name == "collect":
+        client.zk.advance(100)
+        client.do(collect.collect_garbage(context, 0))
+    elif name == "batch":
+        client.do(enqueue.enqueue_batch(context, [Message(b"x"), Message(b"y")], "new", Message(b"z")))
+    else:
+        client.put(b"new")
+
+
+STEPS = (
+    "claim", "claim under a lease", "claim and complete", "redrive", "redrive a member", "cancel", "drop", "collect",
+    "batch", "enqueue",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize("name", STEPS)
+def test_whatever_happens_at_any_moment_of_a_look_is_no_damage(name: str, repair: bool) -> None:
+    """Between any two of its reads somebody claims, settles, redrives, cleans up: nothing is found, nothing is lost."""
+    moment = 0
+    while True:
+        zk, seen = world().copy(), 0
+        client, other = Client(zk, "operator"), Client(zk, "other")
+
+        def happen(_: Any) -> None:
+            nonlocal seen
+            if seen == moment:  # noqa: B023
+                step(other, name)  # noqa: B023
+            seen += 1
+
+        report = client.do(fsck(client.context, repair=repair), happen)
+        assert report.findings == (), f"at moment {moment}"
+        if seen <= moment:
+            break
+        check_tree(zk, client.context)
+        moment += 1
+    assert moment > 20
+
+
+def test_a_run_in_escrow_of_another_task_is_not_taken_for_its_own() -> None:
+    """Its payload is lost, and what stands in its escrow is another task's message: it is a dead letter."""
+    client, base = queue_with_a_task()
+    client.claimed()
+    client.put(b"next", task_id="t", on_conflict="requeue")
+    client.put(b"other", task_id="u")
+    client.claimed()
+    client.put(b"of another", task_id="u", on_conflict="requeue")
+    wrong = client.zk.nodes[client.context.paths.task("u", "requeue")].data
+    client.write(SetData(f"{base}/requeue", wrong), Delete(f"{base}/data"))
+    client.do(fsck(client.context, repair=True))
+    assert TaskState.decode("", client.zk.nodes[f"{base}/state"].data).state is State.DEAD
+    assert client.do(fsck(client.context)).findings == ()
+
+
+def test_a_claim_without_its_znode_keeps_its_run_in_escrow() -> None:
+    """As after a rescue: the run under way is delivered again, and the one in escrow follows."""
+    client, base = queue_with_a_task()
+    client.claimed()
+    client.put(b"next", task_id="t", on_conflict="requeue")
+    client.write(Delete(f"{base}/claim"))
+    client.do(fsck(client.context, repair=True))
+    client.zk.advance(1)
+    runs = []
+    while (claimed := client.take()) is not None:
+        runs.append(claimed.data)
+        client.complete(claimed)
+    assert runs == [b"payload", b"next"]
+
+
+def test_a_queue_that_is_deleted_meanwhile_stays_deleted() -> None:
+    """Deleted at any moment of a repair: the caller is told, or what it found is refused; nothing comes back."""
+    moment = 0
+    while True:
+        zk, seen = world().copy(), 0
+        zk.multi(0, (Delete(f"{BASE}/gc"), Create(f"{BASE}/foreign")))
+        client, other = Client(zk, "operator"), Client(zk, "other")
+
+        def happen(_: Any) -> None:
+            nonlocal seen
+            if seen == moment:  # noqa: B023
+                other.do(collect.delete(other.context, confirm=True, force=True))  # noqa: B023
+            seen += 1
+
+        with suppress(ZkmqError):
+            client.do(fsck(client.context, repair=True), happen)
+        if seen <= moment:
+            break
+        assert [path for path in zk.nodes if path.startswith(BASE)] == [], f"at moment {moment}"
+        moment += 1
+
+
+def test_names_that_no_task_can_have_are_foreign() -> None:
+    """A tree below such a name is deleted, with its payload: nobody could ever name that task."""
+    client, _ = queue_with_a_task()
+    for name in ("~x", "x y"):
+        path = client.context.paths.at("tasks", name)
+        client.write(Create(path), Create(f"{path}/data", b"x"))
+    report = client.do(fsck(client.context, repair=True))
+    assert len(report.findings) == 2
+    assert client.do(fsck(client.context)).findings == ()

@@ -40,7 +40,21 @@ from ..model.policy import Settings, load_settings
 from ..model.records import HistoryEntry, TaskState, load_claim, load_span, parse_history_name
 from ..model.states import ENDED, FAILED, State
 from ..model.values import Count, Span, Zxid, dump, load, seconds
-from ..protocol import Create, Delete, Multi, Node, Outcome, Procedure, SetData, Sync, WriteOp, never, transact
+from ..protocol import (
+    Check,
+    Create,
+    Delete,
+    Multi,
+    Node,
+    Outcome,
+    Procedure,
+    SetData,
+    Stat,
+    Sync,
+    WriteOp,
+    never,
+    transact,
+)
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES
 from ..read.leases import server_time
 from ..read.nodes import MARKS, THERE, chunked, list_children, queue_missing, read_nodes, read_stats
@@ -119,7 +133,7 @@ def _look(context: Context, *, repair: bool) -> Procedure[tuple[int, list[_Fix]]
 
 
 def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, Node]]:
-    """All znodes from `roots` down, by path; of a queue without what is below its tasks, of payloads only the Stat."""
+    """All znodes from `roots` down, by path, of a queue without what is below its tasks; without large payloads."""
     found: dict[str, Node] = {}
     level = list(roots)
     while level:
@@ -130,7 +144,11 @@ def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, Node]]:
         there = {path: Node(b"", stat) for path, stat in zip(kinds["bare"], stats, strict=True) if stat is not None}
         for kind, read in (("heavy", partial(read_nodes, at_once=HEAVY_AT_ONCE)), ("light", read_nodes)):
             nodes = yield from read(kinds[kind])
-            there |= {path: node for path, node in zip(kinds[kind], nodes, strict=True) if node is not None}
+            there |= {
+                path: node if "/tasks/" in path or kind == "light" else Node(node.data.partition(b"\n")[0], node.stat)
+                for path, node in zip(kinds[kind], nodes, strict=True)
+                if node is not None
+            }
         found |= there
         parents = [each for each in there if there[each].stat.children and each != context.paths.at("tasks")]
         names = yield from list_children(parents)
@@ -189,30 +207,56 @@ class _ConsumerRecord(TypedDict):
 
 def _check_layout(context: Context, *, repair: bool) -> Procedure[tuple[dict[str, Node], list[_Fix]]]:
     """The queue's znodes, and what is not as it should be among them; repaired, if that is asked for."""
+    nodes = yield from _walk_queue(context)
+    fixes = _Layout(context, nodes, (yield from _digested(context, nodes))).fixes
+    if fixes:  # others may have changed it while it was read
+        before, old = {(fix.path, fix.what) for fix in fixes}, nodes
+        nodes = yield from _walk_queue(context)
+        again = _Layout(context, nodes, (yield from _digested(context, nodes))).fixes
+        now = yield from _walk(context, [context.paths.at("batches")])
+        fixes = [
+            fix
+            for fix in again
+            if (fix.path, fix.what) in before
+            and len({_batch_stat(context, fix, each) for each in (old, nodes, now)}) == 1
+        ]
+    if fixes and repair:
+        for fix in fixes:
+            yield from _repair_layout(context, fix)
+        nodes = yield from _walk_queue(context)
+    return nodes, fixes
+
+
+def _walk_queue(context: Context) -> Procedure[dict[str, Node]]:
+    """All znodes but those below tasks. Raises `QueueNotFound` for what is no queue, or is being deleted."""
     nodes = yield from _walk(context, [context.paths.base])
     top = {_below(context, path)[0] for path in nodes if path != context.paths.base}
     if not context.paths.resembles(top) or ("deleting" in top and THERE not in top):
         raise (yield from queue_missing(context))
-    fixes = _Layout(context, nodes, (yield from _digested(context, nodes))).fixes
-    if fixes:  # others may have changed it while it was read
-        before = {(fix.path, fix.what) for fix in fixes}
-        nodes = yield from _walk(context, [context.paths.base])
-        again = _Layout(context, nodes, (yield from _digested(context, nodes))).fixes
-        fixes = [fix for fix in again if (fix.path, fix.what) in before]
-    if fixes and repair:
-        for fix in fixes:
-            yield from _repair_layout(context, fix)
-        nodes = yield from _walk(context, [context.paths.base])
-    return nodes, fixes
+    return nodes
+
+
+def _batch_stat(context: Context, fix: _Fix, nodes: Mapping[str, Node]) -> Stat | None:
+    """The Stat of the batch that a fix is about: one that changes while it is read is judged by nobody."""
+    match _below(context, fix.path):
+        case ["batches", name, *_]:
+            path = context.paths.batch(name)
+        case ["batches-done", _, entry]:
+            path = context.paths.batch(entry_task(entry) or "")
+        case _:
+            return None
+    return nodes[path].stat if path in nodes else None
 
 
 def _repair_layout(context: Context, fix: _Fix) -> Procedure[None]:
-    """Carry out a fix; what is refused is found again by the next look."""
+    """Carry out a fix, unless the queue is deleted meanwhile; what is refused is found again by the next look."""
+    deleting, conf = context.paths.at("deleting"), context.paths.at(THERE)
+    there = (Create(deleting), Delete(deleting)) if fix.path == conf else (Check(conf),)
     for op in fix.ops:
         if isinstance(op, Create) and _below(context, op.path)[0] == "batches-done":
             yield from make_bucket(context, op.path.rpartition("/")[0])
     for ops in chunked(fix.ops, DELETES_PER_MULTI):
-        yield from transact(Multi(tuple(ops)), never)
+        yield from transact(Multi((*there, *ops)), never)
 
 
 def _digested(context: Context, nodes: Mapping[str, Node]) -> Procedure[dict[str, Lane]]:
@@ -430,10 +474,13 @@ class _Layout:
         if done is None:
             self._look_for(f"{base}/open")
         if writing in self._nodes and "total" in record:
-            self._say(writing, "is there, and the batch is written to its end", Delete(writing))
+            same = Check(base, self._nodes[base].stat.version)
+            self._say(writing, "is there, and the batch is written to its end", same, Delete(writing))
         then, follow_up = f"{base}/then", self._follow_up(name)
-        if then in self._nodes and (done is not None or not record.get("then") or follow_up is None):
-            self._say(then, "is no task that follows the batch", Delete(then))
+        right = follow_up is not None and follow_up.task_id == record.get("then") and not record.get("refused")
+        if then in self._nodes and (done is not None or not right):
+            same = Check(base, self._nodes[base].stat.version)
+            self._say(then, "is no task that follows the batch", same, Delete(then))
         index = None if done is None else self._paths.at(index_path("batches-done", done, name))
         for path in listed:
             if path != index:
@@ -543,18 +590,19 @@ def _examine(
     path, found = context.paths.task(task_id, "state"), list[_Fix]()
     before: list[_Fix] | None = None
     for _ in range(LOOKS):
+        (first,) = yield from read_stats([path])
         nodes = (yield from _read_tasks(context, [task_id], listed))[task_id]
-        (record,) = yield from read_stats([path])
-        if record != (nodes[path].stat if path in nodes else None):
+        (last,) = yield from read_stats([path])
+        if not first == last == (nodes[path].stat if path in nodes else None):
             continue  # somebody changed the task meanwhile
         check = _TaskCheck(context, task_id, nodes, listed.get(task_id, ()), now)
         if check.fixes and check.fixes != before:
             before = check.fixes
             yield Sync(path)
             continue  # what is true is so twice; a batch, say, may be on its way to be collected
-        found = found or check.fixes
         if not check.fixes or not repair:
-            return found
+            return check.fixes
+        found = check.fixes
         for bucket in check.buckets():
             yield from make_bucket(context, bucket)
         outcome: Outcome = yield from transact(Multi(check.multi()), never)
@@ -587,7 +635,10 @@ class _TaskCheck:
         self.fixes: list[_Fix] = []
         self._state, why = _decoded(context, task_id, nodes)
         self._run = self._run_in_escrow()
-        if self._base not in nodes:
+        if not is_name(task_id):
+            self._after = None
+            self._say(self._base, _FOREIGN)
+        elif self._base not in nodes:
             self._after = None
             for path in self._listed:
                 self._say(path, f"stands for task {task_id!r}, which is not there")
@@ -645,7 +696,8 @@ class _TaskCheck:
         """The run that is held in escrow; None where there is none that can be read."""
         path = self._at("requeue")
         with suppress(CorruptRecord):
-            return unpack(self._context, path, self._nodes[path].data) if path in self._nodes else None
+            new = unpack(self._context, path, self._nodes[path].data) if path in self._nodes else None
+            return new if new is not None and new.task_id == self._id else None
         return None
 
     # --- what the record should be
@@ -698,9 +750,10 @@ class _TaskCheck:
             after = structs.replace(after, requeue=False)
         if not self._has("data"):
             self._say(self._at("data"), f"is missing: the payload of task {self._id!r} is lost")
-            if self._run is not None and state.requeue:
+            if self._run is not None and state.requeue and state.state not in ENDED:
                 return self._next_run(self._run, result=state.result)
-            after = after if after.state in ENDED else self._buried(after, "its payload was lost")
+            done = after.state in {State.FINISHED, State.CANCELLED}
+            after = after if done else self._buried(after, "its payload was lost")
         after = self._parts(after)
         if after.state is State.CLAIMED:
             after = self._claim(after)
@@ -727,9 +780,7 @@ class _TaskCheck:
         )  # fmt: skip
 
     def _given_back(self, state: TaskState, why: str) -> TaskState:
-        """A task that nobody holds; as a rescue does it, a run in escrow takes the place of one that was cut off."""
-        if state.requeue and self._run is not None:
-            return self._next_run(self._run, result=state.result)
+        """A task that nobody holds: it is delivered again, and a run in escrow follows that, as after a rescue."""
         state = state.with_attempt("rescued", self._now, why)
         back = structs.replace(
             state, state=State.INSERTED, error=why, consumer=None, claimed=None, started=None, lease=None, bound=False
@@ -764,11 +815,14 @@ class _TaskCheck:
         """
         path, paths, consumer = self._at("claim"), self._context.paths, state.consumer or ""
         leased, claim = state.lease is not None and not state.bound, self._nodes.get(path)
+        if state.lease is not None and lease_task(state.lease) != self._id:
+            self._say(self._path, f"names a deadline of another task than {self._id!r}")
+            return self._given_back(state, "its claim was lost")
         note = paths.current(consumer, self._id)
         if claim is None and not leased and paths.live(consumer) not in self._nodes and note in self._nodes:
             return state
         if claim is None:
-            self._say(path, f"is missing: the claim of task {self._id!r} could never end")
+            self._say(path, f"is missing: nobody can end the claim of task {self._id!r} as its holder")
             return self._given_back(state, "its claim was lost")
         if (claim.stat.owner == 0) is not leased:
             self._say(path, f"is not the claim of task {self._id!r}: it ends otherwise than its record says")
@@ -805,7 +859,8 @@ class _TaskCheck:
             entry = place_of(self._context, state)
             if state.placed and entry in self._nodes:
                 return structs.replace(state, due=None)
-            if self._state is not None and state.state is self._state.state:
+            before = self._state
+            if before is not None and (state.state, state.place) == (before.state, before.place):
                 self._say(entry, f"is missing: nobody would find task {self._id!r}")
             return self._due_now(state)
         if self._is_index(state):
@@ -896,6 +951,8 @@ class _TaskCheck:
                 self._compare_one(path, self._contents.get(path, standing[path]), said=path not in before)
         if after.batch is not None and after.state in FAILED:
             self._note_failure(after)
+        elif self._rerun and self._state is not None and self._state.batch is not None:
+            self._note_failure(self._state)  # the run that was cut off counts for its batch
 
     def _compare_one(self, path: str, data: bytes | None, *, said: bool) -> None:
         node = self._nodes.get(path)
@@ -910,10 +967,14 @@ class _TaskCheck:
             self._ops.append(SetData(path, data))
 
     def _note_failure(self, state: TaskState) -> None:
-        """Have a batch tell of a member that ended in failure; one that is collected by now tells nothing."""
-        failed = self._context.paths.batch(state.batch or "", "failed", self._id)
-        if failed in self._nodes or failed.rpartition("/")[0] not in self._nodes:
+        """Have a batch tell of a member that ended in failure, as long as it is open."""
+        base = self._context.paths.batch(state.batch or "")
+        failed, batch, record = f"{base}/failed/{self._id}", self._nodes.get(base), self._nodes.get(self._path)
+        if failed in self._nodes or f"{base}/failed" not in self._nodes:
             return
         if self._state is not None and self._state.state in FAILED:
+            same = batch is not None and record is not None and batch.stat.czxid < record.stat.mzxid
+            if not same or f"{base}/open" not in self._nodes:
+                return  # another batch of its name, or one that is on its way to be collected
             self._say(failed, f"is missing, although task {self._id!r} has failed")
         self._ops.append(Create(failed))
