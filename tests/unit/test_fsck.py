@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.model.names import parse_lane
 from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Create, Delete, SetData
-from airflow_provider_zkmq.engine.core.tasks import admin, enqueue
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
 from airflow_provider_zkmq.engine.errors import QueueNotFound, ZkmqError
 from tests.unit.damage import Damage, damages, kinds, world
 from tests.unit.world import Client, FakeZooKeeper, check_tree, new_queue
@@ -217,6 +217,23 @@ def test_a_task_that_changes_all_the_while_is_left_to_whoever_changes_it() -> No
     assert other.do(fsck(other.context, repair=True), touch).findings == ()
     assert f"{base}/strange" in client.zk.nodes
     assert [each.path for each in other.do(fsck(other.context)).findings] == [f"{base}/strange"]
+
+
+@pytest.mark.parametrize("lease", [None, 50])
+def test_a_claim_between_two_reads_of_each_look_is_no_damage(lease: float | None) -> None:
+    """Each look lists the task's parts, then somebody claims it, then its record is read: the claim is left alone."""
+    client, base = queue_with_a_task()
+    other, held = Client(client.zk, "other"), list[Claimed]()
+
+    def flicker(op: Any) -> None:
+        paths = getattr(op, "paths", ())
+        if f"{base}/state" in paths and not held:
+            held.append(client.claimed(lease=lease))
+        elif base in paths and held:
+            client.do(settle.release(client.context, held.pop()))
+
+    assert other.do(fsck(other.context, repair=True), flicker).findings == ()
+    client.complete(held.pop())
 
 
 def test_what_comes_and_goes_while_the_layout_is_read_is_no_damage() -> None:
