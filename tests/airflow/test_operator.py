@@ -123,7 +123,7 @@ def test_what_a_message_asks_for(queue, context, monkeypatch):
     enqueuing(messages=[plain, {"data": "b", "lock": "7", "on_conflict": "raise"}, changed]).execute(context)
     made = [call.args[3] for call in prepared.call_args_list]
     assert [(each.lock, each.policy) for each in made] == [(30, RetryPolicy(attempts=2)), (7.0, None)]
-    assert not any(each.update or each.requeue for each in made)
+    assert {each.on_conflict for each in made} == {"raise"}
     assert queue.task(changed["task_id"]).data == b"new"
     for _ in range(2):
         claim = queue.claim()

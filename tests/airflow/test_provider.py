@@ -227,7 +227,7 @@ def test_reading_dags_loads_neither_kazoo_nor_the_engine(claim_reference):
     ours = [name.removeprefix("airflow_provider_zkmq.") for name in names if name.startswith("airflow_provider_zkmq.")]
     assert "operators.bridge" in ours
     assert not [name for name in names if name.partition(".")[0] in ("kazoo", "pyspark")]
-    deep = r"engine\.(?!core$|core\.model|config$|errors$)|filequeue|textqueue|bridge|cli|embedded|spark"
+    deep = r"engine\.(?!core$|core\.model|config$|errors$|internals$)|filequeue|textqueue|bridge|cli|embedded|spark"
     assert not [name for name in ours if re.match(deep, name)]
 
 
