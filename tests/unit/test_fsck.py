@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,8 +25,9 @@ from tests.unit.world import Client, FakeZooKeeper, check_tree, new_queue
 
 BASE = world().base
 ORDERS = pytest.mark.parametrize("order", ["default", "fifo"])
-#: Of the damages every so many are tried in `make test`, all otherwise.
-SHARE = pytest.mark.parametrize("share", [20, pytest.param(1, marks=pytest.mark.full)])
+#: Of the damages every so many are tried: few in `make test`; more otherwise, or all: `ZKMQ_EVERY_DAMAGE=1`.
+MANY = 1 if os.environ.get("ZKMQ_EVERY_DAMAGE") else 4
+SHARE = pytest.mark.parametrize("share", [20, pytest.param(MANY, marks=pytest.mark.full)])
 
 
 def look(zk: FakeZooKeeper, *, repair: bool = False) -> FsckReport:
