@@ -33,7 +33,7 @@ from airflow_provider_zkmq.spark.source.writing import PIECE_ROWS, TaskWriter
 from tests.integration.spark_programs import CLUSTER, PARTITIONS, TOP, program, shown
 from tests.support import eventually
 
-pytestmark = [pytest.mark.xdist_group("heavy"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore")]
 SCALE = pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="starts Spark several times; ZKMQ_SCALE=1")
 PASSWORD = "s3cr3t-of-ann"
 Load = Callable[..., DataFrame]

@@ -30,7 +30,7 @@ from tests.integration.histories import START as EPOCH
 from tests.integration.spark_programs import shown
 from tests.unit.queueing import Simulation, Staff
 
-pytestmark = [pytest.mark.xdist_group("heavy"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore")]
 ERRORS = (
     "ValueError: bad value '{n}' in /data/x{n}.csv",
     "exit code 137: Killed",

@@ -34,7 +34,7 @@ from tests.integration.ended import ended_tasks, finish
 from tests.integration.histories import DAY, HOUR, START, Histories, write_bronze
 from tests.support import eventually
 
-pytestmark = [pytest.mark.full, pytest.mark.xdist_group("heavy"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore")]
 
 
 class Crash(Exception):

@@ -29,7 +29,7 @@ from airflow_provider_zkmq.spark.reporting.report import report
 from tests.integration.ended import ended_runs, ended_tasks, finish, produce
 from tests.integration.spark_programs import CLUSTER, EXECUTOR, processes, program
 
-pytestmark = [pytest.mark.xdist_group("heavy"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore")]
 SCALE = pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="takes minutes: ZKMQ_SCALE=1")
 #: Where the pipeline is cut off here.
 SEAMS = [f"bronze: {step}" for step in STEPS]

@@ -31,7 +31,7 @@ from tests.integration.ended import ended_runs, produce
 from tests.integration.spark_programs import follow, program, shown
 from tests.support import eventually
 
-pytestmark = [pytest.mark.xdist_group("heavy"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore")]
 SCALE = bool(os.environ.get("ZKMQ_SCALE"))
 
 
