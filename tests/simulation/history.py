@@ -175,7 +175,7 @@ class History:
         """Judge one committed transaction by the tasks it touches."""
         touched: dict[Key, None] = {}
         claims_before = {}
-        data_before = dict(self.book.data)
+        data_before: dict[Key, bytes] = {}
         for op in txn.ops:
             parts = op.path.split("/")
             if parts[3:4] == ["leases"] and len(parts) == 5 and isinstance(op, Create):
@@ -187,6 +187,7 @@ class History:
             queue, top, rest = parts[2], parts[3], parts[4:]
             if top == "tasks":
                 key = (queue, rest[0])
+                data_before.setdefault(key, self.book.data.get(key, b""))
                 self._note(key, rest, op, txn)
                 if rest[1:] == ["claim"] and isinstance(op, Delete):
                     claims_before[key] = self.claims.pop(key, None)
@@ -204,7 +205,7 @@ class History:
             if top == "batches" and rest[1:] == ["open"]:
                 self._judge_batch(rest[0], op, txn)
         for key in touched:
-            self._judge(key, txn, claims_before, data_before.get(key, b""))
+            self._judge(key, txn, claims_before, data_before.get(key, self.book.data.get(key, b"")))
 
     def _judge_bound(self, op: Create) -> None:
         """Those who claim under a bound have no more leases; others', told apart by their spans, may come on top."""

@@ -16,8 +16,12 @@ from airflow_provider_zkmq.engine.core.context import Context
 from airflow_provider_zkmq.engine.core.maintenance.consumers import finish_pending, has_pending
 from airflow_provider_zkmq.engine.core.protocol import (
     Callback,
+    Children,
     CreateContainer,
     EnsureRoot,
+    Exists,
+    Get,
+    GetMany,
     Multi,
     Outcome,
     Pipeline,
@@ -141,9 +145,10 @@ class World:
             if not client.alive or client.paused_until > now:
                 continue
             if state == "sent":
-                can = client.send_queue and (self.flows(client) or self._overdue(fiber))
+                flows = client.connected and client.stalled_until <= now
+                can = client.send_queue and (flows or self._overdue(fiber))
             elif state == "waiting":
-                can = fiber.until <= now or bool(client.events) or fiber.is_woken
+                can = fiber.until <= now or client.events or fiber.is_woken
             elif state == "sleeping":
                 can = fiber.until <= now
             elif state == "reconnecting":
@@ -160,7 +165,10 @@ class World:
 
     def _overdue(self, fiber: Fiber) -> bool:
         now = self.now
-        return any(request.deadline <= now and request.fiber is fiber for request in fiber.client.send_queue)
+        for request in fiber.client.send_queue:
+            if request.deadline <= now and request.fiber is fiber:
+                return True
+        return False
 
     def _move(self, fiber: Fiber) -> None:
         match fiber.state:
@@ -258,34 +266,36 @@ class World:
         fiber.op = op
         client = fiber.client
         match op:
+            case Multi() | Get() | Children() | GetMany() | Exists():
+                self._send(fiber, client, (op,))
             case Wait(_, _, timeout, turn):
                 fiber.state = "waiting"
                 fiber.sit_down()
                 bound = self.request_timeout if turn else 1e9 if timeout is None else timeout
                 fiber.until = self.now + bound
-            case SetTimeout():
+            case SetTimeout() | EnsureRoot():
                 fiber.state, fiber.inbox = "ready", None
             case Reconnect(since):
                 fiber.state, fiber.until = "reconnecting", (since or self.now) + self.request_timeout
             case Callback(call):
                 fiber.state, fiber.inbox = "ready", call()
-            case EnsureRoot():
-                fiber.state, fiber.inbox = "ready", None
             case Post():
                 fiber.state, fiber.inbox = "ready", self._post(client, op)
+            case Pipeline(()):
+                fiber.state, fiber.inbox = "ready", []
             case _:
-                ops = op.ops if isinstance(op, Pipeline) else (op,)
-                if not ops:
-                    fiber.state, fiber.inbox = "ready", []
-                    return
-                fiber.state, fiber.replies, fiber.missing = "sent", [None] * len(ops), len(ops)
-                deadline = self.now + self.request_timeout
-                for at, each in enumerate(ops):
-                    self.sends(client, each)
-                    client.send_queue.append(Request(each, fiber, at, deadline, self.now, call=fiber.call))
-                if client in self.interrupting and any(isinstance(each, Multi) for each in ops):
-                    self.interrupting.discard(client)
-                    self.cancel(fiber)
+                self._send(fiber, client, op.ops if isinstance(op, Pipeline) else (op,))
+
+    def _send(self, fiber: Fiber, client: Client, ops: tuple[Any, ...]) -> None:
+        fiber.state, fiber.replies, fiber.missing = "sent", [None] * len(ops), len(ops)
+        now = self.now
+        for at, each in enumerate(ops):
+            if type(each) is Multi:
+                self.sends(client, each)
+            client.send_queue.append(Request(each, fiber, at, now + self.request_timeout, now, call=fiber.call))
+        if client in self.interrupting and any(isinstance(each, Multi) for each in ops):
+            self.interrupting.discard(client)
+            self.cancel(fiber)
 
     def _post(self, client: Client, op: Post) -> bool:
         """Nobody waits for it; it is on its way as soon as it is sent."""
@@ -352,7 +362,7 @@ class World:
             request.lost()
         if fiber is None:
             return
-        if isinstance(result, Outcome):
+        if isinstance(result, Outcome) and result.sent != request.sent:
             result = replace(result, sent=request.sent)
         fiber.replies[request.at] = result
         fiber.missing -= 1
