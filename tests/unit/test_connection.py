@@ -160,12 +160,12 @@ async def test_what_is_posted_in_one_round_of_a_loop_is_written_at_once(session:
     """The first one at once: it may be the only one."""
     for path in ("/a", "/b", "/c"):
         submit(session, Get(path), more=True)
-        session.flush_soon()
+        LoopDriver(session).flush()
     assert len(line.writes) == 1
     await asyncio.sleep(0)
     assert (len(line.writes), len(line.requests)) == (2, 3)
     submit(session, Get("/d"), more=True)
-    session.flush_soon()
+    LoopDriver(session).flush()
     await asyncio.sleep(0)
     assert (len(line.writes), len(line.requests)) == (3, 4)
 
@@ -235,7 +235,7 @@ def test_an_interrupt_while_a_request_is_written_costs_the_connection(session: S
 
 
 def of_the_outbox(code: CodeType) -> bool:
-    return code.co_filename == connection.__file__ and code.co_qualname.startswith("Outbox.")
+    return code.co_filename == connection.__file__ and code.co_qualname.startswith("SendQueue.")
 
 
 def at_line(number: int, act: Callable[[], object], job: Callable[[], object]) -> bool:

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from functools import partial, reduce
+from operator import or_
+from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from kazoo.exceptions import AuthFailedError, ConnectionClosedError, ConnectionLoss, SessionExpiredError
@@ -29,7 +30,7 @@ from ..config import ConnectionConfig
 from ..core.protocol import Children, WaitPlace, WaitQueue, Watch
 from ..errors import AccessDenied, NotSecured, SessionLost, TlsRefused, TransportError, Unavailable
 from ..log import log
-from .connection import CallDeadline, Dialer, Limit, RemoveWatches, ZooKeeperClient, is_address, left, over, rights
+from .connection import CallDeadline, Dialer, Limit, RemoveWatches, ZooKeeperClient, is_address, left, rights
 
 # --- Signals for threads and event loops.
 
@@ -324,10 +325,8 @@ class Fan:
         self.path = path
         self.armed: list[ref[Watch]] = []
         self.readings: list[ref[WatchedRead]] = []
-        self.standing = False
-        """Whether the server has a watch."""
-        self.removing = False
-        """Whether the server was asked to take it away."""
+        self.standing = False  # whether the server has a watch
+        self.removing = False  # whether the server was asked to take it away
 
     def __call__(self, _event: Any) -> None:
         """Called on the connection's thread."""
@@ -384,13 +383,6 @@ class Removal(Reply):
         super().set_exception(exception)
 
 
-class Callbacks(Protocol):
-    """The part of kazoo's client that is meant here."""
-
-    def forget(self, path: str, callback: Any) -> None:
-        """Take back the callback of a watch on a znode's data."""
-
-
 class Watches:
     """The fans of one connection.
 
@@ -398,7 +390,7 @@ class Watches:
     order of what is noted here. The connection's thread takes it too, so nothing may block under it.
     """
 
-    def __init__(self, client: Callbacks) -> None:
+    def __init__(self, client: ZooKeeperClient) -> None:
         self.lock = threading.RLock()
         self._client = client
         self._fans: dict[tuple[str, str], Fan] = {}
@@ -555,8 +547,7 @@ class LoopNotifier:
         """Ring once."""
         with self._lock:
             if self._fd < 0:
-                msg = "the connection was closed"
-                raise OSError(msg)
+                raise OSError("the connection was closed")
             os.eventfd_write(self._fd, 1)
         return len(data)
 
@@ -580,6 +571,7 @@ class LoopNotifier:
 
 #: What makes an ancestor of the root a danger: the root could be taken away, or put there by somebody else.
 _TAKE_OVER: Final = Permissions.CREATE | Permissions.DELETE | Permissions.ADMIN
+_WARNED: Final[set[str]] = set()
 _REMEDY: Final = (
     "give them an ACL of yours (zkCli: setAcl -R), choose another root, or say that it is meant: allow_open=True, "
     "zkmq --allow-open, extra allow_open"
@@ -616,23 +608,20 @@ class Access:
         self._root = config.root
         self._looked_at: set[str] = set()
 
-    def questions(self, ops: Iterable[object]) -> Iterable[Look]:
+    def questions(self, ops: Iterable[object]) -> Iterator[Look]:
         """What is to be looked at before these requests are sent: the root and queues not seen so far."""
-        return self._questions(ops) if self.secured else ()
-
-    def _questions(self, ops: Iterable[object]) -> Iterator[Look]:
-        for path in dict.fromkeys(territory for op in ops for territory in self._territories(op)):
-            if path not in self._looked_at:
-                yield self._look(path)
-
-    def _territories(self, op: object) -> Iterator[str]:
-        """The root and the queue to which the paths of a request belong."""
-        for path in _paths(op):
+        if not self.secured:
+            return
+        territories: dict[str, None] = {}
+        for path in (path for op in ops for path in _paths(op)):
             below = path.removeprefix(self._root)
             if path.startswith(self._root) and below[:1] in {"", "/"}:
-                yield self._root
+                territories[self._root] = None
                 if below:
-                    yield f"{self._root}/{below[1:].partition('/')[0]}"
+                    territories[f"{self._root}/{below[1:].partition('/')[0]}"] = None
+        for path in territories:
+            if path not in self._looked_at:
+                yield self._look(path)
 
     def _look(self, path: str) -> Look:
         """Raise `NotSecured` where a znode, or one of a queue's own, is open to anyone. What is missing we make."""
@@ -672,7 +661,9 @@ class Access:
             raise NotSecured(
                 f"anyone may use what is there already, your credentials do not close it: {shown}; {_REMEDY}"
             )
-        _warn(f"open to anyone, as allowed: {shown}")
+        if shown not in _WARNED:  # by this process
+            _WARNED.add(shown)
+            log.warning("open to anyone, as allowed: %s", shown)
 
     def _grants_us(self, entry: ACL) -> bool:
         if entry.id.scheme == "x509":
@@ -686,21 +677,7 @@ def _paths(op: object) -> Iterator[str]:
 
 
 def _rights_of_anyone(acl: Iterable[ACL]) -> int:
-    rights = 0
-    for entry in acl:
-        if entry.id.scheme == "world":
-            rights |= entry.perms
-    return rights
-
-
-_WARNED: Final[set[str]] = set()
-
-
-def _warn(what: str) -> None:
-    """Tell an owner, once in each process."""
-    if what not in _WARNED:
-        _WARNED.add(what)
-        log.warning("%s", what)
+    return reduce(or_, (entry.perms for entry in acl if entry.id.scheme == "world"), 0)
 
 
 # --- One connection to ZooKeeper: its session, its watches, its end.
@@ -710,15 +687,8 @@ CLOSING_SECONDS: Final = 1.0
 
 
 def _is_no_secret(record: logging.LogRecord) -> bool:
+    """Whatever level others set for kazoo's own log: below INFO it writes credentials and payloads."""
     return record.levelno >= logging.INFO
-
-
-def _kazoo_logger() -> logging.Logger:
-    """kazoo's own log, never below INFO, whatever level others set: at DEBUG it writes credentials and payloads."""
-    logger = logging.getLogger("airflow_provider_zkmq.kazoo")
-    logger.setLevel(logging.WARNING)
-    logger.addFilter(_is_no_secret)
-    return logger
 
 
 class Session:
@@ -742,36 +712,41 @@ class Session:
         self.closed = False
         self.id = 0
         self.away_since: float | None = None
-        self.silent = False
-        """Whether the servers let a call wait to its end, and have not answered since."""
+        self.silent = False  # whether the servers let a call wait to its end, and have not answered since
         self.requests: dict[str, int] = {}
         self.access = Access(config)
         self.dialer = Dialer(config, self.changed.fire)
-        self.client = ZooKeeperClient(**_client_options(config, self.dialer))
+        logger = logging.getLogger("airflow_provider_zkmq.kazoo")
+        logger.setLevel(logging.WARNING)
+        logger.addFilter(_is_no_secret)
+        self.client = ZooKeeperClient(
+            hosts=config.hosts,
+            timeout=config.session_timeout,
+            handler=(Handler if config.tls is None else TlsHandler)(self.dialer),
+            connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
+            logger=logger,
+            auth_data=[("digest", ":".join(config.auth))] if config.auth else None,
+        )
         self.wakes: Wakes = self.client.handler.wakes
         self.watches = Watches(self.client)
         self.client.add_listener(self._on_state)
 
     def open(self, call_deadline: CallDeadline) -> None:
         """Connect. Raises `Unavailable` when `call_deadline` is over, `TlsRefused` at once, `AccessDenied`."""
-        deadline, share = call_deadline.deadline(), self._share()
+        (first, _), *others = hosts = self.client.hosts
+        many = len(hosts) + 1 if others or not is_address(first) else 1  # a name may stand for several servers
+        deadline, share = call_deadline.deadline(), self.config.connect_timeout / many
         self.client.start_async()
         while not self.connected.is_set():
             seen = self.changed.count
             self.usable()
             if self.client.client_state == KeeperState.AUTH_FAILED:
                 raise self.denied()
-            if over(deadline) or self.dialer.refused_by(self.client.hosts):
+            if not left(deadline) or self.dialer.refused_by(hosts):
                 raise self.unavailable(call_deadline.limit)
             self.changed.wait(seen, min(left(deadline), share))
             if not self.connected.is_set():
                 self.dialer.drop_stalled(share)
-
-    def _share(self) -> float:
-        """For how many seconds each server is waited for when a session is opened; a name may stand for several."""
-        (first, _), *others = self.client.hosts
-        many = others or not is_address(first)
-        return self.config.connect_timeout / (len(self.client.hosts) + 1 if many else 1)
 
     def close(self, call_deadline: float | None = None) -> None:
         """End the session; what it held is given back at once. Idempotent.
@@ -789,15 +764,13 @@ class Session:
     def usable(self) -> None:
         """Raise unless requests may be sent: not closed, not inherited through a fork."""
         if self.closed:
-            msg = "the connection was closed"
-            raise SessionLost(msg)
+            raise SessionLost("the connection was closed")
         self.refuse_a_fork()
 
     def refuse_a_fork(self) -> None:
         """Raise in a process that inherited the connection, before it meets a lock that nobody there will free."""
         if os.getpid() != self.pid:
-            msg = "this connection was opened in another process: connect again after a fork"
-            raise TransportError(msg)
+            raise TransportError("this connection was opened in another process: connect again after a fork")
 
     def close_timeout(self) -> CallDeadline:
         """How long closing waits for servers; callers that have just waited in vain do not once more."""
@@ -812,26 +785,6 @@ class Session:
         """Send a request or queue it; never blocks. Counted under `name`. `more`: its sender will `flush`."""
         self.requests[name] = self.requests.get(name, 0) + 1
         self.client.post(request, reply, more=more)
-
-    def send_now(self, name: str, request: Any, reply: Any) -> bool:
-        """Send a request if this thread can do so at once; whether the system has all of it. Counted if it has.
-
-        What of it did not fit is sent later, and its reply comes.
-        """
-        passed = bool(self.client.give(request, reply))
-        if passed:
-            self.requests[name] = self.requests.get(name, 0) + 1
-        return passed
-
-    def flush_soon(self) -> None:
-        """Send what was posted on the running loop, together with what else is posted there in this round of it.
-
-        A request that is the only one under way is sent at once.
-        """
-        if self.client.unanswered > 1:
-            self.wakes.line().soon(self.client.flush)
-        else:
-            self.client.flush()
 
     def unwatch(self, path: str) -> None:
         """Nobody waits for changes of this znode's data any more: have the server forget it, unless somebody does.
@@ -897,16 +850,3 @@ def _who(config: ConnectionConfig) -> str:
     if config.tls is not None and config.tls.cert:
         whos.append(f"the owner of the certificate {config.tls.cert!r}")
     return " and ".join(whos) or "an anonymous client"
-
-
-def _client_options(config: ConnectionConfig, dialer: Dialer) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "hosts": config.hosts,
-        "timeout": config.session_timeout,
-        "handler": (Handler if config.tls is None else TlsHandler)(dialer),
-        "connection_retry": KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
-        "logger": _kazoo_logger(),
-    }
-    if config.auth:
-        options["auth_data"] = [("digest", ":".join(config.auth))]
-    return options
