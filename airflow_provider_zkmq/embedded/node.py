@@ -33,13 +33,7 @@ def srvr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
 
 
 def mntr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
-    """Return the server's metrics by name, such as ``{"zk_znode_count": "5", …}``, as text.
-
-    ``timeout`` (seconds) bounds the whole exchange.
-
-    Raises:
-        ServerError: it cannot be reached in time, is not serving yet, or does not allow the word.
-    """
+    """Return the server's metrics by name, such as ``{"zk_znode_count": "5", …}``, as text. Raises as `srvr` does."""
     return _ask(host, port, "mntr", "\t", timeout)
 
 

@@ -22,7 +22,6 @@ from .node import PortLostError, ServerNode, check_alive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
     from typing import Self
 
 # --- Addresses and TCP ports for servers that start a moment later.
@@ -119,7 +118,16 @@ class Folder:
         try:
             self._take_lock()
             with self.usable():
-                self._check_size(nodes)
+                # Two empty new nodes could outvote the one that holds the data.
+                record = self.path / "ensemble"
+                if not record.exists():
+                    record.write_text(f"{nodes}\n")
+                recorded = record.read_text().strip()
+            if recorded != str(nodes):
+                raise ServerError(
+                    f"{self.path} holds the data of an ensemble of {recorded}, not of {nodes}: "
+                    f"start it with {recorded}, or choose another folder"
+                )
         except BaseException:
             os.close(self.lock)
             raise
@@ -154,18 +162,6 @@ class Folder:
             time.sleep(_LOCK_POLL_S)
         os.ftruncate(self.lock, 0)
         os.pwrite(self.lock, f"{os.getpid()}\n".encode(), 0)
-
-    def _check_size(self, nodes: int) -> None:
-        """Refuse another size: two empty new nodes could outvote the one that holds the data."""
-        record = self.path / "ensemble"
-        if not record.exists():
-            record.write_text(f"{nodes}\n")
-        recorded = record.read_text().strip()
-        if recorded != str(nodes):
-            raise ServerError(
-                f"{self.path} holds the data of an ensemble of {recorded}, not of {nodes}: "
-                f"start it with {recorded}, or choose another folder"
-            )
 
 
 # --- A ZooKeeper server or a whole ensemble on this machine, as one object to start and stop.
@@ -258,12 +254,7 @@ class EmbeddedServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_of_error: object) -> None:
         """Stop the server."""
         self.stop()
 

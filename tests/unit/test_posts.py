@@ -123,6 +123,7 @@ def test_what_is_to_be_looked_at_before_or_is_too_large_is_not_skipped(
     with pytest.raises(TaskTooLarge):
         post([], Multi((SetData("/a", b"x" * MAX_REQUEST),)))
     with monkeypatch.context() as patched:
+        patched.setattr(session.access, "secured", True)
         patched.setattr(Access, "questions", lambda _self, _ops: iter([iter(())]))
         assert not post([])
     assert line.requests == []

@@ -643,20 +643,10 @@ _LARGEST_NUMBER: Final = (1 << 31) - 1
 _BATCH: Final = 1 << 18
 
 
-class Queued(NamedTuple):
-    """A request with its body, and who waits for its reply; None: nobody."""
-
-    request: Any
-    body: bytes
-    reply: Any
-
-
-class Pending(NamedTuple):
-    """A request that was sent under this number."""
-
-    request: Any
-    reply: Any
-    number: int
+#: A request with its body, and who waits for its reply; None: nobody.
+Queued: TypeAlias = tuple[Any, bytes, Any]
+#: A request that was sent, who waits for its reply, and its number.
+Pending: TypeAlias = tuple[Any, Any, int]
 
 
 class SendQueue:
@@ -695,7 +685,7 @@ class SendQueue:
             self._socket = None
             pending, self._pending = self._pending, deque()
             queued, self._queued = self._queued, deque()
-        replies = [each.reply for each in pending] + [each.reply for each in queued]
+        replies = [reply for _, reply, _ in pending] + [reply for _, _, reply in queued]
         return [reply for reply in replies if reply is not None]
 
     def post(self, queued: Queued, *, more: bool = False) -> None:
@@ -724,8 +714,8 @@ class SendQueue:
         return not self._rest and not self._queued
 
     def flush(self) -> None:
-        """Send what waits; an interrupt does what it does to `post`. Raises `OSError` if the bell is gone."""
-        with self.lock:
+        """Send what was posted with `more` to come; an interrupt does what it does to `post`."""
+        with contextlib.suppress(OSError), self.lock:  # the bell is gone: what is under way has failed, or will
             try:
                 if self._queued:
                     self._send()
@@ -760,7 +750,7 @@ class SendQueue:
         while self._queued and size < _BATCH:
             request, body, reply = self._queued.popleft()
             self._number = self._number % _LARGEST_NUMBER + 1
-            self._pending.append(Pending(request, reply, self._number))
+            self._pending.append((request, reply, self._number))
             parts.append(_HEAD.pack(len(body) + _COUNTED, self._number, request.type) + body)
             size += len(body)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -952,6 +942,7 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.send_queue = SendQueue(lambda: self.handler.notifier.send(b"\0"))
+        self.flush = self.send_queue.flush
         self._connection = Connection(self, self._conn_retry.copy(), logger=self.logger)
 
     def anew(self) -> Connect:
@@ -963,7 +954,7 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
 
         What cannot be encoded is raised here, and nothing is sent.
         """
-        queued = Queued(request, request.serialize(), reply)
+        queued = request, request.serialize(), reply
         with self.send_queue.lock:  # what is under way fails when the state changes, not before
             refused = REFUSED.get(self._state)
             notifier = self.handler.notifier
@@ -979,15 +970,10 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
 
     def give(self, request: Any, reply: Any) -> bool:
         """Send a request, and what is queued before it, from this thread, if it can at once; whether that was done."""
-        queued = Queued(request, request.serialize(), reply)
+        queued = request, request.serialize(), reply
         with self.send_queue.lock, contextlib.suppress(OSError):
             return self._state not in REFUSED and self.send_queue.give(queued)
         return False  # closed meanwhile
-
-    def flush(self) -> None:
-        """Send what was posted with `more` to come."""
-        with contextlib.suppress(OSError):  # closed: what is under way has failed, or will
-            self.send_queue.flush()
 
     @property
     def unanswered(self) -> int:

@@ -74,7 +74,7 @@ from .connection import (
     is_address,
     left,
 )
-from .session import CHILD, CLOSING_SECONDS, DATA, Fan, ReadAcl, Reply, Session, ThreadSignal
+from .session import CHILD, CLOSING_SECONDS, DATA, NotedReply, ReadAcl, Reply, Session, ThreadSignal
 
 # --- Operations to kazoo requests, and replies back.
 
@@ -110,28 +110,26 @@ def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
         else:
             reply = session.watches.reading(kind, getattr(op, "path", ""), watch)
             fan = reply.fan
-        session.send(type(op).__name__, _request(session, op, fan), reply, more=more)
+        request: Any
+        match op:
+            case Multi(ops):
+                request = MultiRequest(ops, session.access.rights)
+            case CreateContainer(path):
+                request = ContainerCreation(path, session.access.rights)
+            case GetMany(paths):
+                request = MultiRead(paths)
+            case Get(path, _):
+                request = Read(path, fan)
+            case Children(path, _):
+                request = Listing(path, fan)
+            case Exists(path, _):
+                request = wire.Exists(path, fan)
+            case Sync(path):
+                request = wire.Sync(path)
+            case ReadAcl(path):
+                request = wire.GetACL(path)
+        session.send(type(op).__name__, request, reply, more=more)
     return SentRequest(op, reply, at)
-
-
-def _request(session: Session, op: Request, fan: Fan | None) -> Any:
-    match op:
-        case Multi(ops):
-            return MultiRequest(ops, session.access.rights)
-        case CreateContainer(path):
-            return ContainerCreation(path, session.access.rights)
-        case GetMany(paths):
-            return MultiRead(paths)
-        case Get(path, _):
-            return Read(path, fan)
-        case Children(path, _):
-            return Listing(path, fan)
-        case Exists(path, _):
-            return wire.Exists(path, fan)
-        case Sync(path):
-            return wire.Sync(path)
-        case ReadAcl(path):
-            return wire.GetACL(path)
 
 
 def check_sizes(ops: Iterable[Request]) -> None:
@@ -254,27 +252,6 @@ def _refusal(session: Session, result: Refused, sent: float) -> Outcome:
 # --- Transactions that nobody waits for: sent at once by the caller's thread, or not at all.
 
 
-class Posted(Reply):
-    """The reply to a transaction that nobody waits for; the connection's thread sets it."""
-
-    __slots__ = ("_lost",)
-
-    def __init__(self, lost: Callable[[], None]) -> None:
-        super().__init__()
-        self._lost = lost
-
-    def set(self, value: Any = None) -> None:
-        """The server answered; refused, it was not carried out."""
-        if isinstance(value[0], Refused):
-            self._lost()
-        super().set(value)
-
-    def set_exception(self, exception: BaseException) -> None:
-        """The connection was lost before the answer."""
-        self._lost()
-        super().set_exception(exception)
-
-
 def post(session: Session, op: Post) -> bool:
     """Send a transaction without waiting for anything; whether the system has all of it.
 
@@ -286,7 +263,12 @@ def post(session: Session, op: Post) -> bool:
         return False
     if session.access.secured and any(True for _ in session.access.questions((op.multi,))):
         return False
-    passed = session.client.give(MultiRequest(op.multi.ops, session.access.rights), Posted(op.lost))
+
+    def note(value: Any, error: BaseException | None) -> None:
+        if error is not None or isinstance(value[0], Refused):  # it was not carried out, or nobody knows
+            op.lost()
+
+    passed = session.client.give(MultiRequest(op.multi.ops, session.access.rights), NotedReply(note))
     if passed:
         session.requests["Multi"] = session.requests.get("Multi", 0) + 1
     return passed

@@ -173,6 +173,26 @@ class Reply:
                 self._callbacks.pop(0)(self)
 
 
+class NotedReply(Reply):
+    """A reply that nobody waits for: its value, or the error that came instead, is noted by the connection's thread."""
+
+    __slots__ = ("_note",)
+
+    def __init__(self, note: Callable[[Any, BaseException | None], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def set(self, value: Any = None) -> None:
+        """It has come."""
+        self._note(value, None)
+        super().set(value)
+
+    def set_exception(self, exception: BaseException) -> None:
+        """It will not come, or says that the request was refused."""
+        self._note(None, exception)
+        super().set_exception(exception)
+
+
 # --- Waking event loops from other threads: what comes together wakes a loop once.
 
 
@@ -362,27 +382,6 @@ class WatchedRead(Reply):
         super().set_exception(exception)
 
 
-class Removal(Reply):
-    """The reply to a request that takes a watch away. Nobody waits for it."""
-
-    __slots__ = ("fan",)
-
-    def __init__(self, fan: Fan) -> None:
-        super().__init__()
-        self.fan = fan
-
-    def set(self, value: Any = None) -> None:
-        """The server has no watch any more."""
-        self.fan.table.removed(self.fan)
-        super().set(value)
-
-    def set_exception(self, exception: BaseException) -> None:
-        """It had none, the event having come first; or the connection was lost, and kazoo forgets everything itself."""
-        if not isinstance(exception, _UNANSWERED):
-            self.fan.table.removed(self.fan)
-        super().set_exception(exception)
-
-
 class Watches:
     """The fans of one connection.
 
@@ -434,16 +433,18 @@ class Watches:
         for watch in watches:
             watch.lose()
 
-    def unwanted(self, kind: str, path: str) -> Removal | None:
+    def unwanted(self, kind: str, path: str) -> Reply | None:
         """The reply of a removal that is to be queued, the lock being held; None where nothing is to be taken away."""
         fan = self._fans.get((kind, path))
         if fan is None or fan.removing or fan.watches():
             return None
         fan.removing = True
-        return Removal(fan)
+        return NotedReply(partial(self._removed, fan))
 
-    def removed(self, fan: Fan) -> None:
-        """The server's watch is gone; one of a later read comes with that read's reply."""
+    def _removed(self, fan: Fan, _value: Any, error: BaseException | None) -> None:
+        """The server's watch is gone, or was before; one of a later read comes with that read's reply."""
+        if isinstance(error, _UNANSWERED):
+            return  # with the connection, of which kazoo forgets everything itself
         with self.lock:
             fan.standing, fan.removing = False, False
             self._keep_or_drop(fan)
@@ -464,7 +465,7 @@ def _alive(refs: Iterable[ref[T]]) -> list[T]:
 # --- What kazoo's threads run on: watches fired where their events arrive, and a wake-up that never blocks.
 
 #: What makes a socket worth a look: also that it is gone, which whoever reads or writes then meets.
-_GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL if hasattr(select, "poll") else 0
+_GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
@@ -486,10 +487,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
         """A reply to come."""
         return Reply()
 
-    def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
-        """What can be read or written, by one system call where kazoo makes five; on Windows by kazoo's own way."""
-        if not hasattr(select, "poll"):
-            return super().select(rlist, wlist, xlist, timeout)
+    def select(self, rlist: Any, wlist: Any, _xlist: Any, timeout: float | None = None) -> Any:
+        """What can be read or written, by one system call where kazoo makes five."""
         poll = select.poll()
         for one in rlist:
             poll.register(one, select.POLLIN)
