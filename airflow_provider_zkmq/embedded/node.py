@@ -24,10 +24,8 @@ _LONGEST_ANSWER = 1 << 20
 def srvr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
     """Return the server's own description, such as ``{"Mode": "leader", "Zxid": "0x2a", …}``.
 
-    A server that has ``Mode`` serves requests. ``timeout`` (seconds) bounds the whole exchange.
-
-    Raises:
-        ServerError: it cannot be reached in time, is not serving yet, or does not allow the word.
+    A server that has ``Mode`` serves requests. ``timeout`` (seconds) bounds the whole exchange. Raises `ServerError`:
+    it cannot be reached in time, is not serving yet, or does not allow the word.
     """
     return _ask(host, port, "srvr", ":", timeout)
 

@@ -58,10 +58,8 @@ def connect_string(host: str, ports: list[int]) -> str:
 def free_ports(host: str, count: int) -> list[int]:
     """Return ``count`` different ports of ``host`` that nothing listens on now.
 
-    Nothing holds them until the server does: a caller must cope with losing one in between.
-
-    Raises:
-        ServerError: ``host`` is not an address of this machine, or too few ports are free.
+    Nothing holds them until the server does: a caller must cope with losing one in between. Raises `ServerError`:
+    ``host`` is not an address of this machine, or too few ports are free.
     """
     tried = random.sample(_FREE_PORTS, _TRIES)
     free = list(islice((port for port in tried if is_free(host, port)), count))
@@ -285,8 +283,7 @@ class EmbeddedServer:
     def stop(self) -> None:
         """Stop all nodes: ask, then kill what is left after ``stop_timeout``. Harmless if none runs.
 
-        Raises:
-            ServerError: a process survives even being killed.
+        Raises `ServerError` where a process survives even being killed.
         """
         self._end_nodes()
         if self._folder is not None:
@@ -308,11 +305,8 @@ class EmbeddedServer:
     def restart(self, node: int, *, wait: bool = True) -> None:
         """Kill a node if it runs and start it again on its port and data.
 
-        Returns when it serves requests; with ``wait=False`` at once, as is needed while the rest of the
-        ensemble has no majority.
-
-        Raises:
-            ServerError: the server is not started; the node died or was too slow.
+        Returns when it serves requests; with ``wait=False`` at once, as is needed while the rest of the ensemble has
+        no majority. Raises `ServerError`: the server is not started; the node died or was too slow.
         """
         if self._folder is None:
             raise ServerError(f"the ZooKeeper server in {self.data_dir} is not started: start it first")

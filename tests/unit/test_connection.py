@@ -85,13 +85,14 @@ class Wire:
 @pytest.fixture
 def session() -> Iterator[Session]:
     made = Session(ConnectionConfig.of("127.0.0.1:1"))
-    made.client.handler.create_socket_pair()
-    made.client._connection._read_sock = made.client.handler.notifier
+    bell, _ = made.client.handler.create_socket_pair()
+    made.client._connection._read_sock = bell
     made.client._state = KeeperState.CONNECTED
     made.client._stopped.clear()
     yield made
     made.closed = True
     made.client.handler.notifier.close()
+    bell.close()
 
 
 @pytest.fixture
@@ -115,8 +116,7 @@ def ask(session: Session, op: Request) -> Reply:
 
 def rung(session: Session) -> bool:
     """Whether the connection's thread would be woken."""
-    handler = session.client.handler
-    return bool(handler.select([handler.notifier], [], [], 0)[0])
+    return bool(session.client.handler.select([session.client._connection._read_sock], [], [], 0)[0])
 
 
 def flush(session: Session) -> None:

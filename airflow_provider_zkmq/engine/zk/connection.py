@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -60,8 +59,7 @@ from ..log import log
 GRACE: Final = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """A span that callers can set, by its name."""
 
     name: str
@@ -229,8 +227,7 @@ def refusal(error: BaseException, tls: Tls) -> str | None:
 Address: TypeAlias = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(NamedTuple):
     """What was in the way to one server. ``lasting``: another try will meet the same."""
 
     text: str
@@ -263,34 +260,30 @@ class Dialer:
 
     def dial(self, address: Address, host: str | None, timeout: float | None) -> socket.socket:
         """A connection to an address of a host. Raises `OSError`."""
-        name = f"{host or address[0]}:{address[1]}"
-        longest = self._longest if timeout is None else min(timeout, self._longest)
-        note = partial(self._note, name, address)
+        host = host or address[0]
+        name = f"{host}:{address[1]}"
+        deadline = time.monotonic() + (self._longest if timeout is None else min(timeout, self._longest))
         try:
-            opened = self._open(address, host or address[0], time.monotonic() + longest, note)
+            family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]  # an address: nobody is asked
+            opened = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                self._use(opened, deadline)
+                opened.connect(address)
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._context is not None:
+                    secured = self._context.wrap_socket(opened, server_hostname=host, do_handshake_on_connect=False)
+                    opened = secured
+                    if isinstance(secured, TlsSocket):
+                        secured.note = partial(self._note, name, address)
+                    self._use(secured, deadline)
+                    secured.do_handshake()
+            except BaseException:
+                opened.close()
+                raise
         except OSError as error:
-            note(error)
+            self._note(name, address, error)
             raise
         self._remember(name, address, _UNANSWERED if self._tls is None else _UNANSWERED_TLS)  # until there is an answer
-        return opened
-
-    def _open(self, address: Address, host: str, deadline: float, note: Callable[[OSError], None]) -> socket.socket:
-        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]  # an address: nobody is asked
-        opened = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            self._use(opened, deadline)
-            opened.connect(address)
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._context is not None:
-                secured = self._context.wrap_socket(opened, server_hostname=host, do_handshake_on_connect=False)
-                opened = secured
-                if isinstance(secured, TlsSocket):
-                    secured.note = note
-                self._use(secured, deadline)
-                secured.do_handshake()
-        except BaseException:
-            opened.close()
-            raise
         return opened
 
     def _use(self, opened: socket.socket, deadline: float) -> None:
@@ -941,7 +934,7 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.send_queue = SendQueue(lambda: self.handler.notifier.send(b"\0"))
+        self.send_queue = SendQueue(self.handler.ring)
         self.flush = self.send_queue.flush
         self._connection = Connection(self, self._conn_retry.copy(), logger=self.logger)
 
@@ -1001,7 +994,8 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         """Wait for kazoo's thread and free what it used."""
         self._connection.stop()
         self.handler.stop()
-        self.close()
+        with self.send_queue.lock:  # nobody rings while the bell is taken away
+            self.close()
 
     def _notify_pending(self, state: str) -> None:
         """kazoo's state has changed, and nothing that is under way will be answered."""
@@ -1019,8 +1013,7 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
 
     def forget(self, path: str, callback: Any) -> None:
         """Take back the callback of a watch on a znode's data; kazoo has no public way to do that."""
-        callbacks = self._data_watchers
-        if path in callbacks:
-            callbacks[path].discard(callback)
-            if not callbacks[path]:
-                del callbacks[path]
+        callbacks = self._data_watchers.get(path, set())
+        callbacks.discard(callback)
+        if not callbacks:
+            self._data_watchers.pop(path, None)

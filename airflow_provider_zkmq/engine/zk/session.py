@@ -291,9 +291,8 @@ class Wakes:
 
 # --- Rounds of an event loop: procedures that are woken together do not keep it from everybody else.
 #
-# A loop runs all that is ready before it looks at anything else. A thousand calls that begin at once, or that one event
-# wakes, would be a round of a second, in which no timer and nothing of others goes on. So procedures have a part of
-# each round; who comes after that goes on in the next one.
+# A loop runs all that is ready before it looks at anything else: a thousand procedures that one event wakes would be
+# a round of a second. So they have a part of each round; who comes after that goes on in the next one.
 
 #: Seconds of a round for procedures: a tenth of a second is what people, and Airflow's triggerer, begin to notice.
 SHARE: Final = 0.05
@@ -322,9 +321,8 @@ class Fairness:
 
 # --- The watches of a connection: one on the server and one callback of kazoo's for each znode, whoever relies on it.
 #
-# kazoo keeps a callback for each watched read until the znode changes, and drops all of them with the connection. Here
-# each znode has one `Fan`, which passes its event on to every `Watch` that was armed by a reply, and the end of the
-# connection as well. Watches are held weakly: one that its reader dropped is nobody's.
+# A znode's `Fan` passes its event, and the end of the connection, on to every `Watch` that was armed by a reply.
+# Watches are held weakly: one that its reader dropped is nobody's.
 
 DATA: Final = "data"
 CHILD: Final = "child"
@@ -512,10 +510,16 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
             super().dispatch_callback(callback)
 
     def create_socket_pair(self) -> tuple[Any, Any]:
-        """How who sends a request wakes the connection's thread."""
-        pair = (notifier := LoopNotifier(), notifier) if hasattr(os, "eventfd") else super().create_socket_pair()
+        """How who sends a request wakes the connection's thread: by a byte, of which one is there at most, or few."""
+        pair = super().create_socket_pair()
         self.notifier = pair[1]
+        self.notifier.setblocking(False)
         return pair
+
+    def ring(self) -> None:
+        """Wake the connection's thread. Raises `OSError` where the connection was closed."""
+        with contextlib.suppress(BlockingIOError):  # full of what wakes it already
+            self.notifier.send(b"\0")
 
 
 class TlsHandler(Handler):
@@ -526,42 +530,6 @@ class TlsHandler(Handler):
         waiting = [one for one in rlist if isinstance(one, ssl.SSLSocket) and one.pending()]
         ready, writable, broken = super().select(rlist, wlist, xlist, 0 if waiting else timeout)
         return [*ready, *(one for one in waiting if one not in ready)], writable, broken
-
-
-class LoopNotifier:
-    """kazoo's pair of wake-up sockets as one counter: one ring for each request, one answer for each ring.
-
-    A socket fills after a few hundred unread bytes and then blocks whoever sends: for as long as an outage lasts.
-    """
-
-    def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.RLock()  # a signal's handler may ring while its thread does
-
-    def fileno(self) -> int:
-        """What is readable while a ring is unanswered."""
-        return self._fd
-
-    def send(self, data: bytes) -> int:
-        """Ring once."""
-        with self._lock:
-            if self._fd < 0:
-                raise OSError("the connection was closed")
-            os.eventfd_write(self._fd, 1)
-        return len(data)
-
-    def recv(self, _size: int) -> bytes:
-        """Answer one ring, if there is one."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._fd)
-        return b"\0"
-
-    def close(self) -> None:
-        """Idempotent: both ends of kazoo's pair are this one."""
-        with self._lock:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
 
 
 # --- Who may come in besides us: what we create is ours alone, and what others left open is not used unawares.
@@ -600,8 +568,7 @@ class Access:
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.secured = bool(config.auth or (config.tls and config.tls.cert))
-        self.acl: list[ACL] = list(CREATOR_ALL_ACL if self.secured else OPEN_ACL_UNSAFE)
-        self.rights = rights(self.acl)
+        self.rights = rights(CREATOR_ALL_ACL if self.secured else OPEN_ACL_UNSAFE)
         self.open_above: tuple[str, ...] = ()
         self._config = config
         self._root = config.root
@@ -748,10 +715,9 @@ class Session:
                 self.dialer.drop_stalled(share)
 
     def close(self, call_deadline: float | None = None) -> None:
-        """End the session; what it held is given back at once. Idempotent.
+        """End the session within `call_deadline` seconds, ``request_timeout`` if not told. Idempotent.
 
-        `call_deadline`: for how many seconds its end may take, ``request_timeout`` if not told. A server that does not
-        answer ends the session itself, after ``session_timeout``.
+        A server that does not answer ends the session itself, after ``session_timeout``.
         """
         if self.closed:
             return
