@@ -31,7 +31,7 @@ def srvr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
 
 
 def mntr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
-    """Return the server's metrics by name, such as ``{"zk_znode_count": "5", …}``, as text. Raises as `srvr` does."""
+    """Return the server's metrics by name, such as ``{"zk_znode_count": "5", …}``, as text; the rest as with `srvr`."""
     return _ask(host, port, "mntr", "\t", timeout)
 
 
@@ -85,10 +85,9 @@ exec "$@"
 
 
 class ServerNode:
-    """A node in ``folder``, which holds its files, serving clients on ``port``."""
+    """A node in ``folder``, where ``command`` is run, serving clients on ``port``."""
 
     def __init__(self, folder: Path, command: list[str], host: str, port: int) -> None:
-        """Describe the node; :meth:`start` runs ``command`` in ``folder``."""
         self.folder = folder
         self.command = command
         self.host = host

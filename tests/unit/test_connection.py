@@ -138,7 +138,7 @@ def test_requests_are_written_by_their_callers(session: Session, line: Wire) -> 
     assert [replies[0].get_nowait()[0], replies[1].get_nowait()] == [b"A", None]
     with pytest.raises(NoAuthError):
         replies[2].get_nowait()
-    assert (session.client.unanswered, session.client.last_zxid) == (0, 7)
+    assert (len(session.client.send_queue), session.client.last_zxid) == (0, 7)
 
 
 def test_several_are_written_at_once(session: Session, line: Wire) -> None:
@@ -227,7 +227,7 @@ def test_an_interrupt_while_a_request_is_written_costs_the_connection(session: S
     session.client._notify_pending(KeeperState.CONNECTING)
     with pytest.raises(ConnectionLoss):
         reply.get_nowait()
-    assert (line.requests, session.client.unanswered) == ([], 0)
+    assert (line.requests, len(session.client.send_queue)) == ([], 0)
     open_line(session, line)
     flush(session)
     ask(session, Get("/c"))
@@ -275,7 +275,7 @@ def test_wherever_an_interrupt_comes_the_connection_s_thread_is_woken(
         line.takes.clear()
         with contextlib.suppress(ConnectionDropped):
             flush(session)
-            assert len(line.requests) == session.client.unanswered
+            assert len(line.requests) == len(session.client.send_queue)
 
 
 @pytest.mark.parametrize("takes", [1_000, 5, BlockingIOError()])
@@ -306,7 +306,7 @@ def test_what_is_not_understood_is_its_caller_s_error(session: Session, line: Wi
     """A request that cannot be encoded, and a reply that is too short: the connection goes on."""
     with pytest.raises(UnicodeEncodeError):
         ask(session, Get("/\ud800"))
-    assert (line.sent, session.client.unanswered) == (b"", 0)
+    assert (line.sent, len(session.client.send_queue)) == (b"", 0)
     replies = [ask(session, Get("/a")), ask(session, Get("/b"))]
     flush(session)
     arrives(session, line, frame(1, b"\0") + got(2, b"B"))

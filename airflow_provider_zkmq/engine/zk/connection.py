@@ -83,10 +83,7 @@ class CallDeadline:
         self._own: tuple[float, Limit] | None = None
 
     def begin(self) -> float:
-        """The call waits from now on, unless it does already: what it computes in between takes none of its time.
-
-        Returns when its time is over, by the monotonic clock.
-        """
+        """The call waits from now on, unless it does already. Returns when its time is over, by the monotonic clock."""
         if self._waiting_since is None:
             self._waiting_since = self._answered = time.monotonic()
         end = self._waiting_since + self._silence.seconds
@@ -402,10 +399,7 @@ class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requ
 
     @classmethod
     def deserialize(cls, reply: bytes, offset: int) -> list[Any]:
-        """For each path (data, the values of its Stat), or the error's code.
-
-        A scan has a hundred thousand of these: nothing is made of a reply that nobody asks for.
-        """
+        """For each path (data, the values of its Stat), or the error's code: a scan has a hundred thousand of these."""
         results: list[Any] = []
         kind, done = _ITEM.unpack_from(reply, offset)
         while not done:
@@ -634,12 +628,8 @@ _COUNTED: Final = 8
 _LARGEST_NUMBER: Final = (1 << 31) - 1
 #: So many bytes are written at once before replies are looked at again.
 _BATCH: Final = 1 << 18
-
-
 #: A request with its body, and who waits for its reply; None: nobody.
 Queued: TypeAlias = tuple[Any, bytes, Any]
-#: A request that was sent, who waits for its reply, and its number.
-Pending: TypeAlias = tuple[Any, Any, int]
 
 
 class SendQueue:
@@ -654,7 +644,7 @@ class SendQueue:
         self.lock = threading.RLock()
         self._ring = ring
         self._queued: deque[Queued] = deque()
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[tuple[Any, Any, int]] = deque()  # requests, their replies and numbers
         self._socket: Any = None
         self._number = 0
         self._rest = b""
@@ -698,8 +688,7 @@ class SendQueue:
     def give(self, queued: Queued) -> bool:
         """Send a request from this thread if it may write now; whether the system has all of it. Under the lock.
 
-        Where the socket takes a part only, the rest of it is left to the connection's thread. An interrupt does what it
-        does to `post`.
+        Where the socket takes a part only, the rest of it is left to the connection's thread.
         """
         if self._socket is None or self._rest or self._writing or self._sending:
             return False
@@ -767,7 +756,7 @@ class SendQueue:
         """What was taken has been written."""
         self._writing = False
 
-    def answered(self) -> Pending:
+    def answered(self) -> tuple[Any, Any, int]:
         """What the next reply answers. Raises `IndexError` where nothing was asked."""
         return self._pending.popleft()
 
@@ -864,7 +853,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
             piece: bytes = self._socket.recv(self._frame_reader.wanted)
         except _NOT_YET:
             return None
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ConnectionDropped(f"socket connection error: {error}") from error
         if not piece:
             raise ConnectionDropped("the server closed the connection")
@@ -925,10 +914,7 @@ REFUSED: dict[str, type[Exception]] = {
 
 
 class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
-    """A kazoo client whose callers encode their requests themselves, and mostly send them themselves, too.
-
-    Its handler is a `Handler`, which knows how its connection's thread is woken.
-    """
+    """A kazoo client whose callers encode their requests themselves, and mostly send them themselves, too."""
 
     restored = 0  # how often the servers turned out to have gone back to an older state
 
@@ -943,10 +929,7 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         return Connect(0, 0, self._session_timeout, 0, bytes(16), self.read_only)
 
     def post(self, request: Any, reply: Any, *, more: bool = False) -> None:
-        """Send a request or queue it; never blocks. `more`: others follow, and then a `flush`; they leave together.
-
-        What cannot be encoded is raised here, and nothing is sent.
-        """
+        """Send a request or queue it; never blocks. `more`: a `flush` follows. What cannot be encoded is raised."""
         queued = request, request.serialize(), reply
         with self.send_queue.lock:  # what is under way fails when the state changes, not before
             refused = REFUSED.get(self._state)
@@ -967,11 +950,6 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         with self.send_queue.lock, contextlib.suppress(OSError):
             return self._state not in REFUSED and self.send_queue.give(queued)
         return False  # closed meanwhile
-
-    @property
-    def unanswered(self) -> int:
-        """How many requests are under way, sent or not."""
-        return len(self.send_queue)
 
     _call = post  # what kazoo's own calls send
 

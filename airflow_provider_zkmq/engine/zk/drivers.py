@@ -133,10 +133,7 @@ def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
 
 
 def check_sizes(ops: Iterable[Request]) -> None:
-    """Refuse what the server would answer by dropping the connection, before any of it is sent.
-
-    It would look like an unknown outcome. Raises `TaskTooLarge`.
-    """
+    """Refuse what the server would answer by dropping the connection, like an outage. Raises `TaskTooLarge`."""
     for op in ops:
         if isinstance(op, Multi) and (size := request_size(op.ops)) > MAX_REQUEST:
             largest = max(op.ops, key=lambda part: len(getattr(part, "data", b"")))
@@ -301,10 +298,7 @@ def run(session: Session, procedure: Procedure[T], call_deadline: CallDeadline |
 
 
 async def arun(session: Session, procedure: Procedure[T], call_deadline: CallDeadline | None = None) -> T:
-    """Carry a procedure out on the running event loop, which is never blocked for long.
-
-    A step does no I/O, and of many that are ready at once some go on in a later round; see `fairness`.
-    """
+    """Carry a procedure out on the running event loop, which is never blocked for long: see `Fairness`."""
     return await LoopDriver(session, call_deadline).run(procedure)
 
 
@@ -320,9 +314,7 @@ class Driver(ABC):
         self.call_deadline = call_deadline or session.call_deadline()
 
     @abstractmethod
-    async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None = None
-    ) -> bool:
+    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None) -> bool:
         """Wait until a signal has been fired since `seen`; False when the time was over before."""
 
     @abstractmethod
@@ -400,7 +392,7 @@ class Driver(ABC):
 
     async def _turn(self, signal: ThreadSignal, seen: int) -> bool:
         """Wait for another call of this client, as long as for a server. Raises `Unavailable`."""
-        if not await self.wait(signal, seen, left(self.call_deadline.begin())):
+        if not await self.wait(signal, seen, left(self.call_deadline.begin()), None):
             raise self.session.unavailable(self.call_deadline.limit)
         return True
 
@@ -414,7 +406,7 @@ class Driver(ABC):
                 raise session.unavailable(self.call_deadline.limit)
             if session.connected.is_set():
                 return
-            await self.wait(session.changed, seen, left(deadline))
+            await self.wait(session.changed, seen, left(deadline), None)
 
     async def _single(self, op: Request) -> Any:
         """What a procedure gets for one request; what the server's rights need to be asked for comes before it."""
@@ -497,9 +489,7 @@ class ThreadDriver(Driver):
     __slots__ = ()
     gathers = False
 
-    async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None = None
-    ) -> bool:
+    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None) -> bool:
         """Block the thread until the signal is fired."""
         return signal.wait(seen, timeout, place)
 
@@ -520,9 +510,7 @@ class LoopDriver(Driver):
 
     __slots__ = ()
 
-    async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None = None
-    ) -> bool:
+    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None) -> bool:
         """Await the signal."""
         future = asyncio.get_running_loop().create_future()
         wake = self.session.wakes.line().waker(future)
@@ -544,12 +532,12 @@ class LoopDriver(Driver):
         return reply.get_nowait()
 
     async def give_way(self) -> None:
-        """Go on in a later round where many are ready at once; see `fairness`."""
+        """Go on in a later round where many are ready at once; see `Fairness`."""
         await self.session.fairness.turn()
 
     def flush(self) -> None:
         """Send it before the loop's next round, with what others submit until then; the only one under way, at once."""
-        if self.session.client.unanswered > 1:
+        if len(self.session.client.send_queue) > 1:
             self.session.wakes.line().soon(self.session.client.flush)
         else:
             self.session.client.flush()

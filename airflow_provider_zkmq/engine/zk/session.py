@@ -510,8 +510,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
             super().dispatch_callback(callback)
 
     def create_socket_pair(self) -> tuple[Any, Any]:
-        """How who sends a request wakes the connection's thread: by a byte, of which one is there at most, or few."""
-        pair = super().create_socket_pair()
+        """How who sends a request wakes the connection's thread: by a byte, unless one waits already."""
+        pair: tuple[Any, Any] = super().create_socket_pair()
         self.notifier = pair[1]
         self.notifier.setblocking(False)
         return pair
@@ -579,12 +579,13 @@ class Access:
         if not self.secured:
             return
         territories: dict[str, None] = {}
-        for path in (path for op in ops for path in _paths(op)):
-            below = path.removeprefix(self._root)
-            if path.startswith(self._root) and below[:1] in {"", "/"}:
-                territories[self._root] = None
-                if below:
-                    territories[f"{self._root}/{below[1:].partition('/')[0]}"] = None
+        for part in [part for op in ops for part in getattr(op, "ops", None) or (op,)]:
+            for path in getattr(part, "paths", None) or (getattr(part, "path", ""),):
+                below = path.removeprefix(self._root)
+                if path.startswith(self._root) and below[:1] in {"", "/"}:
+                    territories[self._root] = None
+                    if below:
+                        territories[f"{self._root}/{below[1:].partition('/')[0]}"] = None
         for path in territories:
             if path not in self._looked_at:
                 yield self._look(path)
@@ -635,11 +636,6 @@ class Access:
         if entry.id.scheme == "x509":
             return self._config.tls is not None and self._config.tls.cert is not None
         return self._config.auth is not None and entry.id.id == make_digest_acl_credential(*self._config.auth)
-
-
-def _paths(op: object) -> Iterator[str]:
-    for part in getattr(op, "ops", None) or (op,):
-        yield from getattr(part, "paths", None) or (getattr(part, "path", ""),)
 
 
 def _rights_of_anyone(acl: Iterable[ACL]) -> int:
