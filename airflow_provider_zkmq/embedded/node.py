@@ -27,12 +27,12 @@ def srvr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
     A server that has ``Mode`` serves requests. ``timeout`` (seconds) bounds the whole exchange. Raises `ServerError`:
     it cannot be reached in time, is not serving yet, or does not allow the word.
     """
-    return _ask(host, port, "srvr", ":", timeout)
+    return _request(host, port, "srvr", ":", timeout)
 
 
 def mntr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
     """Return the server's metrics by name, such as ``{"zk_znode_count": "5", …}``, as text; the rest as with `srvr`."""
-    return _ask(host, port, "mntr", "\t", timeout)
+    return _request(host, port, "mntr", "\t", timeout)
 
 
 def read_metrics(host: str, port: int) -> dict[str, str]:
@@ -40,7 +40,7 @@ def read_metrics(host: str, port: int) -> dict[str, str]:
     return mntr(host, port) | {"Zxid": srvr(host, port)["Zxid"]}
 
 
-def _ask(host: str, port: int, word: str, separator: str, timeout: float) -> dict[str, str]:
+def _request(host: str, port: int, word: str, separator: str, timeout: float) -> dict[str, str]:
     """What the server says to a word, until it closes; the deadline holds for all of it, not for each piece."""
     deadline, answer = time.monotonic() + timeout, bytearray()
     try:
