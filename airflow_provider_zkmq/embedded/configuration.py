@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ..engine import ConfigError, ZkmqError
 
-# --- The one error of the embedded ZooKeeper: it could not be started, reached or kept running.
-
 
 class ServerError(ZkmqError):
     """The embedded ZooKeeper or the Java it needs cannot be used; the text names the remedy."""
@@ -36,8 +34,9 @@ class ServerTls:
         """Put what ZooKeeper reads into a node's folder, readable by its owner alone. Raises `ConfigError`."""
         key = _read("key", self.key)
         if b"-----BEGIN PRIVATE KEY-----" not in key:
-            msg = f"tls key {str(self.key)!r} must be PKCS #8 without a password (openssl pkcs8 -topk8 -nocrypt)"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"tls key {str(self.key)!r} must be PKCS #8 without a password (openssl pkcs8 -topk8 -nocrypt)"
+            )
         _write(folder / _KEY_STORE, _read("cert", self.cert).rstrip() + b"\n" + key)
         if self.ca is not None:
             _write(folder / _TRUST_STORE, _read("ca", self.ca))
@@ -60,8 +59,7 @@ def _read(name: str, path: Path | str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        msg = f"tls {name} {str(path)!r} cannot be read: {error.strerror}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"tls {name} {str(path)!r} cannot be read: {error.strerror}") from error
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -121,8 +119,12 @@ class Settings:
         """The address on which the port without TLS listens."""
         return self.host if self.tls is None else LOOPBACK
 
-    def zoo_cfg(self, port: int, peers: list[str], secure_port: int = 0) -> str:
-        """Return the ``zoo.cfg`` of a node: its client ``port``, and ``peers`` from :func:`peer_lines`."""
+    def zoo_cfg(self, port: int, peers: list[tuple[int, int]], secure_port: int = 0) -> str:
+        """Return the ``zoo.cfg`` of a node: its client ``port``, and each node's (quorum port, election port).
+
+        The nodes talk to each other on loopback wherever clients are served: they share one machine.
+        """
+        servers = [f"server.{number}={LOOPBACK}:{quorum}:{vote}" for number, (quorum, vote) in enumerate(peers, 1)]
         lines = [
             f"dataDir=./{_DATA}",
             f"clientPort={port}",
@@ -140,7 +142,7 @@ class Settings:
             "4lw.commands.whitelist=srvr,mntr,ruok,stat,cons,conf,wchs",
             "autopurge.snapRetainCount=3",
             "autopurge.purgeInterval=1",
-            *peers,
+            *(servers if len(servers) > 1 else []),
             *([] if self.tls is None else self.tls.lines(self.host, secure_port)),
         ]
         return "\n".join(lines) + "\n"
@@ -160,16 +162,6 @@ class Settings:
             _MAIN,
             CONFIGURATION,
         ]
-
-
-def peer_lines(ports: list[tuple[int, int]]) -> list[str]:
-    """Return the ``server.N`` lines for pairs of (quorum port, election port); none for a single node.
-
-    The nodes talk to each other on loopback wherever clients are served: they share one machine.
-    """
-    if len(ports) == 1:
-        return []
-    return [f"server.{number}={LOOPBACK}:{quorum}:{election}" for number, (quorum, election) in enumerate(ports, 1)]
 
 
 def write_node(folder: Path, number: int, zoo_cfg: str) -> None:

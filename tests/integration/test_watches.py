@@ -71,7 +71,7 @@ def constant(zookeeper: str, session: Session) -> Iterator[None]:
     yield
     eventually(lambda: on_server(zookeeper) <= server)
     eventually(lambda: callbacks(session) == kept)
-    eventually(lambda: session.client.unanswered == 0)
+    eventually(lambda: len(session.client.send_queue) == 0)
     grown = objects() - before
     assert all(count < 10 for count in grown.values()), grown
     assert len(session.watches._fans) == kept
@@ -226,7 +226,7 @@ def test_what_comes_while_a_watch_is_taken_away(
     internals(q).replace("a", b"new")
     eventually(lambda: on_server(zookeeper) == without)
     door.flow()
-    eventually(lambda: session.client.unanswered == 0)
+    eventually(lambda: len(session.client.send_queue) == 0)
     assert callbacks(session) == kept
     first = watch_of(session, Get, path)
     internals(q).replace("a", b"newer")

@@ -85,13 +85,14 @@ class Wire:
 @pytest.fixture
 def session() -> Iterator[Session]:
     made = Session(ConnectionConfig.of("127.0.0.1:1"))
-    made.client.handler.create_socket_pair()
-    made.client._connection._read_sock = made.client.handler.notifier
+    bell, _ = made.client.handler.create_socket_pair()
+    made.client._connection._read_sock = bell
     made.client._state = KeeperState.CONNECTED
     made.client._stopped.clear()
     yield made
     made.closed = True
     made.client.handler.notifier.close()
+    bell.close()
 
 
 @pytest.fixture
@@ -115,8 +116,7 @@ def ask(session: Session, op: Request) -> Reply:
 
 def rung(session: Session) -> bool:
     """Whether the connection's thread would be woken."""
-    handler = session.client.handler
-    return bool(handler.select([handler.notifier], [], [], 0)[0])
+    return bool(session.client.handler.select([session.client._connection._read_sock], [], [], 0)[0])
 
 
 def flush(session: Session) -> None:
@@ -138,7 +138,7 @@ def test_requests_are_written_by_their_callers(session: Session, line: Wire) -> 
     assert [replies[0].get_nowait()[0], replies[1].get_nowait()] == [b"A", None]
     with pytest.raises(NoAuthError):
         replies[2].get_nowait()
-    assert (session.client.unanswered, session.client.last_zxid) == (0, 7)
+    assert (len(session.client.send_queue), session.client.last_zxid) == (0, 7)
 
 
 def test_several_are_written_at_once(session: Session, line: Wire) -> None:
@@ -160,12 +160,12 @@ async def test_what_is_posted_in_one_round_of_a_loop_is_written_at_once(session:
     """The first one at once: it may be the only one."""
     for path in ("/a", "/b", "/c"):
         submit(session, Get(path), more=True)
-        session.flush_soon()
+        LoopDriver(session).flush()
     assert len(line.writes) == 1
     await asyncio.sleep(0)
     assert (len(line.writes), len(line.requests)) == (2, 3)
     submit(session, Get("/d"), more=True)
-    session.flush_soon()
+    LoopDriver(session).flush()
     await asyncio.sleep(0)
     assert (len(line.writes), len(line.requests)) == (3, 4)
 
@@ -227,7 +227,7 @@ def test_an_interrupt_while_a_request_is_written_costs_the_connection(session: S
     session.client._notify_pending(KeeperState.CONNECTING)
     with pytest.raises(ConnectionLoss):
         reply.get_nowait()
-    assert (line.requests, session.client.unanswered) == ([], 0)
+    assert (line.requests, len(session.client.send_queue)) == ([], 0)
     open_line(session, line)
     flush(session)
     ask(session, Get("/c"))
@@ -235,7 +235,7 @@ def test_an_interrupt_while_a_request_is_written_costs_the_connection(session: S
 
 
 def of_the_outbox(code: CodeType) -> bool:
-    return code.co_filename == connection.__file__ and code.co_qualname.startswith("Outbox.")
+    return code.co_filename == connection.__file__ and code.co_qualname.startswith("SendQueue.")
 
 
 def at_line(number: int, act: Callable[[], object], job: Callable[[], object]) -> bool:
@@ -275,7 +275,7 @@ def test_wherever_an_interrupt_comes_the_connection_s_thread_is_woken(
         line.takes.clear()
         with contextlib.suppress(ConnectionDropped):
             flush(session)
-            assert len(line.requests) == session.client.unanswered
+            assert len(line.requests) == len(session.client.send_queue)
 
 
 @pytest.mark.parametrize("takes", [1_000, 5, BlockingIOError()])
@@ -306,7 +306,7 @@ def test_what_is_not_understood_is_its_caller_s_error(session: Session, line: Wi
     """A request that cannot be encoded, and a reply that is too short: the connection goes on."""
     with pytest.raises(UnicodeEncodeError):
         ask(session, Get("/\ud800"))
-    assert (line.sent, session.client.unanswered) == (b"", 0)
+    assert (line.sent, len(session.client.send_queue)) == (b"", 0)
     replies = [ask(session, Get("/a")), ask(session, Get("/b"))]
     flush(session)
     arrives(session, line, frame(1, b"\0") + got(2, b"B"))

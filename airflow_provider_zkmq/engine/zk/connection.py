@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -50,7 +49,7 @@ from kazoo.protocol.states import KeeperState
 from kazoo.security import ACL
 
 from ..config import ConnectionConfig, Tls
-from ..core.protocol import Create, Delete, SetData, WriteOp
+from ..core.protocol import Create, Delete, SetData
 from ..errors import ConfigError
 from ..log import log
 
@@ -60,8 +59,7 @@ from ..log import log
 GRACE: Final = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """A span that callers can set, by its name."""
 
     name: str
@@ -85,10 +83,7 @@ class CallDeadline:
         self._own: tuple[float, Limit] | None = None
 
     def begin(self) -> float:
-        """The call waits from now on, unless it does already: what it computes in between takes none of its time.
-
-        Returns when its time is over, by the monotonic clock.
-        """
+        """The call waits from now on, unless it does already. Returns when its time is over, by the monotonic clock."""
         if self._waiting_since is None:
             self._waiting_since = self._answered = time.monotonic()
         end = self._waiting_since + self._silence.seconds
@@ -125,22 +120,16 @@ def left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
 
-def over(deadline: float) -> bool:
-    """Whether a deadline has passed."""
-    return time.monotonic() >= deadline
-
-
 # --- TLS as a client: whom we trust, who we are, and what went wrong where the two sides do not agree.
 
 #: OpenSSL's numbers of what is wrong with a server's certificate.
-_CERTIFICATE_NOT_YET, _CERTIFICATE_EXPIRED = 9, 10
+_NOT_NOW: Final = frozenset({9, 10})
 _NAMES_ANOTHER: Final = frozenset({62, 64})
 #: Alerts by which a server refuses a client's certificate, or the lack of one.
 _ALERTS: Final = (
     "CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "UNKNOWN_CA", "CERTIFICATE_EXPIRED",
     "CERTIFICATE_REVOKED", "UNSUPPORTED_CERTIFICATE", "ACCESS_DENIED",
 )  # fmt: skip
-_HANDSHAKE: Final = "HANDSHAKE_FAILURE"
 
 
 class TlsSocket(ssl.SSLSocket):
@@ -168,26 +157,24 @@ def client_context(tls: Tls) -> ssl.SSLContext:
     if tls.ca is None:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     else:
-        _load_authorities(context, tls.ca)
+        try:
+            context.load_verify_locations(cafile=tls.ca)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(
+                f"tls ca {tls.ca!r} cannot be used, it must hold certificates in PEM: {_reason(error)}"
+            ) from error
     if tls.cert is not None or tls.key is not None:
         _load_identity(context, tls)
     return context
 
 
-def _load_authorities(context: ssl.SSLContext, ca: str) -> None:
-    try:
-        context.load_verify_locations(cafile=ca)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(
-            f"tls ca {ca!r} cannot be used, it must hold certificates in PEM: {_reason(error)}"
-        ) from error
-
-
 def _load_identity(context: ssl.SSLContext, tls: Tls) -> None:
     if tls.cert is None:
         raise ConfigError(f"tls key {tls.key!r} is given without a certificate: give cert, too")
-    if tls.key is None and not _holds_key(tls.cert):
-        raise ConfigError(f"tls cert {tls.cert!r} is given without its private key: give key, too")
+    if tls.key is None:
+        with contextlib.suppress(OSError):  # a file that cannot be read is reported where it is used
+            if b"PRIVATE KEY-----" not in Path(tls.cert).read_bytes():
+                raise ConfigError(f"tls cert {tls.cert!r} is given without its private key: give key, too")
     key, requested = tls.key or tls.cert, False
 
     def password() -> str:
@@ -198,25 +185,14 @@ def _load_identity(context: ssl.SSLContext, tls: Tls) -> None:
     try:
         context.load_cert_chain(tls.cert, tls.key, password)
     except (ssl.SSLError, OSError, ValueError) as error:
-        raise ConfigError(_why_no_identity(tls, key, error, requested=requested)) from error
-
-
-def _holds_key(path: str) -> bool:
-    """Whether a file holds a private key; one that cannot be read is reported where it is used."""
-    try:
-        return b"PRIVATE KEY-----" in Path(path).read_bytes()
-    except OSError:
-        return True
-
-
-def _why_no_identity(tls: Tls, key: str, error: Exception, *, requested: bool) -> str:
-    if requested and not tls.key_password:
-        return f"tls key {key!r} is encrypted: give key_password, too"
-    if requested:
-        return f"tls key_password does not open the key {key!r}"
-    if "KEY_VALUES_MISMATCH" in _reason(error):
-        return f"tls key {key!r} is not that of the certificate {tls.cert!r}"
-    return f"tls cert {tls.cert!r} with key {key!r} cannot be used, they must be PEM: {_reason(error)}"
+        why = f"tls cert {tls.cert!r} with key {key!r} cannot be used, they must be PEM: {_reason(error)}"
+        if requested and not tls.key_password:
+            why = f"tls key {key!r} is encrypted: give key_password, too"
+        elif requested:
+            why = f"tls key_password does not open the key {key!r}"
+        elif "KEY_VALUES_MISMATCH" in _reason(error):
+            why = f"tls key {key!r} is not that of the certificate {tls.cert!r}"
+        raise ConfigError(why) from error
 
 
 def _reason(error: Any) -> str:
@@ -226,28 +202,21 @@ def _reason(error: Any) -> str:
 def refusal(error: BaseException, tls: Tls) -> str | None:
     """What two sides do not agree about, after "the server "; None for what may pass, such as a lost connection."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _of_the_server(error, tls)
+        if error.verify_code in _NAMES_ANOTHER:
+            return f"has a certificate for another host name: {error.verify_message}"
+        if error.verify_code in _NOT_NOW:
+            return f"has a certificate that does not hold now: {error.verify_message}"
+        trusted = f"the authorities in {tls.ca!r}" if tls.ca else "the system's authorities"
+        return f"has a certificate that {trusted} did not sign (tls ca): {error.verify_message}"
     reason = _reason(error) if isinstance(error, ssl.SSLError) else ""
-    if any(alert in reason for alert in _ALERTS) or (_HANDSHAKE in reason and tls.cert is None):
-        return _of_the_client(reason, tls)
+    refused = any(alert in reason for alert in _ALERTS)
+    if tls.cert is None and (refused or "HANDSHAKE_FAILURE" in reason):
+        return "demands a client certificate: give tls cert and key"
+    if refused:
+        return f"refuses the client certificate {tls.cert!r}: {reason.lower().replace('_', ' ')}"
     if "WRONG_VERSION_NUMBER" in reason:
         return "does not speak TLS on this port: name its secure port"
     return None
-
-
-def _of_the_server(error: ssl.SSLCertVerificationError, tls: Tls) -> str:
-    if error.verify_code in _NAMES_ANOTHER:
-        return f"has a certificate for another host name: {error.verify_message}"
-    if error.verify_code in {_CERTIFICATE_NOT_YET, _CERTIFICATE_EXPIRED}:
-        return f"has a certificate that does not hold now: {error.verify_message}"
-    trusted = f"the authorities in {tls.ca!r}" if tls.ca else "the system's authorities"
-    return f"has a certificate that {trusted} did not sign (tls ca): {error.verify_message}"
-
-
-def _of_the_client(reason: str, tls: Tls) -> str:
-    if tls.cert is None:
-        return "demands a client certificate: give tls cert and key"
-    return f"refuses the client certificate {tls.cert!r}: {reason.lower().replace('_', ' ')}"
 
 
 # --- How connections are opened, within a time that leaves some for the other servers, and what was in the way.
@@ -255,8 +224,7 @@ def _of_the_client(reason: str, tls: Tls) -> str:
 Address: TypeAlias = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(NamedTuple):
     """What was in the way to one server. ``lasting``: another try will meet the same."""
 
     text: str
@@ -289,52 +257,38 @@ class Dialer:
 
     def dial(self, address: Address, host: str | None, timeout: float | None) -> socket.socket:
         """A connection to an address of a host. Raises `OSError`."""
-        name = f"{host or address[0]}:{address[1]}"
-        longest = self._longest if timeout is None else min(timeout, self._longest)
-        note = partial(self._note, name, address)
+        host = host or address[0]
+        name = f"{host}:{address[1]}"
+        deadline = time.monotonic() + (self._longest if timeout is None else min(timeout, self._longest))
         try:
-            opened = self._open(address, host or address[0], time.monotonic() + longest, note)
+            family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]  # an address: nobody is asked
+            opened = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                self._use(opened, deadline)
+                opened.connect(address)
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._context is not None:
+                    secured = self._context.wrap_socket(opened, server_hostname=host, do_handshake_on_connect=False)
+                    opened = secured
+                    if isinstance(secured, TlsSocket):
+                        secured.note = partial(self._note, name, address)
+                    self._use(secured, deadline)
+                    secured.do_handshake()
+            except BaseException:
+                opened.close()
+                raise
         except OSError as error:
-            note(error)
+            self._note(name, address, error)
             raise
         self._remember(name, address, _UNANSWERED if self._tls is None else _UNANSWERED_TLS)  # until there is an answer
         return opened
 
-    def _open(self, address: Address, host: str, deadline: float, note: Callable[[OSError], None]) -> socket.socket:
-        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]  # an address: nobody is asked
-        plain = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            self._use(plain)
-            _limit(plain, deadline)
-            plain.connect(address)
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return plain if self._context is None else self._secured(plain, host, deadline, note)
-        except BaseException:
-            plain.close()
-            raise
-
-    def _secured(
-        self, plain: socket.socket, host: str, deadline: float, note: Callable[[OSError], None]
-    ) -> socket.socket:
-        assert self._context is not None  # noqa: S101  for type checkers
-        secured = self._context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
-        try:
-            if isinstance(secured, TlsSocket):
-                secured.note = note
-            self._use(secured)
-            _limit(secured, deadline)
-            secured.do_handshake()
-        except BaseException:
-            secured.close()
-            raise
-        return secured
-
-    def _use(self, opened: socket.socket) -> None:
+    def _use(self, opened: socket.socket, deadline: float) -> None:
         with self._lock:
             if self._cut:
-                msg = "the connection was closed"
-                raise OSError(msg)
+                raise OSError("the connection was closed")
             self._socket, self._since = opened, time.monotonic()
+        opened.settimeout(max(0.01, deadline - time.monotonic()))
 
     def cut(self) -> None:
         """Cut the connection, also one that is being opened, and open no more."""
@@ -355,9 +309,21 @@ class Dialer:
 
     def _note(self, name: str, address: Address, error: OSError) -> None:
         lasting = None if self._tls is None else refusal(error, self._tls)
-        self._remember(name, address, Trouble(lasting or _shown(error), lasting is not None))
-        if lasting is not None and name not in self._addresses:
-            self._addresses[name] = _addresses(name.rpartition(":")[0], address)
+        text = lasting or f"failed: {error.strerror or error}"
+        if lasting is not None:
+            if name not in self._addresses:
+                found = {address[0]}
+                with contextlib.suppress(OSError):  # it was looked up a moment ago
+                    looked_up = socket.getaddrinfo(name.rpartition(":")[0], address[1], type=socket.SOCK_STREAM)
+                    found = {str(each[4][0]) for each in looked_up}
+                self._addresses[name] = found
+        elif isinstance(error, TimeoutError):
+            text = "did not answer"
+        elif isinstance(error, ConnectionRefusedError):
+            text = "refused the connection"
+        elif isinstance(error, ssl.SSLEOFError):
+            text = "closed the connection instead of speaking TLS: full, or a port without TLS?"
+        self._remember(name, address, Trouble(text, lasting is not None))
         self._troubled()
 
     def _remember(self, name: str, address: Address, trouble: Trouble) -> None:
@@ -372,14 +338,14 @@ class Dialer:
 
     def refused_by(self, hosts: Iterable[tuple[str, int]]) -> str | None:
         """What we and servers do not agree about; None unless that is so with each of them, at all of its addresses."""
-        refusals = {name: self._refusal(name) for name in (f"{host}:{port}" for host, port in hosts)}
-        return None if None in refusals.values() else "; ".join(f"{name} {text}" for name, text in refusals.items())
-
-    def _refusal(self, name: str) -> str | None:
-        """What is in the way to one server for good: no other of its addresses is left to be tried."""
-        found = dict(self._troubles.get(name, {}))
-        left = self._addresses.get(name, set()) - found.keys()
-        return next((trouble.text for trouble in found.values() if trouble.lasting and not left), None)
+        refusals: dict[str, str] = {}
+        for name in (f"{host}:{port}" for host, port in hosts):
+            found = dict(self._troubles.get(name, {}))
+            lasting = [trouble.text for trouble in found.values() if trouble.lasting]
+            if not lasting or self._addresses.get(name, set()) - found.keys():
+                return None  # or another of its addresses is left to be tried
+            refusals[name] = f"{name} {lasting[0]}"
+        return "; ".join(refusals.values())
 
     def shown(self) -> str:
         """What was in the way to each server, for an error's message."""
@@ -396,35 +362,13 @@ def is_address(host: str) -> bool:
     return True
 
 
-def _addresses(host: str, address: Address) -> set[str]:
-    """All addresses of a host that was looked up a moment ago."""
-    with contextlib.suppress(OSError):
-        return {str(each[4][0]) for each in socket.getaddrinfo(host, address[1], type=socket.SOCK_STREAM)}
-    return {address[0]}
-
-
-def _limit(opened: socket.socket, deadline: float) -> None:
-    opened.settimeout(max(0.01, deadline - time.monotonic()))
-
-
-def _shown(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
-        return "did not answer"
-    if isinstance(error, ConnectionRefusedError):
-        return "refused the connection"
-    if isinstance(error, ssl.SSLEOFError):
-        return "closed the connection instead of speaking TLS: full, or a port without TLS?"
-    return f"failed: {error.strerror or error}"
-
-
 # --- ZooKeeper requests that kazoo does not have, or takes long for.
 
 _CREATE, _DELETE, _GET_DATA, _SET_DATA, _CHECK = 1, 2, 4, 5, 13
 #: A create whose reply has the Stat of what was created (ZooKeeper 3.5).
 _CREATE_2 = 15
 _ERROR = -1
-_EPHEMERAL = 1
-_CONTAINER = 4
+_LASTING, _EPHEMERAL, _CONTAINER = 0, 1, 4
 #: Errors of the parts of a transaction that were not refused themselves.
 _ROLLED_BACK: Final = frozenset({0, -2})
 _DATA_WATCH = 2
@@ -455,10 +399,7 @@ class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requ
 
     @classmethod
     def deserialize(cls, reply: bytes, offset: int) -> list[Any]:
-        """For each path (data, the values of its Stat), or the error's code.
-
-        A scan has a hundred thousand of these: nothing is made of a reply that nobody asks for.
-        """
+        """For each path (data, the values of its Stat), or the error's code: a scan has a hundred thousand of these."""
         results: list[Any] = []
         kind, done = _ITEM.unpack_from(reply, offset)
         while not done:
@@ -523,10 +464,11 @@ class Refused(NamedTuple):
 
 
 class Rights(NamedTuple):
-    """How the access control list of what is created is written, once for all creates: lasting and ephemeral."""
+    """How the access control list of what is created is written, once for all creates, with the kind of znode."""
 
     lasting: bytes
     ephemeral: bytes
+    container: bytes
 
 
 def exception(code: int) -> Exception:
@@ -536,10 +478,10 @@ def exception(code: int) -> Exception:
 
 
 def rights(acl: Iterable[ACL]) -> Rights:
-    """An access control list as it is written, with what follows it in a create."""
+    """An access control list as it is written."""
     entries = [int_struct.pack(one.perms) + write_string(one.id.scheme) + write_string(one.id.id) for one in acl]
     spelt = int_struct.pack(len(entries)) + b"".join(entries)
-    return Rights(spelt + int_struct.pack(0), spelt + int_struct.pack(_EPHEMERAL))
+    return Rights(*(spelt + int_struct.pack(kind) for kind in (_LASTING, _EPHEMERAL, _CONTAINER)))
 
 
 class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  kazoo's requests are namedtuples
@@ -556,9 +498,18 @@ class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  k
         parts: list[bytes] = []
         create = _CREATE if SetData in set(map(type, self.ops)) else _CREATE_2
         for op in self.ops:
-            parts += _encoded(op, self.rights, create)
+            path = op.path.encode()
+            size = len(path)
             if isinstance(op, Create):
+                tail = self.rights.ephemeral if op.ephemeral else self.rights.lasting
+                parts += (_PART.pack(create, 0, -1, size), path, int_struct.pack(len(op.data)), op.data, tail)
                 create = _CREATE
+            elif isinstance(op, SetData):
+                parts += (_PART.pack(_SET_DATA, 0, -1, size), path, int_struct.pack(len(op.data)), op.data)
+                parts.append(int_struct.pack(op.version))
+            else:
+                kind = _DELETE if isinstance(op, Delete) else _CHECK
+                parts += (_PART.pack(kind, 0, -1, size), path, int_struct.pack(op.version))
         parts.append(_END)
         return b"".join(parts)
 
@@ -580,49 +531,26 @@ class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  k
                     written = Written(time, zxid)
                 offset += stat_struct.size
             elif kind == _ERROR:
-                refused = _worse(refused, at, int_struct.unpack_from(reply, offset)[0])
+                (code,) = int_struct.unpack_from(reply, offset)
+                if refused is None or refused.at is None:  # rather a part refused itself than one rolled back with it
+                    refused = Refused(None if code in _ROLLED_BACK else at, code)
                 offset += int_struct.size
             elif kind not in {_CREATE, _DELETE, _CHECK}:
-                msg = f"a transaction's part of kind {kind} is not known"
-                raise ValueError(msg)
+                raise ValueError(f"a transaction's part of kind {kind} is not known")
             at += 1
             kind, done = _ITEM.unpack_from(reply, offset)
         return [refused or written]
 
 
-def _worse(refused: Refused | None, at: int, code: int) -> Refused:
-    """The first part that was refused itself, rather than rolled back with the others."""
-    if refused is not None and refused.at is not None:
-        return refused
-    return Refused(None, code) if code in _ROLLED_BACK else Refused(at, code)
-
-
-def _encoded(op: WriteOp, acl: Rights, create: int) -> tuple[bytes, ...]:
-    path = op.path.encode()
-    size = len(path)
-    if isinstance(op, Create):
-        tail = acl.ephemeral if op.ephemeral else acl.lasting
-        return _PART.pack(create, 0, -1, size), path, int_struct.pack(len(op.data)), op.data, tail
-    if isinstance(op, SetData):
-        head = _PART.pack(_SET_DATA, 0, -1, size)
-        return head, path, int_struct.pack(len(op.data)), op.data, int_struct.pack(op.version)
-    kind = _DELETE if isinstance(op, Delete) else _CHECK
-    return _PART.pack(kind, 0, -1, size), path, int_struct.pack(op.version)
-
-
-class ContainerCreation(namedtuple("ContainerCreation", "path acl")):  # noqa: PYI024  kazoo's requests are namedtuples
+class ContainerCreation(namedtuple("ContainerCreation", "path rights")):  # noqa: PYI024  kazoo's requests are namedtuples
     """``createContainer`` (opcode 19, ZooKeeper 3.5.3)."""
 
     __slots__ = ()
     type = 19
 
-    def serialize(self) -> bytearray:
+    def serialize(self) -> bytes:
         """The request's body."""
-        body = bytearray(write_string(self.path) + write_buffer(b"") + int_struct.pack(len(self.acl)))
-        for entry in self.acl:
-            body += int_struct.pack(entry.perms) + write_string(entry.id.scheme) + write_string(entry.id.id)
-        body += int_struct.pack(_CONTAINER)
-        return body
+        return bytes(write_string(self.path) + write_buffer(b"") + self.rights.container)
 
     @classmethod
     def deserialize(cls, reply: bytes, offset: int) -> str:
@@ -675,24 +603,21 @@ class FrameReader:
             return []
         received = b"".join(self._pieces)
         frames, begin = [], 0
-        while (end := self._end(received, begin)) <= self._have:
+        while True:
+            end = begin + _LENGTH.size  # of its length, where that is not there yet, else of the frame
+            if end <= self._have:
+                (length,) = _LENGTH.unpack_from(received, begin)
+                if length < 0:
+                    raise ValueError(f"a frame of {length} bytes")
+                end += length
+            if end > self._have:
+                break
             frames.append(received[begin + _LENGTH.size : end])
             begin = end
         self._pieces = [received[begin:]]
         self._have -= begin
         self._need = end - begin
         return frames
-
-    def _end(self, received: bytes, begin: int) -> int:
-        """Where the frame ends that begins here; of one whose length is not there yet, where its length does."""
-        data = begin + _LENGTH.size
-        if data > self._have:
-            return data
-        (length,) = _LENGTH.unpack_from(received, begin)
-        if length < 0:
-            msg = f"a frame of {length} bytes"
-            raise ValueError(msg)
-        return data + int(length)
 
 
 # --- What is to be sent on one connection, and what was sent and is not answered yet.
@@ -703,22 +628,8 @@ _COUNTED: Final = 8
 _LARGEST_NUMBER: Final = (1 << 31) - 1
 #: So many bytes are written at once before replies are looked at again.
 _BATCH: Final = 1 << 18
-
-
-class Queued(NamedTuple):
-    """A request with its body, and who waits for its reply; None: nobody."""
-
-    request: Any
-    body: bytes
-    reply: Any
-
-
-class Pending(NamedTuple):
-    """A request that was sent under this number."""
-
-    request: Any
-    reply: Any
-    number: int
+#: A request with its body, and who waits for its reply; None: nobody.
+Queued: TypeAlias = tuple[Any, bytes, Any]
 
 
 class SendQueue:
@@ -733,15 +644,13 @@ class SendQueue:
         self.lock = threading.RLock()
         self._ring = ring
         self._queued: deque[Queued] = deque()
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[tuple[Any, Any, int]] = deque()  # requests, their replies and numbers
         self._socket: Any = None
         self._number = 0
         self._rest = b""
         self._rung = False
-        self._writing = False
-        """Whether the connection's thread is about to write."""
-        self._sending = False
-        """Whether a caller is writing, or was interrupted at that."""
+        self._writing = False  # whether the connection's thread is about to write
+        self._sending = False  # whether a caller is writing, or was interrupted at that
 
     def __len__(self) -> int:
         """How many requests are under way, sent or not."""
@@ -759,7 +668,7 @@ class SendQueue:
             self._socket = None
             pending, self._pending = self._pending, deque()
             queued, self._queued = self._queued, deque()
-        replies = [each.reply for each in pending] + [each.reply for each in queued]
+        replies = [reply for _, reply, _ in pending] + [reply for _, _, reply in queued]
         return [reply for reply in replies if reply is not None]
 
     def post(self, queued: Queued, *, more: bool = False) -> None:
@@ -779,8 +688,7 @@ class SendQueue:
     def give(self, queued: Queued) -> bool:
         """Send a request from this thread if it may write now; whether the system has all of it. Under the lock.
 
-        Where the socket takes a part only, the rest of it is left to the connection's thread. An interrupt does what it
-        does to `post`.
+        Where the socket takes a part only, the rest of it is left to the connection's thread.
         """
         if self._socket is None or self._rest or self._writing or self._sending:
             return False
@@ -788,8 +696,8 @@ class SendQueue:
         return not self._rest and not self._queued
 
     def flush(self) -> None:
-        """Send what waits; an interrupt does what it does to `post`. Raises `OSError` if the bell is gone."""
-        with self.lock:
+        """Send what was posted with `more` to come; an interrupt does what it does to `post`."""
+        with contextlib.suppress(OSError), self.lock:  # the bell is gone: what is under way has failed, or will
             try:
                 if self._queued:
                     self._send()
@@ -824,7 +732,7 @@ class SendQueue:
         while self._queued and size < _BATCH:
             request, body, reply = self._queued.popleft()
             self._number = self._number % _LARGEST_NUMBER + 1
-            self._pending.append(Pending(request, reply, self._number))
+            self._pending.append((request, reply, self._number))
             parts.append(_HEAD.pack(len(body) + _COUNTED, self._number, request.type) + body)
             size += len(body)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -836,8 +744,7 @@ class SendQueue:
         """
         with self.lock:
             if self._sending:
-                msg = "a request was interrupted while it was written"
-                raise ConnectionDropped(msg)
+                raise ConnectionDropped("a request was interrupted while it was written")
             answer()
             self._rung, self._writing = False, True
             taken, self._rest = self._taken(self._rest, *first), b""
@@ -849,31 +756,41 @@ class SendQueue:
         """What was taken has been written."""
         self._writing = False
 
-    def answered(self) -> Pending:
+    def answered(self) -> tuple[Any, Any, int]:
         """What the next reply answers. Raises `IndexError` where nothing was asked."""
         return self._pending.popleft()
 
 
-# --- Servers that went back: restored from an older state, they refuse a session that has seen more, which is given up.
+# --- kazoo's connection with fewer system calls: requests leave in one write, replies are taken as they come together.
+#
+# A server closes the connection of a client whose last transaction it does not have. One that lags behind catches up,
+# and another one of its ensemble has it; but where the servers were restored from an older state, the client would ask
+# for ever. A session of its own tells: beginning it is a transaction, and where that has a lower number than one that
+# we have seen, all servers together have gone back.
 
 #: So many refusals in a row are waited for before anybody asks why: a server that starts closes connections, too.
 REFUSALS: Final = 2
+_PING: Final = _HEAD.pack(_COUNTED, PING_XID, PingInstance.type)
+#: Nothing is there yet: TLS has part of a record, or another thread has taken the same bytes.
+_NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Reconnecting(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
-    """kazoo's connection; of a session that no server will ever take again it says that it has expired.
+class Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
+    """kazoo's loop, sessions, pings and their ends, with what it calls for each request done for many at once.
 
-    A server closes the connection of a client whose last transaction it does not have. One that lags behind catches
-    up, and another one of its ensemble has it; but where the servers were restored from an older state, the client
-    would ask for ever. A session of its own tells: beginning it is a transaction, and where that has a lower number
-    than one that we have seen, all servers together have gone back.
+    kazoo calls `_read_socket` when there is something to read, `_send_request` when the bell has rung. What is not as
+    ZooKeeper's protocol has it drops the connection, where kazoo's thread would end.
     """
 
     _socket: Any
     _refusals = 0
 
     def _connect(self, host: Any, hostip: Any, port: Any) -> Any:
-        """The session on a new connection. Raises `SessionExpiredError` where the servers have gone back."""
+        """A session on a new connection; none of our requests is sent before it stands.
+
+        Raises `SessionExpiredError` where the servers have gone back.
+        """
+        self._frame_reader = FrameReader()
         try:
             timeouts = super()._connect(host, hostip, port)
         except ConnectionDropped:
@@ -882,10 +799,26 @@ class Reconnecting(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
                 self._give_up_if_gone_back(host, hostip, port)
             raise
         self._refusals = 0
+        # Two threads must not use one TLS connection at once.
+        self.client.send_queue.open(None if isinstance(self._socket, ssl.SSLSocket) else self._socket)
         return timeouts
 
     def _give_up_if_gone_back(self, host: str, hostip: str, port: int) -> None:
-        seen, now = self.client.last_zxid, self._latest_of(host, hostip, port)
+        """Have a session that has seen nothing ask the server for its latest transaction."""
+        seen, begin = self.client.last_zxid, self.client.anew()
+        seconds = begin.time_out / 1000
+        self._socket.close()
+        try:
+            self._socket = self.handler.create_connection(
+                address=(hostip, port), hostname=host, timeout=seconds, use_ssl=self.client.use_ssl
+            )
+            self._socket.setblocking(0)
+            self._invoke(seconds, begin)
+            now: int | None = self._invoke(seconds, Exists("/", None), 1)
+            with contextlib.suppress(KazooException):
+                self._submit(CloseInstance, seconds, 2)
+        except (OSError, KazooException, self.handler.timeout_exception):
+            return
         if now is None or now >= seen:
             return
         self._refusals = 0
@@ -896,47 +829,6 @@ class Reconnecting(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
             host, port, now, seen,
         )  # fmt: skip
         raise SessionExpiredError("the server was restored from an older state")
-
-    def _latest_of(self, host: str, hostip: str, port: int) -> int | None:
-        """The number of a server's latest transaction, asked by a session that has seen nothing; None: no answer."""
-        begin = self.client.anew()
-        seconds = begin.time_out / 1000
-        self._socket.close()
-        try:
-            self._socket = self.handler.create_connection(
-                address=(hostip, port), hostname=host, timeout=seconds, use_ssl=self.client.use_ssl
-            )
-            self._socket.setblocking(0)
-            self._invoke(seconds, begin)
-            latest: int | None = self._invoke(seconds, Exists("/", None), 1)
-            with contextlib.suppress(KazooException):
-                self._submit(CloseInstance, seconds, 2)
-        except (OSError, KazooException, self.handler.timeout_exception):
-            return None
-        return latest
-
-
-# --- kazoo's connection with fewer system calls: requests leave in one write, replies are taken as they come together.
-
-_PING: Final = _HEAD.pack(_COUNTED, PING_XID, PingInstance.type)
-#: Nothing is there yet: TLS has part of a record, or another thread has taken the same bytes.
-_NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-
-class Connection(Reconnecting):
-    """kazoo's loop, sessions, pings and their ends, with what it calls for each request done for many at once.
-
-    kazoo calls `_read_socket` when there is something to read, `_send_request` when the bell has rung. What is not as
-    ZooKeeper's protocol has it drops the connection, where kazoo's thread would end.
-    """
-
-    def _connect(self, host: Any, hostip: Any, port: Any) -> Any:
-        """A session on a new connection; none of our requests is sent before it stands."""
-        self._frame_reader = FrameReader()
-        timeouts = super()._connect(host, hostip, port)
-        # Two threads must not use one TLS connection at once.
-        self.client.send_queue.open(None if isinstance(self._socket, ssl.SSLSocket) else self._socket)
-        return timeouts
 
     def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
         """Send what callers have queued."""
@@ -957,68 +849,55 @@ class Connection(Reconnecting):
 
     def _read_socket(self, _read_timeout: float) -> int | None:
         """Take in what has come: several replies and events, or part of one. kazoo learns of a session's end."""
-        ended = None
-        try:
-            with self.handler.wakes.together():
-                for frame in self._frame_reader.fed(self._received()):
-                    ended = self._take_in(frame) or ended
-        except (struct.error, IndexError, ValueError) as error:
-            msg = f"what came is no reply of ZooKeeper's: {error}"
-            raise ConnectionDropped(msg) from error
-        return ended
-
-    def _received(self) -> bytes:
         try:
             piece: bytes = self._socket.recv(self._frame_reader.wanted)
         except _NOT_YET:
-            return b""
-        except OSError as error:
-            msg = f"socket connection error: {error}"
-            raise ConnectionDropped(msg) from error
+            return None
+        except (OSError, ValueError) as error:
+            raise ConnectionDropped(f"socket connection error: {error}") from error
         if not piece:
-            msg = "the server closed the connection"
-            raise ConnectionDropped(msg)
-        return piece
+            raise ConnectionDropped("the server closed the connection")
+        ended = None
+        try:
+            with self.handler.wakes.together():
+                for frame in self._frame_reader.fed(piece):
+                    number, zxid, code = reply_header_struct.unpack_from(frame)
+                    if number == PING_XID:
+                        self.ping_outstanding.clear()
+                    elif number == WATCH_XID:
+                        self._read_watch_event(frame, reply_header_struct.size)
+                    else:
+                        ended = self._answer(number, zxid, code, frame) or ended
+        except (struct.error, IndexError, ValueError) as error:
+            raise ConnectionDropped(f"what came is no reply of ZooKeeper's: {error}") from error
+        return ended
 
-    def _take_in(self, frame: bytes) -> int | None:
-        number, zxid, error = reply_header_struct.unpack_from(frame)
-        if number == PING_XID:
-            self.ping_outstanding.clear()
-        elif number == WATCH_XID:
-            self._read_watch_event(frame, reply_header_struct.size)
-        else:
-            return self._answer(number, zxid, error, frame)
-        return None
-
-    def _answer(self, number: int, zxid: int, error: int, frame: bytes) -> int | None:
+    def _answer(self, number: int, zxid: int, code: int, frame: bytes) -> int | None:
+        """Give a reply to whoever waits for it. A znode that is missing is an answer to `Exists`."""
         request, reply, expected = self.client.send_queue.answered()
         if number != expected:
             if reply is not None:
                 reply.set_exception(ConnectionLoss())
-            msg = f"request {expected} was answered as {number}"
-            raise ConnectionDropped(msg)
+            raise ConnectionDropped(f"request {expected} was answered as {number}")
         if zxid > 0:
             self.client.last_zxid = zxid
         if request.type == Close.type:
             return int(CLOSE_RESPONSE)
-        if reply is not None:
-            self._settle(request, reply, error, frame)
-        return None
-
-    def _settle(self, request: Any, reply: Any, error: int, frame: bytes) -> None:
-        """Give a reply to whoever waits for it. A znode that is missing is an answer to `Exists`."""
-        missing = error == NoNodeError.code and request.type == Exists.type
-        if error and not missing:
-            reply.set_exception(exception(error))
-            return
+        if reply is None:
+            return None
+        missing = code == NoNodeError.code and request.type == Exists.type
+        if code and not missing:
+            reply.set_exception(exception(code))
+            return None
         try:
             value = None if missing else request.deserialize(frame, reply_header_struct.size)
         except Exception as problem:
             self.logger.exception("a reply to %s is not understood", type(request).__name__)
             reply.set_exception(problem)
-            return
+            return None
         self.client.note_watch(request)
         reply.set(value)
+        return None
 
 
 # --- kazoo's client, whose requests go by an `SendQueue` and a `Connection` of ours: kazoo would take a round for each.
@@ -1032,77 +911,47 @@ REFUSED: dict[str, type[Exception]] = {
     KeeperState.CLOSED: ConnectionClosedError,
     KeeperState.EXPIRED_SESSION: SessionExpiredError,
 }
-#: What fails the requests that are under way when the connection comes into these states; else `ConnectionLoss`.
-_FAILURES: dict[str, type[Exception]] = {
-    KeeperState.AUTH_FAILED: AuthFailedError,
-    KeeperState.EXPIRED_SESSION: SessionExpiredError,
-}
 
 
 class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
-    """A kazoo client whose callers encode their requests themselves, and mostly send them themselves, too.
+    """A kazoo client whose callers encode their requests themselves, and mostly send them themselves, too."""
 
-    Its handler is a `Handler`, which knows how its connection's thread is woken.
-    """
-
-    restored = 0
-    """How often the servers turned out to have gone back to an older state."""
+    restored = 0  # how often the servers turned out to have gone back to an older state
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.send_queue = SendQueue(self._ring)
+        self.send_queue = SendQueue(self.handler.ring)
+        self.flush = self.send_queue.flush
         self._connection = Connection(self, self._conn_retry.copy(), logger=self.logger)
-
-    def _ring(self) -> None:
-        self.handler.notifier.send(b"\0")
 
     def anew(self) -> Connect:
         """What begins a session that has seen nothing."""
         return Connect(0, 0, self._session_timeout, 0, bytes(16), self.read_only)
 
     def post(self, request: Any, reply: Any, *, more: bool = False) -> None:
-        """Send a request or queue it; never blocks. `more`: others follow, and then a `flush`; they leave together.
-
-        What cannot be encoded is raised here, and nothing is sent.
-        """
-        refused = self._posted(Queued(request, request.serialize(), reply), more=more)
-        if refused is not None:
-            reply.set_exception(refused)
-
-    def give(self, request: Any, reply: Any) -> bool:
-        """Send a request, and what is queued before it, from this thread, if it can at once; whether that was done."""
-        queued = Queued(request, request.serialize(), reply)
-        with self.send_queue.lock, contextlib.suppress(OSError):
-            return self._state not in REFUSED and self.send_queue.give(queued)
-        return False  # closed meanwhile
-
-    def flush(self) -> None:
-        """Send what was posted with `more` to come."""
-        with contextlib.suppress(OSError):  # closed: what is under way has failed, or will
-            self.send_queue.flush()
-
-    def _posted(self, queued: Queued, *, more: bool = False) -> Exception | None:
-        """A request's refusal, if it is refused: what is under way fails when the state changes, not before."""
-        with self.send_queue.lock:
-            refused: type[Exception] | None = REFUSED.get(self._state)
+        """Send a request or queue it; never blocks. `more`: a `flush` follows. What cannot be encoded is raised."""
+        queued = request, request.serialize(), reply
+        with self.send_queue.lock:  # what is under way fails when the state changes, not before
+            refused = REFUSED.get(self._state)
             notifier = self.handler.notifier
-            if refused is not None or notifier is None or notifier.fileno() < 0:
-                refused = refused or ConnectionClosedError
-            else:
+            if refused is None and (notifier is None or notifier.fileno() < 0):
+                refused = ConnectionClosedError
+            if refused is None:
                 try:
                     self.send_queue.post(queued, more=more)
                 except OSError:
                     refused = ConnectionClosedError
-        return None if refused is None else refused()
+        if refused is not None and reply is not None:
+            reply.set_exception(refused())
 
-    @property
-    def unanswered(self) -> int:
-        """How many requests are under way, sent or not."""
-        return len(self.send_queue)
+    def give(self, request: Any, reply: Any) -> bool:
+        """Send a request, and what is queued before it, from this thread, if it can at once; whether that was done."""
+        queued = request, request.serialize(), reply
+        with self.send_queue.lock, contextlib.suppress(OSError):
+            return self._state not in REFUSED and self.send_queue.give(queued)
+        return False  # closed meanwhile
 
-    def _call(self, request: Any, async_object: Any) -> None:
-        """What kazoo's own calls send."""
-        self.post(request, async_object)
+    _call = post  # what kazoo's own calls send
 
     def end(self, call_deadline: float) -> None:
         """End the session, asking its server for at most so many seconds; then cut the connection. Returns soon after.
@@ -1111,7 +960,7 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         """
         self._stopped.set()
         if self.connected:
-            self._posted(Queued(CloseInstance, b"", None))
+            self.post(CloseInstance, None)
             self._connection.connection_stopped.wait(call_deadline)
         self.handler.dialer.cut()
         if self._connection.connection_stopped.wait(CUT_SECONDS):
@@ -1123,11 +972,12 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         """Wait for kazoo's thread and free what it used."""
         self._connection.stop()
         self.handler.stop()
-        self.close()
+        with self.send_queue.lock:  # nobody rings while the bell is taken away
+            self.close()
 
     def _notify_pending(self, state: str) -> None:
         """kazoo's state has changed, and nothing that is under way will be answered."""
-        failure = _FAILURES.get(state, ConnectionLoss)()
+        failure = ConnectionLoss() if state == KeeperState.CLOSED else REFUSED.get(state, ConnectionLoss)()
         with self.handler.wakes.together():
             for reply in self.send_queue.close():
                 reply.set_exception(failure)
@@ -1141,8 +991,7 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
 
     def forget(self, path: str, callback: Any) -> None:
         """Take back the callback of a watch on a znode's data; kazoo has no public way to do that."""
-        callbacks = self._data_watchers
-        if path in callbacks:
-            callbacks[path].discard(callback)
-            if not callbacks[path]:
-                del callbacks[path]
+        callbacks = self._data_watchers.get(path, set())
+        callbacks.discard(callback)
+        if not callbacks:
+            self._data_watchers.pop(path, None)

@@ -8,9 +8,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
 from kazoo.exceptions import (
     AuthFailedError,
@@ -74,9 +73,8 @@ from .connection import (
     exception,
     is_address,
     left,
-    over,
 )
-from .session import CHILD, CLOSING_SECONDS, DATA, Fan, ReadAcl, Reply, Session, ThreadSignal
+from .session import CHILD, CLOSING_SECONDS, DATA, NotedReply, ReadAcl, Reply, Session, ThreadSignal
 
 # --- Operations to kazoo requests, and replies back.
 
@@ -86,14 +84,14 @@ _WATCHED: dict[type, str] = {Get: DATA, Exists: DATA, Children: CHILD}
 #: Requests whose lost reply leaves their outcome unknown.
 WRITES = (Multi, CreateContainer)
 
+UNKNOWN = Outcome(committed=False, unknown=True)
 #: What says that a request may or may not have been carried out.
 LOST = (ConnectionLoss, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
 #: Requests in flight at once of one operation.
 WINDOW: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class SentRequest:
+class SentRequest(NamedTuple):
     """A request on its way: kazoo's reply to come, and when it was sent by the monotonic clock."""
 
     op: Request
@@ -112,35 +110,30 @@ def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
         else:
             reply = session.watches.reading(kind, getattr(op, "path", ""), watch)
             fan = reply.fan
-        session.send(type(op).__name__, _request(session, op, fan), reply, more=more)
+        request: Any
+        match op:
+            case Multi(ops):
+                request = MultiRequest(ops, session.access.rights)
+            case CreateContainer(path):
+                request = ContainerCreation(path, session.access.rights)
+            case GetMany(paths):
+                request = MultiRead(paths)
+            case Get(path, _):
+                request = Read(path, fan)
+            case Children(path, _):
+                request = Listing(path, fan)
+            case Exists(path, _):
+                request = wire.Exists(path, fan)
+            case Sync(path):
+                request = wire.Sync(path)
+            case ReadAcl(path):
+                request = wire.GetACL(path)
+        session.send(type(op).__name__, request, reply, more=more)
     return SentRequest(op, reply, at)
 
 
-def _request(session: Session, op: Request, fan: Fan | None) -> Any:
-    match op:
-        case Multi(ops):
-            return MultiRequest(ops, session.access.rights)
-        case CreateContainer(path):
-            return ContainerCreation(path, session.access.acl)
-        case GetMany(paths):
-            return MultiRead(paths)
-        case Get(path, _):
-            return Read(path, fan)
-        case Children(path, _):
-            return Listing(path, fan)
-        case Exists(path, _):
-            return wire.Exists(path, fan)
-        case Sync(path):
-            return wire.Sync(path)
-        case ReadAcl(path):
-            return wire.GetACL(path)
-
-
 def check_sizes(ops: Iterable[Request]) -> None:
-    """Refuse what the server would answer by dropping the connection, before any of it is sent.
-
-    It would look like an unknown outcome. Raises `TaskTooLarge`.
-    """
+    """Refuse what the server would answer by dropping the connection, like an outage. Raises `TaskTooLarge`."""
     for op in ops:
         if isinstance(op, Multi) and (size := request_size(op.ops)) > MAX_REQUEST:
             largest = max(op.ops, key=lambda part: len(getattr(part, "data", b"")))
@@ -150,21 +143,6 @@ def check_sizes(ops: Iterable[Request]) -> None:
             )
 
 
-def outcome_unknown(sent: SentRequest) -> Outcome:
-    """What a procedure gets for a write without a reply."""
-    return Outcome(committed=False, unknown=True, sent=sent.at)
-
-
-def _unsent(session: Session, op: Request) -> Any:
-    """What stands for a request that was not sent any more since those before it were not answered."""
-    return UNKNOWN if isinstance(op, WRITES) else session.unanswered()
-
-
-def troubled(result: Any) -> bool:
-    """Whether nothing more is to be sent after this result."""
-    return isinstance(result, Exception) or bool(getattr(result, "unknown", False))
-
-
 def gathered(session: Session, ops: Sequence[Request], results: Sequence[Any]) -> list[Any]:
     """The results of several requests, of which the last may not have been sent; or the first error among them.
 
@@ -172,8 +150,8 @@ def gathered(session: Session, ops: Sequence[Request], results: Sequence[Any]) -
     """
     many = sum(isinstance(op, WRITES) for op in ops) > 1
     replies: list[Any] = []
-    missing = [_unsent(session, op) for op in ops[len(results) :]]
-    for op, result in zip(ops, [*results, *missing], strict=True):
+    unsent = [UNKNOWN if isinstance(op, WRITES) else session.unanswered() for op in ops[len(results) :]]
+    for op, result in zip(ops, [*results, *unsent], strict=True):
         if many and isinstance(op, WRITES) and isinstance(result, TransportError):
             replies.append(UNKNOWN)
         elif isinstance(result, Exception):
@@ -183,11 +161,8 @@ def gathered(session: Session, ops: Sequence[Request], results: Sequence[Any]) -
     return replies
 
 
-UNKNOWN = Outcome(committed=False, unknown=True)
-
 # --- Replies of kazoo's, and its errors, as what procedures get for their operations.
 
-_NO_NODE = NoNodeError.code
 #: Of the eleven values of ZooKeeper's Stat, those of ours, in the order of `Stat`.
 _PART_OF_STAT = itemgetter(0, 1, 2, 3, 4, 7, 9, 5, 10)
 _FAILURES: dict[type[Exception], Failure] = {
@@ -212,9 +187,9 @@ def receive(session: Session, sent: SentRequest, value: Any) -> Any:
         case GetMany():
             return [_many_item(session, item) for item in value]
         case Get():
-            return Node(value[0], stat(value[1]))
+            return Node(value[0], Stat._make(_PART_OF_STAT(value[1])))
         case Exists():
-            return None if value is None else stat(value)
+            return None if value is None else Stat._make(_PART_OF_STAT(value))
         case Children():
             return value
         case ReadAcl():
@@ -251,20 +226,14 @@ def mapped(session: Session, error: BaseException) -> BaseException:
     return error
 
 
-def stat(raw: tuple[int, ...]) -> Stat:
-    """The part of a Stat that we use."""
-    return Stat._make(_PART_OF_STAT(raw))
-
-
 def _many_item(session: Session, item: Any) -> Node | None:
     if isinstance(item, tuple):
         return Node(item[0], Stat._make(_PART_OF_STAT(item[1])))
-    if item == _NO_NODE:
+    if item == NoNodeError.code:
         return None
     if item == NoAuthError.code:
         raise session.denied()
-    msg = f"ZooKeeper refused a read with error {item}"
-    raise ZkmqError(msg)
+    raise ZkmqError(f"ZooKeeper refused a read with error {item}")
 
 
 def _refusal(session: Session, result: Refused, sent: float) -> Outcome:
@@ -280,27 +249,6 @@ def _refusal(session: Session, result: Refused, sent: float) -> Outcome:
 # --- Transactions that nobody waits for: sent at once by the caller's thread, or not at all.
 
 
-class Posted(Reply):
-    """The reply to a transaction that nobody waits for; the connection's thread sets it."""
-
-    __slots__ = ("_lost",)
-
-    def __init__(self, lost: Callable[[], None]) -> None:
-        super().__init__()
-        self._lost = lost
-
-    def set(self, value: Any = None) -> None:
-        """The server answered; refused, it was not carried out."""
-        if isinstance(value[0], Refused):
-            self._lost()
-        super().set(value)
-
-    def set_exception(self, exception: BaseException) -> None:
-        """The connection was lost before the answer."""
-        self._lost()
-        super().set_exception(exception)
-
-
 def post(session: Session, op: Post) -> bool:
     """Send a transaction without waiting for anything; whether the system has all of it.
 
@@ -308,10 +256,19 @@ def post(session: Session, op: Post) -> bool:
     waits in this process when it is killed is never sent. Raises `TaskTooLarge`.
     """
     check_sizes((op.multi,))
-    if session.closed or not session.connected.is_set() or any(True for _ in session.access.questions((op.multi,))):
+    if session.closed or not session.connected.is_set():
         return False
-    transaction = MultiRequest(op.multi.ops, session.access.rights)
-    return session.send_now(type(op.multi).__name__, transaction, Posted(op.lost))
+    if session.access.secured and any(True for _ in session.access.questions((op.multi,))):
+        return False
+
+    def note(value: Any, error: BaseException | None) -> None:
+        if error is not None or isinstance(value[0], Refused):  # it was not carried out, or nobody knows
+            op.lost()
+
+    passed = session.client.give(MultiRequest(op.multi.ops, session.access.rights), NotedReply(note))
+    if passed:
+        session.requests["Multi"] = session.requests.get("Multi", 0) + 1
+    return passed
 
 
 # --- Drivers.
@@ -341,10 +298,7 @@ def run(session: Session, procedure: Procedure[T], call_deadline: CallDeadline |
 
 
 async def arun(session: Session, procedure: Procedure[T], call_deadline: CallDeadline | None = None) -> T:
-    """Carry a procedure out on the running event loop, which is never blocked for long.
-
-    A step does no I/O, and of many that are ready at once some go on in a later round; see `fairness`.
-    """
+    """Carry a procedure out on the running event loop, which is never blocked for long: see `Fairness`."""
     return await LoopDriver(session, call_deadline).run(procedure)
 
 
@@ -352,8 +306,7 @@ class Driver(ABC):
     """Carries operations out. How it waits is the subclass's: a thread's blocks, a loop's awaits."""
 
     __slots__ = ("call_deadline", "session")
-    gathers: ClassVar = True
-    """Whether a lone request may leave together with those of others."""
+    gathers: ClassVar = True  # whether a lone request may leave together with those of others
 
     def __init__(self, session: Session, call_deadline: CallDeadline | None = None) -> None:
         session.refuse_a_fork()
@@ -361,9 +314,7 @@ class Driver(ABC):
         self.call_deadline = call_deadline or session.call_deadline()
 
     @abstractmethod
-    async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None = None
-    ) -> bool:
+    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None) -> bool:
         """Wait until a signal has been fired since `seen`; False when the time was over before."""
 
     @abstractmethod
@@ -410,8 +361,9 @@ class Driver(ABC):
                 self.call_deadline.answered()
                 return woken
             case Wait(signal):
-                msg = f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes"
-                raise TypeError(msg)
+                raise TypeError(
+                    f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes"
+                )
             case SetTimeout(seconds):
                 return self.call_deadline.limit_to(seconds)
             case Pipeline(ops):
@@ -440,7 +392,7 @@ class Driver(ABC):
 
     async def _turn(self, signal: ThreadSignal, seen: int) -> bool:
         """Wait for another call of this client, as long as for a server. Raises `Unavailable`."""
-        if not await self.wait(signal, seen, left(self.call_deadline.begin())):
+        if not await self.wait(signal, seen, left(self.call_deadline.begin()), None):
             raise self.session.unavailable(self.call_deadline.limit)
         return True
 
@@ -450,11 +402,11 @@ class Driver(ABC):
         while True:
             seen = session.changed.count
             session.usable()
-            if over(deadline):
+            if time.monotonic() >= deadline:
                 raise session.unavailable(self.call_deadline.limit)
             if session.connected.is_set():
                 return
-            await self.wait(session.changed, seen, left(deadline))
+            await self.wait(session.changed, seen, left(deadline), None)
 
     async def _single(self, op: Request) -> Any:
         """What a procedure gets for one request; what the server's rights need to be asked for comes before it."""
@@ -488,24 +440,20 @@ class Driver(ABC):
         results: list[Any] = []
         for start in range(0, len(ops), WINDOW):
             try:
-                results += await self._window(ops[start : start + WINDOW])
+                deadline = self.call_deadline.begin()
+                await self._connected(deadline)
+                try:
+                    pending = [submit(self.session, op, more=True) for op in ops[start : start + WINDOW]]
+                finally:
+                    self.flush()
             except TransportError:
                 if not results:
                     raise
                 break  # those before were sent
-            if any(map(troubled, results)):
+            results += [await self._collect(sent, deadline) for sent in pending]
+            if any(isinstance(result, Exception) or getattr(result, "unknown", False) for result in results):
                 break
         return gathered(self.session, ops, results)
-
-    async def _window(self, ops: Sequence[Request]) -> list[Any]:
-        """The results, in order; a request's error stands for its result. Raises only where nothing was sent."""
-        deadline = self.call_deadline.begin()
-        await self._connected(deadline)
-        try:
-            pending = [submit(self.session, op, more=True) for op in ops]
-        finally:
-            self.flush()
-        return [await self._collect(sent, deadline) for sent in pending]
 
     async def _collect(self, sent: SentRequest, deadline: float) -> Any:
         """A result or an error; a read whose connection was lost is sent again, a write's outcome is then unknown."""
@@ -516,7 +464,7 @@ class Driver(ABC):
                 except LOST:
                     self.call_deadline.missed()
                     if isinstance(sent.op, WRITES):
-                        return outcome_unknown(sent)
+                        return Outcome(committed=False, unknown=True, sent=sent.at)
                     await self._connected(deadline)
                     sent = submit(self.session, sent.op)
                 except Exception as error:  # noqa: BLE001  mapped, or raised as it is
@@ -541,9 +489,7 @@ class ThreadDriver(Driver):
     __slots__ = ()
     gathers = False
 
-    async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None = None
-    ) -> bool:
+    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None) -> bool:
         """Block the thread until the signal is fired."""
         return signal.wait(seen, timeout, place)
 
@@ -564,9 +510,7 @@ class LoopDriver(Driver):
 
     __slots__ = ()
 
-    async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None = None
-    ) -> bool:
+    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None) -> bool:
         """Await the signal."""
         future = asyncio.get_running_loop().create_future()
         wake = self.session.wakes.line().waker(future)
@@ -588,12 +532,15 @@ class LoopDriver(Driver):
         return reply.get_nowait()
 
     async def give_way(self) -> None:
-        """Go on in a later round where many are ready at once; see `fairness`."""
+        """Go on in a later round where many are ready at once; see `Fairness`."""
         await self.session.fairness.turn()
 
     def flush(self) -> None:
-        """Send it before the loop's next round, with what others submit until then."""
-        self.session.flush_soon()
+        """Send it before the loop's next round, with what others submit until then; the only one under way, at once."""
+        if len(self.session.client.send_queue) > 1:
+            self.session.wakes.line().soon(self.session.client.flush)
+        else:
+            self.session.client.flush()
 
 
 async def _until(future: asyncio.Future[Any], timeout: float | None) -> bool:
@@ -638,8 +585,7 @@ def _write(op: Create | SetData) -> Generator[Multi, Any, None]:
     outcome: Outcome = yield Multi((op,))
     overtaken = outcome.failure in {Failure.NODE_EXISTS, Failure.BAD_VERSION}
     if not (outcome.committed or outcome.unknown or overtaken):
-        msg = f"writing {op.path} was refused: {outcome.detail}"
-        raise ZkmqError(msg)
+        raise ZkmqError(f"writing {op.path} was refused: {outcome.detail}")
 
 
 # --- Opening a session: names, connection, who else may come in, the root's layout; what is wrong is said at once.
@@ -665,43 +611,34 @@ def open_session(session: Session) -> None:
         raise
 
 
-class _Lookup:
-    """The look-up of a server's name, in a thread of its own: nothing bounds how long the system takes."""
-
-    def __init__(self, host: str, port: int, answered: ThreadSignal) -> None:
-        self.host, self.port = host, port
-        self.known = self.over = False
-        self.error: OSError | None = None
-        self._answered = answered
-        threading.Thread(target=self._look, name="zkmq-names", daemon=True).start()
-
-    def _look(self) -> None:
-        try:
-            self.known = bool(socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
-            self.error = error if isinstance(error, OSError) else OSError(str(error))
-        finally:
-            self.over = True
-            self._answered.fire()
-
-    def __str__(self) -> str:
-        return f"{self.host} ({self.error and (self.error.strerror or self.error)})"
-
-
 def _check_names(session: Session, call_deadline: CallDeadline) -> None:
     """Return when one of the servers can be looked for. Raises `HostNotFound` where none of their names is known."""
     hosts: Sequence[tuple[str, int]] = session.client.hosts
     if any(is_address(host) for host, _ in hosts):
         return
-    answered = ThreadSignal()
-    lookups = [_Lookup(host, port, answered) for host, port in hosts]
+    answered, known = ThreadSignal(), threading.Event()
+    looked_up: dict[tuple[str, int], str] = {}
+
+    def look_up(host: str, port: int) -> None:
+        why: object = None
+        try:
+            if socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                known.set()
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+        finally:
+            looked_up[host, port] = f"{host} ({why})"
+            answered.fire()
+
+    for each in hosts:  # in threads of their own: nothing bounds how long the system takes
+        threading.Thread(target=look_up, args=each, name="zkmq-names", daemon=True).start()
     while True:
         seen = answered.count
-        if any(lookup.known for lookup in lookups):
+        if known.is_set():
             return
-        if all(lookup.over for lookup in lookups):
-            unknown = ", ".join(map(str, lookups))
+        if all(each in looked_up for each in hosts):
+            unknown = ", ".join(looked_up[each] for each in hosts)
             raise HostNotFound(f"no ZooKeeper server can be looked for: its name is not known here: {unknown}")
-        if over(call_deadline.deadline()):
+        if not left(call_deadline.deadline()):
             raise session.unavailable(call_deadline.limit)
         answered.wait(seen, left(call_deadline.deadline()))

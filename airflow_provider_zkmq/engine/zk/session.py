@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from functools import partial, reduce
+from operator import or_
+from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from kazoo.exceptions import AuthFailedError, ConnectionClosedError, ConnectionLoss, SessionExpiredError
@@ -29,7 +30,7 @@ from ..config import ConnectionConfig
 from ..core.protocol import Children, WaitPlace, WaitQueue, Watch
 from ..errors import AccessDenied, NotSecured, SessionLost, TlsRefused, TransportError, Unavailable
 from ..log import log
-from .connection import CallDeadline, Dialer, Limit, RemoveWatches, ZooKeeperClient, is_address, left, over, rights
+from .connection import CallDeadline, Dialer, Limit, RemoveWatches, ZooKeeperClient, is_address, left, rights
 
 # --- Signals for threads and event loops.
 
@@ -172,6 +173,26 @@ class Reply:
                 self._callbacks.pop(0)(self)
 
 
+class NotedReply(Reply):
+    """A reply that nobody waits for: its value, or the error that came instead, is noted by the connection's thread."""
+
+    __slots__ = ("_note",)
+
+    def __init__(self, note: Callable[[Any, BaseException | None], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def set(self, value: Any = None) -> None:
+        """It has come."""
+        self._note(value, None)
+        super().set(value)
+
+    def set_exception(self, exception: BaseException) -> None:
+        """It will not come, or says that the request was refused."""
+        self._note(None, exception)
+        super().set_exception(exception)
+
+
 # --- Waking event loops from other threads: what comes together wakes a loop once.
 
 
@@ -270,9 +291,8 @@ class Wakes:
 
 # --- Rounds of an event loop: procedures that are woken together do not keep it from everybody else.
 #
-# A loop runs all that is ready before it looks at anything else. A thousand calls that begin at once, or that one event
-# wakes, would be a round of a second, in which no timer and nothing of others goes on. So procedures have a part of
-# each round; who comes after that goes on in the next one.
+# A loop runs all that is ready before it looks at anything else: a thousand procedures that one event wakes would be
+# a round of a second. So they have a part of each round; who comes after that goes on in the next one.
 
 #: Seconds of a round for procedures: a tenth of a second is what people, and Airflow's triggerer, begin to notice.
 SHARE: Final = 0.05
@@ -301,9 +321,8 @@ class Fairness:
 
 # --- The watches of a connection: one on the server and one callback of kazoo's for each znode, whoever relies on it.
 #
-# kazoo keeps a callback for each watched read until the znode changes, and drops all of them with the connection. Here
-# each znode has one `Fan`, which passes its event on to every `Watch` that was armed by a reply, and the end of the
-# connection as well. Watches are held weakly: one that its reader dropped is nobody's.
+# A znode's `Fan` passes its event, and the end of the connection, on to every `Watch` that was armed by a reply.
+# Watches are held weakly: one that its reader dropped is nobody's.
 
 DATA: Final = "data"
 CHILD: Final = "child"
@@ -324,10 +343,8 @@ class Fan:
         self.path = path
         self.armed: list[ref[Watch]] = []
         self.readings: list[ref[WatchedRead]] = []
-        self.standing = False
-        """Whether the server has a watch."""
-        self.removing = False
-        """Whether the server was asked to take it away."""
+        self.standing = False  # whether the server has a watch
+        self.removing = False  # whether the server was asked to take it away
 
     def __call__(self, _event: Any) -> None:
         """Called on the connection's thread."""
@@ -363,34 +380,6 @@ class WatchedRead(Reply):
         super().set_exception(exception)
 
 
-class Removal(Reply):
-    """The reply to a request that takes a watch away. Nobody waits for it."""
-
-    __slots__ = ("fan",)
-
-    def __init__(self, fan: Fan) -> None:
-        super().__init__()
-        self.fan = fan
-
-    def set(self, value: Any = None) -> None:
-        """The server has no watch any more."""
-        self.fan.table.removed(self.fan)
-        super().set(value)
-
-    def set_exception(self, exception: BaseException) -> None:
-        """It had none, the event having come first; or the connection was lost, and kazoo forgets everything itself."""
-        if not isinstance(exception, _UNANSWERED):
-            self.fan.table.removed(self.fan)
-        super().set_exception(exception)
-
-
-class Callbacks(Protocol):
-    """The part of kazoo's client that is meant here."""
-
-    def forget(self, path: str, callback: Any) -> None:
-        """Take back the callback of a watch on a znode's data."""
-
-
 class Watches:
     """The fans of one connection.
 
@@ -398,7 +387,7 @@ class Watches:
     order of what is noted here. The connection's thread takes it too, so nothing may block under it.
     """
 
-    def __init__(self, client: Callbacks) -> None:
+    def __init__(self, client: ZooKeeperClient) -> None:
         self.lock = threading.RLock()
         self._client = client
         self._fans: dict[tuple[str, str], Fan] = {}
@@ -442,16 +431,18 @@ class Watches:
         for watch in watches:
             watch.lose()
 
-    def unwanted(self, kind: str, path: str) -> Removal | None:
+    def unwanted(self, kind: str, path: str) -> Reply | None:
         """The reply of a removal that is to be queued, the lock being held; None where nothing is to be taken away."""
         fan = self._fans.get((kind, path))
         if fan is None or fan.removing or fan.watches():
             return None
         fan.removing = True
-        return Removal(fan)
+        return NotedReply(partial(self._removed, fan))
 
-    def removed(self, fan: Fan) -> None:
-        """The server's watch is gone; one of a later read comes with that read's reply."""
+    def _removed(self, fan: Fan, _value: Any, error: BaseException | None) -> None:
+        """The server's watch is gone, or was before; one of a later read comes with that read's reply."""
+        if isinstance(error, _UNANSWERED):
+            return  # with the connection, of which kazoo forgets everything itself
         with self.lock:
             fan.standing, fan.removing = False, False
             self._keep_or_drop(fan)
@@ -472,7 +463,7 @@ def _alive(refs: Iterable[ref[T]]) -> list[T]:
 # --- What kazoo's threads run on: watches fired where their events arrive, and a wake-up that never blocks.
 
 #: What makes a socket worth a look: also that it is gone, which whoever reads or writes then meets.
-_GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL if hasattr(select, "poll") else 0
+_GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
@@ -494,10 +485,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
         """A reply to come."""
         return Reply()
 
-    def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
-        """What can be read or written, by one system call where kazoo makes five; on Windows by kazoo's own way."""
-        if not hasattr(select, "poll"):
-            return super().select(rlist, wlist, xlist, timeout)
+    def select(self, rlist: Any, wlist: Any, _xlist: Any, timeout: float | None = None) -> Any:
+        """What can be read or written, by one system call where kazoo makes five."""
         poll = select.poll()
         for one in rlist:
             poll.register(one, select.POLLIN)
@@ -521,10 +510,16 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is unt
             super().dispatch_callback(callback)
 
     def create_socket_pair(self) -> tuple[Any, Any]:
-        """How who sends a request wakes the connection's thread."""
-        pair = (notifier := LoopNotifier(), notifier) if hasattr(os, "eventfd") else super().create_socket_pair()
+        """How who sends a request wakes the connection's thread: by a byte, unless one waits already."""
+        pair: tuple[Any, Any] = super().create_socket_pair()
         self.notifier = pair[1]
+        self.notifier.setblocking(False)
         return pair
+
+    def ring(self) -> None:
+        """Wake the connection's thread. Raises `OSError` where the connection was closed."""
+        with contextlib.suppress(BlockingIOError):  # full of what wakes it already
+            self.notifier.send(b"\0")
 
 
 class TlsHandler(Handler):
@@ -537,49 +532,13 @@ class TlsHandler(Handler):
         return [*ready, *(one for one in waiting if one not in ready)], writable, broken
 
 
-class LoopNotifier:
-    """kazoo's pair of wake-up sockets as one counter: one ring for each request, one answer for each ring.
-
-    A socket fills after a few hundred unread bytes and then blocks whoever sends: for as long as an outage lasts.
-    """
-
-    def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.RLock()  # a signal's handler may ring while its thread does
-
-    def fileno(self) -> int:
-        """What is readable while a ring is unanswered."""
-        return self._fd
-
-    def send(self, data: bytes) -> int:
-        """Ring once."""
-        with self._lock:
-            if self._fd < 0:
-                msg = "the connection was closed"
-                raise OSError(msg)
-            os.eventfd_write(self._fd, 1)
-        return len(data)
-
-    def recv(self, _size: int) -> bytes:
-        """Answer one ring, if there is one."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._fd)
-        return b"\0"
-
-    def close(self) -> None:
-        """Idempotent: both ends of kazoo's pair are this one."""
-        with self._lock:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
-
-
 # --- Who may come in besides us: what we create is ours alone, and what others left open is not used unawares.
 #
 # Deleting a znode takes the right to do so at its *parent*, so each znode counts, from the root down.
 
 #: What makes an ancestor of the root a danger: the root could be taken away, or put there by somebody else.
 _TAKE_OVER: Final = Permissions.CREATE | Permissions.DELETE | Permissions.ADMIN
+_WARNED: Final[set[str]] = set()
 _REMEDY: Final = (
     "give them an ACL of yours (zkCli: setAcl -R), choose another root, or say that it is meant: allow_open=True, "
     "zkmq --allow-open, extra allow_open"
@@ -609,30 +568,27 @@ class Access:
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.secured = bool(config.auth or (config.tls and config.tls.cert))
-        self.acl: list[ACL] = list(CREATOR_ALL_ACL if self.secured else OPEN_ACL_UNSAFE)
-        self.rights = rights(self.acl)
+        self.rights = rights(CREATOR_ALL_ACL if self.secured else OPEN_ACL_UNSAFE)
         self.open_above: tuple[str, ...] = ()
         self._config = config
         self._root = config.root
         self._looked_at: set[str] = set()
 
-    def questions(self, ops: Iterable[object]) -> Iterable[Look]:
+    def questions(self, ops: Iterable[object]) -> Iterator[Look]:
         """What is to be looked at before these requests are sent: the root and queues not seen so far."""
-        return self._questions(ops) if self.secured else ()
-
-    def _questions(self, ops: Iterable[object]) -> Iterator[Look]:
-        for path in dict.fromkeys(territory for op in ops for territory in self._territories(op)):
+        if not self.secured:
+            return
+        territories: dict[str, None] = {}
+        for part in [part for op in ops for part in getattr(op, "ops", None) or (op,)]:
+            for path in getattr(part, "paths", None) or (getattr(part, "path", ""),):
+                below = path.removeprefix(self._root)
+                if path.startswith(self._root) and below[:1] in {"", "/"}:
+                    territories[self._root] = None
+                    if below:
+                        territories[f"{self._root}/{below[1:].partition('/')[0]}"] = None
+        for path in territories:
             if path not in self._looked_at:
                 yield self._look(path)
-
-    def _territories(self, op: object) -> Iterator[str]:
-        """The root and the queue to which the paths of a request belong."""
-        for path in _paths(op):
-            below = path.removeprefix(self._root)
-            if path.startswith(self._root) and below[:1] in {"", "/"}:
-                yield self._root
-                if below:
-                    yield f"{self._root}/{below[1:].partition('/')[0]}"
 
     def _look(self, path: str) -> Look:
         """Raise `NotSecured` where a znode, or one of a queue's own, is open to anyone. What is missing we make."""
@@ -672,7 +628,9 @@ class Access:
             raise NotSecured(
                 f"anyone may use what is there already, your credentials do not close it: {shown}; {_REMEDY}"
             )
-        _warn(f"open to anyone, as allowed: {shown}")
+        if shown not in _WARNED:  # by this process
+            _WARNED.add(shown)
+            log.warning("open to anyone, as allowed: %s", shown)
 
     def _grants_us(self, entry: ACL) -> bool:
         if entry.id.scheme == "x509":
@@ -680,27 +638,8 @@ class Access:
         return self._config.auth is not None and entry.id.id == make_digest_acl_credential(*self._config.auth)
 
 
-def _paths(op: object) -> Iterator[str]:
-    for part in getattr(op, "ops", None) or (op,):
-        yield from getattr(part, "paths", None) or (getattr(part, "path", ""),)
-
-
 def _rights_of_anyone(acl: Iterable[ACL]) -> int:
-    rights = 0
-    for entry in acl:
-        if entry.id.scheme == "world":
-            rights |= entry.perms
-    return rights
-
-
-_WARNED: Final[set[str]] = set()
-
-
-def _warn(what: str) -> None:
-    """Tell an owner, once in each process."""
-    if what not in _WARNED:
-        _WARNED.add(what)
-        log.warning("%s", what)
+    return reduce(or_, (entry.perms for entry in acl if entry.id.scheme == "world"), 0)
 
 
 # --- One connection to ZooKeeper: its session, its watches, its end.
@@ -710,15 +649,8 @@ CLOSING_SECONDS: Final = 1.0
 
 
 def _is_no_secret(record: logging.LogRecord) -> bool:
+    """Whatever level others set for kazoo's own log: below INFO it writes credentials and payloads."""
     return record.levelno >= logging.INFO
-
-
-def _kazoo_logger() -> logging.Logger:
-    """kazoo's own log, never below INFO, whatever level others set: at DEBUG it writes credentials and payloads."""
-    logger = logging.getLogger("airflow_provider_zkmq.kazoo")
-    logger.setLevel(logging.WARNING)
-    logger.addFilter(_is_no_secret)
-    return logger
 
 
 class Session:
@@ -742,42 +674,46 @@ class Session:
         self.closed = False
         self.id = 0
         self.away_since: float | None = None
-        self.silent = False
-        """Whether the servers let a call wait to its end, and have not answered since."""
+        self.silent = False  # whether the servers let a call wait to its end, and have not answered since
         self.requests: dict[str, int] = {}
         self.access = Access(config)
         self.dialer = Dialer(config, self.changed.fire)
-        self.client = ZooKeeperClient(**_client_options(config, self.dialer))
+        logger = logging.getLogger("airflow_provider_zkmq.kazoo")
+        logger.setLevel(logging.WARNING)
+        logger.addFilter(_is_no_secret)
+        self.client = ZooKeeperClient(
+            hosts=config.hosts,
+            timeout=config.session_timeout,
+            handler=(Handler if config.tls is None else TlsHandler)(self.dialer),
+            connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
+            logger=logger,
+            auth_data=[("digest", ":".join(config.auth))] if config.auth else None,
+        )
         self.wakes: Wakes = self.client.handler.wakes
         self.watches = Watches(self.client)
         self.client.add_listener(self._on_state)
 
     def open(self, call_deadline: CallDeadline) -> None:
         """Connect. Raises `Unavailable` when `call_deadline` is over, `TlsRefused` at once, `AccessDenied`."""
-        deadline, share = call_deadline.deadline(), self._share()
+        (first, _), *others = hosts = self.client.hosts
+        many = len(hosts) + 1 if others or not is_address(first) else 1  # a name may stand for several servers
+        deadline, share = call_deadline.deadline(), self.config.connect_timeout / many
         self.client.start_async()
         while not self.connected.is_set():
             seen = self.changed.count
             self.usable()
             if self.client.client_state == KeeperState.AUTH_FAILED:
                 raise self.denied()
-            if over(deadline) or self.dialer.refused_by(self.client.hosts):
+            if not left(deadline) or self.dialer.refused_by(hosts):
                 raise self.unavailable(call_deadline.limit)
             self.changed.wait(seen, min(left(deadline), share))
             if not self.connected.is_set():
                 self.dialer.drop_stalled(share)
 
-    def _share(self) -> float:
-        """For how many seconds each server is waited for when a session is opened; a name may stand for several."""
-        (first, _), *others = self.client.hosts
-        many = others or not is_address(first)
-        return self.config.connect_timeout / (len(self.client.hosts) + 1 if many else 1)
-
     def close(self, call_deadline: float | None = None) -> None:
-        """End the session; what it held is given back at once. Idempotent.
+        """End the session within `call_deadline` seconds, ``request_timeout`` if not told. Idempotent.
 
-        `call_deadline`: for how many seconds its end may take, ``request_timeout`` if not told. A server that does not
-        answer ends the session itself, after ``session_timeout``.
+        A server that does not answer ends the session itself, after ``session_timeout``.
         """
         if self.closed:
             return
@@ -789,15 +725,13 @@ class Session:
     def usable(self) -> None:
         """Raise unless requests may be sent: not closed, not inherited through a fork."""
         if self.closed:
-            msg = "the connection was closed"
-            raise SessionLost(msg)
+            raise SessionLost("the connection was closed")
         self.refuse_a_fork()
 
     def refuse_a_fork(self) -> None:
         """Raise in a process that inherited the connection, before it meets a lock that nobody there will free."""
         if os.getpid() != self.pid:
-            msg = "this connection was opened in another process: connect again after a fork"
-            raise TransportError(msg)
+            raise TransportError("this connection was opened in another process: connect again after a fork")
 
     def close_timeout(self) -> CallDeadline:
         """How long closing waits for servers; callers that have just waited in vain do not once more."""
@@ -812,26 +746,6 @@ class Session:
         """Send a request or queue it; never blocks. Counted under `name`. `more`: its sender will `flush`."""
         self.requests[name] = self.requests.get(name, 0) + 1
         self.client.post(request, reply, more=more)
-
-    def send_now(self, name: str, request: Any, reply: Any) -> bool:
-        """Send a request if this thread can do so at once; whether the system has all of it. Counted if it has.
-
-        What of it did not fit is sent later, and its reply comes.
-        """
-        passed = bool(self.client.give(request, reply))
-        if passed:
-            self.requests[name] = self.requests.get(name, 0) + 1
-        return passed
-
-    def flush_soon(self) -> None:
-        """Send what was posted on the running loop, together with what else is posted there in this round of it.
-
-        A request that is the only one under way is sent at once.
-        """
-        if self.client.unanswered > 1:
-            self.wakes.line().soon(self.client.flush)
-        else:
-            self.client.flush()
 
     def unwatch(self, path: str) -> None:
         """Nobody waits for changes of this znode's data any more: have the server forget it, unless somebody does.
@@ -897,16 +811,3 @@ def _who(config: ConnectionConfig) -> str:
     if config.tls is not None and config.tls.cert:
         whos.append(f"the owner of the certificate {config.tls.cert!r}")
     return " and ".join(whos) or "an anonymous client"
-
-
-def _client_options(config: ConnectionConfig, dialer: Dialer) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "hosts": config.hosts,
-        "timeout": config.session_timeout,
-        "handler": (Handler if config.tls is None else TlsHandler)(dialer),
-        "connection_retry": KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2),
-        "logger": _kazoo_logger(),
-    }
-    if config.auth:
-        options["auth_data"] = [("digest", ":".join(config.auth))]
-    return options
