@@ -58,16 +58,14 @@ class Clock:
         latest = ServerTime(outcome.time, outcome.sent, self.monotonic() - outcome.sent)
         if latest.span <= SPAN_SECONDS or self.now() is None:
             self.last = latest
-        if self.best is None or latest.span <= self.best.span or self._contradicts(latest, self.best):
-            self.best = latest
-
-    @staticmethod
-    def _contradicts(latest: ServerTime, best: ServerTime) -> bool:
-        """Whether the best one is too old, or the server's clock was set, or is another server's."""
+        best = self.best or latest
         age = latest.sent - best.sent
         lead = best.ms + age * 1000 - latest.ms  # each of the two may be late by its span
         late, early = best.span * 1000 + DRIFT_MS, latest.span * 1000 + DRIFT_MS
-        return age > TRUSTED_SECONDS or not -early <= lead <= late
+        # Else the best one may be too old, or the server's clock was set, or is another server's.
+        stands = age <= TRUSTED_SECONDS and -early <= lead <= late
+        if latest.span <= best.span or not stands:
+            self.best = latest
 
     def at(self, moment: float) -> int | None:
         """The server's clock at a moment of our monotonic one, as far as it is known; rather late than early."""
@@ -214,7 +212,7 @@ class UnsettledClaim:
     """A claim that nobody settles any more, and how its client does."""
 
     claimed: Claimed
-    end: Callable[[Any, Claimed], Procedure[None]]
+    end: Callable[[Any, Claimed], Procedure[object]]
     """A procedure on the client's memory of the queue; raises `ClaimLost` where nothing is left to be settled."""
 
 
@@ -671,10 +669,6 @@ class Listings:
             if other.startswith(start) and other[len(start) :].partition("/")[0] not in keep:
                 self.forget(other)
 
-    def forget_unused(self) -> None:
-        """Drop what nobody reads or waits for at this moment."""
-        self.readings = {path: each for path, each in self.readings.items() if each.pending or each.subscribers}
-
     def still_listed(self, path: str, name: str) -> bool:
         """Whether a child certainly stands there still: it is in a listing whose watch has not fired."""
         reading = self.readings.get(path)
@@ -726,11 +720,6 @@ class ReadAhead:
         self.most = max(1, min(MOST, 2 * self.most, MOST_BYTES * count // max(1, size)))
         if not self.tasks:  # else those that were read before tell how old all of it is
             self.read_at = now
-
-    def forget_old(self, now: float) -> None:
-        """What was read too long ago may have changed."""
-        if now - self.read_at > PACE_SECONDS:
-            self.tasks.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -962,7 +951,8 @@ class Context:
         self.segments.open.clear()
         self.segments.buckets.clear()
         self.unknown_outcomes.marks.clear()
-        self.listings.forget_unused()
+        used = {path: each for path, each in self.listings.readings.items() if each.pending or each.subscribers}
+        self.listings.readings = used
         self.sizes.readings.clear()
 
     def warn_once(self, path: str, why: str, damage: str = "") -> None:

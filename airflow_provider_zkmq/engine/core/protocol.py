@@ -414,44 +414,19 @@ def resolved(
     """What became of a transaction that was sent: its outcome; an unknown one is found out as by `transact`."""
     if not outcome.unknown:
         return outcome
+    unknown, sent = "a write was sent and its outcome is not known", outcome.sent
     try:
-        return (yield from _resolve(multi, proof, outcome.sent))
+        for _ in range(TRIES):
+            yield Reconnect(sent)  # its caller waits no longer for it than for any other operation
+            outcome = yield multi
+            if outcome.committed:
+                return outcome
+            if not outcome.unknown:
+                mine = yield from proof()
+                return mine or outcome
     except (Unavailable, SessionLost) as error:
-        raise _unknown(error) from error
-
-
-def _resolve(
-    multi: Multi | CreateContainer, proof: Callable[[], Procedure[Outcome | None]], sent: float | None
-) -> Procedure[Outcome]:
-    """Issue a write of unknown outcome again until it is known, or too long ago."""
-    lost = 0
-    while True:
-        lost += 1
-        yield from _reconnect(lost, sent)
-        outcome: Outcome = yield multi
-        if outcome.committed:
-            return outcome
-        if not outcome.unknown:
-            mine = yield from proof()
-            return mine or outcome
-
-
-def _unknown(why: object) -> OutcomeUnknown:
-    return OutcomeUnknown(f"a write was sent and its outcome is not known: {why}")
-
-
-def _reconnect(lost: int, sent: float | None) -> Procedure[None]:
-    """Wait for the connection, after it was lost with a write under way for the `lost`-th time.
-
-    `sent`: when that write was first sent; its caller waits no longer for it than for any other operation.
-    Raises `OutcomeUnknown` when it does not come back in time, and when it is lost again and again.
-    """
-    if lost > TRIES:
-        raise _unknown("the connection was lost each time that its outcome was asked for")
-    try:
-        yield Reconnect(sent)
-    except (Unavailable, SessionLost) as error:
-        raise _unknown(error) from error
+        raise OutcomeUnknown(f"{unknown}: {error}") from error
+    raise OutcomeUnknown(f"{unknown}: the connection was lost each time that its outcome was asked for")
 
 
 def never() -> Procedure[Outcome | None]:
@@ -462,8 +437,7 @@ def never() -> Procedure[Outcome | None]:
 
 def refused(what: str, outcome: Outcome, multi: Multi) -> ZkmqError:
     """The error for a refusal that no procedure expects."""
-    op = multi.ops[outcome.failed] if outcome.failed is not None else None
-    where = f" at {op.path}" if op is not None else ""
+    where = "" if outcome.failed is None else f" at {failed_at(outcome, multi)}"
     reason = outcome.failure.value if outcome.failure else "refused"
     return ZkmqError(f"{what} was refused{where}: {outcome.detail or reason}")
 
@@ -517,21 +491,15 @@ class Tries:
         """
         if outcome.failure not in _WHY:
             raise refused(str(self._what), outcome, multi)
-        now = (sign, _refused_op(outcome, multi), outcome.failure)
+        op = None if outcome.failed is None else multi.ops[outcome.failed]
+        # What was refused: its kind, its path and the version that it asked for, which changes where others get on.
+        now = (sign, type(op), failed_at(outcome, multi), getattr(op, "version", None), outcome.failure)
         self._equal = self._equal + 1 if now == self._last else 0
         self._last = now
         if self._equal == 1:
             yield Sync(failed_at(outcome, multi))
         elif self._equal > 1:
             raise damaged(str(self._what), outcome, multi)
-
-
-def _refused_op(outcome: Outcome, multi: Multi) -> object:
-    """What was refused: its kind, its path and the version that it asked for, which changes where others get on."""
-    if outcome.failed is None:
-        return None
-    op = multi.ops[outcome.failed]
-    return type(op), op.path, getattr(op, "version", None)
 
 
 def damaged(what: str, outcome: Outcome, multi: Multi) -> CorruptRecord:

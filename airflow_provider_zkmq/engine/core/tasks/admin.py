@@ -73,23 +73,6 @@ REDRIVEN_TOGETHER: Final = 64
 Build: TypeAlias = Callable[[Current], Procedure[Plan]]
 
 
-def read_current(context: Context, task_id: str) -> Procedure[tuple[Current, int]]:
-    """A task's record, and the transaction that wrote it.
-
-    Raises `ConfigError` for a bad id, `TaskNotFound`, `CorruptRecord`.
-    """
-    path = context.paths.task(check_name("task id", task_id), "state")
-    node: Node | None = yield Get(path)
-    if node is None:
-        yield Sync(path)  # the server that we read from may lag behind the one that was written to
-        node = yield Get(path)
-    if node is None:
-        msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
-        raise TaskNotFound(msg)
-    state = TaskState.decode(path, node.data)
-    return Current(task_id, node.stat.version, state, zxid=node.stat.mzxid), node.stat.mzxid
-
-
 def _change(
     context: Context, task_id: str, what: str, build: Build, version: int | None = None
 ) -> Procedure[TaskState]:
@@ -98,28 +81,34 @@ def _change(
     What cannot be done to a claim is done to what follows it, where the claim has ended by its deadline.
     Returns the record that was written last, of a deleted task the one that was read.
 
-    `version`: only if it is still what was read as `Task.version`; else `IllegalTransition`.
+    `version`: only if it is still what was read as `Task.version`; else `IllegalTransition`. Raises `ConfigError` for
+    a bad id, `TaskNotFound`, `CorruptRecord`.
     """
+    path = context.paths.task(check_name("task id", task_id), "state")
     tries = Tries(f"{what} task {task_id!r}")
     while True:
-        current, mzxid = yield from read_current(context, task_id)
+        node: Node | None = yield Get(path)
+        if node is None:
+            yield Sync(path)  # the server that we read from may lag behind the one that was written to
+            node = yield Get(path)
+        if node is None:
+            msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
+            raise TaskNotFound(msg)
+        mzxid, state = node.stat.mzxid, TaskState.decode(path, node.data)
+        current = Current(task_id, node.stat.version, state, zxid=mzxid)
         if version is not None and mzxid != version:
-            raise _changed(current)
+            now = f"it is {state.state} by now, attempt {state.attempt}"
+            raise IllegalTransition(f"task {task_id!r} has changed since it was read: {now}")
         try:
             plan = yield from build(current)
         except IllegalTransition:
-            if current.state.state is not State.CLAIMED or not (yield from rescue_lapsed(context, task_id)):
+            if state.state is not State.CLAIMED or not (yield from rescue_lapsed(context, task_id)):
                 raise
             continue
         committed = yield from commit(plan, anew(partial(build, current)))
         if committed.refusal is None:
-            return committed.after or current.state
+            return committed.after or state
         yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, mzxid)
-
-
-def _changed(current: Current) -> IllegalTransition:
-    now = f"it is {current.state.state} by now, attempt {current.state.attempt}"
-    return IllegalTransition(f"task {current.task_id!r} has changed since it was read: {now}")
 
 
 def cancel(context: Context, task_id: str) -> Procedure[None]:
@@ -127,17 +116,19 @@ def cancel(context: Context, task_id: str) -> Procedure[None]:
 
     Raises `TaskNotFound`, or `IllegalTransition` when it has ended.
     """
-    yield from _change(context, task_id, "cancel of", partial(_cancelling, context))
 
+    def build(current: Current) -> Procedure[Plan]:
+        now, state = (yield from server_time(context)), current.state
+        step(task_id, state.state, Event.CANCEL)
+        # The run in escrow goes too, and the consumer is told.
+        extra: list[WriteOp] = [Delete(context.paths.task(task_id, "requeue"))] if state.requeue else []
+        extra += yield from cancel_note(context, state)
+        current = yield from _with_claim(context, current)
+        if state.state is State.CLAIMED:
+            current = current.with_state(state.with_attempt("cancelled", now, None))
+        return (yield from transitions.cancel(context, current, extra, now))
 
-def _cancelling(context: Context, current: Current) -> Procedure[Plan]:
-    now, state = (yield from server_time(context)), current.state
-    step(current.task_id, state.state, Event.CANCEL)
-    extra = yield from _notice(context, current)
-    current = yield from _with_claim(context, current)
-    if state.state is State.CLAIMED:
-        current = current.with_state(state.with_attempt("cancelled", now, None))
-    return (yield from transitions.cancel(context, current, extra, now))
+    yield from _change(context, task_id, "cancel of", build)
 
 
 def _with_claim(context: Context, current: Current) -> Procedure[Current]:
@@ -146,12 +137,6 @@ def _with_claim(context: Context, current: Current) -> Procedure[Current]:
         return current
     gone = (yield Exists(context.paths.task(current.task_id, "claim"))) is None
     return replace(current, claim_gone=gone)
-
-
-def _notice(context: Context, current: Current) -> Procedure[list[WriteOp]]:
-    """Drop the run in escrow, and tell the consumer."""
-    ops: list[WriteOp] = [Delete(context.paths.task(current.task_id, "requeue"))] if current.state.requeue else []
-    return [*ops, *(yield from cancel_note(context, current.state))]
 
 
 def revoke(
@@ -307,21 +292,15 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     for chunk in chunked((yield from listed_ids(context, wanted))):
         records = yield from read_records(context, chunk, _KEPT)
         for task_id, record in zip(chunk, records, strict=True):
-            count += yield from _clear_one(context, task_id, record, wanted)
+            base = context.paths.task(task_id)
+            if record is Unread.MISSING and (yield Exists(base)) is not None:
+                context.report(base, f"has no state: it is no task of ours; {_KEPT}")
+            try:
+                count += yield from _delete_task(context, task_id, record, wanted)
+            except CorruptRecord as error:
+                context.report(f"{base}/state", f"{error}; {_KEPT}")
     context.listings.forget_all_tried()
     return count
-
-
-def _clear_one(context: Context, task_id: str, record: Record | Unread, wanted: State | None) -> Procedure[bool]:
-    """Delete one tree, or report why it cannot be."""
-    base = context.paths.task(task_id)
-    if record is Unread.MISSING and (yield Exists(base)) is not None:
-        context.report(base, f"has no state: it is no task of ours; {_KEPT}")
-    try:
-        return (yield from _delete_task(context, task_id, record, wanted))
-    except CorruptRecord as error:
-        context.report(context.paths.task(task_id, "state"), f"{error}; {_KEPT}")
-        return False
 
 
 def _delete_task(context: Context, task_id: str, record: Record | Unread, wanted: State | None) -> Procedure[bool]:
@@ -378,12 +357,19 @@ def configure(
     if lock is not None:
         changes["lock"] = seconds("lock", lock)
     if order is not None:
-        changes["order"] = _order(order)
+        if order not in ORDERS:
+            msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
+            raise ConfigError(msg)
+        changes["order"] = order
     if task_gc_lifetime is not None:
         times["task_gc_lifetime"] = spell_seconds(seconds("task_gc_lifetime", task_gc_lifetime))
     if task_gc_interval is not None:
         times["task_gc_interval"] = spell_seconds(interval_seconds("task_gc_interval", task_gc_interval))
-    marks = {"archive": _yes_or_no("archive", archive), "followed": _yes_or_no("follow", follow)}
+    for name, value in {"archive": archive, "follow": follow}.items():
+        if value is not None and not isinstance(value, bool):
+            msg = f"{name} {value!r} is not understood: True or False"
+            raise ConfigError(msg)
+    marks = {"archive": archive, "followed": follow}
     fresh = structs.replace(DEFAULT_SETTINGS, **changes).encode()
     created = yield from create_skeleton(
         context, fresh, DEFAULT_TIMES | times, [name for name, yes in marks.items() if yes]
@@ -393,20 +379,6 @@ def configure(
     requested = {name: yes for name, yes in marks.items() if yes is not None}
     if not created and (changes or times or requested):
         yield from _set(context, changes, times, requested)
-
-
-def _yes_or_no(name: str, value: object) -> bool | None:
-    if value is None or isinstance(value, bool):
-        return value
-    msg = f"{name} {value!r} is not understood: True or False"
-    raise ConfigError(msg)
-
-
-def _order(value: str) -> str:
-    if value not in ORDERS:
-        msg = f"order {value!r} is unknown: use one of {', '.join(ORDERS)}"
-        raise ConfigError(msg)
-    return value
 
 
 def _set(
@@ -485,22 +457,6 @@ def _set_paused(context: Context, *, paused: bool) -> Procedure[bool]:
         yield from tries.refused(outcome, multi, None)
 
 
-def set_archive(context: Context, record: bytes, version: int | None) -> Procedure[None]:
-    """Publish how far the archive has come: the znode's version must be `version` (None: it must not exist)."""
-    path = context.paths.at("archive")
-    multi = Multi((Create(path, record) if version is None else SetData(path, record, version),))
-    outcome = yield from transact(multi, never)
-    if outcome.committed:
-        return
-    if outcome.failure in {Failure.BAD_VERSION, Failure.NODE_EXISTS, Failure.NO_NODE}:
-        node: Node | None = yield Get(path)
-        if node is not None and node.data == record:
-            return
-        msg = f"{path} was changed by another archive run; run this one again"
-        raise ConfigError(msg)
-    raise refused("publishing the archive", outcome, multi)
-
-
 def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
     """Say how far the archive has come; clean-up deletes up to there. `reached` is an `archive()` with other values.
 
@@ -512,5 +468,15 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
         msg = f"watermark {abbreviated(watermark)} is not allowed: no transaction of ZooKeeper has such a number"
         raise ConfigError(msg)
     yield from refuse_missing(context)
-    record = {"watermark": watermark, "directory": clip(reached.directory), "run": reached.run}
-    yield from set_archive(context, dump(record), reached.version)
+    record = dump({"watermark": watermark, "directory": clip(reached.directory), "run": reached.run})
+    path, version = context.paths.at("archive"), reached.version
+    multi = Multi((Create(path, record) if version is None else SetData(path, record, version),))
+    outcome = yield from transact(multi, never)
+    if outcome.committed:
+        return
+    if outcome.failure not in {Failure.BAD_VERSION, Failure.NODE_EXISTS, Failure.NO_NODE}:
+        raise refused("publishing the archive", outcome, multi)
+    node: Node | None = yield Get(path)
+    if node is None or node.data != record:  # else a first try did it, whose reply was lost
+        msg = f"{path} was changed by another archive run; run this one again"
+        raise ConfigError(msg)

@@ -28,11 +28,9 @@ from ..protocol import (
     Outcome,
     Procedure,
     SetData,
-    Signal,
     Stat,
     Sync,
     Tries,
-    WriteOp,
     failed_at,
     never,
     refused,
@@ -84,10 +82,14 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
     base = context.paths.batch(name)
     if then is not None:
         yield from stamped(context, then)
-    multi = _creation(base, then, nonce)
+    record = dump({"nonce": nonce, "then": None if then is None else then.task_id})
+    paths = (f"{base}/open", f"{base}/failed", f"{base}/open/{WRITING}")
+    ops = [Create(base, record), *map(Create, paths), *([] if then is None else [Create(f"{base}/then", pack(then))])]
+    multi = Multi(tuple(ops))
 
     def proof() -> Procedure[Outcome | None]:
-        return Outcome(committed=True) if (yield from _is_of(base, nonce)) else None
+        mine = ((yield from _record(base)) or {}).get("nonce") == nonce
+        return Outcome(committed=True) if mine else None
 
     tries = Tries(f"creating batch {name!r}")
     while True:
@@ -102,16 +104,6 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
         if opened is not None:
             return opened
         yield from tries.refused(outcome, multi, None)
-
-
-def _creation(base: str, then: NewTask | None, nonce: str) -> Multi:
-    """The transaction that creates a batch, whose members are about to be written."""
-    record = dump({"nonce": nonce, "then": None if then is None else then.task_id})
-    ops: list[WriteOp] = [Create(base, record), *(Create(f"{base}/{part}") for part in ("open", "failed"))]
-    ops.append(Create(f"{base}/open/{WRITING}"))
-    if then is not None:
-        ops.append(Create(f"{base}/then", pack(then)))
-    return Multi(tuple(ops))
 
 
 def _read_parts(base: str) -> Procedure[list[Node | None]]:
@@ -140,11 +132,6 @@ def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened |
         return Opened.SEALED
     msg = f"batch {name!r} exists in queue {context.queue!r}; give each batch a name of its own"
     raise DuplicateTask(msg)
-
-
-def _is_of(base: str, nonce: str) -> Procedure[bool]:
-    """Whether a batch was created by the call that has this nonce."""
-    return ((yield from _record(base)) or {}).get("nonce") == nonce
 
 
 def _record(base: str) -> Procedure[dict[str, Any] | None]:
@@ -217,17 +204,13 @@ def wait_batch(context: Context, name: str, timeout: Duration | None = None) -> 
             if nodes[0] is not None:
                 yield from close_batch(context, name)  # whoever ended the last one may have died before this
             if nodes[0] is not None and mine.count == seen:
-                yield from _pause(context, batch, mine, seen, deadline)
+                if deadline.passed:
+                    raise (yield from _not_done(context, batch, deadline))
+                yield from deadline.wait(mine, seen)
             batch = yield from read_batch(context, name)
     finally:
         unsubscribe(context, [path], mine)
     return batch
-
-
-def _pause(context: Context, batch: Batch, mine: Signal, seen: int, deadline: Deadline) -> Procedure[None]:
-    if deadline.passed:
-        raise (yield from _not_done(context, batch, deadline))
-    yield from deadline.wait(mine, seen)
 
 
 def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[None]:
@@ -242,15 +225,10 @@ def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[No
     listed = [] if entry is None else [Delete(entry)]
     multi = Multi((same, Delete(f"{base}/failed"), Delete(base), *listed))
     outcome = yield from transact(multi, never)
-    if outcome.committed or (entry is not None and (yield from _entry_alone(entry, base))):
+    if outcome.committed:
+        return
+    if entry is not None and (yield Exists(base)) is None:  # the batch itself is gone: then its entry goes as well
+        yield Multi((Delete(entry),))
         return
     if outcome.failure is Failure.NOT_EMPTY:
         context.report(failed_at(outcome, multi), "holds znodes that are not ours; the batch is kept")
-
-
-def _entry_alone(entry: str, base: str) -> Procedure[bool]:
-    """Whether the batch itself is gone: then its entry goes as well."""
-    if (yield Exists(base)) is not None:
-        return False
-    yield Multi((Delete(entry),))
-    return True

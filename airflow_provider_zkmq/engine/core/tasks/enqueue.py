@@ -98,9 +98,13 @@ def resolve(
             yield from refuse_a_torso(context, new.task_id)
             return Conflict.GONE
         state = TaskState.decode(path, node.data)
-        if (uncertain and _is_same_enqueue(new, state)) or (yield from _same_member(context, new, state)):
+        # One whose id was made for it is ours, whatever became of it since.
+        if uncertain and ((new.generated and new.batch is None) or new.has_written(state)):
             return Conflict.WRITTEN
-        action = _action(new, state, status := (yield from status_of(context, state)))
+        if new.batch is not None and state.batch == new.batch and (yield from _same_member(context, new, state)):
+            return Conflict.WRITTEN
+        status = yield from status_of(context, state)
+        action = _action(new, state, status)
         if action is None:
             if new.update and state.state is State.CLAIMED and (yield from rescue_lapsed(context, new.task_id)):
                 continue
@@ -131,15 +135,8 @@ def refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
         raise CorruptRecord(msg)
 
 
-def _is_same_enqueue(new: NewTask, state: TaskState) -> bool:
-    """Whether an earlier try wrote the task. One whose id was made for it is ours, whatever became of it since."""
-    return (new.generated and new.batch is None) or new.has_written(state)
-
-
 def _same_member(context: Context, new: NewTask, state: TaskState) -> Procedure[bool]:
-    """Whether an earlier call wrote the same message as a member of the same batch; one that has ended stays so."""
-    if new.batch is None or state.batch != new.batch:
-        return False
+    """Whether an earlier call wrote the same message as a member of its batch; one that has ended stays so."""
     if state.state in ENDED:
         return True
     node: Node | None = yield Get(context.paths.task(new.task_id, "data"))
@@ -207,7 +204,11 @@ def _update(context: Context, new: NewTask, current: Current) -> Procedure[Plan]
         due = yield from due_of(context, new)
     stays = Lane(state.priority, dict(state.filters)).name == new.lane.name
     entry = _entry_for(state, new)
-    rank = (yield from _rank(context, state, due)) if stays else None
+    rank = state.rank if stays else None
+    leaves = stays and state.due is None and due is not None
+    if leaves and rank is None and (yield from known_conf(context)).ordered:
+        stat: Stat | None = yield Exists(context.paths.entry(state.place))  # so that it comes back to its place in line
+        rank = None if stat is None else stat.czxid
     extra = content_ops(context, new, state, fresh=False)
     updated = next_record(new.task_id, state, Event.UPDATE, new.nonce, due=due)
     updated = structs.replace(updated, metadata=state.metadata or new.has_metadata)
@@ -234,15 +235,6 @@ def _entry_for(state: TaskState, new: NewTask) -> str:
     first, times = stamp[:STAMP], stamp[STAMP:]
     number = int(times, 16) + 1 if times and set(times) <= set("0123456789abcdef") else 0
     return entry_name(f"{first}{number:x}", new.task_id)
-
-
-def _rank(context: Context, state: TaskState, due: int | None) -> Procedure[int | None]:
-    """Its rank; one that leaves its lane for a time takes it along, so that it comes back to its place in line."""
-    leaves = state.due is None and due is not None
-    if state.rank is not None or not leaves or not (yield from known_conf(context)).ordered:
-        return state.rank
-    stat: Stat | None = yield Exists(context.paths.entry(state.place))
-    return None if stat is None else stat.czxid
 
 
 # --- Enqueues whose callers do not know what became of them, and the same made again with the ids that they used.
@@ -293,8 +285,20 @@ def begin(context: Context, new_tasks: list[NewTask], then: NewTask | None = Non
     if batch is not None:
         following = None if then is None else (then.task_id if not then.generated else None, _said(then))
         call.said = hash((following, *((new.task_id, _said(new)) for new in new_tasks)))
-    if context.unknown_outcomes.marks:
-        _take_over(context, call)
+    unknown, now = context.unknown_outcomes, context.run.monotonic()
+    if not unknown.marks:
+        return call
+    # What was written before the servers went back may be gone: its ids and marks are used again all the same.
+    for new in new_tasks:
+        mark = unknown.take(new.task_id, _said(new), now)
+        if mark is not None:
+            new.stamp, new.nonce, new.uncertain, new.generated = mark.stamp, mark.nonce, True, mark.generated
+            call.sending([new])
+            if mark.written and mark.restored == call.restored:
+                call.done([new])
+    mark = None if batch is None else unknown.take(_of_batch(batch), call.said, now)
+    if mark is not None and mark.restored == call.restored:
+        call.nonce, call.opened = mark.nonce, True
     return call
 
 
@@ -327,41 +331,13 @@ def check_written(context: Context, call: Call) -> None:
 
 def _keep(context: Context, call: Call) -> None:
     now = context.run.monotonic()
-    marks = {
-        name: Mark(
-            now,
-            _said(new),
-            new.nonce,
-            new.stamp,
-            name in call.written,
-            call.restored,
-            new.generated,
-        )
-        for name, new in call.sent.items()
-    }
+    marks = {}
+    for name, new in call.sent.items():
+        written = name in call.written
+        marks[name] = Mark(now, _said(new), new.nonce, new.stamp, written, call.restored, new.generated)
     if call.batch is not None and call.opened:
         marks[_of_batch(call.batch)] = Mark(now, call.said, call.nonce, restored=call.restored)
     context.unknown_outcomes.keep(marks)
-
-
-def _take_over(context: Context, call: Call) -> None:
-    """What was written before the servers went back may be gone: its ids and marks are used again all the same."""
-    now = context.run.monotonic()
-    for new in call.new_tasks:
-        mark = context.unknown_outcomes.take(new.task_id, _said(new), now)
-        if mark is not None:
-            new.stamp, new.nonce, new.uncertain, new.generated = (
-                mark.stamp,
-                mark.nonce,
-                True,
-                mark.generated,
-            )
-            call.sending([new])
-            if mark.written and mark.restored == call.restored:
-                call.done([new])
-    mark = None if call.batch is None else context.unknown_outcomes.take(_of_batch(call.batch), call.said, now)
-    if mark is not None and mark.restored == call.restored:
-        call.nonce, call.opened = mark.nonce, True
 
 
 def _of_batch(name: str) -> str:
@@ -371,16 +347,8 @@ def _of_batch(name: str) -> str:
 
 def _said(new: NewTask) -> int:
     """What a caller asked for with one message, beside its id: equal for equal messages in this process."""
-    requested = (
-        new.data,
-        new.metadata,
-        new.lane.name,
-        new.delay,
-        new.not_before,
-        str(new.policy),
-        new.lock,
-    )
-    return hash((*requested, new.update, new.requeue, new.batch, new.only_new))
+    content = (new.data, new.metadata, new.lane.name, new.delay, new.not_before, str(new.policy), new.lock)
+    return hash((*content, new.update, new.requeue, new.batch, new.only_new))
 
 
 # --- Messages for tasks that are to be new, validated; what is refused is told by its position and its part.
@@ -389,22 +357,17 @@ def _said(new: NewTask) -> int:
 def prepare_new(context: Context, conf: Conf, position: int, message: Message, batch: str | None) -> NewTask:
     """A message, validated. Raises `BadMessage`, which says where in the call and in the message the trouble is."""
     try:
-        if isinstance(message, Message):
-            _refuse_options(message)
+        if isinstance(message, Message) and message.task_id is None:
+            msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
+            raise ConfigError(msg)
+        if isinstance(message, Message) and (message.replaces or message.requeues):
+            msg = f"on_conflict={message.on_conflict!r} is about tasks that are there; here those are left alone"
+            raise ConfigError(msg)
         new = prepare(context, conf, message, batch)
     except (ConfigError, TaskTooLarge) as error:
         raise BadMessage(str(error), position=position, part=_part(conf, message)) from error
     new.only_new = True
     return new
-
-
-def _refuse_options(message: Message) -> None:
-    if message.task_id is None:
-        msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
-        raise ConfigError(msg)
-    if message.replaces or message.requeues:
-        msg = f"on_conflict={message.on_conflict!r} is about tasks that are there; here those are left alone"
-        raise ConfigError(msg)
 
 
 #: The parts of a message, each with what refuses it.
@@ -483,7 +446,13 @@ class _Group:
             self.call.done(self.new_tasks)
         elif self.in_use is None and committed.refusal is not None:
             self._not_written()
-            raise self._refused(committed.refusal)
+            refusal = committed.refusal
+            if refusal.outcome.failure is not Failure.NO_NODE:
+                raise refused("enqueue", refusal.outcome, refusal.multi)
+            if refusal.path.startswith(self.context.paths.at("batches") + "/"):
+                msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
+                raise ConfigError(msg)
+            raise queue_deleted(self.context)
 
     def _anew(self, refusal: Refusal) -> Procedure[Plan | None]:
         """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
@@ -531,14 +500,6 @@ class _Group:
 
     def _not_written(self) -> None:
         self.call.refused([new for new in self.new_tasks if not new.uncertain])
-
-    def _refused(self, refusal: Refusal) -> ZkmqError:
-        if refusal.outcome.failure is not Failure.NO_NODE:
-            return refused("enqueue", refusal.outcome, refusal.multi)
-        if refusal.path.startswith(self.context.paths.at("batches") + "/"):
-            msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
-            return ConfigError(msg)
-        return queue_deleted(self.context)
 
 
 def write_all(context: Context, new_tasks: Sequence[NewTask], call: Call) -> Procedure[None]:
@@ -653,7 +614,12 @@ def enqueue_batch(
         msg = f"batch {batch!r} has no tasks"
         raise ConfigError(msg)
     name = check_name("batch", batch)
-    named = [_member(name, number, message) for number, message in enumerate(messages)]
+    named = [
+        replace(message, task_id=member_id(name, number))
+        if isinstance(message, Message) and message.task_id is None
+        else message
+        for number, message in enumerate(messages)
+    ]
     new_tasks = yield from prepare_many(context, named, name)
     following = None if then is None else (yield from prepare_many(context, [then]))[0]
     _refuse_conflicts(name, (*new_tasks, *filter(None, [following])))
@@ -690,12 +656,6 @@ def _write_batch(
         check_written(context, call)
         yield from seal_batch(context, name, len(new_tasks))
     return [new.task_id for new in new_tasks]
-
-
-def _member(batch: str, number: int, message: Message) -> Message:
-    if not isinstance(message, Message) or message.task_id is not None:
-        return message
-    return replace(message, task_id=member_id(batch, number))
 
 
 def prepare_many(context: Context, messages: Sequence[Message], batch: str | None = None) -> Procedure[list[NewTask]]:
@@ -840,16 +800,23 @@ class _Load:
         Nor a member that failed and was dropped: it never runs again. Who drops one names it in the transaction that
         deletes its task, so that the names are read after the tasks.
         """
-        requested = [
-            new for new in new_tasks if new.task_id not in self.existing and new.task_id not in self.call.written
-        ]
+        known = self.existing | self.call.written
+        requested = [new for new in new_tasks if new.task_id not in known]
         records = yield from read_records(self.context, [new.task_id for new in requested])
         missing: list[NewTask] = []
         for new, record in zip(requested, records, strict=True):
-            if record is not Unread.MISSING:
-                self._stands(new, record)
-            elif new.task_id in self.found:
-                yield from self._gone(new)
+            state = record.state if isinstance(record, Record) else None
+            if state is not None and new.uncertain and new.has_written(state):
+                self.call.done([new])
+            elif record is not Unread.MISSING:
+                self.call.refused([new])
+                self.existing.add(new.task_id)
+                if self.batch is not None and (state is None or state.batch != self.batch):
+                    msg = f"task id {new.task_id!r} is in use by a task that is no member of batch {self.batch!r}"
+                    raise DuplicateTask(msg, duplicates=[new.task_id], enqueued=sorted(self.call.written))
+            elif new.task_id in self.found:  # met a moment ago: it was deleted meanwhile, unless it never was a task
+                yield from refuse_a_torso(self.context, new.task_id)
+                self.existing.add(new.task_id)
             else:
                 missing.append(new)
         if self.batch is None or not missing:
@@ -857,23 +824,6 @@ class _Load:
         failed = set((yield Children(self.context.paths.batch(self.batch, "failed"))) or ())
         self.existing.update(new.task_id for new in missing if new.task_id in failed)
         return [new for new in missing if new.task_id not in failed]
-
-    def _stands(self, new: NewTask, record: Record | Unread) -> None:
-        """There is a task with its id: it may be this very one."""
-        state = record.state if isinstance(record, Record) else None
-        if state is not None and new.uncertain and new.has_written(state):
-            self.call.done([new])
-            return
-        self.call.refused([new])
-        self.existing.add(new.task_id)
-        if self.batch is not None and (state is None or state.batch != self.batch):
-            msg = f"task id {new.task_id!r} is in use by a task that is no member of batch {self.batch!r}"
-            raise DuplicateTask(msg, duplicates=[new.task_id], enqueued=sorted(self.call.written))
-
-    def _gone(self, new: NewTask) -> Procedure[None]:
-        """Its id was met a moment ago and has no record: it was deleted meanwhile, unless it never was a task."""
-        yield from refuse_a_torso(self.context, new.task_id)
-        self.existing.add(new.task_id)
 
 
 # --- Enqueues as callers ask for them: one task told by its parts, or many messages.

@@ -123,14 +123,13 @@ def settle_deferred(context: Context) -> Procedure[None]:
 def settle_last(context: Context) -> Procedure[None]:
     """Before the client is closed: settle all deferred completions, also another call's. Raises `TransportError`."""
     yield from settle_deferred(context)
-    while (settling := _under_way(context)) is not None:
+    while True:
+        under_way = (each.claimed.settling for each in context.claims.deferred.values() if not each.waits)
+        settling = next((each for each in under_way if each is not None), None)
+        if settling is None:
+            break
         yield Wait(settling.end(context), 0, turn=True)
     yield from settle_deferred(context)
-
-
-def _under_way(context: Context) -> Turn | None:
-    found = (each.claimed.settling for each in context.claims.deferred.values() if not each.waits)
-    return next((settling for settling in found if settling is not None), None)
 
 
 @dataclass(slots=True, eq=False)
@@ -234,27 +233,22 @@ class Holding:
         `tried`: the version that was refused; another thread with the same claim may have learnt of a newer one
         meanwhile. Raises `CorruptRecord` for what is refused again and again although the claim is ours.
         """
-        ended = yield from still_held(self.context, self.claimed, verb)
-        if ended is None and self.claimed.version == tried:
+        claimed = self.claimed
+        ended = yield from still_held(self.context, claimed, verb)
+        if ended is None and claimed.version == tried:
             self.tries = self.tries or Tries(self.what)
             yield from self.tries.refused(outcome, multi, tried)
-            if outcome.failure is Failure.NO_NODE:
-                yield from renote(self.context, self.claimed, failed_at(outcome, multi))
+            path = failed_at(outcome, multi)
+            if outcome.failure is Failure.NO_NODE and path in notes_of(self.context, claimed.task_id, claimed.state):
+                # A rescue takes it off together with the record's state: without it nobody would ever end the claim.
+                span = {"seconds": claimed.span, "consumer": claimed.state.consumer}
+                note = Create(path, b"" if claimed.state.lease is None or "/current/" in path else dump(span))
+                state = Check(self.context.paths.task(claimed.task_id, "state"), claimed.version)
+                again: Outcome = yield Multi((state, note))
+                if again.committed:
+                    why = f"the note of a claim of task {claimed.task_id!r} was missing; made anew"
+                    self.context.warn_once(path, why)
         return ended
-
-
-def renote(context: Context, claimed: Claimed, path: str) -> Procedure[None]:
-    """Write anew where a claim is noted, if that is what is missing: it is ours, as its record and its znode say.
-
-    A rescue takes a note off together with the record's state: without it nobody would ever end the claim.
-    """
-    if path not in notes_of(context, claimed.task_id, claimed.state):
-        return
-    span = {"seconds": claimed.span, "consumer": claimed.state.consumer}
-    note = Create(path, b"" if claimed.state.lease is None or "/current/" in path else dump(span))
-    outcome: Outcome = yield Multi((Check(context.paths.task(claimed.task_id, "state"), claimed.version), note))
-    if outcome.committed:
-        context.warn_once(path, f"the note of a claim of task {claimed.task_id!r} was missing; made anew")
 
 
 def still_held(context: Context, claimed: Claimed, verb: str = "") -> Procedure[TaskState | None]:
@@ -383,11 +377,19 @@ def begin(context: Context, claimed: Claimed) -> Procedure[None]:
     """
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)
-    claimed.began = context.run.monotonic()
-    if claimed.prefetched:
-        if not (yield from _post(context, claimed)):
-            yield from _acknowledged(context, claimed)
-        claimed.prefetched = False
+    claimed.began = now = context.run.monotonic()
+    if not claimed.prefetched:
+        return
+    sent = False
+    span = FRESH_SECONDS if claimed.span is None else min(FRESH_SECONDS, FRESH_PART * claimed.span)
+    ours = claimed.session == context.run.session() and not claimed.cancelled
+    if ours and claimed.sent is not None and now - claimed.sent < span:
+        state = Check(context.paths.task(claimed.task_id, "state"), claimed.version)
+        multi = Multi((state, *_checks(context, claimed), beginning(context, claimed)))
+        sent = yield Post(multi, partial(_note_unmarked_start, context, claimed))
+    if not sent:
+        yield from check_and_set(context, claimed, beginning(context, claimed), _checks(context, claimed))
+    claimed.prefetched = False
 
 
 def begin_again(context: Context) -> Procedure[None]:
@@ -396,7 +398,7 @@ def begin_again(context: Context) -> Procedure[None]:
         if claimed.settling is not None:
             continue  # that tells whose it is; what is left then is looked at again
         try:
-            yield from _acknowledged(context, claimed)
+            yield from check_and_set(context, claimed, beginning(context, claimed), _checks(context, claimed))
         except TransportError:
             raise
         except ClaimLost:
@@ -407,31 +409,9 @@ def begin_again(context: Context) -> Procedure[None]:
         context.pending.unmarked_starts.pop(key, None)
 
 
-def _post(context: Context, claimed: Claimed) -> Procedure[bool]:
-    """Say it and do not wait, if that will do."""
-    if not _is_fresh(context, claimed):
-        return False
-    multi = Multi((Check(context.paths.task(claimed.task_id, "state"), claimed.version), *_checks(context, claimed),
-                   beginning(context, claimed)))  # fmt: skip
-    sent: bool = yield Post(multi, partial(_note_unmarked_start, context, claimed))
-    return sent
-
-
-def _acknowledged(context: Context, claimed: Claimed) -> Procedure[None]:
-    yield from check_and_set(context, claimed, beginning(context, claimed), _checks(context, claimed))
-
-
 def _checks(context: Context, claimed: Claimed) -> list[Check]:
     """What tells a claim from another of the same task at the same version, where its mark's own path does not."""
     return [] if claimed.ends_with_session else [Check(lease_path(context, claimed.state))]
-
-
-def _is_fresh(context: Context, claimed: Claimed) -> bool:
-    """Whether the claim is ours still, as far as that can be told without asking."""
-    if claimed.sent is None or claimed.cancelled or claimed.session != context.run.session():
-        return False
-    span = FRESH_SECONDS if claimed.span is None else min(FRESH_SECONDS, FRESH_PART * claimed.span)
-    return context.run.monotonic() - claimed.sent < span
 
 
 def _note_unmarked_start(context: Context, claimed: Claimed) -> None:
@@ -496,7 +476,9 @@ def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | N
     if noted is None:
         return False  # settled or rescued meanwhile
     record = record_of(context, task_id, node)
-    if not isinstance(record, Record) or not _claimed_with(context, record, note):
+    if not isinstance(record, Record) or not (
+        record.state.state is State.CLAIMED and note in notes_of(context, task_id, record.state)
+    ):
         yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
         return False
     expired = note != context.paths.current(record.state.consumer or "", task_id)
@@ -504,47 +486,34 @@ def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | N
     if expired and (end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
         return False  # it was extended since it was listed
     known = {note: noted} if claim is None else {note: noted, claim_path: claim}
-    marks = yield from _marks_of_prefetched(context, record, known)
+    mark = mark_path(context, task_id, record.state)
+    marked: Node | None = known[mark] if mark in known else (yield Get(mark))
+    # What is refused once the handler of a claim prefetched begins. One that cannot be read makes the claim count.
+    unbegun = marked is not None and is_prefetched(mark, marked.data)
+    marks = [Check(mark, marked.stat.version)] if marked is not None and unbegun else []
     cancel_notes = (yield from cancel_note(context, record.state)) if expired else []  # its consumer lives, it may be
     guards: dict[str, WriteOp] = {
         guard.path: guard for guard in (Check(note, noted.stat.version), *marks, *cancel_notes)
     }
     current = Current(task_id, record.stat.version, record.state, claim_gone=claim is None)
-    giving = _give_back_unbegun(context, current, guards) if marks else _give_back_lapsed(context, current, guards, now)
-    refusal = (yield from giving).refusal
+    refusal = (yield from _give_back_lapsed(context, current, guards, now, begun=not marks)).refusal
     if refusal is None or refusal.why is Why.CHANGED or refusal.path in guards:
         return True if refusal is None else None
     raise damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
 
 
-def _marks_of_prefetched(context: Context, record: Record, known: dict[str, Node]) -> Procedure[list[Check]]:
-    """What is refused once the handler of a claim prefetched begins; nothing for a claim that counts.
-
-    `known`: what was read of the claim. A mark that is missing or cannot be read makes the claim count.
-    """
-    path = mark_path(context, record.task_id, record.state)
-    node: Node | None = known[path] if path in known else (yield Get(path))
-    return [] if node is None or not is_prefetched(path, node.data) else [Check(path, node.stat.version)]
-
-
-def _claimed_with(context: Context, record: Record, note: str) -> bool:
-    """Whether a task is claimed, and this is a note of that claim."""
-    return record.state.state is State.CLAIMED and note in notes_of(context, record.task_id, record.state)
-
-
-def _give_back_unbegun(context: Context, current: Current, guards: Mapping[str, WriteOp]) -> Procedure[CommitResult]:
-    """To its place: it was prefetched and no handler had begun, so that the delivery counts as no attempt."""
-    checks, nonce = tuple(guards.values()), context.marks.nonce()
-    build = partial(transitions.release, context, current, nonce, None, checks)
-    return (yield from commit((yield from build()), mending(build)))
-
-
 def _give_back_lapsed(
-    context: Context, current: Current, guards: Mapping[str, WriteOp], now: int
+    context: Context, current: Current, guards: Mapping[str, WriteOp], now: int, *, begun: bool
 ) -> Procedure[CommitResult]:
-    """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
-    conf = yield from read_conf(context)
+    """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow.
+
+    Unless it has `begun` the delivery counts as no attempt: it was prefetched.
+    """
     state, nonce, checks = current.state, context.marks.nonce(), tuple(guards.values())
+    if not begun:
+        build = partial(transitions.release, context, current, nonce, None, checks)
+        return (yield from commit((yield from build()), mending(build)))
+    conf = yield from read_conf(context)
     over = context.paths.current(state.consumer or "", current.task_id) not in guards
     why = why_ended(state.consumer) if over else f"its consumer died ({state.consumer})"
     current = current.with_state(state.with_attempt("rescued", now, why))
@@ -788,30 +757,36 @@ def give_back(context: Context) -> Procedure[int]:
             yield Wait(handover.busy, 0, turn=True)  # another call is at it
         if handover is not None and handover.caller.left:  # else it has been given back, or its caller has it
             count += yield from _give_back_alone(context, nonce, handover)
-    return count + (yield from _end_unsettled(context))
+    for key, unsettled in list(context.claims.unsettled.items()):
+        try:
+            yield from unsettled.end(context, unsettled.claimed)
+            count += 1
+        except TransportError:
+            raise
+        except ClaimLost:  # its session has ended, or its caller was here first
+            pass
+        except ZkmqError as error:
+            context.run.report(context.paths.task(unsettled.claimed.task_id), f"what was left is not settled: {error}")
+        context.claims.unsettled.pop(key, None)
+    return count
 
 
 def _give_back_alone(context: Context, nonce: str, handover: Handover) -> Procedure[int]:
     """Give back what was on its way to one caller; other calls wait meanwhile, so that it is given back once."""
     handover.busy = busy = context.run.new_signal()
+    count = 0
     try:
-        given_back = yield from _give_back(context, handover)
+        for sending in list(handover.sent):
+            outcome = yield from _outcome_of(context, sending)
+            for claimed in sending.claims:
+                if outcome is not None and not claimed.lost:  # an earlier try, cut off, may have come to this one
+                    context.claims.receive(claimed, outcome.zxid or 0)
+                    count += yield from _release(context, claimed)
         context.claims.handovers.pop(nonce, None)
-        return given_back
+        return count
     finally:
         handover.busy = None
         busy.fire()
-
-
-def _give_back(context: Context, handover: Handover) -> Procedure[int]:
-    count = 0
-    for sending in list(handover.sent):
-        outcome = yield from _outcome_of(context, sending)
-        for claimed in sending.claims:
-            if outcome is not None and not claimed.lost:  # an earlier try, cut off, may have come to this one
-                context.claims.receive(claimed, outcome.zxid or 0)
-                count += yield from _release(context, claimed)
-    return count
 
 
 def _outcome_of(context: Context, sending: Sending) -> Procedure[Outcome | None]:
@@ -840,10 +815,6 @@ def _release(context: Context, claimed: Claimed) -> Procedure[bool]:
 # --- Rolling transactions back.
 
 
-def _at_once() -> Procedure[None]:
-    yield from ()
-
-
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The session that holds what a transaction has taken."""
@@ -852,10 +823,6 @@ class Holder:
     """Whether it has ended, or has been out of reach for as long as it lives without its client."""
     reach: Callable[[], Procedure[None]]
     """Wait until the server can be asked, or the session is over. Raises `Unavailable`."""
-
-
-#: A session that lives, and whose server is there.
-REACHABLE: Final = Holder(lambda: False, _at_once)
 
 
 def while_held(holder: Holder, procedure: Procedure[None]) -> Procedure[None]:
@@ -888,22 +855,6 @@ def remember_unsettled(taken: Iterable[tuple[Context, Claimed]]) -> None:
         if not claimed.lost:
             context.claims.unsettled[claimed.task_id, claimed.token] = UnsettledClaim(claimed, roll_back)
             context.run.finish_later()
-
-
-def _end_unsettled(context: Context) -> Procedure[int]:
-    count = 0
-    for key, unsettled in list(context.claims.unsettled.items()):
-        try:
-            yield from unsettled.end(context, unsettled.claimed)
-            count += 1
-        except TransportError:
-            raise
-        except ClaimLost:  # its session has ended, or its caller was here first
-            pass
-        except ZkmqError as error:
-            context.run.report(context.paths.task(unsettled.claimed.task_id), f"what was left is not settled: {error}")
-        context.claims.unsettled.pop(key, None)
-    return count
 
 
 def roll_back(context: Context, claimed: Claimed) -> Procedure[None]:
