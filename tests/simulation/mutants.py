@@ -106,7 +106,7 @@ MUTANTS: Final = (
     ),
     Mutant("the torn reading of a run", "read.completion_log", "== versions[task_id] and (torn or _whole(nodes))", "== versions[task_id]",
            test="tests/unit/test_log.py::test_a_run_whose_id_runs_anew_while_it_is_read_is_read_as_it_ended"),
-    Mutant("what had not begun is counted", "tasks.settle", "begun=not marks", "begun=True"),
+    Mutant("what had not begun is counted", "tasks.settle", "now, begun=begun)", "now, begun=True)"),
     Mutant("a mark that is not sent", "tasks.settle", "    if not claimed.prefetched:\n", "    claimed.prefetched = False\n    if True:\n"),
     Mutant("a lost mark is forgotten", "tasks.settle", "    context.pending.unmarked_starts[claimed.task_id, claimed.token] = claimed\n", "    pass\n"),
     Mutant("the first in line that is cut off keeps its turn", "write.commit", "            if member.is_leader:", "            if False:"),
@@ -136,7 +136,7 @@ MUTANTS: Final = (
     Mutant("nobody hears of a cancel", "maintenance.consumers", '(consumer.id, "current"), watch)', '(consumer.id, "current"))'),
     Mutant("what comes back from a delay has lost its place", "maintenance.consumers", "return state.rank is not None and bool(", "return False and bool(",
            test="tests/unit/test_updates.py::test_a_task_that_leaves_its_lane_for_a_time_comes_back_to_its_place"),
-    Mutant("listings of several moments are taken for one", "claim.candidates", "certain = lowest if look.stands() else", "certain = lowest if True else"),
+    Mutant("listings of several moments are taken for one", "claim.candidates", "heads = lowest if stands else", "heads = lowest if True else"),
     Mutant("claims under a bound do not see each other", "claim.candidates", 'SetData(path, b"", node.stat.version)', 'SetData(path, b"", -1)'),
     Mutant("a delayed task is claimed by id before its time", "claim.claim", "state.due is not None and state.due >", "False and state.due >"),
     Mutant("any entry of a task is taken for its place", "claim.candidates", "state.index is None and context.paths.entry(state.place) == entry", "state.index is None",
@@ -146,7 +146,7 @@ MUTANTS: Final = (
     Mutant("an enqueue made again is not known", "context", "mark.said == said", "False"),
     Mutant("another message passes for the same enqueue", "context", "mark.said == said", "True",
            test="tests/unit/test_in_doubt.py::test_what_is_remembered_ends"),
-    Mutant("members that failed and are gone are loaded again", "tasks.enqueue", "if self.batch is None or not missing:", "if True:",
+    Mutant("members that failed and are gone are loaded again", "tasks.enqueue", "if batch is None or not missing:", "if True:",
            test="tests/unit/test_enqueue_new.py::test_a_task_of_another_batch_is_no_member_and_one_that_was_dropped_is_not_written_again"),
     Mutant("a tightened policy binds nothing that is pending", "tasks.settle", "return state.retry(conf.policy).exhausted(state.attempt)", "return False",
            test="tests/unit/test_updates.py::test_a_tightened_policy_buries_what_used_up_its_attempts"),
@@ -159,7 +159,7 @@ MUTANTS: Final = (
            test="tests/unit/test_enqueue_new.py::test_a_member_that_comes_while_the_batch_is_sealed_is_counted_or_refused"),
     Mutant("a record written once more is another end", "write.transitions", "version=state.ended_zxid or record.stat.mzxid,", "version=record.stat.mzxid,",
            test="tests/unit/test_log.py::test_a_run_in_escrow_that_waits_for_a_window_leaves_the_run_before_it"),
-    Mutant("a commit of unknown outcome is planned anew", "tasks.transaction", "plan = transaction.sent if transaction.sent is not None else (yield from _plan(transaction, result))", "plan = yield from _plan(transaction, result)"),
+    Mutant("a commit of unknown outcome is planned anew", "tasks.transaction", "plan = transaction.sent if transaction.sent is not None else (yield from _plan(transaction, data))", "plan = yield from _plan(transaction, data)"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}
 

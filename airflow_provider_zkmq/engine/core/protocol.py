@@ -41,7 +41,7 @@ class WaitQueue(Generic[K]):
 
     def take(self, who: K, place: WaitPlace | None) -> None:
         """Join; who has had this place before is the first of its kind again. None: with those of no kind."""
-        row = self._rows.setdefault(_kind(place), OrderedDict())
+        row = self._rows.setdefault(place and place.kind, OrderedDict())
         row[who] = None
         if place is not None:
             if place.kept:
@@ -50,10 +50,11 @@ class WaitQueue(Generic[K]):
 
     def leave(self, who: K, place: WaitPlace | None) -> None:
         """Get up, woken or not."""
-        row = self._rows.get(_kind(place), OrderedDict())
+        kind = place and place.kind
+        row = self._rows.get(kind, OrderedDict())
         row.pop(who, None)
         if not row:
-            self._rows.pop(_kind(place), None)
+            self._rows.pop(kind, None)
 
     def everybody(self) -> list[K]:
         """All who wait; they have got up."""
@@ -75,10 +76,6 @@ class WaitQueue(Generic[K]):
         if not row:
             del self._rows[kind]
         return [who]
-
-
-def _kind(place: WaitPlace | None) -> Hashable:
-    return None if place is None else place.kind
 
 
 # --- Transactions: the operations that they are made of, and how they end.
@@ -298,6 +295,10 @@ class CreateContainer:
     path: str
 
 
+#: What is one request with one reply.
+Exchange: TypeAlias = Get | Children | Exists | GetMany | Multi | CreateContainer
+
+
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """Several operations in flight at the same time → list of their results, in order.
@@ -306,7 +307,7 @@ class Pipeline:
     then unknown, whether it was sent or not.
     """
 
-    ops: tuple[Get | Children | Exists | GetMany | Multi | CreateContainer, ...]
+    ops: tuple[Exchange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,10 +328,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class SetTimeout:
-    """The caller gave this call a time of its own: from now on it ends within so many seconds.
-
-    What a driver waits for longer raises `Unavailable`.
-    """
+    """From now on this call ends within so many seconds: what a driver waits for longer raises `Unavailable`."""
 
     seconds: float
 
@@ -366,22 +364,7 @@ class EnsureRoot:
     path: str
 
 
-Op: TypeAlias = (
-    Get
-    | Children
-    | Exists
-    | GetMany
-    | Multi
-    | Post
-    | CreateContainer
-    | Pipeline
-    | Wait
-    | SetTimeout
-    | Reconnect
-    | Sync
-    | Callback
-    | EnsureRoot
-)
+Op: TypeAlias = Exchange | Post | Pipeline | Wait | SetTimeout | Reconnect | Sync | Callback | EnsureRoot
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Op, Any, T]
 
@@ -448,13 +431,10 @@ def failed_at(outcome: Outcome, multi: Multi) -> str:
 
 
 def ensure_bucket(path: str) -> Procedure[None]:
-    """Create a bucket of an index unless it exists; the server clears it away once it has been emptied.
-
-    A server older than 3.5.3 knows no containers: there clean-up deletes what has been emptied.
-    """
+    """Create a bucket of an index unless it exists; the server clears it away once it has been emptied."""
     outcome = yield from transact(CreateContainer(path), never)
     if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
-        yield from ensure_node(path)
+        yield from ensure_node(path)  # a server older than 3.5.3 knows no containers: clean-up deletes it there
 
 
 def ensure_node(path: str, data: bytes = b"") -> Procedure[None]:
@@ -479,9 +459,8 @@ class Tries:
     """The tries of one call at one thing: what was refused is tried again while that gets on, three times where not."""
 
     def __init__(self, what: object) -> None:
-        self._what = what
+        self._what, self._equal = what, 0
         self._last: object = None
-        self._equal = 0
 
     def refused(self, outcome: Outcome, multi: Multi, sign: object) -> Procedure[None]:
         """Go on to another try. `sign` tells what was read before this one: a record's transaction, say; None: nothing.

@@ -66,10 +66,7 @@ class NoRoom(Exception):
 
 
 def _room_under(context: Context, most: int) -> Procedure[tuple[int, Change]]:
-    """How many may be claimed where `most` leases are allowed, and what is refused where others claim before it.
-
-    Raises `NoRoom`.
-    """
+    """How many may be claimed where `most` leases are allowed, and what others refuse who claim before. Or `NoRoom`."""
     path = context.paths.at("leases")
     node: Node | None = yield Get(path)
     if node is None or node.stat.children >= most:
@@ -137,11 +134,9 @@ class Taker:
     deferred: DeferredCompletions
     """What has been handled goes with what is claimed."""
     most: int = 1
-    """How many tasks are wanted."""
     read_ahead: ReadAhead | None = None
     """What the claims before it have read, and it may read for those after it."""
     taken: list[Claimed] = field(default_factory=list)
-    """What has been claimed, in order."""
     later: list[RankedEntry] = field(default_factory=list)
     """What comes next, as far as the latest look can tell: it is read with what is tried now."""
     conf: Conf = field(init=False)
@@ -246,10 +241,7 @@ _PARTS: Final = ("state", "data", "metadata")
 def read_candidates(
     context: Context, taker: Taker, picks: Sequence[RankedEntry], *, in_order: bool = False
 ) -> Procedure[list[Claimed]]:
-    """The tasks of entries as they are now, ready to be claimed, less those that cannot be.
-
-    `in_order`: of those before the first one that cannot be.
-    """
+    """The tasks of entries, ready to be claimed, less those that cannot be; `in_order`: those before the first such."""
     ids = [task_of_entry(context, ranked) for ranked in picks]
     known = [(ranked, task_id) for ranked, task_id in zip(picks, ids, strict=True) if task_id is not None]
     nodes = yield from _nodes_of(context, taker, [ranked.entry for ranked, _ in known])
@@ -264,10 +256,7 @@ def read_candidates(
 
 
 def _nodes_of(context: Context, taker: Taker, entries: Sequence[str]) -> Procedure[dict[str, Sequence[Node | None]]]:
-    """The znodes of entries' tasks: as they were read ahead, the first time that they are asked for; else read now.
-
-    With what is read now go those that come after it, unless another call is at it.
-    """
+    """The znodes of entries' tasks: as they were read ahead, the first time that they are asked for; else read now."""
     read_ahead = taker.read_ahead
     if read_ahead is None:
         return (yield from _read(context, entries))
@@ -277,7 +266,7 @@ def _nodes_of(context: Context, taker: Taker, entries: Sequence[str]) -> Procedu
     unread = [entry for entry in entries if entry not in nodes]
     if not unread:
         return nodes
-    if read_ahead.busy:
+    if read_ahead.busy:  # another call reads those that come after these
         return nodes | (yield from _read(context, unread))
     read_ahead.busy = True
     try:
@@ -334,10 +323,7 @@ def candidate(
 def deliverable(
     context: Context, conf: Conf, task_id: str, entry: str, nodes: Sequence[Node | None]
 ) -> Procedure[tuple[TaskState, dict[str, Any]] | None]:
-    """A task's record and its metadata, if it may be delivered from this entry; else None.
-
-    What cannot be read is reported. A task whose attempts are used up becomes a dead letter.
-    """
+    """A task's record and its metadata, if it may be delivered from this entry. What cannot be read is reported."""
     parts = [context.paths.task(task_id, part) for part in _PARTS]
     node, data, metadata = nodes
     if node is None or data is None:
@@ -376,10 +362,8 @@ TRIES: Final = 4
 def take_all(context: Context, taker: Taker, picks: Sequence[RankedEntry], *, in_order: bool = False) -> Procedure[int]:
     """Try to claim entries; returns how many were taken. Raises `Unregistered`, `CallerLeft`.
 
-    `in_order`: none of them is taken unless all before it are. While no watch on a segment's listing has fired, an
-    entry is still there: that it was not taken means that its record was changed in place (updated, say), or is
-    damaged. It is read again by itself, and what cannot be claimed although it stands there is reported, and stepped
-    over from then on. In a lost race nothing is left of that, so that it costs one request.
+    `in_order`: none of them is taken unless all before it are. What was not taken and stands there still was changed in
+    place (updated, say), or is damaged: it is read again by itself, and what cannot be claimed then is stepped over.
     """
     before, rest = len(taker.taken), picks
     if len(picks) > 1:
@@ -456,24 +440,19 @@ def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
     filters = context.listings.at(path).lane
     if filters is None:
         node: Node | None = yield Get(path)
-        if node is None:
-            return None
-        lane = unless_corrupt(context, path, partial(Lane.decode, path, node.data))
+        lane = None if node is None else unless_corrupt(context, path, partial(Lane.decode, path, node.data))
         if lane is None:
             return None
-        filters = dict(lane.filters or {})
-        context.listings.at(path).lane = filters
+        filters = context.listings.at(path).lane = dict(lane.filters or {})
     return Lane(0, filters)
 
 
 def judged(context: Context, accepts: Accepts, segment: str, names: list[str]) -> Procedure[list[str]]:
-    """The entries of a mixed lane's segment that fit; one whose filters change gets another name: each is read once.
-
-    What is remembered of a segment is replaced, never changed: a thread that reads it meanwhile keeps what it has.
-    """
+    """The entries of a mixed lane's segment that fit; one whose filters change gets another name: each is read once."""
     known = context.listings.at(segment).entry_filters
     unknown = [name for name in names if name not in known and entry_task(name)]
     if unknown or len(known) > 2 * len(names) + AT_ONCE:
+        # What is remembered is replaced, never changed: a thread that reads it meanwhile keeps what it has.
         known = {name: known[name] for name in names if name in known}
         records = yield from read_records(context, [entry_task(name) or "" for name in unknown])
         for name, record in zip(unknown, records, strict=True):
@@ -516,12 +495,6 @@ class _DefaultLook:
     def open(self, context: Context, entry: str) -> bool:
         """Whether an entry may be tried by this look: nobody of this client is at it, nor was it tried too often."""
         return entry not in context.claims.trying and self.tried.get(entry, 0) < TRIES_OF_ENTRY
-
-    def first_open(self, context: Context, names: list[str]) -> list[str]:
-        """The first of some entries that may be tried; most looks have tried nothing yet, beside nobody."""
-        if self.untouched(context):
-            return names[: self.width]
-        return [*islice((name for name in names if self.open(context, name)), self.width)]
 
 
 def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], schedule: Schedule) -> Procedure[None]:
@@ -601,7 +574,10 @@ def _usable_entries(context: Context, look: _DefaultLook, segment: str, *, judge
                 context.listings.at(segment).cached_entries = stock
             current = listed is None or context.listings.at(segment).fresh
         names = (yield from judged(context, look.taker.accepts, segment, stock)) if judge else stock
-        usable = look.first_open(context, names)
+        if look.untouched(context):  # most looks have tried nothing yet, beside nobody
+            usable = names[: look.width]
+        else:
+            usable = [*islice((name for name in names if look.open(context, name)), look.width)]
         if usable or current:
             if not usable and names:
                 look.schedule.no_later_than(SOON)  # another thread of this client is at them
@@ -626,52 +602,30 @@ def drop_if_empty(context: Context, segment: str) -> Procedure[None]:
 _Key = tuple[int, str]
 
 
-@dataclass(slots=True)
-class _StrictLook:
-    """One look at the queue: what was read for it, and how often it has tried what."""
-
-    taker: Taker
-    read: list[tuple[CachedRead, Watch]] = field(default_factory=list)
-    """What was read for it."""
-    tried: Counter[str] = field(default_factory=Counter)
-
-    def stands(self) -> bool:
-        """Whether all that was read for it still stands: then it is all of one moment."""
-        return all(reading.fresh and reading.watch is watch for reading, watch in self.read)
-
-
 def claim_in_order(context: Context, taker: Taker, schedule: Schedule) -> Procedure[None]:
     """Claim the first of the fitting tasks, of the highest priority that has one."""
-    look = _StrictLook(taker)
+    tried = Counter[str]()
     while taker.room:
-        heads = yield from _heads(context, look)
+        # The listings, that of the lanes among them, are read one after the other, so that an enqueue may be seen whose
+        # predecessor, in a lane read before or not known of, is not. Everything committed up to `seen` is in all of
+        # them; and where no watch has fired in the meantime, they are all of one moment.
+        seen, read = context.run.zxid(), list[tuple[CachedRead, Watch]]()
+        lowest = yield from _lowest(context, taker, read)
+        stands = all(reading.fresh and reading.watch is watch for reading, watch in read)
+        heads = lowest if stands else [head for head in lowest if _key(head)[0] <= seen]
+        if not heads and not stands:
+            continue
         if not heads:
             return
         first = heads[0]
-        look.tried[first.entry] += 1
+        tried[first.entry] += 1
         taken = yield from take_all(context, taker, heads, in_order=True)
         if taken == len(heads):
             continue
-        if not taken and look.tried[first.entry] >= TRIES_OF_ENTRY and first.path not in context.ignored_paths:
+        if not taken and tried[first.entry] >= TRIES_OF_ENTRY and first.path not in context.ignored_paths:
             schedule.no_later_than(SOON)  # somebody keeps changing it: it is first all the same
             return
         yield from back_off(context)
-
-
-def _heads(context: Context, look: _StrictLook) -> Procedure[list[RankedEntry]]:
-    """The lowest ranks of the highest priority, in order; certain, not only lowest of what was read.
-
-    The listings, that of the lanes among them, are read one after the other, so that an enqueue may be seen whose
-    predecessor, in a lane read before or not known of, is not. Everything committed up to `seen` is in all of them; and
-    where no watch has fired in the meantime, they are all of one moment.
-    """
-    while True:
-        seen = context.run.zxid()
-        look.read.clear()
-        lowest = yield from _lowest(context, look)
-        certain = lowest if look.stands() else [head for head in lowest if _key(head)[0] <= seen]
-        if certain or look.stands():
-            return certain
 
 
 def _key(head: RankedEntry) -> _Key:
@@ -679,53 +633,58 @@ def _key(head: RankedEntry) -> _Key:
     return head.rank or 0, head.entry
 
 
-def _lowest(context: Context, look: _StrictLook) -> Procedure[list[RankedEntry]]:
-    """As many as are wanted; no further than to the end of the first segment of any lane that has later ones."""
-    names = yield from _listed(context, look, context.paths.at("queue"))
-    lanes = yield from matching_lanes(context, look.taker.accepts, names)
+def _lowest(context: Context, taker: Taker, read: list[tuple[CachedRead, Watch]]) -> Procedure[list[RankedEntry]]:
+    """The lowest ranks of the highest priority, in order, as many as are wanted.
+
+    No further than to the end of the first segment of any lane that has later ones. `read`: what was read for it.
+    """
+    names = yield from _listed(context, read, context.paths.at("queue"))
+    lanes = yield from matching_lanes(context, taker.accepts, names)
     for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
         heads: list[RankedEntry] = []
         ends: list[_Key] = []
         for name, judge in group:
-            segment, ranked, goes_on = yield from _first_segment(
-                context, look, context.paths.at("queue", name), judge=judge
-            )
+            segment, ranked, goes_on = yield from _first_segment(context, taker, read, name, judge=judge)
             ends += [max(ranked)] if goes_on else []
-            heads += [RankedEntry(entry, segment, rank) for rank, entry in heapq.nsmallest(look.taker.view, ranked)]
+            heads += [RankedEntry(entry, segment, rank) for rank, entry in heapq.nsmallest(taker.view, ranked)]
         if heads:
-            look.taker.later[:] = lowest = heapq.nsmallest(look.taker.view, heads, key=_key)
-            return [head for head in lowest[: look.taker.room] if _key(head) <= min(ends, default=_key(head))]
+            taker.later[:] = lowest = heapq.nsmallest(taker.view, heads, key=_key)
+            return [head for head in lowest[: taker.room] if _key(head) <= min(ends, default=_key(head))]
     return []
 
 
-def _listed(context: Context, look: _StrictLook, path: str) -> Procedure[list[str]]:
-    """A listing; `look` notes the reading, and the watch under which it was made.
-
-    What is remembered at its path may be another reading by the time the look is judged.
-    """
+def _listed(context: Context, read: list[tuple[CachedRead, Watch]], path: str) -> Procedure[list[str]]:
+    """A listing; `read` gets the reading, and its watch: by the time it is judged another one may stand there."""
     names = yield from listing(context, path)
     reading = context.listings.at(path)
     if names is not None and reading.watch is not None:
-        look.read.append((reading, reading.watch))
+        read.append((reading, reading.watch))
     return names or []
 
 
 def _first_segment(
-    context: Context, look: _StrictLook, lane: str, *, judge: bool
+    context: Context, taker: Taker, read: list[tuple[CachedRead, Watch]], name: str, *, judge: bool
 ) -> Procedure[tuple[str, list[_Key], bool]]:
-    """The lane's first segment that has any, and what; whether there are later ones: all of them committed later."""
-    segments = yield from _listed(context, look, lane)
-    for number, name in enumerate(segments):
-        segment = f"{lane}/{name}"
-        names = yield from _listed(context, look, segment)
+    """A lane's first segment that has any, and what; whether there are later ones: all of them committed later."""
+    lane = context.paths.at("queue", name)
+    segments = yield from _listed(context, read, lane)
+    for segment in [f"{lane}/{each}" for each in segments]:
+        later = segment != f"{lane}/{segments[-1]}"
+        names = yield from _listed(context, read, segment)
         if judge:
-            names = yield from judged(context, look.taker.accepts, segment, names)
+            names = yield from judged(context, taker.accepts, segment, names)
         usable = [entry for entry in names if f"{segment}/{entry}" not in context.ignored_paths]
-        ranks = yield from _read_ranks(context, segment, usable)
+        # An entry keeps its rank, so each is read once. What is remembered of a segment is replaced, never changed.
+        known = context.listings.at(segment).ranks
+        ranks = {entry: known[entry] for entry in usable if entry in known}
+        unknown = [entry for entry in usable if entry not in known]
+        nodes = yield from read_nodes([f"{segment}/{entry}" for entry in unknown])
+        ranks |= {entry: rank_of(node) for entry, node in zip(unknown, nodes, strict=True) if node is not None}
+        context.listings.at(segment).ranks = ranks
         ranked = [(ranks[entry], entry) for entry in usable if entry in ranks]
         if ranked:
-            return segment, ranked, number < len(segments) - 1
-        if number < len(segments) - 1:
+            return segment, ranked, later
+        if later:
             yield from drop_if_empty(context, segment)
     return "", [], False
 
@@ -734,19 +693,3 @@ def rank_of(node: Node) -> int:
     """What an entry holds as its rank; else it stands where it was committed."""
     held = int(node.data) if node.data.isdigit() and len(node.data) < 20 else 0
     return held if 0 < held <= MAX_ZXID else node.stat.czxid
-
-
-def _read_ranks(context: Context, segment: str, names: list[str]) -> Procedure[dict[str, int]]:
-    """Learn the ranks that are not known; an entry keeps its rank, so each is read once.
-
-    What is remembered of a segment is replaced, never changed: a thread that reads it meanwhile keeps what it has.
-    """
-    known = context.listings.at(segment).ranks
-    ranks = {name: known[name] for name in names if name in known}
-    unknown = [name for name in names if name not in known]
-    nodes = yield from read_nodes([f"{segment}/{name}" for name in unknown])
-    for name, node in zip(unknown, nodes, strict=True):
-        if node is not None:
-            ranks[name] = rank_of(node)
-    context.listings.at(segment).ranks = ranks
-    return ranks

@@ -66,10 +66,7 @@ def claim(
     *,
     stopping: Callable[[], bool] = never_stopping,
 ) -> Procedure[Claimed | None]:
-    """The first task that fits, waiting for one at most `timeout` seconds; None when there was none.
-
-    See `claim_many` for the rest.
-    """
+    """The first task that fits, waiting for one at most `timeout` seconds; None when there was none: `claim_many`."""
     claims = yield from claim_many(context, wanted, 1, timeout, caller, stopping=stopping)
     return claims[0] if claims else None
 
@@ -86,11 +83,8 @@ def claim_many(
 ) -> Procedure[list[Claimed]]:
     """The first `most` tasks that fit, or as many as there are, in order.
 
-    They are on their way together: `deliver`, called with any of them, delivers all of them. What this client has
-    handled, and not settled yet, goes with them. Cancelled, interrupted, unknown: what may have been claimed is
-    nobody's, and is given back.
-
-    `caller`: who is to get the claims and says so with `deliver`; without one, what is returned counts as delivered.
+    What this client has handled, and not settled yet, goes with them. `caller`: who is to get them, all of them with
+    one `deliver`; without one, what is returned counts as delivered. What was claimed and nobody got is given back.
     `stopping` ends the wait early; it is asked whenever the queue's signal is fired. `read_ahead`: what the claims that
     they follow have read for them.
     """
@@ -208,18 +202,18 @@ LEFT: Final = "its loop was left before it was settled"
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """What one loop asks for, what its body has in hand, and what was claimed and not handed out yet.
-
-    ``hand`` is set by the API, by a statement, together with taking it off ``ready``.
-    """
+    """What one loop asks for, what its body has in hand, and what was claimed and not handed out yet."""
 
     context: Context
     wanting: Callable[[], Procedure[Wanted]]
     most: int
     timeout: float | None
     stopping: Callable[[], bool]
+    news: Signal
+    """Fired when one of the completions has been carried out."""
     wanted: Wanted | None = None
     current: Claimed | None = None
+    """Set by the API, by a statement, together with taking it off ``ready``."""
     result: bytes | str | None = None
     """What the body has left as the result of what it has in hand."""
     ready: list[Claimed] = field(default_factory=list)
@@ -230,23 +224,15 @@ class Loop:
     read_ahead: ReadAhead = field(default_factory=ReadAhead)
     left: bool = False
     """Nobody comes back: what is not completed is reported."""
-    news: Signal = field(init=False)
-    """Fired when one of the completions has been carried out."""
-
-    def __post_init__(self) -> None:
-        self.news = self.context.run.new_signal()
 
     def leave(self) -> None:
         """Nobody comes back: what is in hand fails, what is ready is given back, before the next claim or soon."""
         self.left = True
         current, ready, unsettled = self.current, self.ready, self.context.claims.unsettled
         self.current, self.ready = None, []
-        if (
-            current is not None
-            and not current.lost
-            and (current.task_id, current.token) not in self.context.claims.deferred
-        ):
-            unsettled[current.task_id, current.token] = UnsettledClaim(current, partial(fail, error=LEFT))
+        key = ("", 0) if current is None else (current.task_id, current.token)
+        if current is not None and not current.lost and key not in self.context.claims.deferred:
+            unsettled[key] = UnsettledClaim(current, partial(fail, error=LEFT))
         for claimed in ready:
             if not claimed.lost:
                 unsettled[claimed.task_id, claimed.token] = UnsettledClaim(claimed, release)
@@ -324,10 +310,7 @@ def _begin(loop: Loop) -> Procedure[bool]:
 def _claim_for_loop(loop: Loop, caller: Caller) -> Procedure[bool]:
     """Wait for the next ones; whether there are any. They are the loop's from then on."""
     context = loop.context
-
-    def stops() -> bool:
-        return caller.left or loop.stopping()
-
+    stops = lambda: caller.left or loop.stopping()  # noqa: E731
     if loop.wanted is None:
         loop.wanted = yield from loop.wanting()
     while True:
@@ -468,7 +451,7 @@ def request_loop(
         request = yield from unless_missing(context, wanted(context, node, filter_method, selector, lease))
         return replace(request, prefetch=most > 1)
 
-    return Loop(context, wanting, most, span, stopping)
+    return Loop(context, wanting, most, span, stopping, context.run.new_signal())
 
 
 def _requested(context: Context, request: Wanted, most: int, span: float, stopping: Callable[[], bool]) -> ClaimRequest:

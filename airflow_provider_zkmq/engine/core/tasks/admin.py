@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -69,20 +69,15 @@ from .settle import cancel_note, rescue_lapsed
 _KEPT: Final = "it is kept"
 #: So many tasks are redriven at a time.
 REDRIVEN_TOGETHER: Final = 64
-#: Makes the plan for a task as it was just read.
-Build: TypeAlias = Callable[[Current], Procedure[Plan]]
 
 
 def _change(
-    context: Context, task_id: str, what: str, build: Build, version: int | None = None
+    context: Context, task_id: str, what: str, build: Callable[[Current], Procedure[Plan]], version: int | None = None
 ) -> Procedure[TaskState]:
     """Read a task, and commit what `build` makes of it; read it again while it changes under our eyes.
 
-    What cannot be done to a claim is done to what follows it, where the claim has ended by its deadline.
-    Returns the record that was written last, of a deleted task the one that was read.
-
-    `version`: only if it is still what was read as `Task.version`; else `IllegalTransition`. Raises `ConfigError` for
-    a bad id, `TaskNotFound`, `CorruptRecord`.
+    `version`: only if it is still what was read as `Task.version`. Returns the record that was written last, of a
+    deleted task the one that was read. Raises `ConfigError`, `TaskNotFound`, `CorruptRecord`, `IllegalTransition`.
     """
     path = context.paths.task(check_name("task id", task_id), "state")
     tries = Tries(f"{what} task {task_id!r}")
@@ -102,6 +97,7 @@ def _change(
         try:
             plan = yield from build(current)
         except IllegalTransition:
+            # Where a claim has ended by its deadline, it is done to what follows.
             if state.state is not State.CLAIMED or not (yield from rescue_lapsed(context, task_id)):
                 raise
             continue
@@ -182,8 +178,9 @@ def redrive(
     `version`: only if the task is still what was read as `Task.version`. `data` replaces the payload in the same
     transaction. Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task in any other state or version.
     """
-    extra = [] if data is None else [_payload(context, task_id, encode_data("data", data))]
-
+    extra: list[WriteOp] = []
+    if data is not None:
+        extra.append(SetData(context.paths.task(task_id, "data"), encode_data("data", data)))
     yield from _change(context, task_id, "redrive of", partial(_redriving, context, extra), version)
 
 
@@ -228,21 +225,16 @@ def redrive_many(context: Context, task_ids: Sequence[str]) -> Procedure[dict[st
 def _redrive_together(context: Context, ids: Sequence[str], done: set[str]) -> Procedure[None]:
     """Redrive what can be as it was read, and note it; the others are to be read and judged one by one."""
     records = yield from read_records(context, ids)
-    currents: list[Current] = []
+    plans: list[Plan] = []
     for task_id, record in zip(ids, records, strict=True):
         if isinstance(record, Record) and (record.state.state, Event.REDRIVE) in TRANSITIONS:
-            currents.append(Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid))
-    plans: list[Plan] = []
-    for current in currents:
-        plans.append((yield from _redriving(context, [], current)))
-    for current, plan, sent in zip(currents, plans, (yield from send_together(plans)) if plans else [], strict=True):
+            current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
+            plans.append((yield from _redriving(context, [], current)))
+    for plan, sent in zip(plans, (yield from send_together(plans)) if plans else [], strict=True):
         if sent.outcome.committed or sent.outcome.unknown:  # a refused one is read again before it is tried again
             committed = yield from commit(plan, first=sent)
-            done |= {current.task_id} if committed.committed else set()
-
-
-def _payload(context: Context, task_id: str, data: bytes) -> WriteOp:
-    return SetData(context.paths.task(task_id, "data"), data)
+            if committed.committed:
+                done.add(plan.changes[0].task_id)
 
 
 def replace_data(context: Context, task_id: str, data: bytes | str, version: int | None = None) -> Procedure[None]:
@@ -250,7 +242,7 @@ def replace_data(context: Context, task_id: str, data: bytes | str, version: int
 
     Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task that is not pending any more.
     """
-    extra = [_payload(context, task_id, encode_data("data", data))]
+    extra = [SetData(context.paths.task(task_id, "data"), encode_data("data", data))]
 
     def build(current: Current) -> Procedure[Plan]:
         state, nonce = current.state, context.marks.nonce()
@@ -299,7 +291,8 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
                 count += yield from _delete_task(context, task_id, record, wanted)
             except CorruptRecord as error:
                 context.report(f"{base}/state", f"{error}; {_KEPT}")
-    context.listings.forget_all_tried()
+    for reading in context.listings.readings.values():  # what was tried is tried again
+        reading.cached_entries = None
     return count
 
 
@@ -378,38 +371,41 @@ def configure(
         raise (yield from queue_missing(context))
     requested = {name: yes for name, yes in marks.items() if yes is not None}
     if not created and (changes or times or requested):
-        yield from _set(context, changes, times, requested)
+        yield from _set(context, "configuring the queue", changes, times, requested)
 
 
 def _set(
-    context: Context, changes: Mapping[str, Any], times: Mapping[str, bytes], marks: dict[str, bool]
-) -> Procedure[None]:
-    """Write several values at once; one that somebody deleted is created again.
+    context: Context,
+    what: str,
+    changes: Mapping[str, Any],
+    times: Mapping[str, bytes] | None = None,
+    marks: Mapping[str, bool] | None = None,
+) -> Procedure[Settings]:
+    """Write several values at once; one that somebody deleted is created again. `marks`: which are to stand.
 
-    `marks`: whether there is to be a mark how far the archive, or trimming, has come; one that is there tells more, and
-    stays.
+    Returns the settings before. Those that are damaged are written over by `configure` only.
     """
-    missing, tries = set[str](), Tries("configuring the queue")
-    wanted = {context.paths.at(name): (name, yes) for name, yes in marks.items()}
+    missing, tries, settings = set[str](), Tries(what), DEFAULT_SETTINGS
+    wanted = {context.paths.at(name): (name, yes) for name, yes in (marks or {}).items()}
     while True:
         ops: list[WriteOp] = []
         if changes:
-            settings, version = yield from _read_settings(context, anew=True)
+            settings, version = yield from _read_settings(context, anew=marks is not None)
             ops.append(SetData(context.paths.at(THERE), structs.replace(settings, **changes).encode(), version))
-        for name, value in times.items():
+        for name, value in (times or {}).items():
             path = context.paths.conf(name)
             ops.append(Create(path, value) if path in missing else SetData(path, value))
         for mark, (name, yes) in wanted.items():
             ops.append(Create(mark, MARKS[name]) if yes else Delete(mark))
         if not ops:
-            return
+            return settings
         multi = Multi(tuple(ops))
         outcome = yield from transact(multi, never)
         if outcome.committed:
-            return
+            return settings
         path = failed_at(outcome, multi)
         if path in wanted and outcome.failure in {Failure.NODE_EXISTS, Failure.NO_NODE}:
-            del wanted[path]  # it is as it is to be
+            del wanted[path]  # it is as it is to be: one that is there tells more, and stays
         elif outcome.failure is Failure.NO_NODE and path not in missing:
             missing.add(path)
         elif outcome.failure is Failure.NODE_EXISTS:
@@ -436,25 +432,12 @@ def _read_settings(context: Context, *, anew: bool = False) -> Procedure[tuple[S
 
 def pause(context: Context) -> Procedure[bool]:
     """Hand out nothing until `resume`; True if it was not paused before."""
-    return (yield from _set_paused(context, paused=True))
+    return not (yield from _set(context, "pausing the queue", {"paused": True})).paused
 
 
 def resume(context: Context) -> Procedure[bool]:
     """Hand out tasks again; True if it was paused."""
-    return (yield from _set_paused(context, paused=False))
-
-
-def _set_paused(context: Context, *, paused: bool) -> Procedure[bool]:
-    """Write it, also where it is so: what was read may be older than what stands."""
-    tries = Tries("pausing the queue" if paused else "resuming the queue")
-    while True:
-        settings, version = yield from _read_settings(context)
-        data = structs.replace(settings, paused=paused).encode()
-        multi = Multi((SetData(context.paths.at(THERE), data, version),))
-        outcome = yield from transact(multi, never)
-        if outcome.committed:
-            return settings.paused is not paused
-        yield from tries.refused(outcome, multi, None)
+    return (yield from _set(context, "resuming the queue", {"paused": False})).paused
 
 
 def publish_archive(context: Context, reached: Archive) -> Procedure[None]:

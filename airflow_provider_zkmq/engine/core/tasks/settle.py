@@ -82,11 +82,9 @@ def settle_later(
     settle: Callable[[], Procedure[Any]],
     on_settled: Callable[[Any, Exception | None], None],
 ) -> DeferredCompletion:
-    """Defer a settlement; `on_settled` is called with how it ended. It is tried again while no server answers.
-
-    A second call for the same claim changes nothing: the first one was interrupted before it could return.
-    """
+    """Defer a settlement; `on_settled` is called with how it ended. It is tried again while no server answers."""
     completion = DeferredCompletion(claimed, settle, on_settled, context.run.monotonic() + TOGETHER_SECONDS)
+    # A second call for the same claim changes nothing: the first one was interrupted before it could return.
     completion = context.claims.deferred.setdefault((claimed.task_id, claimed.token), completion)
     context.run.finish_later()
     return completion
@@ -147,9 +145,9 @@ class DeferredCompletions:
 
     def send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
         """Send a transaction together with deferred completions; how it ended, as if it had been sent alone."""
-        if self._nothing():
-            return (yield from send(context, make))
-        self._take_deferred()
+        return self._send(context, make) if self._take_deferred() else send(context, make)
+
+    def _send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
         try:
             return (yield from self.chain.send(context, make))
         finally:
@@ -157,9 +155,8 @@ class DeferredCompletions:
 
     def finish(self) -> Procedure[bool]:
         """Settle what went with no transaction; whether anything was settled. Errors go to `on_settled`."""
-        if self._nothing():
+        if not self._take_deferred():
             return False
-        self._take_deferred()
         try:
             yield from self.chain.finish(self.context)
         finally:
@@ -174,11 +171,8 @@ class DeferredCompletions:
                 completion.claimed.chained = False
             self.context.run.finish_later()
 
-    def _nothing(self) -> bool:
-        return not (self.taken or self.context.claims.deferred)
-
-    def _take_deferred(self) -> None:
-        """Take what no other call has; also what an interrupted call settled without calling `on_settled`."""
+    def _take_deferred(self) -> bool:
+        """Take what no other call has, also what an interrupted one settled without a word; whether there is any."""
         for completion in [each for each in self.context.claims.deferred.values() if each.waits]:
             completion.sender = self.sender
             completion.claimed.chained = True
@@ -187,6 +181,7 @@ class DeferredCompletions:
                 completion.settling = Settling(_settled(completion), record)
             self.taken.append(completion)
         self.chain.settlings = [completion.settling for completion in self.taken]
+        return bool(self.taken)
 
     def _notify(self) -> bool:
         """Call `on_settled` for what is settled; what no server answered is deferred again. Whether any is settled."""
@@ -252,10 +247,7 @@ class Holding:
 
 
 def still_held(context: Context, claimed: Claimed, verb: str = "") -> Procedure[TaskState | None]:
-    """After a refusal: the claim is another's (`ClaimLost`), or ours still, as `claimed` is then updated to say.
-
-    Where an earlier try of `verb` is what ended the claim, its reply having been lost: the record that it left.
-    """
+    """After a refusal: ours still, as `claimed` then says, or lost; the record if an earlier try of `verb` ended it."""
     try:
         now = yield from current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
     except (ClaimLost, TaskNotFound) as error:
@@ -264,19 +256,15 @@ def still_held(context: Context, claimed: Claimed, verb: str = "") -> Procedure[
         if happened is not None:
             return happened
         if claimed.state.lease is None and claimed.session == context.run.session():
-            context.pending.lost_claims[context.paths.current(claimed.state.consumer or "", claimed.task_id)] = (
-                claimed.task_id
-            )
+            note = context.paths.current(claimed.state.consumer or "", claimed.task_id)
+            context.pending.lost_claims[note] = claimed.task_id
         raise over(claimed) from error
     claimed.version, claimed.state = now.version, now.state
     return None
 
 
 def settled_before(context: Context, claimed: Claimed, verb: str) -> Procedure[TaskState | None]:
-    """The record, if an earlier call of the same verb ended this claim; None if another verb or somebody else did.
-
-    Raises `OutcomeUnknown` where that cannot be told any more.
-    """
+    """The record, if an earlier call of the same verb ended this claim, else None. Raises `OutcomeUnknown`."""
     if not claimed.unsure:
         return None
     path = context.paths.task(claimed.task_id, "state")
@@ -309,10 +297,7 @@ def over(claimed: Claimed) -> ClaimLost:
 
 
 def progress(context: Context, claimed: Claimed, value: float, note: str = "") -> Procedure[None]:
-    """Report how far the handling has come: `value` from 0 to 1, and a note. Raises `ClaimLost`.
-
-    It stands in the claim's znode, and goes with it.
-    """
+    """Report how far the handling has come: `value` from 0 to 1, and a note. Raises `ClaimLost`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         msg = f"progress {value!r} is not allowed: a number from 0 to 1"
         raise ConfigError(msg)
@@ -429,10 +414,7 @@ def attempts_exhausted(conf: Conf, state: TaskState) -> bool:
 
 
 def kill_exhausted(context: Context, current: Current, now: int) -> Procedure[bool]:
-    """Move a pending task to the dead letters instead of handing it out; False if it changed meanwhile.
-
-    A run held in escrow is inserted.
-    """
+    """Move a pending task to the dead letters instead of handing it out; False if it changed meanwhile."""
     nonce, state = context.marks.nonce(), current.state
     if state.requeue:
         return (yield from escrow.rerun(context, current, nonce)).committed
@@ -458,59 +440,47 @@ def rescue_lapsed(context: Context, task_id: str) -> Procedure[bool]:
 
 
 def rescue_task(context: Context, task_id: str, note: str) -> Procedure[bool]:
-    """Give one claimed task back: to its old place, or to the dead letters once its attempts are used up.
-
-    Read and written again while it changes: a requeue may be added, an ephemeral may vanish, a lease be extended.
-    """
-    for _ in range(TRIES):
-        done = yield from _try_rescue(context, task_id, note)
-        if done is not None:
-            return done
-    return False
-
-
-def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | None]:
-    """One try: whether it was given back; None where it changed meanwhile."""
+    """Give one claimed task back: to its old place, or to the dead letters once its attempts are used up."""
     path, claim_path = context.paths.task(task_id, "state"), context.paths.task(task_id, "claim")
-    node, claim, noted = yield from read_nodes((path, claim_path, note))
-    if noted is None:
-        return False  # settled or rescued meanwhile
-    record = record_of(context, task_id, node)
-    if not isinstance(record, Record) or not (
-        record.state.state is State.CLAIMED and note in notes_of(context, task_id, record.state)
-    ):
-        yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
-        return False
-    expired = note != context.paths.current(record.state.consumer or "", task_id)
-    now = yield from server_time(context)
-    if expired and (end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
-        return False  # it was extended since it was listed
-    known = {note: noted} if claim is None else {note: noted, claim_path: claim}
-    mark = mark_path(context, task_id, record.state)
-    marked: Node | None = known[mark] if mark in known else (yield Get(mark))
-    # What is refused once the handler of a claim prefetched begins. One that cannot be read makes the claim count.
-    unbegun = marked is not None and is_prefetched(mark, marked.data)
-    marks = [Check(mark, marked.stat.version)] if marked is not None and unbegun else []
-    cancel_notes = (yield from cancel_note(context, record.state)) if expired else []  # its consumer lives, it may be
-    guards: dict[str, WriteOp] = {
-        guard.path: guard for guard in (Check(note, noted.stat.version), *marks, *cancel_notes)
-    }
-    current = Current(task_id, record.stat.version, record.state, claim_gone=claim is None)
-    refusal = (yield from _give_back_lapsed(context, current, guards, now, begun=not marks)).refusal
-    if refusal is None or refusal.why is Why.CHANGED or refusal.path in guards:
-        return True if refusal is None else None
-    raise damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
+    for _ in range(TRIES):  # a requeue may be added meanwhile, an ephemeral vanish, a lease be extended
+        node, claim, noted = yield from read_nodes((path, claim_path, note))
+        if noted is None:
+            return False  # settled or rescued meanwhile
+        record = record_of(context, task_id, node)
+        if not isinstance(record, Record) or not (
+            record.state.state is State.CLAIMED and note in notes_of(context, task_id, record.state)
+        ):
+            yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
+            return False
+        expired = note != context.paths.current(record.state.consumer or "", task_id)
+        now = yield from server_time(context)
+        if expired and (end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
+            return False  # it was extended since it was listed
+        known = {note: noted} if claim is None else {note: noted, claim_path: claim}
+        mark = mark_path(context, task_id, record.state)
+        marked: Node | None = known[mark] if mark in known else (yield Get(mark))
+        checks: list[WriteOp] = [Check(note, noted.stat.version)]
+        begun = marked is None or not is_prefetched(mark, marked.data)  # also where it cannot be read
+        if marked is not None and not begun:
+            checks.append(Check(mark, marked.stat.version))  # refused once its handler begins
+        if expired:  # its consumer lives, it may be
+            checks += yield from cancel_note(context, record.state)
+        guards = {guard.path: guard for guard in checks}
+        current = Current(task_id, record.stat.version, record.state, claim_gone=claim is None)
+        refusal = (yield from _give_back_lapsed(context, current, guards, now, begun=begun)).refusal
+        if refusal is None:
+            return True
+        if refusal.why is not Why.CHANGED and refusal.path not in guards:
+            raise damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
+    return False
 
 
 def _give_back_lapsed(
     context: Context, current: Current, guards: Mapping[str, WriteOp], now: int, *, begun: bool
 ) -> Procedure[CommitResult]:
-    """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow.
-
-    Unless it has `begun` the delivery counts as no attempt: it was prefetched.
-    """
+    """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
     state, nonce, checks = current.state, context.marks.nonce(), tuple(guards.values())
-    if not begun:
+    if not begun:  # it was prefetched: the delivery counts as no attempt
         build = partial(transitions.release, context, current, nonce, None, checks)
         return (yield from commit((yield from build()), mending(build)))
     conf = yield from read_conf(context)
@@ -556,8 +526,8 @@ def recover_record(context: Context, claimed: Claimed) -> Procedure[bool]:
 # The fence is threefold, in one transaction: the version of the task's state, which every change bumps; the claim's
 # znode, which dies with its session; and the note of who is working on it, which a rescue takes away.
 
-#: One try at ending a claim: how it went.
-Try = Callable[[Claimed], Procedure[CommitResult]]
+#: One try at ending a claim as it stands, with the nonce of the verb: how it went.
+Try = Callable[[Current, str], Procedure[CommitResult]]
 
 
 def complete(
@@ -574,10 +544,9 @@ def complete(
     times = claimed.times(context.clock, now)
     until = now + int(window * 1000) if window else None
 
-    def attempt(claimed: Claimed) -> Procedure[CommitResult]:
-        current, nonce = _current(claimed), nonce_of(context, claimed, "complete")
-        if claimed.state.requeue and until is None:
-            before = current.with_state(claimed.state.with_attempt("finished", times.ended, None, times.started))
+    def attempt(current: Current, nonce: str) -> Procedure[CommitResult]:
+        if current.state.requeue and until is None:
+            before = current.with_state(current.state.with_attempt("finished", times.ended, None, times.started))
             extra = [result_write(context, current, data)]
             return escrow.rerun(context, before, nonce, extra, result=True)
         finish = partial(transitions.finish, context, current, nonce, data, now, times, until)
@@ -621,15 +590,13 @@ def failed(
     wait, rand = optional_seconds("backoff", backoff), context.run.random()
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
 
-    def attempt(claimed: Claimed) -> Procedure[CommitResult]:
-        state = claimed.state.with_attempt("failed", times.ended, text, times.started)
-        nonce = nonce_of(context, claimed, "fail")
-        before, policy = _current(claimed).with_state(state), state.retry(conf.policy)
+    def attempt(current: Current, nonce: str) -> Procedure[CommitResult]:
+        state = current.state.with_attempt("failed", times.ended, text, times.started)
+        before, policy = current.with_state(state), state.retry(conf.policy)
         if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
             pause = policy.backoff(state.attempt, rand) if wait is None else wait
             due = now + int(pause * 1000) if pause >= 0.001 else None
-            again = partial(transitions.fail, context, before, nonce, text, due)
-            return _carry_out(claimed, again)
+            return _carry_out(claimed, partial(transitions.fail, context, before, nonce, text, due))
         if state.requeue:
             return escrow.rerun(context, before, nonce)
         to_dead = partial(transitions.to_dead, context, before, Event.FAIL_FINAL, nonce, text, now)
@@ -647,10 +614,8 @@ def release(context: Context, claimed: Claimed, delay: Duration | None = None) -
     now = (yield from server_time(context)) if span else 0
     due = now + int(span * 1000) if span else None
 
-    def attempt(claimed: Claimed) -> Procedure[CommitResult]:
-        nonce = nonce_of(context, claimed, "release")
-        back = partial(transitions.release, context, _current(claimed), nonce, due)
-        return _carry_out(claimed, back)
+    def attempt(current: Current, nonce: str) -> Procedure[CommitResult]:
+        return _carry_out(claimed, partial(transitions.release, context, current, nonce, due))
 
     state = yield from _settle(context, claimed, "release", attempt)
     context.listings.forget_tried(context.paths.entry(state.place).rpartition("/")[0])
@@ -659,15 +624,6 @@ def release(context: Context, claimed: Claimed, delay: Duration | None = None) -
 def snooze(context: Context, claimed: Claimed, delay: Duration) -> Procedure[None]:
     """Give the task back, not to be handled for `delay`; counts as no attempt."""
     yield from release(context, claimed, seconds("delay", delay))
-
-
-def nonce_of(context: Context, claimed: Claimed, verb: str) -> str:
-    """Each way to settle a claim has one nonce, however often it is asked for."""
-    return claimed.nonces.setdefault(verb, context.marks.nonce())
-
-
-def _current(claimed: Claimed) -> Current:
-    return Current(claimed.task_id, claimed.version, claimed.state)
 
 
 def _carry_out(claimed: Claimed, build: Callable[[], Procedure[Plan]]) -> Procedure[CommitResult]:
@@ -724,7 +680,9 @@ def _try_to_settle(context: Context, holding: Holding, verb: str, attempt: Try) 
         tried, sent = claimed.version, claimed.unsure
         claimed.unsure = True  # until the reply is known: a call may be cut off anywhere
         try:
-            committed = yield from attempt(claimed)
+            # Each way to settle a claim has one nonce, however often it is asked for.
+            nonce = claimed.nonces.setdefault(verb, context.marks.nonce())
+            committed = yield from attempt(Current(claimed.task_id, tried, claimed.state), nonce)
         except Unavailable:
             claimed.unsure = sent  # nothing was sent, or what was sent was refused
             raise
@@ -826,10 +784,7 @@ class Holder:
 
 
 def while_held(holder: Holder, procedure: Procedure[None]) -> Procedure[None]:
-    """Carry out a procedure that waits for the connection no longer than the session lives: then it is `Unavailable`.
-
-    By itself each of its operations, and each of its writes of unknown outcome, would wait as long as any other does.
-    """
+    """Carry out a procedure that waits for the connection while the session lives, else raises `Unavailable`."""
     result: object = None
     error: Exception | None = None
     try:

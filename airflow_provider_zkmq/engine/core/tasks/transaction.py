@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
 
 from ...errors import (
     ClaimLost,
@@ -81,8 +80,6 @@ def check_size(size: int) -> None:
 
 # --- ZkQueue's unit of work: take N tasks, put K, in one transaction across queues, or nothing happened.
 
-_CHANGED: Final = frozenset({Failure.BAD_VERSION, Failure.NO_NODE})
-
 
 @dataclass(slots=True)
 class TransactionState:
@@ -110,20 +107,17 @@ def commit(transaction: TransactionState, result: bytes | str | None = None) -> 
     has an id; in each case nothing happened, but that queues which were put into may have been created.
     """
     data = b"" if result is None else encode_data("result", result)
-    if not transaction.ended and (transaction.sent is not None or transaction.taken or transaction.put):
-        yield from _commit(transaction, data)
-    transaction.ended = True
-    return [put.task_id for put in transaction.put]
-
-
-def _commit(transaction: TransactionState, result: bytes) -> Procedure[None]:
+    ids = [put.task_id for put in transaction.put]
+    if transaction.ended or not (transaction.sent is not None or transaction.taken or ids):
+        transaction.ended = True
+        return ids
     requested = transaction.sent is not None
-    plan = transaction.sent if transaction.sent is not None else (yield from _plan(transaction, result))
+    plan = transaction.sent if transaction.sent is not None else (yield from _plan(transaction, data))
     if requested:
         plan.changes[0].proof = partial(_outcome_once, transaction, plan.changes[0].proof)
     try:
         transaction.sent = plan  # before it is sent: whoever is interrupted here does not know what became of it
-        committed = yield from commit_plan(plan, partial(_anew, transaction, result), requested=requested)
+        committed = yield from commit_plan(plan, partial(_anew, transaction, data), requested=requested)
     except OutcomeUnknown:
         raise
     except ZkmqError as error:  # not sent, or refused before it was sent
@@ -135,6 +129,7 @@ def _commit(transaction: TransactionState, result: bytes) -> Procedure[None]:
     if committed.refusal is not None:
         raise _refusal(transaction, committed.refusal)
     _end(transaction)
+    return ids
 
 
 def _outcome_once(transaction: TransactionState, proof: Proof) -> Procedure[Outcome | None]:
@@ -239,8 +234,9 @@ def _other_than_thought(transaction: TransactionState, refusal: Refusal) -> Proc
     """Whether an id that is put, or a run in escrow, is not as it was taken to be: the next plan takes it as it is."""
     path = refusal.path
     paths = [each.context.paths.task(each.task_id) for each in transaction.put]
+    changed = {Failure.BAD_VERSION, Failure.NO_NODE}
     for base, put in zip(paths, transaction.put, strict=True):
-        known = (f"{base}/state", _CHANGED) if put.ended is not None else (base, {Failure.NODE_EXISTS})
+        known = (f"{base}/state", changed) if put.ended is not None else (base, {Failure.NODE_EXISTS})
         if path == known[0] and refusal.outcome.failure in known[1] and paths.count(base) == 1:
             put.ended = yield from ended_before(put.context, put.new_task)
             return True
