@@ -307,10 +307,8 @@ class ClaimTable:
             del self.handovers[caller.key]
 
     def deliver(self, claimed: Claimed) -> None:
-        """The caller has its claim, and all that it asked for together with it: they are the caller's to settle.
-
-        A statement, not a call, takes them off, all or none: an interrupt can come after a call that has done its work.
-        """
+        """The caller has its claim, and all that it asked for together with it: they are the caller's to settle."""
+        # A statement takes them off, all or none: an interrupt can come after a call that has done its work.
         handovers, key = self.handovers, claimed.handover
         if key in handovers:
             del handovers[key]
@@ -459,10 +457,7 @@ class Marks:
             return chances[:_CHANCE]
 
     def stamp(self, now: int) -> str:
-        """A time-ordered mark for an entry, rising within this client and like no other client's (22 hex digits).
-
-        `now`: the server's clock in milliseconds. This machine's would set its tasks apart from everybody else's.
-        """
+        """A mark for an entry, rising with the server's clock (ms) and like no other client's (22 hex digits)."""
         self.counter = max(self.counter + 1, now << 16)
         self.client = self.client or self._chance()[:3].hex()
         return f"{self.counter:016x}{self.client}"

@@ -239,9 +239,6 @@ class Node(NamedTuple):
     stat: Stat
 
 
-# --- operations of a procedure
-
-
 @dataclass(frozen=True, slots=True)
 class Get:
     """Read a znode → `Node` or None."""

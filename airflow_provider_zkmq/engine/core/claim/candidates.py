@@ -413,7 +413,6 @@ def may_be_tried(context: Context, ranked: RankedEntry) -> bool:
 
 # --- Which lanes and which entries a consumer accepts.
 
-
 #: Whether a task with these filters is wanted.
 Accepts: TypeAlias = Callable[[Mapping[str, str]], bool]
 

@@ -164,8 +164,7 @@ def _claim(
 def _look(context: Context, taker: Taker, schedule: Schedule) -> Procedure[None]:
     """One look at the queue, without waiting, after it was looked after: what is wanted may be a dead consumer's.
 
-    What is claimed is added to ``taken``; `schedule` tells when to look again. Raises `Unregistered`, `NoRoom`,
-    `CallerLeft`; what was claimed before stands.
+    `schedule` tells when to look again. Raises `Unregistered`, `NoRoom`, `CallerLeft`; what is in ``taken`` stands.
     """
     wanted = taker.wanted
     taker.conf = yield from read_conf(context)

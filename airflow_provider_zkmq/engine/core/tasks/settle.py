@@ -134,8 +134,8 @@ def settle_last(context: Context) -> Procedure[None]:
 class DeferredCompletions:
     """The deferred completions that one call sends with its own transactions.
 
-    Each stays deferred until `on_settled` was called. When the call ends it sets ``sender.over``, a single statement:
-    from then on other calls send what is left, whatever interrupts this one. Then it is closed.
+    When the call ends it sets ``sender.over``, a single statement: from then on others send what is left, whatever
+    interrupts this one. Then it is closed.
     """
 
     context: Context
@@ -309,10 +309,7 @@ def progress(context: Context, claimed: Claimed, value: float, note: str = "") -
 
 
 def extend(context: Context, claimed: Claimed, lease: Duration) -> Procedure[None]:
-    """Hold the claim for `lease` more seconds from now; for a session-bound claim, check that it still holds.
-
-    Raises `ClaimLost`.
-    """
+    """Hold the claim for `lease` more seconds from now; a session-bound one is only checked. Raises `ClaimLost`."""
     span = seconds("lease", lease)
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)
@@ -500,10 +497,8 @@ def _give_back_lapsed(
 
 
 def recover_record(context: Context, claimed: Claimed) -> Procedure[bool]:
-    """After a `CorruptRecord`: let the next settling write over the record, if that was damaged. Raises `ClaimLost`.
-
-    The claim's znode says that the task is still ours, and the version of what is read fences the write to come.
-    """
+    """After a `CorruptRecord`: let the next settling write over the record, if that was damaged. Raises `ClaimLost`."""
+    # The claim's znode says that the task is still ours, and the version of what is read fences the write to come.
     path, claim_path = (context.paths.task(claimed.task_id, part) for part in ("state", "claim"))
     yield Sync(path)
     node, claim, escrow = yield from read_nodes((path, claim_path, context.paths.task(claimed.task_id, "requeue")))

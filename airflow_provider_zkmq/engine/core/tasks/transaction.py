@@ -217,15 +217,13 @@ def _anew(transaction: TransactionState, result: bytes, refusal: Refusal) -> Pro
     Raises `DuplicateTask` for an id whose task does not run anew.
     """
     transaction.sent = None
-    if (yield from _other_than_thought(transaction, refusal)):
-        transaction.sent = yield from _plan(transaction, result)
-        return transaction.sent
-    changed = refusal.why is Why.CHANGED and refusal.outcome.failure is Failure.BAD_VERSION
-    if not changed and refusal.why is not Why.PLACE:
-        return None
-    for context, claimed in transaction.taken:
-        if changed and refusal.path == context.paths.task(claimed.task_id, "state"):
-            yield from still_held(context, claimed)
+    if not (yield from _other_than_thought(transaction, refusal)):
+        changed = refusal.why is Why.CHANGED and refusal.outcome.failure is Failure.BAD_VERSION
+        if not changed and refusal.why is not Why.PLACE:
+            return None
+        for context, claimed in transaction.taken:
+            if changed and refusal.path == context.paths.task(claimed.task_id, "state"):
+                yield from still_held(context, claimed)
     transaction.sent = yield from _plan(transaction, result)
     return transaction.sent
 
@@ -275,9 +273,8 @@ def rollback(transaction: TransactionState, holder: Holder | None = None) -> Pro
     before it claims again.
     """
     try:
-        if (
-            transaction.sent is not None or holder is None
-        ):  # what became of a commit is told by the server only, whatever session asks
+        # What became of a commit is told by the server only, whatever session asks.
+        if transaction.sent is not None or holder is None:
             yield from _rollback(transaction)
         else:
             yield from while_held(holder, _rollback(transaction))
