@@ -274,8 +274,8 @@ def _nodes_of(context: Context, taker: Taker, entries: Sequence[str]) -> Procedu
         later = {task_id: ranked.entry for ranked in taker.later if (task_id := entry_task(ranked.entry)) is not None}
         for entry in set(read_ahead.tasks).difference(later.values()):  # they are gone
             del read_ahead.tasks[entry]
-        asked = {entry_task(entry) for entry in unread}
-        ahead = [entry for task_id, entry in later.items() if entry not in read_ahead.tasks and task_id not in asked]
+        missing = {entry_task(entry) for entry in unread}
+        ahead = [entry for task_id, entry in later.items() if entry not in read_ahead.tasks and task_id not in missing]
         fresh = yield from _read(context, [*unread, *ahead])
     finally:
         read_ahead.busy = False
@@ -527,10 +527,10 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], s
             taken = yield from take_all(context, taker, picks)
         finally:
             context.claims.trying.difference_update(entries)
-        for ranked in picks:  # off the stock; if it still stands there, the next listing has it again
-            stock = context.listings.at(ranked.segment).cached_entries
-            if stock is not None and ranked.entry in stock and not may_be_tried(context, ranked):
-                stock.remove(ranked.entry)
+        for ranked in picks:  # if it still stands there, the next listing has it again
+            cached = context.listings.at(ranked.segment).cached_entries
+            if cached is not None and ranked.entry in cached and not may_be_tried(context, ranked):
+                cached.remove(ranked.entry)
         if taken < len(picks) and any(look.tried[entry] >= TRIES_OF_ENTRY for entry in entries):
             schedule.no_later_than(SOON)
 
@@ -564,15 +564,15 @@ def _usable_entries(context: Context, look: _DefaultLook, segment: str, *, judge
     """What can be tried of a segment, less what this client took; none only where its listing is of this moment."""
     while True:
         reading = context.listings.at(segment)
-        stock, current = reading.cached_entries, reading.fresh
+        cached, current = reading.cached_entries, reading.fresh
         young = context.run.monotonic() - reading.read_at < LISTING_SECONDS
-        if stock is None or not (current or (stock and young)):
+        if cached is None or not (current or (cached and young)):
             listed = yield from listing(context, segment)
-            stock = [name for name in listed or () if f"{segment}/{name}" not in context.ignored_paths]
+            cached = [name for name in listed or () if f"{segment}/{name}" not in context.ignored_paths]
             if listed is not None:
-                context.listings.at(segment).cached_entries = stock
+                context.listings.at(segment).cached_entries = cached
             current = listed is None or context.listings.at(segment).fresh
-        names = (yield from judged(context, look.taker.accepts, segment, stock)) if judge else stock
+        names = (yield from judged(context, look.taker.accepts, segment, cached)) if judge else cached
         if look.untouched(context):  # most looks have tried nothing yet, beside nobody
             usable = names[: look.width]
         else:

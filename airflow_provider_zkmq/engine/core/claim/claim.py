@@ -309,7 +309,10 @@ def _begin(loop: Loop) -> Procedure[bool]:
 def _claim_for_loop(loop: Loop, caller: Caller) -> Procedure[bool]:
     """Wait for the next ones; whether there are any. They are the loop's from then on."""
     context = loop.context
-    stops = lambda: caller.left or loop.stopping()  # noqa: E731
+
+    def stops() -> bool:
+        return caller.left or loop.stopping()
+
     if loop.wanted is None:
         loop.wanted = yield from loop.wanting()
     while True:

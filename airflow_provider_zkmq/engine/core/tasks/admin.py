@@ -242,7 +242,7 @@ def replace_data(context: Context, task_id: str, data: bytes | str, version: int
 
     Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task that is not pending any more.
     """
-    extra = [SetData(context.paths.task(task_id, "data"), encode_data("data", data))]
+    extra: list[WriteOp] = [SetData(context.paths.task(task_id, "data"), encode_data("data", data))]
 
     def build(current: Current) -> Procedure[Plan]:
         state, nonce = current.state, context.marks.nonce()

@@ -403,7 +403,7 @@ class _Group:
             if met.only_new:
                 self.in_use = met.task_id
                 return None
-            if met is not self.first or not (yield from self._meet()):  # what may meet its id goes alone
+            if met is not self.first or not (yield from self._resolve_conflict()):  # what may meet its id goes alone
                 return None
             self.tries = self.tries or Tries(f"enqueue of task {self.first.task_id!r}")
             yield from self.tries.refused(refusal.outcome, refusal.multi, None)
@@ -416,7 +416,7 @@ class _Group:
         self.call.sending(self.new_tasks)
         return plan
 
-    def _meet(self) -> Procedure[bool]:
+    def _resolve_conflict(self) -> Procedure[bool]:
         """Deal with the task that has the only one's id: it is replaced or changed, or refuses; whether it has gone.
 
         An earlier try of the same enqueue may have written it, which its stamp or nonce tells.
@@ -434,8 +434,8 @@ class _Group:
                 return True
             state = TaskState.decode(path, node.data)
             # One whose id was made for it is ours, whatever became of it since.
-            ours = uncertain and ((new.generated and new.batch is None) or new.has_written(state))
-            if ours or (yield from _same_member(context, new, state)):
+            written = uncertain and ((new.generated and new.batch is None) or new.has_written(state))
+            if written or (yield from _same_member(context, new, state)):
                 self.written = True
                 break
             status = yield from status_of(context, state)

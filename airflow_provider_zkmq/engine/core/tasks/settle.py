@@ -364,8 +364,8 @@ def begin(context: Context, claimed: Claimed) -> Procedure[None]:
         return
     sent = False
     span = FRESH_SECONDS if claimed.span is None else min(FRESH_SECONDS, FRESH_PART * claimed.span)
-    ours = claimed.session == context.run.session() and not claimed.cancelled
-    if ours and claimed.sent is not None and now - claimed.sent < span:
+    holds = claimed.session == context.run.session() and not claimed.cancelled
+    if holds and claimed.sent is not None and now - claimed.sent < span:
         state = Check(context.paths.task(claimed.task_id, "state"), claimed.version)
         multi = Multi((state, *_checks(context, claimed), beginning(context, claimed)))
         sent = yield Post(multi, partial(_note_unmarked_start, context, claimed))
