@@ -66,7 +66,7 @@ def claim(
     *,
     stopping: Callable[[], bool] = never_stopping,
 ) -> Procedure[Claimed | None]:
-    """The first task that fits, waiting for one at most `timeout` seconds; None when there was none: `claim_many`."""
+    """The first task that fits, waiting at most `timeout` seconds; None when there was none. See `claim_many`."""
     claims = yield from claim_many(context, wanted, 1, timeout, caller, stopping=stopping)
     return claims[0] if claims else None
 
@@ -125,7 +125,6 @@ def _claim(
             if reads is None and wanted.task_id is None:  # where others of its kind follow one another closely
                 reads = context.paces.begin(kind)
             taker = Taker(wanted, caller, deferred, most, reads)
-            again = False
             # What could not go with a claim is settled by itself, also where nothing can be claimed.
             try:
                 yield from _look(context, taker, schedule)
