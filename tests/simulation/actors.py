@@ -200,7 +200,8 @@ def looper(client: Client, rand: random.Random, rounds: int) -> Program:
         most, timeout = rand.choice([1, 1, 3]), rand.choice([0.0, 2.0, 20.0])
         requested = claiming(client, lease=lease, selector=selector, timeout=timeout)
         wanted = requested.about["wanted"] = replace(requested.about["wanted"], prefetch=most > 1)
-        loop, mine = Loop(client.context(), partial(just, wanted), most, timeout, lambda: False), set[tuple[str, int]]()
+        context, mine = client.context(), set[tuple[str, int]]()
+        loop = Loop(context, partial(just, wanted), most, timeout, lambda: False, context.run.new_signal())
         for _ in range(rand.choice([1, 6, 12])):
             before = loop.current
             about = requested.about | {"loop": loop, "former": before}

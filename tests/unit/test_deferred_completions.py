@@ -388,4 +388,4 @@ def test_refusals_of_one_moment_are_one_refusal() -> None:
     now[0] += FIRST_PAUSE
     assert not retry_times.waits("x", Schedule(lambda: now[0]))
     retry_times.retry_later("x", agenda)
-    assert retry_times.pauses["x"].until == now[0] + 2 * FIRST_PAUSE
+    assert retry_times.pauses["x"][0] == now[0] + 2 * FIRST_PAUSE

@@ -148,7 +148,7 @@ def taken() -> tuple[Client, transaction.TransactionState]:
 
 
 def holder(over: Any) -> settle.Holder:
-    return settle.Holder(over, settle.REACHABLE.reach)
+    return settle.Holder(over, lambda: iter(()))
 
 
 def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:

@@ -49,25 +49,20 @@ class Clock:
     """The most exact one of late: by it moments of ours are told, so that their order and distances stay."""
 
     def learn(self, outcome: Outcome) -> None:
-        """Remember the server's clock as a transaction told it.
-
-        A reply that was long on its way says little: it is used only where nothing better is known.
-        """
+        """Remember the server's clock as a transaction told it."""
         if outcome.time is None or outcome.sent is None:
             return
         latest = ServerTime(outcome.time, outcome.sent, self.monotonic() - outcome.sent)
-        if latest.span <= SPAN_SECONDS or self.now() is None:
+        if latest.span <= SPAN_SECONDS or self.now() is None:  # a reply that was long on its way says little
             self.last = latest
-        if self.best is None or latest.span <= self.best.span or self._contradicts(latest, self.best):
-            self.best = latest
-
-    @staticmethod
-    def _contradicts(latest: ServerTime, best: ServerTime) -> bool:
-        """Whether the best one is too old, or the server's clock was set, or is another server's."""
+        best = self.best or latest
         age = latest.sent - best.sent
         lead = best.ms + age * 1000 - latest.ms  # each of the two may be late by its span
         late, early = best.span * 1000 + DRIFT_MS, latest.span * 1000 + DRIFT_MS
-        return age > TRUSTED_SECONDS or not -early <= lead <= late
+        # Else the best one may be too old, or the server's clock was set, or is another server's.
+        stands = age <= TRUSTED_SECONDS and -early <= lead <= late
+        if latest.span <= best.span or not stands:
+            self.best = latest
 
     def at(self, moment: float) -> int | None:
         """The server's clock at a moment of our monotonic one, as far as it is known; rather late than early."""
@@ -84,10 +79,7 @@ class Clock:
         return None if self.last is None or self.last.span > SPAN_SECONDS else self.now()
 
     def ordering(self) -> int | None:
-        """The server's clock for what puts tasks in order: in the middle of what is known, as it is better than late.
-
-        None where nothing is known, or only by a write that took longer than `SPAN_SECONDS`.
-        """
+        """Like `exact`, for what puts tasks in order: in the middle of what is known, as that is better than late."""
         last, now = self.last, self.monotonic()
         if last is None or last.span > SPAN_SECONDS or now - last.sent > ORDERING_SECONDS:
             return None
@@ -214,7 +206,7 @@ class UnsettledClaim:
     """A claim that nobody settles any more, and how its client does."""
 
     claimed: Claimed
-    end: Callable[[Any, Claimed], Procedure[None]]
+    end: Callable[[Any, Claimed], Procedure[object]]
     """A procedure on the client's memory of the queue; raises `ClaimLost` where nothing is left to be settled."""
 
 
@@ -271,14 +263,11 @@ class ClaimTable:
     """The entries that threads of this client are claiming."""
 
     def receive(self, claimed: Claimed, token: int, sent: float | None = None) -> None:
-        """Remember a claim; of two of the same task in this process the older one can only be lost.
-
-        The older one may be the one that is learnt of last: its reply was long on its way.
-        """
+        """Remember a claim; of two of the same task in this process the older one can only be lost."""
         claimed.token = token
         claimed.sent = sent
         other = self.held.get(claimed.task_id)
-        if other is not None and other.token > claimed.token:
+        if other is not None and other.token > claimed.token:  # this one's reply was long on its way
             claimed.lost = True
             return
         if other is not None and other is not claimed:
@@ -292,10 +281,7 @@ class ClaimTable:
             del self.held[claimed.task_id]
 
     def end_session(self, session: int, zxid: int) -> None:
-        """This client is a new session's: what was bound to another one is lost.
-
-        So is what was claimed later than `zxid`, the server's latest transaction: it was restored from an older state.
-        """
+        """This client is a new session's: what was bound to another, or is newer than the servers' state, is lost."""
         for claimed in list(self.held.values()):
             if (claimed.ends_with_session and claimed.session != session) or claimed.token > zxid:
                 self.let_go(claimed)
@@ -321,18 +307,14 @@ class ClaimTable:
             del self.handovers[caller.key]
 
     def deliver(self, claimed: Claimed) -> None:
-        """The caller has its claim, and all that it asked for together with it: they are the caller's to settle.
-
-        A statement, not a call, takes them off, all or none: an interrupt can come after a call that has done its work.
-        """
+        """The caller has its claim, and all that it asked for together with it: they are the caller's to settle."""
+        # A statement takes them off, all or none: an interrupt can come after a call that has done its work.
         handovers, key = self.handovers, claimed.handover
         if key in handovers:
             del handovers[key]
 
     def has_undelivered(self) -> bool:
         """Whether a caller went away from a claim, a rollback was cut off, or a loop was left."""
-        if not self.handovers:
-            return bool(self.unsettled)
         return bool(self.unsettled) or any(handover.caller.left for handover in self.handovers.values())
 
     def remember_unsure(self, claimed: Claimed) -> None:
@@ -408,41 +390,32 @@ class Schedule:
         return most if self.due is None else max(0.0, min(most, self.due - self.monotonic()))
 
 
-@dataclass(slots=True)
-class Pause:
-    """Until when something that was refused is left alone, by our monotonic clock, and how often it was refused."""
-
-    until: float
-    tries: int
-
-
 @dataclass(slots=True, eq=False)
 class RetryTimes:
     """What was refused to those who look after the queue, by its path: each time it is left alone for longer."""
 
     monotonic: Callable[[], float]
-    pauses: dict[str, Pause] = field(default_factory=dict)
+    pauses: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Until when it is left alone, by our monotonic clock, and how often it was refused before."""
 
     def waits(self, path: str, schedule: Schedule) -> bool:
         """Whether something that was refused is not to be tried again yet; then it is on the schedule."""
-        pause = self.pauses.get(path)
-        if pause is None or pause.until <= self.monotonic():
+        until, _ = self.pauses.get(path, (-math.inf, 0))
+        if until <= self.monotonic():
             return False
-        schedule.no_later_than(pause.until - self.monotonic())
+        schedule.no_later_than(until - self.monotonic())
         return True
 
     def retry_later(self, path: str, schedule: Schedule) -> None:
         """Something was refused: try again soon, and less and less often while it goes on being refused."""
-        known = self.pauses.get(path)
-        if known is not None and known.until > self.monotonic():  # another call was refused at the same moment
-            schedule.no_later_than(known.until - self.monotonic())
+        if self.waits(path, schedule):  # another call was refused at the same moment
             return
-        tries = 0 if known is None else known.tries + 1
+        tries = self.pauses[path][1] + 1 if path in self.pauses else 0
         seconds = min(LONGEST_PAUSE, FIRST_PAUSE * 2**tries)
         if len(self.pauses) >= MAX_LATER:  # most of it is gone by now, and was never asked for again
             old = self.monotonic() - LONGEST_PAUSE
-            self.pauses = {other: pause for other, pause in self.pauses.items() if pause.until > old}
-        self.pauses[path] = Pause(self.monotonic() + seconds, tries)
+            self.pauses = {other: pause for other, pause in self.pauses.items() if pause[0] > old}
+        self.pauses[path] = self.monotonic() + seconds, tries
         schedule.no_later_than(seconds)
 
     def done(self, path: str) -> None:
@@ -484,10 +457,7 @@ class Marks:
             return chances[:_CHANCE]
 
     def stamp(self, now: int) -> str:
-        """A time-ordered mark for an entry, rising within this client and like no other client's (22 hex digits).
-
-        `now`: the server's clock in milliseconds. This machine's would set its tasks apart from everybody else's.
-        """
+        """A mark for an entry, rising with the server's clock (ms) and like no other client's (22 hex digits)."""
         self.counter = max(self.counter + 1, now << 16)
         self.client = self.client or self._chance()[:3].hex()
         return f"{self.counter:016x}{self.client}"
@@ -520,21 +490,20 @@ class IgnoredPaths:
 
     def is_news(self, damage: str) -> bool:
         """Whether something damaged is met for the first time."""
-        if not damage or damage in self.damages:
-            return not damage
-        if len(self.damages) >= MAX_IGNORED_PATHS:
-            self.damages.clear()
-        self.damages.add(damage)
-        return True
+        return not damage or _noted(self.damages, damage)
 
     def add(self, path: str) -> bool:
         """Step over it from now on; False if that was so already."""
-        if path in self.paths:
-            return False
-        if len(self.paths) >= MAX_IGNORED_PATHS:
-            self.paths.clear()
-        self.paths.add(path)
-        return True
+        return _noted(self.paths, path)
+
+
+def _noted(known: set[str], what: str) -> bool:
+    if what in known:
+        return False
+    if len(known) >= MAX_IGNORED_PATHS:
+        known.clear()
+    known.add(what)
+    return True
 
 
 # --- Enqueues whose callers were not told what became of them, by task id. Owner: `core.tasks.enqueue`.
@@ -671,10 +640,6 @@ class Listings:
             if other.startswith(start) and other[len(start) :].partition("/")[0] not in keep:
                 self.forget(other)
 
-    def forget_unused(self) -> None:
-        """Drop what nobody reads or waits for at this moment."""
-        self.readings = {path: each for path, each in self.readings.items() if each.pending or each.subscribers}
-
     def still_listed(self, path: str, name: str) -> bool:
         """Whether a child certainly stands there still: it is in a listing whose watch has not fired."""
         reading = self.readings.get(path)
@@ -684,11 +649,6 @@ class Listings:
         """What was tried of a segment is tried again."""
         if path in self.readings:
             self.readings[path].cached_entries = None
-
-    def forget_all_tried(self) -> None:
-        """What was tried is tried again."""
-        for reading in self.readings.values():
-            reading.cached_entries = None
 
 
 # --- Candidates that were read before they are claimed. Owner: `core.claim.candidates`.
@@ -709,10 +669,7 @@ class ReadAhead:
     """What claims of one kind that follow one another read for those to come."""
 
     tasks: dict[str, Sequence[Node | None]] = field(default_factory=dict)
-    """Candidates, by entry: as they were then, which the transaction that claims one of them finds out.
-
-    A later run of the same id has another entry: what was not there, or damaged, before that is no matter of its.
-    """
+    """Candidates, by entry, as they were then: whether they are so still their claim tells. A later run has another."""
     most: int = MOST
     """So many are worth to be read at once."""
     read_at: float = float("-inf")
@@ -726,11 +683,6 @@ class ReadAhead:
         self.most = max(1, min(MOST, 2 * self.most, MOST_BYTES * count // max(1, size)))
         if not self.tasks:  # else those that were read before tell how old all of it is
             self.read_at = now
-
-    def forget_old(self, now: float) -> None:
-        """What was read too long ago may have changed."""
-        if now - self.read_at > PACE_SECONDS:
-            self.tasks.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -818,10 +770,7 @@ class Runtime:
     unwatch: Callable[[str], None]
     """Nobody waits for changes of this znode's data any more: its watch may go. Does not wait, does not raise."""
     finish_later: Callable[[], None]
-    """Finish in the background what interrupted calls left (`core.maintenance.consumers`); from any thread.
-
-    Does not wait, does not raise.
-    """
+    """Finish in the background what interrupted calls left; from any thread. Does not wait, does not raise."""
 
 
 # --- Where the next entries go: the newest segments of lanes, and buckets known to exist. Owner: `core.write.commit`.
@@ -833,10 +782,7 @@ MAX_BUCKETS: Final = 64
 
 @dataclass(slots=True, eq=False)
 class OpenSegment:
-    """A lane's segment that takes entries: ``ops`` go into the transaction that writes the next one.
-
-    ``then`` takes their place once they are committed; ``ordered``: by the rules of a queue of strict order.
-    """
+    """A lane's segment: ``ops`` go with the next entry, ``then`` with those after it; ``ordered``: in strict order."""
 
     lane: Lane
     segment: str
@@ -933,24 +879,16 @@ class Context:
 
     def __post_init__(self) -> None:
         self.listings, self.sizes = Listings(self.run.new_signal), Listings(self.run.new_signal)
-        self.clock = Clock(self.run.monotonic)
-        self.marks = Marks(self.run.wall_ms)
-        self.retry_times = RetryTimes(self.run.monotonic)
-        self.paces = Paces(self.run.monotonic)
+        self.clock, self.marks = Clock(self.run.monotonic), Marks(self.run.wall_ms)
+        self.retry_times, self.paces = RetryTimes(self.run.monotonic), Paces(self.run.monotonic)
 
     def report(self, path: str, why: str, damage: str = "") -> None:
-        """Tell of a foreign or damaged znode, once, however often met; `Runtime.report` tells of what happened.
-
-        `path` is stepped over from now on. `damage`: what is the matter, which other paths may suffer from, too.
-        """
+        """Tell of a foreign or damaged znode, once, and step over it; `damage`: what other paths suffer from, too."""
         if self.ignored_paths.add(path) and self.ignored_paths.is_news(damage):
             self.run.report(path, why)
 
     def forget_queue(self) -> None:
-        """The queue is not there: what was remembered of its znodes is forgotten. What callers have in hand is theirs.
-
-        One of the same name that is created later is another queue.
-        """
+        """The queue is not there: what was remembered of its znodes is forgotten; what is in hand is its callers'."""
         self.configuration = Configuration(changed=self.configuration.changed)
         self.registration.consumer = self.registration.cancel_watch = None
         self.known_consumers = KnownConsumers()
@@ -962,7 +900,8 @@ class Context:
         self.segments.open.clear()
         self.segments.buckets.clear()
         self.unknown_outcomes.marks.clear()
-        self.listings.forget_unused()
+        used = {path: each for path, each in self.listings.readings.items() if each.pending or each.subscribers}
+        self.listings.readings = used
         self.sizes.readings.clear()
 
     def warn_once(self, path: str, why: str, damage: str = "") -> None:

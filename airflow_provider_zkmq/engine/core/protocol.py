@@ -41,7 +41,7 @@ class WaitQueue(Generic[K]):
 
     def take(self, who: K, place: WaitPlace | None) -> None:
         """Join; who has had this place before is the first of its kind again. None: with those of no kind."""
-        row = self._rows.setdefault(_kind(place), OrderedDict())
+        row = self._rows.setdefault(place and place.kind, OrderedDict())
         row[who] = None
         if place is not None:
             if place.kept:
@@ -50,10 +50,11 @@ class WaitQueue(Generic[K]):
 
     def leave(self, who: K, place: WaitPlace | None) -> None:
         """Get up, woken or not."""
-        row = self._rows.get(_kind(place), OrderedDict())
+        kind = place and place.kind
+        row = self._rows.get(kind, OrderedDict())
         row.pop(who, None)
         if not row:
-            self._rows.pop(_kind(place), None)
+            self._rows.pop(kind, None)
 
     def everybody(self) -> list[K]:
         """All who wait; they have got up."""
@@ -75,10 +76,6 @@ class WaitQueue(Generic[K]):
         if not row:
             del self._rows[kind]
         return [who]
-
-
-def _kind(place: WaitPlace | None) -> Hashable:
-    return None if place is None else place.kind
 
 
 # --- Transactions: the operations that they are made of, and how they end.
@@ -242,9 +239,6 @@ class Node(NamedTuple):
     stat: Stat
 
 
-# --- operations of a procedure
-
-
 @dataclass(frozen=True, slots=True)
 class Get:
     """Read a znode → `Node` or None."""
@@ -298,6 +292,10 @@ class CreateContainer:
     path: str
 
 
+#: What is one request with one reply.
+Exchange: TypeAlias = Get | Children | Exists | GetMany | Multi | CreateContainer
+
+
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """Several operations in flight at the same time → list of their results, in order.
@@ -306,7 +304,7 @@ class Pipeline:
     then unknown, whether it was sent or not.
     """
 
-    ops: tuple[Get | Children | Exists | GetMany | Multi | CreateContainer, ...]
+    ops: tuple[Exchange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,10 +325,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class SetTimeout:
-    """The caller gave this call a time of its own: from now on it ends within so many seconds.
-
-    What a driver waits for longer raises `Unavailable`.
-    """
+    """From now on this call ends within so many seconds: what a driver waits for longer raises `Unavailable`."""
 
     seconds: float
 
@@ -366,22 +361,7 @@ class EnsureRoot:
     path: str
 
 
-Op: TypeAlias = (
-    Get
-    | Children
-    | Exists
-    | GetMany
-    | Multi
-    | Post
-    | CreateContainer
-    | Pipeline
-    | Wait
-    | SetTimeout
-    | Reconnect
-    | Sync
-    | Callback
-    | EnsureRoot
-)
+Op: TypeAlias = Exchange | Post | Pipeline | Wait | SetTimeout | Reconnect | Sync | Callback | EnsureRoot
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Op, Any, T]
 
@@ -414,44 +394,19 @@ def resolved(
     """What became of a transaction that was sent: its outcome; an unknown one is found out as by `transact`."""
     if not outcome.unknown:
         return outcome
+    unknown, sent = "a write was sent and its outcome is not known", outcome.sent
     try:
-        return (yield from _resolve(multi, proof, outcome.sent))
+        for _ in range(TRIES):
+            yield Reconnect(sent)  # its caller waits no longer for it than for any other operation
+            outcome = yield multi
+            if outcome.committed:
+                return outcome
+            if not outcome.unknown:
+                mine = yield from proof()
+                return mine or outcome
     except (Unavailable, SessionLost) as error:
-        raise _unknown(error) from error
-
-
-def _resolve(
-    multi: Multi | CreateContainer, proof: Callable[[], Procedure[Outcome | None]], sent: float | None
-) -> Procedure[Outcome]:
-    """Issue a write of unknown outcome again until it is known, or too long ago."""
-    lost = 0
-    while True:
-        lost += 1
-        yield from _reconnect(lost, sent)
-        outcome: Outcome = yield multi
-        if outcome.committed:
-            return outcome
-        if not outcome.unknown:
-            mine = yield from proof()
-            return mine or outcome
-
-
-def _unknown(why: object) -> OutcomeUnknown:
-    return OutcomeUnknown(f"a write was sent and its outcome is not known: {why}")
-
-
-def _reconnect(lost: int, sent: float | None) -> Procedure[None]:
-    """Wait for the connection, after it was lost with a write under way for the `lost`-th time.
-
-    `sent`: when that write was first sent; its caller waits no longer for it than for any other operation.
-    Raises `OutcomeUnknown` when it does not come back in time, and when it is lost again and again.
-    """
-    if lost > TRIES:
-        raise _unknown("the connection was lost each time that its outcome was asked for")
-    try:
-        yield Reconnect(sent)
-    except (Unavailable, SessionLost) as error:
-        raise _unknown(error) from error
+        raise OutcomeUnknown(f"{unknown}: {error}") from error
+    raise OutcomeUnknown(f"{unknown}: the connection was lost each time that its outcome was asked for")
 
 
 def never() -> Procedure[Outcome | None]:
@@ -462,8 +417,7 @@ def never() -> Procedure[Outcome | None]:
 
 def refused(what: str, outcome: Outcome, multi: Multi) -> ZkmqError:
     """The error for a refusal that no procedure expects."""
-    op = multi.ops[outcome.failed] if outcome.failed is not None else None
-    where = f" at {op.path}" if op is not None else ""
+    where = "" if outcome.failed is None else f" at {failed_at(outcome, multi)}"
     reason = outcome.failure.value if outcome.failure else "refused"
     return ZkmqError(f"{what} was refused{where}: {outcome.detail or reason}")
 
@@ -474,13 +428,10 @@ def failed_at(outcome: Outcome, multi: Multi) -> str:
 
 
 def ensure_bucket(path: str) -> Procedure[None]:
-    """Create a bucket of an index unless it exists; the server clears it away once it has been emptied.
-
-    A server older than 3.5.3 knows no containers: there clean-up deletes what has been emptied.
-    """
+    """Create a bucket of an index unless it exists; the server clears it away once it has been emptied."""
     outcome = yield from transact(CreateContainer(path), never)
     if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
-        yield from ensure_node(path)
+        yield from ensure_node(path)  # a server older than 3.5.3 knows no containers: clean-up deletes it there
 
 
 def ensure_node(path: str, data: bytes = b"") -> Procedure[None]:
@@ -505,9 +456,8 @@ class Tries:
     """The tries of one call at one thing: what was refused is tried again while that gets on, three times where not."""
 
     def __init__(self, what: object) -> None:
-        self._what = what
+        self._what, self._equal = what, 0
         self._last: object = None
-        self._equal = 0
 
     def refused(self, outcome: Outcome, multi: Multi, sign: object) -> Procedure[None]:
         """Go on to another try. `sign` tells what was read before this one: a record's transaction, say; None: nothing.
@@ -517,21 +467,15 @@ class Tries:
         """
         if outcome.failure not in _WHY:
             raise refused(str(self._what), outcome, multi)
-        now = (sign, _refused_op(outcome, multi), outcome.failure)
+        op = None if outcome.failed is None else multi.ops[outcome.failed]
+        # What was refused: its kind, its path and the version that it asked for, which changes where others get on.
+        now = (sign, type(op), failed_at(outcome, multi), getattr(op, "version", None), outcome.failure)
         self._equal = self._equal + 1 if now == self._last else 0
         self._last = now
         if self._equal == 1:
             yield Sync(failed_at(outcome, multi))
         elif self._equal > 1:
             raise damaged(str(self._what), outcome, multi)
-
-
-def _refused_op(outcome: Outcome, multi: Multi) -> object:
-    """What was refused: its kind, its path and the version that it asked for, which changes where others get on."""
-    if outcome.failed is None:
-        return None
-    op = multi.ops[outcome.failed]
-    return type(op), op.path, getattr(op, "version", None)
 
 
 def damaged(what: str, outcome: Outcome, multi: Multi) -> CorruptRecord:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import heapq
 import zlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import structs
 
-from ..context import CachedRead, Caller, Claimed, Context, ReadAhead, Registered, Schedule
+from ..context import PACE_SECONDS, CachedRead, Caller, Claimed, Context, ReadAhead, Registered, Schedule
 from ..maintenance.consumers import any_of_the_first, back_off, share
 from ..model.names import Lane, entry_task, is_shortened, parse_lane, priority_of
 from ..model.policy import Conf
@@ -65,18 +65,8 @@ class NoRoom(Exception):
     """There are as many leases as the bound allows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """How many may be claimed (None: as many as are wanted), and what is refused where others claim before it."""
-
-    room: int | None = None
-    changes: list[Change] = field(default_factory=list)
-
-
-def guard_of(context: Context, most: int | None) -> Procedure[Guard]:
-    """The guard of a claim that leaves the queue with `most` leases at the most. Raises `NoRoom`."""
-    if most is None:
-        return Guard()
+def _room_under(context: Context, most: int) -> Procedure[tuple[int, Change]]:
+    """How many may be claimed where `most` leases are allowed, and what others refuse who claim before. Or `NoRoom`."""
     path = context.paths.at("leases")
     node: Node | None = yield Get(path)
     if node is None or node.stat.children >= most:
@@ -84,18 +74,15 @@ def guard_of(context: Context, most: int | None) -> Procedure[Guard]:
         if node is None:
             yield from restored(context, path)
         node = yield Get(path)
-    room = 0 if node is None else most - (yield from _held(context, path, node, most))
-    if node is None or room <= 0:
+    if node is None:
         raise NoRoom
-    return Guard(room, [Change(context, "", [SetData(path, b"", node.stat.version)])])
-
-
-def _held(context: Context, path: str, node: Node, most: int) -> Procedure[int]:
-    """How many leases there are; what is stepped over there would take room for ever, as it never ends."""
-    if node.stat.children < most:
-        return node.stat.children
-    names = yield Children(path)
-    return sum(f"{path}/{name}" not in context.ignored_paths for name in names or ())
+    held = node.stat.children
+    if held >= most:  # what is stepped over there would take room for ever, as it never ends
+        names = yield Children(path)
+        held = sum(f"{path}/{name}" not in context.ignored_paths for name in names or ())
+    if held >= most:
+        raise NoRoom
+    return most - held, Change(context, "", [SetData(path, b"", node.stat.version)])
 
 
 # --- Taking pending tasks: one read of the candidates, one transaction.
@@ -121,8 +108,8 @@ class Wanted:
     """What a consumer asks for. ``lease`` (seconds): the claim outlives the process; None: it ends with its session.
 
     ``prefetch``: the handling of all but the first, or of all, begins later, see `core.tasks.settle.begin`.
-    ``max_leases``: no more are claimed than leave the queue with so many leases, see `guard_of`. ``task_id``: this task
-    and no other; ``attempt``: only as its delivery of that number.
+    ``max_leases``: no more are claimed than leave the queue with so many leases. ``task_id``: this task and no other;
+    ``attempt``: only as its delivery of that number.
     """
 
     selector: Selector
@@ -147,11 +134,9 @@ class Taker:
     deferred: DeferredCompletions
     """What has been handled goes with what is claimed."""
     most: int = 1
-    """How many tasks are wanted."""
     read_ahead: ReadAhead | None = None
     """What the claims before it have read, and it may read for those after it."""
     taken: list[Claimed] = field(default_factory=list)
-    """What has been claimed, in order."""
     later: list[RankedEntry] = field(default_factory=list)
     """What comes next, as far as the latest look can tell: it is read with what is tried now."""
     conf: Conf = field(init=False)
@@ -194,60 +179,43 @@ def claim_together(
     Where it is refused at one of them, that one is left out and the others are sent again; `in_order`: those before it.
     Raises `NoRoom` where none may be claimed now.
     """
-    now = yield from server_time(context)
-    plans = [(claimed, _plan(context, taker, claimed, now, at)) for at, claimed in enumerate(candidates)]
-    if len(plans) > 1:
-        plans = plans[: len(next(mergeable((plan for _, plan in plans), len(plans))))]
-    while plans:
-        guard = yield from guard_of(context, taker.wanted.max_leases)
-        plans = plans[: guard.room]
-        claims, changes = [claimed for claimed, _ in plans], [plan for _, plan in plans]
-        refused_at = yield from _send(context, taker, claims, changes, guard)
-        if refused_at is None:
-            return len(plans) == len(candidates)
-        if refused_at < len(plans):
-            plans = plans[:refused_at] + ([] if in_order else plans[refused_at + 1 :])
-    return False
-
-
-def _plan(context: Context, taker: Taker, claimed: Claimed, now: int, at: int) -> Plan:
-    """What claims a candidate, the one `at` this place. It holds for a lease, or else for a lock, unless extended."""
-    prefetch = taker.wanted.prefetch
-    claimed.prefetched = prefetch == "all" or (prefetch and (at > 0 or bool(taker.taken)))
-    span = taker.wanted.lease or claimed.state.lock or taker.conf.lock
-    return transitions.claim(context, claimed, taker.consumer.id, span, taker.wanted.lease, now)
-
-
-def _send(
-    context: Context, taker: Taker, claims: Sequence[Claimed], plans: Sequence[Plan], guard: Guard
-) -> Procedure[int | None]:
-    """Claim all of them, or none: then at which it was refused. What is sent is remembered until it is known.
-
-    Where others have claimed since the `guard` was read, it is refused behind the last one.
-    """
-    if taker.caller.left:  # its client may have given all of it back already, and claim again
-        raise CallerLeft
-    plan = merge(plans)
-    plan.changes.extend(guard.changes)
-    plan.changes[0].proof = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
-    sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
-    registration, heard = context.registration, context.registration.cancel_watch
-    committed = yield from commit(plan, by=taker.deferred.send)
-    if committed.committed:
-        if registration.cancel_watch is not heard:
-            registration.cancel_watch = None  # who listened meanwhile took what came for these to be for others
-        for claimed in claims:
-            context.claims.receive(claimed, committed.outcome.zxid or 0, committed.outcome.sent)
-        taker.taken.extend(claims)
-        return None
-    context.claims.strike(taker.caller, sending)
-    refusal = committed.refusal
-    if refusal is not None and refusal.change in guard.changes:
-        return len(plans)
-    at = next((at for at, each in enumerate(plan.changes) if refusal is not None and each is refusal.change), 0)
-    if refusal is not None:
+    now, wanted = (yield from server_time(context)), taker.wanted
+    parts: list[tuple[Claimed, Plan]] = []
+    for at, claimed in enumerate(candidates):
+        claimed.prefetched = wanted.prefetch == "all" or (wanted.prefetch and (at > 0 or bool(taker.taken)))
+        span = wanted.lease or claimed.state.lock or taker.conf.lock  # for which it holds, unless extended
+        parts.append((claimed, transitions.claim(context, claimed, taker.consumer.id, span, wanted.lease, now)))
+    if len(parts) > 1:
+        parts = parts[: len(next(mergeable((plan for _, plan in parts), len(parts))))]
+    while parts:
+        guard: Change | None = None
+        if wanted.max_leases is not None:
+            room, guard = yield from _room_under(context, wanted.max_leases)
+            parts = parts[:room]
+        if taker.caller.left:  # its client may have given all of it back already, and claim again
+            raise CallerLeft
+        claims, plan = [claimed for claimed, _ in parts], merge(plan for _, plan in parts)
+        if guard is not None:
+            plan.changes.append(guard)
+        plan.changes[0].proof = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
+        sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
+        registration, heard = context.registration, context.registration.cancel_watch
+        committed = yield from commit(plan, by=taker.deferred.send)
+        refusal = committed.refusal
+        if refusal is None:
+            if registration.cancel_watch is not heard:
+                registration.cancel_watch = None  # who listened meanwhile took what came for these to be for others
+            for claimed in claims:
+                context.claims.receive(claimed, committed.outcome.zxid or 0, committed.outcome.sent)
+            taker.taken.extend(claims)
+            return len(parts) == len(candidates)
+        context.claims.strike(taker.caller, sending)
+        if refusal.change is guard:  # others have claimed since there was room
+            continue
+        at = next((at for at, each in enumerate(plan.changes) if each is refusal.change), 0)
         _refused(context, taker.consumer, claims[at], refusal)
-    return at
+        parts = parts[:at] + ([] if in_order else parts[at + 1 :])
+    return False
 
 
 def _refused(context: Context, consumer: Registered, claimed: Claimed, refusal: Refusal) -> None:
@@ -273,10 +241,7 @@ _PARTS: Final = ("state", "data", "metadata")
 def read_candidates(
     context: Context, taker: Taker, picks: Sequence[RankedEntry], *, in_order: bool = False
 ) -> Procedure[list[Claimed]]:
-    """The tasks of entries as they are now, ready to be claimed, less those that cannot be.
-
-    `in_order`: of those before the first one that cannot be.
-    """
+    """The tasks of entries, ready to be claimed, less those that cannot be; `in_order`: those before the first such."""
     ids = [task_of_entry(context, ranked) for ranked in picks]
     known = [(ranked, task_id) for ranked, task_id in zip(picks, ids, strict=True) if task_id is not None]
     nodes = yield from _nodes_of(context, taker, [ranked.entry for ranked, _ in known])
@@ -294,47 +259,35 @@ def _nodes_of(context: Context, taker: Taker, entries: Sequence[str]) -> Procedu
     """The znodes of entries' tasks: as they were read ahead, the first time that they are asked for; else read now."""
     read_ahead = taker.read_ahead
     if read_ahead is None:
-        return dict(zip(entries, (yield from _read(context, entries)), strict=True))
-    read_ahead.forget_old(context.run.monotonic())
+        return (yield from _read(context, entries))
+    if context.run.monotonic() - read_ahead.read_at > PACE_SECONDS:  # it may have changed
+        read_ahead.tasks.clear()
     nodes = {entry: read_ahead.tasks.pop(entry) for entry in entries if entry in read_ahead.tasks}
     unread = [entry for entry in entries if entry not in nodes]
-    if unread:
-        nodes |= yield from _read_on(context, taker, read_ahead, unread)
-    return nodes
-
-
-def _read_on(
-    context: Context, taker: Taker, read_ahead: ReadAhead, unread: Sequence[str]
-) -> Procedure[dict[str, Sequence[Node | None]]]:
-    """Read tasks, and those that come after them unless another call is at it."""
-    if read_ahead.busy:
-        return dict(zip(unread, (yield from _read(context, unread)), strict=True))
+    if not unread:
+        return nodes
+    if read_ahead.busy:  # another call reads those that come after these
+        return nodes | (yield from _read(context, unread))
     read_ahead.busy = True
     try:
-        together = [*unread, *_worth_reading(taker, read_ahead, unread)]
-        nodes = dict(zip(together, (yield from _read(context, together)), strict=True))
+        # Listings of different moments may have the same task in two lanes: it is read once.
+        later = {task_id: ranked.entry for ranked in taker.later if (task_id := entry_task(ranked.entry)) is not None}
+        for entry in set(read_ahead.tasks).difference(later.values()):  # they are gone
+            del read_ahead.tasks[entry]
+        missing = {entry_task(entry) for entry in unread}
+        ahead = [entry for task_id, entry in later.items() if entry not in read_ahead.tasks and task_id not in missing]
+        fresh = yield from _read(context, [*unread, *ahead])
     finally:
         read_ahead.busy = False
-    size = sum(len(node.data) for of_task in nodes.values() for node in of_task if node is not None)
-    read_ahead.learn(len(nodes), size, context.run.monotonic())
-    read_ahead.tasks |= {entry: nodes.pop(entry) for entry in together[len(unread) :]}
-    return nodes
+    size = sum(len(node.data) for of_task in fresh.values() for node in of_task if node is not None)
+    read_ahead.learn(len(fresh), size, context.run.monotonic())
+    read_ahead.tasks |= {entry: fresh.pop(entry) for entry in ahead}
+    return nodes | fresh
 
 
-def _worth_reading(taker: Taker, read_ahead: ReadAhead, unread: Sequence[str]) -> list[str]:
-    """The entries that come after those to be read now; what was read ahead of others is forgotten: they are gone.
-
-    Listings of different moments may have the same task in two lanes: it is read once.
-    """
-    later = {task_id: ranked.entry for ranked in taker.later if (task_id := entry_task(ranked.entry)) is not None}
-    for entry in set(read_ahead.tasks).difference(later.values()):
-        del read_ahead.tasks[entry]
-    request = {entry_task(entry) for entry in unread}
-    return [entry for task_id, entry in later.items() if entry not in read_ahead.tasks and task_id not in request]
-
-
-def _read(context: Context, entries: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:
-    return (yield from read_tasks(context, [entry_task(entry) or "" for entry in entries]))
+def _read(context: Context, entries: Sequence[str]) -> Procedure[dict[str, Sequence[Node | None]]]:
+    nodes = yield from read_tasks(context, [entry_task(entry) or "" for entry in entries])
+    return dict(zip(entries, nodes, strict=True))
 
 
 def read_tasks(context: Context, ids: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:
@@ -370,10 +323,7 @@ def candidate(
 def deliverable(
     context: Context, conf: Conf, task_id: str, entry: str, nodes: Sequence[Node | None]
 ) -> Procedure[tuple[TaskState, dict[str, Any]] | None]:
-    """A task's record and its metadata, if it may be delivered from this entry; else None.
-
-    What cannot be read is reported. A task whose attempts are used up becomes a dead letter.
-    """
+    """A task's record and its metadata, if it may be delivered from this entry. What cannot be read is reported."""
     parts = [context.paths.task(task_id, part) for part in _PARTS]
     node, data, metadata = nodes
     if node is None or data is None:
@@ -412,43 +362,28 @@ TRIES: Final = 4
 def take_all(context: Context, taker: Taker, picks: Sequence[RankedEntry], *, in_order: bool = False) -> Procedure[int]:
     """Try to claim entries; returns how many were taken. Raises `Unregistered`, `CallerLeft`.
 
-    `in_order`: none of them is taken unless all before it are. What was not taken although it stands there was changed
-    in place, or is damaged: `take` finds out, and has what cannot be claimed stepped over. In a lost race nothing is
-    left of that, so that it costs one request.
+    `in_order`: none of them is taken unless all before it are. What was not taken and stands there still was changed in
+    place (updated, say), or is damaged: it is read again by itself, and what cannot be claimed then is stepped over.
     """
     before, rest = len(taker.taken), picks
     if len(picks) > 1:
         candidates = yield from read_candidates(context, taker, picks, in_order=in_order)
         if candidates:
             yield from claim_together(context, taker, candidates, in_order=in_order)
-        rest = _untaken(context, taker, picks[:1] if in_order else picks)
+        taken = {claimed.task_id for claimed in taker.taken}
+        rest = [each for each in (picks[:1] if in_order else picks) if entry_task(each.entry) not in taken]
+        rest = [ranked for ranked in rest if may_be_tried(context, ranked)]
     for ranked in rest:
-        yield from take(context, taker, ranked)
+        for _ in range(TRIES):
+            candidates = yield from read_candidates(context, taker, [ranked])
+            if candidates and (yield from claim_together(context, taker, candidates)):
+                break
+            if not may_be_tried(context, ranked):  # another was faster
+                break
+        else:
+            if not candidates:
+                yield from step_over_if_there(context, ranked)
     return len(taker.taken) - before
-
-
-def _untaken(context: Context, taker: Taker, picks: Sequence[RankedEntry]) -> list[RankedEntry]:
-    """What was not taken, and stands there still."""
-    taken = {claimed.task_id for claimed in taker.taken}
-    return [ranked for ranked in picks if entry_task(ranked.entry) not in taken and may_be_tried(context, ranked)]
-
-
-def take(context: Context, taker: Taker, ranked: RankedEntry) -> Procedure[bool]:
-    """Try to claim one entry; False: another was faster, or it is not ours. Raises `Unregistered`, `CallerLeft`.
-
-    While no watch on the segment's listing has fired, the entry is still there: a refusal then means that the record
-    was changed in place (updated, say), and it is read again. What cannot be claimed although it stands there is
-    reported, and stepped over from then on.
-    """
-    for _ in range(TRIES):
-        candidates = yield from read_candidates(context, taker, [ranked])
-        if candidates and (yield from claim_together(context, taker, candidates)):
-            return True
-        if not may_be_tried(context, ranked):
-            return False
-    if not candidates:
-        yield from step_over_if_there(context, ranked)
-    return False
 
 
 def step_over_if_there(context: Context, ranked: RankedEntry) -> Procedure[None]:
@@ -478,78 +413,52 @@ def may_be_tried(context: Context, ranked: RankedEntry) -> bool:
 
 # --- Which lanes and which entries a consumer accepts.
 
-
-class Choosing(Protocol):
-    """Whoever wants some of the tasks."""
-
-    def accepts(self, filters: Mapping[str, str]) -> bool:
-        """Whether a task with these filters is wanted."""
+#: Whether a task with these filters is wanted.
+Accepts: TypeAlias = Callable[[Mapping[str, str]], bool]
 
 
-def matching_lanes(context: Context, taker: Choosing, names: Iterable[str]) -> Procedure[list[tuple[str, bool]]]:
+def matching_lanes(context: Context, accepts: Accepts, names: Iterable[str]) -> Procedure[list[tuple[str, bool]]]:
     """The lanes that may hold what is wanted, in the order of their names; whether their entries are judged singly."""
     matching = []
     for name in names:
-        fits = yield from lane_fits(context, taker, name)
-        if fits is not None:
-            matching.append((name, not fits))
+        lane = parse_lane(name)
+        if lane is None and is_shortened(name):
+            lane = yield from _read_lane(context, name)
+        elif lane is None:
+            context.report(context.paths.at("queue", name), "no lane of ours; stepped over")
+        if lane is not None and (lane.filters is None or accepts(lane.filters)):
+            matching.append((name, lane.filters is None))
     return matching
 
 
-def lane_fits(context: Context, taker: Choosing, name: str) -> Procedure[bool | None]:
-    """True: all of the lane fits; False: its entries are judged singly; None: nothing there fits."""
-    lane = parse_lane(name)
-    if lane is None and is_shortened(name):
-        lane = yield from _read_lane(context, name)
-        if lane is None:  # it is gone, or was reported
-            return None
-    if lane is None:
-        context.report(context.paths.at("queue", name), "no lane of ours; stepped over")
-        return None
-    if lane.filters is None:
-        return False
-    return True if taker.accepts(lane.filters) else None
-
-
 def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
+    """What a shortened name stands for; None: it is gone, or was reported."""
     path = context.paths.at("queue", name)
     if path in context.ignored_paths:
         return None
     filters = context.listings.at(path).lane
     if filters is None:
         node: Node | None = yield Get(path)
-        if node is None:
-            return None
-        lane = unless_corrupt(context, path, partial(Lane.decode, path, node.data))
+        lane = None if node is None else unless_corrupt(context, path, partial(Lane.decode, path, node.data))
         if lane is None:
             return None
-        filters = dict(lane.filters or {})
-        context.listings.at(path).lane = filters
+        filters = context.listings.at(path).lane = dict(lane.filters or {})
     return Lane(0, filters)
 
 
-def judged(context: Context, taker: Choosing, segment: str, names: list[str]) -> Procedure[list[str]]:
-    """The entries of a mixed lane's segment that fit; one whose filters change gets another name: each is read once.
-
-    What is remembered of a segment is replaced, never changed: a thread that reads it meanwhile keeps what it has.
-    """
+def judged(context: Context, accepts: Accepts, segment: str, names: list[str]) -> Procedure[list[str]]:
+    """The entries of a mixed lane's segment that fit; one whose filters change gets another name: each is read once."""
     known = context.listings.at(segment).entry_filters
     unknown = [name for name in names if name not in known and entry_task(name)]
     if unknown or len(known) > 2 * len(names) + AT_ONCE:
+        # What is remembered is replaced, never changed: a thread that reads it meanwhile keeps what it has.
         known = {name: known[name] for name in names if name in known}
-        known |= yield from _read_filters(context, unknown)
+        records = yield from read_records(context, [entry_task(name) or "" for name in unknown])
+        for name, record in zip(unknown, records, strict=True):
+            if record is not Unread.MISSING:  # what is gone, or comes back, is not to be remembered
+                known[name] = record.state.filters if isinstance(record, Record) else None
         context.listings.at(segment).entry_filters = known
-    return [name for name in names if (filters := known.get(name)) is not None and taker.accepts(filters)]
-
-
-def _read_filters(context: Context, names: list[str]) -> Procedure[dict[str, Mapping[str, str] | None]]:
-    """The filters of some entries' tasks; what is gone, or comes back, is not to be remembered."""
-    records = yield from read_records(context, [entry_task(name) or "" for name in names])
-    return {
-        name: record.state.filters if isinstance(record, Record) else None
-        for name, record in zip(names, records, strict=True)
-        if record is not Unread.MISSING
-    }
+    return [name for name in names if (filters := known.get(name)) is not None and accepts(filters)]
 
 
 # --- The default order: priority, then nearly the time of enqueue, each consumer beginning at entries of its own.
@@ -586,23 +495,21 @@ class _DefaultLook:
         """Whether an entry may be tried by this look: nobody of this client is at it, nor was it tried too often."""
         return entry not in context.claims.trying and self.tried.get(entry, 0) < TRIES_OF_ENTRY
 
-    def first_open(self, context: Context, names: list[str]) -> list[str]:
-        """The first of some entries that may be tried; most looks have tried nothing yet, beside nobody."""
-        if self.untouched(context):
-            return names[: self.width]
-        return [*islice((name for name in names if self.open(context, name)), self.width)]
-
 
 def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], schedule: Schedule) -> Procedure[None]:
     """Claim the first tasks of some lanes that nobody else is at; of each: its name, whether to judge its entries."""
-    look = _DefaultLook(taker, schedule, _width(context, taker))
+    # Beside many consumers so many entries are looked at that one's own share is enough. Alone: those that are wanted,
+    # and one more, which tells that there is work for another thread, too.
+    _, shares = share(context)
+    width = taker.view + 1 if shares == 1 else min(MOST_SPREAD, max(SPREAD_WINDOW, shares * taker.view))
+    look = _DefaultLook(taker, schedule, width)
     while taker.room:
         lane_heads: list[list[tuple[str, str]]] = []
         for name, judge in lanes:
             lane_head = yield from _lane_head(context, look, context.paths.at("queue", name), judge=judge)
             if lane_head:
                 lane_heads.append(lane_head)
-        window = lane_heads[0] if len(lane_heads) == 1 else [*islice(heapq.merge(*lane_heads), look.width)]
+        window = lane_heads[0] if len(lane_heads) == 1 else [*islice(heapq.merge(*lane_heads), width)]
         if not look.untouched(context):  # somebody may have begun since it was listed
             window = [pair for pair in window if look.open(context, pair[0])]
         if not window:
@@ -611,44 +518,33 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], s
             continue
         if len(window) > taker.room:
             context.signal.notify_one(taker.wanted.kind)  # there is work for another thread of this client, too
-        taker.later[:] = (
-            [RankedEntry(*pair) for pair in _first_of(context, window, taker.view)] if taker.read_ahead else []
-        )
-        yield from _try(context, look, [RankedEntry(*pair) for pair in _first_of(context, window, taker.room)])
+        taker.later[:] = _first_of(context, window, taker.view) if taker.read_ahead else []
+        picks = _first_of(context, window, taker.room)
+        entries = [ranked.entry for ranked in picks]
+        look.tried.update(entries)
+        context.claims.trying.update(entries)
+        try:
+            taken = yield from take_all(context, taker, picks)
+        finally:
+            context.claims.trying.difference_update(entries)
+        for ranked in picks:  # if it still stands there, the next listing has it again
+            cached = context.listings.at(ranked.segment).cached_entries
+            if cached is not None and ranked.entry in cached and not may_be_tried(context, ranked):
+                cached.remove(ranked.entry)
+        if taken < len(picks) and any(look.tried[entry] >= TRIES_OF_ENTRY for entry in entries):
+            schedule.no_later_than(SOON)
 
 
-def _width(context: Context, taker: Taker) -> int:
-    """How many entries are worth to be looked at: beside many consumers, so many that one's own share is enough.
-
-    Alone: those that are wanted, and one more, which tells that there is work for another thread, too.
-    """
-    _, shares = share(context)
-    return taker.view + 1 if shares == 1 else min(MOST_SPREAD, max(SPREAD_WINDOW, shares * taker.view))
-
-
-def _first_of(context: Context, window: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+def _first_of(context: Context, window: list[tuple[str, str]], most: int) -> list[RankedEntry]:
     """Where to begin: at the entries of this consumer's own share, as far as it has any; then at as many of others'."""
     slot, shares = share(context)
     if shares == 1:
-        return window[:most]
-    mine = [*islice((pair for pair in window if zlib.crc32(pair[0].encode()) % shares == slot), most)]
-    start = any_of_the_first(context, len(window))
-    return mine or window[start : start + 1 + (most - 1) // shares]
-
-
-def _try(context: Context, look: _DefaultLook, picks: list[RankedEntry]) -> Procedure[None]:
-    """Try some entries."""
-    entries = [head.entry for head in picks]
-    look.tried.update(entries)
-    context.claims.trying.update(entries)
-    try:
-        taken = yield from take_all(context, look.taker, picks)
-    finally:
-        context.claims.trying.difference_update(entries)
-    for head in picks:
-        _take_off(context, head.segment, head.entry)
-    if taken < len(picks) and any(look.tried[entry] >= TRIES_OF_ENTRY for entry in entries):
-        look.schedule.no_later_than(SOON)
+        first = window[:most]
+    else:
+        mine = [*islice((pair for pair in window if zlib.crc32(pair[0].encode()) % shares == slot), most)]
+        start = any_of_the_first(context, len(window))
+        first = mine or window[start : start + 1 + (most - 1) // shares]
+    return [RankedEntry(*pair) for pair in first]
 
 
 def _lane_head(context: Context, look: _DefaultLook, lane: str, *, judge: bool) -> Procedure[list[tuple[str, str]]]:
@@ -665,12 +561,22 @@ def _lane_head(context: Context, look: _DefaultLook, lane: str, *, judge: bool) 
 
 
 def _usable_entries(context: Context, look: _DefaultLook, segment: str, *, judge: bool) -> Procedure[list[str]]:
-    """What can be tried of a segment; none only where its listing is of this moment."""
+    """What can be tried of a segment, less what this client took; none only where its listing is of this moment."""
     while True:
-        names, current = yield from _cached_entries(context, segment)
-        if judge:
-            names = yield from judged(context, look.taker, segment, names)
-        usable = look.first_open(context, names)
+        reading = context.listings.at(segment)
+        cached, current = reading.cached_entries, reading.fresh
+        young = context.run.monotonic() - reading.read_at < LISTING_SECONDS
+        if cached is None or not (current or (cached and young)):
+            listed = yield from listing(context, segment)
+            cached = [name for name in listed or () if f"{segment}/{name}" not in context.ignored_paths]
+            if listed is not None:
+                context.listings.at(segment).cached_entries = cached
+            current = listed is None or context.listings.at(segment).fresh
+        names = (yield from judged(context, look.taker.accepts, segment, cached)) if judge else cached
+        if look.untouched(context):  # most looks have tried nothing yet, beside nobody
+            usable = names[: look.width]
+        else:
+            usable = [*islice((name for name in names if look.open(context, name)), look.width)]
         if usable or current:
             if not usable and names:
                 look.schedule.no_later_than(SOON)  # another thread of this client is at them
@@ -679,36 +585,11 @@ def _usable_entries(context: Context, look: _DefaultLook, segment: str, *, judge
         yield from listing(context, segment)
 
 
-def _cached_entries(context: Context, segment: str) -> Procedure[tuple[list[str], bool]]:
-    """The segment's entries, less what this client took from it; and whether the listing is of this moment."""
-    entry = context.listings.at(segment)
-    cached_entries = entry.cached_entries
-    young = context.run.monotonic() - entry.read_at < LISTING_SECONDS
-    if cached_entries is not None and (entry.fresh or (cached_entries and young)):
-        return cached_entries, entry.fresh
-    names = yield from listing(context, segment)
-    cached_entries = [name for name in names or () if f"{segment}/{name}" not in context.ignored_paths]
-    if names is not None:
-        context.listings.at(segment).cached_entries = cached_entries
-    entry = context.listings.at(segment)
-    return cached_entries, names is None or entry.fresh
-
-
 def drop_if_empty(context: Context, segment: str) -> Procedure[None]:
     """Delete a drained segment that is not its lane's newest; the server refuses if an entry came meanwhile."""
     if context.listings.at(segment).value == []:
         yield Multi((Delete(segment),))
         context.listings.forget(segment)
-
-
-def _take_off(context: Context, segment: str, entry: str) -> None:
-    """An entry that was tried to the end is off the stock; if it still stands there, the next listing has it again."""
-    cached_entries = context.listings.at(segment).cached_entries
-    if cached_entries is None or entry not in cached_entries:
-        return
-    if context.listings.still_listed(segment, entry) and f"{segment}/{entry}" not in context.ignored_paths:
-        return
-    cached_entries.remove(entry)
 
 
 # --- Strict order: claims happen in the order in which enqueues were committed, within a priority.
@@ -720,52 +601,30 @@ def _take_off(context: Context, segment: str, entry: str) -> None:
 _Key = tuple[int, str]
 
 
-@dataclass(slots=True)
-class _StrictLook:
-    """One look at the queue: what was read for it, and how often it has tried what."""
-
-    taker: Taker
-    read: list[tuple[CachedRead, Watch]] = field(default_factory=list)
-    """What was read for it."""
-    tried: Counter[str] = field(default_factory=Counter)
-
-    def stands(self) -> bool:
-        """Whether all that was read for it still stands: then it is all of one moment."""
-        return all(reading.fresh and reading.watch is watch for reading, watch in self.read)
-
-
 def claim_in_order(context: Context, taker: Taker, schedule: Schedule) -> Procedure[None]:
     """Claim the first of the fitting tasks, of the highest priority that has one."""
-    look = _StrictLook(taker)
+    tried = Counter[str]()
     while taker.room:
-        heads = yield from _heads(context, look)
+        # The listings, that of the lanes among them, are read one after the other, so that an enqueue may be seen whose
+        # predecessor, in a lane read before or not known of, is not. Everything committed up to `seen` is in all of
+        # them; and where no watch has fired in the meantime, they are all of one moment.
+        seen, read = context.run.zxid(), list[tuple[CachedRead, Watch]]()
+        lowest = yield from _lowest(context, taker, read)
+        stands = all(reading.fresh and reading.watch is watch for reading, watch in read)
+        heads = lowest if stands else [head for head in lowest if _key(head)[0] <= seen]
+        if not heads and not stands:
+            continue
         if not heads:
             return
         first = heads[0]
-        look.tried[first.entry] += 1
+        tried[first.entry] += 1
         taken = yield from take_all(context, taker, heads, in_order=True)
         if taken == len(heads):
             continue
-        if not taken and look.tried[first.entry] >= TRIES_OF_ENTRY and first.path not in context.ignored_paths:
+        if not taken and tried[first.entry] >= TRIES_OF_ENTRY and first.path not in context.ignored_paths:
             schedule.no_later_than(SOON)  # somebody keeps changing it: it is first all the same
             return
         yield from back_off(context)
-
-
-def _heads(context: Context, look: _StrictLook) -> Procedure[list[RankedEntry]]:
-    """The lowest ranks of the highest priority, in order; certain, not only lowest of what was read.
-
-    The listings, that of the lanes among them, are read one after the other, so that an enqueue may be seen whose
-    predecessor, in a lane read before or not known of, is not. Everything committed up to `seen` is in all of them; and
-    where no watch has fired in the meantime, they are all of one moment.
-    """
-    while True:
-        seen = context.run.zxid()
-        look.read.clear()
-        lowest = yield from _lowest(context, look)
-        certain = lowest if look.stands() else [head for head in lowest if _key(head)[0] <= seen]
-        if certain or look.stands():
-            return certain
 
 
 def _key(head: RankedEntry) -> _Key:
@@ -773,79 +632,63 @@ def _key(head: RankedEntry) -> _Key:
     return head.rank or 0, head.entry
 
 
-def _lowest(context: Context, look: _StrictLook) -> Procedure[list[RankedEntry]]:
-    """As many as are wanted; no further than to the end of the first segment of any lane that has later ones."""
-    names = yield from _listed(context, look, context.paths.at("queue"))
-    lanes = yield from matching_lanes(context, look.taker, names)
+def _lowest(context: Context, taker: Taker, read: list[tuple[CachedRead, Watch]]) -> Procedure[list[RankedEntry]]:
+    """The lowest ranks of the highest priority, in order, as many as are wanted.
+
+    No further than to the end of the first segment of any lane that has later ones. `read`: what was read for it.
+    """
+    names = yield from _listed(context, read, context.paths.at("queue"))
+    lanes = yield from matching_lanes(context, taker.accepts, names)
     for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
         heads: list[RankedEntry] = []
         ends: list[_Key] = []
         for name, judge in group:
-            segment, ranked, goes_on = yield from _first_segment(
-                context, look, context.paths.at("queue", name), judge=judge
-            )
+            segment, ranked, goes_on = yield from _first_segment(context, taker, read, name, judge=judge)
             ends += [max(ranked)] if goes_on else []
-            heads += [RankedEntry(entry, segment, rank) for rank, entry in heapq.nsmallest(look.taker.view, ranked)]
+            heads += [RankedEntry(entry, segment, rank) for rank, entry in heapq.nsmallest(taker.view, ranked)]
         if heads:
-            look.taker.later[:] = lowest = heapq.nsmallest(look.taker.view, heads, key=_key)
-            return [head for head in lowest[: look.taker.room] if _key(head) <= min(ends, default=_key(head))]
+            taker.later[:] = lowest = heapq.nsmallest(taker.view, heads, key=_key)
+            return [head for head in lowest[: taker.room] if _key(head) <= min(ends, default=_key(head))]
     return []
 
 
-def _listed(context: Context, look: _StrictLook, path: str) -> Procedure[list[str]]:
-    """A listing; `look` notes the reading, and the watch under which it was made.
-
-    What is remembered at its path may be another reading by the time the look is judged.
-    """
+def _listed(context: Context, read: list[tuple[CachedRead, Watch]], path: str) -> Procedure[list[str]]:
+    """A listing; `read` gets the reading, and its watch: by the time it is judged another one may stand there."""
     names = yield from listing(context, path)
     reading = context.listings.at(path)
     if names is not None and reading.watch is not None:
-        look.read.append((reading, reading.watch))
+        read.append((reading, reading.watch))
     return names or []
 
 
 def _first_segment(
-    context: Context, look: _StrictLook, lane: str, *, judge: bool
+    context: Context, taker: Taker, read: list[tuple[CachedRead, Watch]], name: str, *, judge: bool
 ) -> Procedure[tuple[str, list[_Key], bool]]:
-    """The lane's first segment that has any, and what; whether there are later ones: all of them committed later."""
-    segments = yield from _listed(context, look, lane)
-    for number, name in enumerate(segments):
-        segment = f"{lane}/{name}"
-        usable = yield from _usable_keys(context, look, segment, judge=judge)
-        ranks = yield from _read_ranks(context, segment, usable)
+    """A lane's first segment that has any, and what; whether there are later ones: all of them committed later."""
+    lane = context.paths.at("queue", name)
+    segments = yield from _listed(context, read, lane)
+    for segment in [f"{lane}/{each}" for each in segments]:
+        later = segment != f"{lane}/{segments[-1]}"
+        names = yield from _listed(context, read, segment)
+        if judge:
+            names = yield from judged(context, taker.accepts, segment, names)
+        usable = [entry for entry in names if f"{segment}/{entry}" not in context.ignored_paths]
+        # An entry keeps its rank, so each is read once. What is remembered of a segment is replaced, never changed.
+        known = context.listings.at(segment).ranks
+        ranks = {entry: known[entry] for entry in usable if entry in known}
+        unknown = [entry for entry in usable if entry not in known]
+        nodes = yield from read_nodes([f"{segment}/{entry}" for entry in unknown])
+        ranks |= {entry: rank_of(node) for entry, node in zip(unknown, nodes, strict=True) if node is not None}
+        context.listings.at(segment).ranks = ranks
         ranked = [(ranks[entry], entry) for entry in usable if entry in ranks]
         if ranked:
-            return segment, ranked, number < len(segments) - 1
-        if number < len(segments) - 1:
+            return segment, ranked, later
+        if later:
             yield from drop_if_empty(context, segment)
     return "", [], False
-
-
-def _usable_keys(context: Context, look: _StrictLook, segment: str, *, judge: bool) -> Procedure[list[str]]:
-    """A segment's entries that fit, less those that are stepped over; `judge`: they are judged singly."""
-    names = yield from _listed(context, look, segment)
-    if judge:
-        names = yield from judged(context, look.taker, segment, names)
-    return [entry for entry in names if f"{segment}/{entry}" not in context.ignored_paths]
 
 
 def rank_of(node: Node) -> int:
     """What an entry holds as its rank; else it stands where it was committed."""
     held = int(node.data) if node.data.isdigit() and len(node.data) < 20 else 0
     return held if 0 < held <= MAX_ZXID else node.stat.czxid
-
-
-def _read_ranks(context: Context, segment: str, names: list[str]) -> Procedure[dict[str, int]]:
-    """Learn the ranks that are not known; an entry keeps its rank, so each is read once.
-
-    What is remembered of a segment is replaced, never changed: a thread that reads it meanwhile keeps what it has.
-    """
-    known = context.listings.at(segment).ranks
-    ranks = {name: known[name] for name in names if name in known}
-    unknown = [name for name in names if name not in known]
-    nodes = yield from read_nodes([f"{segment}/{name}" for name in unknown])
-    for name, node in zip(unknown, nodes, strict=True):
-        if node is not None:
-            ranks[name] = rank_of(node)
-    context.listings.at(segment).ranks = ranks
-    return ranks

@@ -66,10 +66,7 @@ def claim(
     *,
     stopping: Callable[[], bool] = never_stopping,
 ) -> Procedure[Claimed | None]:
-    """The first task that fits, waiting for one at most `timeout` seconds; None when there was none.
-
-    See `claim_many` for the rest.
-    """
+    """The first task that fits, waiting at most `timeout` seconds; None when there was none. See `claim_many`."""
     claims = yield from claim_many(context, wanted, 1, timeout, caller, stopping=stopping)
     return claims[0] if claims else None
 
@@ -86,22 +83,23 @@ def claim_many(
 ) -> Procedure[list[Claimed]]:
     """The first `most` tasks that fit, or as many as there are, in order.
 
-    They are on their way together: `deliver`, called with any of them, delivers all of them. What this client has
-    handled, and not settled yet, goes with them. Cancelled, interrupted, unknown: what may have been claimed is
-    nobody's, and is given back.
-
-    `caller`: who is to get the claims and says so with `deliver`; without one, what is returned counts as delivered.
+    What this client has handled, and not settled yet, goes with them. `caller`: who is to get them, all of them with
+    one `deliver`; without one, what is returned counts as delivered. What was claimed and nobody got is given back.
     `stopping` ends the wait early; it is asked whenever the queue's signal is fired. `read_ahead`: what the claims that
     they follow have read for them.
     """
     mine = caller or Caller()
     try:
+        if timeout > 0 and read_ahead is None:  # a loop also settles, for which it has as long as any other call
+            yield SetTimeout(timeout)
         claims = yield from _claim(context, wanted, most, timeout, mine, stopping, read_ahead)
-    except BaseException:
+    except BaseException as error:
         mine.left = True
         if context.claims.handovers:
             context.run.finish_later()
-        raise
+        if not isinstance(error, CallerLeft):
+            raise
+        claims = []
     if claims and caller is None:
         context.claims.deliver(claims[0])
     return claims
@@ -116,9 +114,8 @@ def _claim(
     stopping: Callable[[], bool],
     read_ahead: ReadAhead | None,
 ) -> Procedure[list[Claimed]]:
+    """Look, and wait to look again, until something is claimed, or there is no time left."""
     deadline = context.run.monotonic() + timeout
-    if timeout > 0 and read_ahead is None:  # a loop also settles, for which it has as long as any other call
-        yield SetTimeout(timeout)
     kind = wanted.kind
     place, deferred, late = WaitPlace(kind), DeferredCompletions(context), False
     try:
@@ -128,19 +125,24 @@ def _claim(
             if reads is None and wanted.task_id is None:  # where others of its kind follow one another closely
                 reads = context.paces.begin(kind)
             taker = Taker(wanted, caller, deferred, most, reads)
-            again = True
+            # What could not go with a claim is settled by itself, also where nothing can be claimed.
             try:
-                settled = yield from _look_and_settle(context, taker, schedule)
-                # Past the deadline only once: others may go on deferring completions for ever.
-                again = settled and not late
+                yield from _look(context, taker, schedule)
             except Unregistered:
-                pass
+                yield from deferred.finish()
+                again = True
             except NoRoom:
+                yield from deferred.finish()
                 return taker.taken
-            except CallerLeft:
-                if context.claims.handovers:
-                    context.run.finish_later()
-                return []
+            except (TransportError, CallerLeft):
+                raise
+            except ZkmqError:
+                yield from deferred.finish()
+                raise
+            else:
+                # A task that was given back so may be what is wanted, and was not there when we looked. Past the
+                # deadline only once: others may go on deferring completions for ever.
+                again = (yield from deferred.finish()) and not late
             left = deadline - context.run.monotonic()
             if again and not taker.taken:
                 late = left <= 0
@@ -158,26 +160,10 @@ def _claim(
             context.signal.notify_one(place.kind)
 
 
-def _look_and_settle(context: Context, taker: Taker, schedule: Schedule) -> Procedure[bool]:
-    """One look; what could not go with a claim is settled by itself, also where nothing can be claimed.
-
-    Whether anything was: a task that was given back so may be what is wanted, and was not there when we looked. Raises
-    `Unregistered`, `NoRoom`, `CallerLeft`; what was claimed before stands.
-    """
-    try:
-        yield from _look(context, taker, schedule)
-    except (TransportError, CallerLeft):
-        raise
-    except (ZkmqError, Unregistered, NoRoom):
-        yield from taker.deferred.finish()
-        raise
-    return (yield from taker.deferred.finish())
-
-
 def _look(context: Context, taker: Taker, schedule: Schedule) -> Procedure[None]:
     """One look at the queue, without waiting, after it was looked after: what is wanted may be a dead consumer's.
 
-    What is claimed is added to ``taken``; `schedule` tells when to look again.
+    `schedule` tells when to look again. Raises `Unregistered`, `NoRoom`, `CallerLeft`; what is in ``taken`` stands.
     """
     wanted = taker.wanted
     taker.conf = yield from read_conf(context)
@@ -186,12 +172,15 @@ def _look(context: Context, taker: Taker, schedule: Schedule) -> Procedure[None]
     if taker.conf.paused:
         return
     if wanted.task_id is not None:
-        yield from _claim_named(context, taker, wanted.task_id)
+        if not (yield from _take(context, taker, wanted.task_id)):
+            # Whoever heard of it from another client may know more than the server that this one is connected to.
+            yield Sync(context.paths.task(wanted.task_id))
+            yield from _take(context, taker, wanted.task_id)
     elif taker.conf.order == "fifo":
         yield from candidates.claim_in_order(context, taker, schedule)
     else:
         names = yield from listing(context, context.paths.at("queue"))
-        lanes = yield from matching_lanes(context, taker, names or ())
+        lanes = yield from matching_lanes(context, taker.accepts, names or ())
         for _, group in groupby(lanes, key=lambda lane: priority_of(lane[0])):
             yield from candidates.claim_among(context, taker, list(group), schedule)
             if not taker.room:
@@ -211,18 +200,18 @@ LEFT: Final = "its loop was left before it was settled"
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """What one loop asks for, what its body has in hand, and what was claimed and not handed out yet.
-
-    ``hand`` is set by the API, by a statement, together with taking it off ``ready``.
-    """
+    """What one loop asks for, what its body has in hand, and what was claimed and not handed out yet."""
 
     context: Context
     wanting: Callable[[], Procedure[Wanted]]
     most: int
     timeout: float | None
     stopping: Callable[[], bool]
+    news: Signal
+    """Fired when one of the completions has been carried out."""
     wanted: Wanted | None = None
     current: Claimed | None = None
+    """Set by the API, by a statement, together with taking it off ``ready``."""
     result: bytes | str | None = None
     """What the body has left as the result of what it has in hand."""
     ready: list[Claimed] = field(default_factory=list)
@@ -233,26 +222,18 @@ class Loop:
     read_ahead: ReadAhead = field(default_factory=ReadAhead)
     left: bool = False
     """Nobody comes back: what is not completed is reported."""
-    news: Signal = field(init=False)
-    """Fired when one of the completions has been carried out."""
-
-    def __post_init__(self) -> None:
-        self.news = self.context.run.new_signal()
 
     def leave(self) -> None:
         """Nobody comes back: what is in hand fails, what is ready is given back, before the next claim or soon."""
         self.left = True
         current, ready, unsettled = self.current, self.ready, self.context.claims.unsettled
         self.current, self.ready = None, []
-        if (
-            current is not None
-            and not current.lost
-            and (current.task_id, current.token) not in self.context.claims.deferred
-        ):
-            unsettled[current.task_id, current.token] = UnsettledClaim(current, _failed)
+        key = ("", 0) if current is None else (current.task_id, current.token)
+        if current is not None and not current.lost and key not in self.context.claims.deferred:
+            unsettled[key] = UnsettledClaim(current, partial(fail, error=LEFT))
         for claimed in ready:
             if not claimed.lost:
-                unsettled[claimed.task_id, claimed.token] = UnsettledClaim(claimed, _released)
+                unsettled[claimed.task_id, claimed.token] = UnsettledClaim(claimed, release)
         if unsettled or self.context.claims.deferred:
             self.context.run.finish_later()
 
@@ -263,42 +244,37 @@ def wind_up(loop: Loop) -> Procedure[None]:
     yield from give_back(loop.context)
 
 
-def _failed(context: Context, claimed: Claimed) -> Procedure[None]:
-    yield from fail(context, claimed, LEFT)
-
-
-def _released(context: Context, claimed: Claimed) -> Procedure[None]:
-    return release(context, claimed)
-
-
 def go_on(loop: Loop, caller: Caller) -> Procedure[bool]:
     """Settle what is in hand, and have the next one ready; False: none came in time.
 
     Raises what either of the two does; called again, it goes on from there. Where `caller` has left, nothing is
     claimed any more.
     """
-    _come_back(loop)
-    while True:
-        _raise_errors(loop)
-        if (yield from _begin(loop)):
-            return True
-        more = yield from _claim_for_loop(loop, caller)
-        if not more and not loop.errors:
-            yield from _see_off(loop)
-            _raise_errors(loop)
-            return False
-
-
-def _come_back(loop: Loop) -> None:
-    """Defer the completion of what the body left unsettled. Raises what refuses its result."""
-    current = loop.current
-    if current is not None and not current.reported:
-        current.handled = current.handled or loop.context.run.monotonic()
+    context, current = loop.context, loop.current
+    if current is not None and not current.reported:  # the completion of what the body left unsettled is deferred
+        current.handled = current.handled or context.run.monotonic()
         outcome, progress = Success(checked_result(current, loop.result)), Settlement()
-        settle = partial(settle_by_outcome, loop.context, current, outcome, progress)
-        completion = settle_later(loop.context, current, settle, partial(_completed, loop, current, progress))
+        settle = partial(settle_by_outcome, context, current, outcome, progress)
+        completion = settle_later(context, current, settle, partial(_completed, loop, current, progress))
         loop.handled[current.task_id, current.token] = completion
     loop.current = None
+    while True:
+        if loop.errors:
+            raise loop.errors.pop(0)
+        if (yield from _begin(loop)):
+            return True
+        if (yield from _claim_for_loop(loop, caller)) or loop.errors:
+            continue
+        while loop.handled:  # nothing more comes: the loop ends when all that it handled is settled
+            seen = loop.news.count
+            yield from settle_deferred(context)
+            left = next((each for each in loop.handled.values() if each.waits), None)
+            if left is not None:
+                raise left.error or Unavailable("what was handled is not settled yet")
+            if loop.handled:  # another call of this client has it
+                yield Wait(loop.news, seen, turn=True)
+        if not loop.errors:
+            return False
 
 
 def _completed(loop: Loop, claimed: Claimed, progress: Settlement, success: object, error: Exception | None) -> None:
@@ -315,9 +291,18 @@ def _completed(loop: Loop, claimed: Claimed, progress: Settlement, success: obje
     loop.news.fire()
 
 
-def _raise_errors(loop: Loop) -> None:
-    if loop.errors:
-        raise loop.errors.pop(0)
+def _begin(loop: Loop) -> Procedure[bool]:
+    """Have the first of what was prefetched begin; what was taken away meanwhile is passed over."""
+    while loop.ready:
+        try:
+            yield from begin(loop.context, loop.ready[0])
+        except ClaimLost:
+            loop.ready = loop.ready[1:]
+            for claimed in loop.ready:
+                claimed.sent = None  # whatever took the one may have taken these: each of them is to ask, and wait
+        else:
+            return True
+    return False
 
 
 def _claim_for_loop(loop: Loop, caller: Caller) -> Procedure[bool]:
@@ -341,33 +326,6 @@ def _claim_for_loop(loop: Loop, caller: Caller) -> Procedure[bool]:
             context.claims.deliver(claims[0])
         if claims or loop.timeout is not None or stops():
             return bool(claims)
-
-
-def _begin(loop: Loop) -> Procedure[bool]:
-    """Have the first of what was prefetched begin; what was taken away meanwhile is passed over."""
-    while loop.ready:
-        try:
-            yield from begin(loop.context, loop.ready[0])
-        except ClaimLost:
-            loop.ready = loop.ready[1:]
-            for claimed in loop.ready:
-                claimed.sent = None  # whatever took the one may have taken these: each of them is to ask, and wait
-        else:
-            return True
-    return False
-
-
-def _see_off(loop: Loop) -> Procedure[None]:
-    """Nothing more comes: the loop ends when all that it handled is settled. Raises `TransportError`."""
-    context = loop.context
-    while loop.handled:
-        seen = loop.news.count
-        yield from settle_deferred(context)
-        left = next((each for each in loop.handled.values() if each.waits), None)
-        if left is not None:
-            raise left.error or Unavailable("what was handled is not settled yet")
-        if loop.handled:  # another call of this client has it
-            yield Wait(loop.news, seen, turn=True)
 
 
 # --- Asking for tasks: what a consumer wants is checked first; a claim that is not refused can then be carried out.
@@ -494,7 +452,7 @@ def request_loop(
         request = yield from unless_missing(context, wanted(context, node, filter_method, selector, lease))
         return replace(request, prefetch=most > 1)
 
-    return Loop(context, wanting, most, span, stopping)
+    return Loop(context, wanting, most, span, stopping, context.run.new_signal())
 
 
 def _requested(context: Context, request: Wanted, most: int, span: float, stopping: Callable[[], bool]) -> ClaimRequest:
@@ -533,60 +491,33 @@ def request_by_id(
     return _requested(context, request, 1, 0.0, never_stopping)
 
 
-def _claim_named(context: Context, taker: Taker, task_id: str) -> Procedure[None]:
-    """Claim one task by its id.
-
-    Whoever heard of the task from another client may know more than the server that this one is connected to: what
-    cannot be claimed is looked at again when that has caught up.
-    """
-    if not (yield from _take(context, taker, task_id)):
-        yield Sync(context.paths.task(task_id))
-        yield from _take(context, taker, task_id)
-
-
 def _take(context: Context, taker: Taker, task_id: str) -> Procedure[bool]:
-    """Try to claim it, again and again while it changes and could be claimed."""
+    """Try to claim one task, again and again while it changes and could be claimed. Raises `CorruptRecord`."""
+    path = context.paths.task(task_id, "state")
     for _ in range(TRIES):
         [nodes] = yield from read_tasks(context, [task_id])
-        record = _record_of(context, task_id, nodes[0])
-        if record is None or not (yield from _may_be_claimed(context, record.state, taker.wanted.attempt)):
+        node = nodes[0]
+        if node is None:
             return False
-        if record.state.index is not None:
-            yield from promote_task(context, record)
+        state = TaskState.decode(path, node.data)
+        if state.state is not State.INSERTED or taker.wanted.attempt not in {None, state.attempt + 1}:
+            return False
+        if state.due is not None and state.due > context.clock.certainly_past((yield from server_time(context))):
+            return False
+        if state.index is not None:
+            yield from promote_task(context, Record(task_id, node.stat, state))
             continue
-        claimed = yield from _candidate(context, taker, record, nodes)
+        segment, _, entry = context.paths.entry(state.place).rpartition("/")
+        ranked = RankedEntry(entry, segment)
+        if taker.conf.ordered:  # it keeps its rank, so that it comes back to where it stood
+            listed: Node | None = yield Get(ranked.path)
+            if listed is None:
+                continue
+            ranked = replace(ranked, rank=rank_of(listed))
+        claimed = yield from candidate(context, taker, task_id, ranked, nodes)
         if claimed is not None and (yield from claim_together(context, taker, [claimed])):
             return True
     return False
-
-
-def _record_of(context: Context, task_id: str, node: Node | None) -> Record | None:
-    """The task's record; None without the task. Raises `CorruptRecord`."""
-    path = context.paths.task(task_id, "state")
-    return None if node is None else Record(task_id, node.stat, TaskState.decode(path, node.data))
-
-
-def _may_be_claimed(context: Context, state: TaskState, attempt: int | None) -> Procedure[bool]:
-    """Whether a task is pending, due, and its next delivery the one that is asked for."""
-    if state.state is not State.INSERTED or attempt not in {None, state.attempt + 1}:
-        return False
-    if state.due is None:
-        return True
-    return state.due <= context.clock.certainly_past((yield from server_time(context)))
-
-
-def _candidate(
-    context: Context, taker: Taker, record: Record, nodes: Sequence[Node | None]
-) -> Procedure[Claimed | None]:
-    """The task, ready to be claimed; in strict order with its rank, so that it comes back to where it stood."""
-    segment, _, entry = context.paths.entry(record.state.place).rpartition("/")
-    rank: int | None = None
-    if taker.conf.ordered:
-        node: Node | None = yield Get(f"{segment}/{entry}")
-        if node is None:
-            return None
-        rank = rank_of(node)
-    return (yield from candidate(context, taker, record.task_id, RankedEntry(entry, segment, rank), nodes))
 
 
 # --- A claim by its task's id and its token: whoever knows both has it, in whichever process it was made.
@@ -639,18 +570,6 @@ def _handle(context: Context, task_id: str, token: int, span: float | None) -> P
 # sleep over work. It sits among its like: what wakes one of those who claim never wakes it instead.
 
 
-@dataclass(frozen=True, slots=True)
-class _Chooser:
-    """What is looked for, and by what rules."""
-
-    conf: Conf
-    selector: Selector
-
-    def accepts(self, filters: Mapping[str, str]) -> bool:
-        """Whether a task with these filters is wanted."""
-        return self.selector.matches(filters, self.conf.types)
-
-
 def ready(
     context: Context,
     node: Mapping[str, object] | Selector | str | None = None,
@@ -692,26 +611,19 @@ def _any_ready(context: Context, selector: Selector, schedule: Schedule) -> Proc
     yield from maintain(context, schedule)
     if conf.paused:
         return False
-    chooser = _Chooser(conf, selector)
+    accepts = partial(selector.matches, types=conf.types)
     names = yield from listing(context, context.paths.at("queue"))
-    lanes = yield from matching_lanes(context, chooser, names or ())
-    for name, judge in lanes:
-        if (yield from _lane_has_any(context, chooser, context.paths.at("queue", name), judge=judge)):
-            return True
-    return False
-
-
-def _lane_has_any(context: Context, chooser: _Chooser, lane: str, *, judge: bool) -> Procedure[bool]:
-    """Whether a lane holds a task that fits; `judge`: its entries are judged singly."""
-    segments = yield from listing(context, lane)
-    for segment in [f"{lane}/{name}" for name in segments or ()]:
-        names = (yield from listing(context, segment)) or []
-        if judge:
-            names = yield from judged(context, chooser, segment, names)
-        picks = [RankedEntry(name, segment) for name in names]
-        open_picks = [ranked for ranked in picks if ranked.path not in context.ignored_paths]
-        if (yield from _any_deliverable(context, chooser.conf, open_picks)):
-            return True
+    for name, judge in (yield from matching_lanes(context, accepts, names or ())):
+        lane = context.paths.at("queue", name)
+        segments = yield from listing(context, lane)
+        for segment in [f"{lane}/{name}" for name in segments or ()]:
+            entries = (yield from listing(context, segment)) or []
+            if judge:
+                entries = yield from judged(context, accepts, segment, entries)
+            picks = [RankedEntry(entry, segment) for entry in entries]
+            open_picks = [ranked for ranked in picks if ranked.path not in context.ignored_paths]
+            if (yield from _any_deliverable(context, conf, open_picks)):
+                return True
     return False
 
 

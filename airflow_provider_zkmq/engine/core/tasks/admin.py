@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -69,57 +69,42 @@ from .settle import cancel_note, rescue_lapsed
 _KEPT: Final = "it is kept"
 #: So many tasks are redriven at a time.
 REDRIVEN_TOGETHER: Final = 64
-#: Makes the plan for a task as it was just read.
-Build: TypeAlias = Callable[[Current], Procedure[Plan]]
-
-
-def read_current(context: Context, task_id: str) -> Procedure[tuple[Current, int]]:
-    """A task's record, and the transaction that wrote it.
-
-    Raises `ConfigError` for a bad id, `TaskNotFound`, `CorruptRecord`.
-    """
-    path = context.paths.task(check_name("task id", task_id), "state")
-    node: Node | None = yield Get(path)
-    if node is None:
-        yield Sync(path)  # the server that we read from may lag behind the one that was written to
-        node = yield Get(path)
-    if node is None:
-        msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
-        raise TaskNotFound(msg)
-    state = TaskState.decode(path, node.data)
-    return Current(task_id, node.stat.version, state, zxid=node.stat.mzxid), node.stat.mzxid
 
 
 def _change(
-    context: Context, task_id: str, what: str, build: Build, version: int | None = None
+    context: Context, task_id: str, what: str, build: Callable[[Current], Procedure[Plan]], version: int | None = None
 ) -> Procedure[TaskState]:
     """Read a task, and commit what `build` makes of it; read it again while it changes under our eyes.
 
-    What cannot be done to a claim is done to what follows it, where the claim has ended by its deadline.
-    Returns the record that was written last, of a deleted task the one that was read.
-
-    `version`: only if it is still what was read as `Task.version`; else `IllegalTransition`.
+    `version`: only if it is still what was read as `Task.version`. Returns the record that was written last, of a
+    deleted task the one that was read. Raises `ConfigError`, `TaskNotFound`, `CorruptRecord`, `IllegalTransition`.
     """
+    path = context.paths.task(check_name("task id", task_id), "state")
     tries = Tries(f"{what} task {task_id!r}")
     while True:
-        current, mzxid = yield from read_current(context, task_id)
+        node: Node | None = yield Get(path)
+        if node is None:
+            yield Sync(path)  # the server that we read from may lag behind the one that was written to
+            node = yield Get(path)
+        if node is None:
+            msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
+            raise TaskNotFound(msg)
+        mzxid, state = node.stat.mzxid, TaskState.decode(path, node.data)
+        current = Current(task_id, node.stat.version, state, zxid=mzxid)
         if version is not None and mzxid != version:
-            raise _changed(current)
+            now = f"it is {state.state} by now, attempt {state.attempt}"
+            raise IllegalTransition(f"task {task_id!r} has changed since it was read: {now}")
         try:
             plan = yield from build(current)
         except IllegalTransition:
-            if current.state.state is not State.CLAIMED or not (yield from rescue_lapsed(context, task_id)):
+            # Where a claim has ended by its deadline, it is done to what follows.
+            if state.state is not State.CLAIMED or not (yield from rescue_lapsed(context, task_id)):
                 raise
             continue
         committed = yield from commit(plan, anew(partial(build, current)))
         if committed.refusal is None:
-            return committed.after or current.state
+            return committed.after or state
         yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, mzxid)
-
-
-def _changed(current: Current) -> IllegalTransition:
-    now = f"it is {current.state.state} by now, attempt {current.state.attempt}"
-    return IllegalTransition(f"task {current.task_id!r} has changed since it was read: {now}")
 
 
 def cancel(context: Context, task_id: str) -> Procedure[None]:
@@ -127,17 +112,19 @@ def cancel(context: Context, task_id: str) -> Procedure[None]:
 
     Raises `TaskNotFound`, or `IllegalTransition` when it has ended.
     """
-    yield from _change(context, task_id, "cancel of", partial(_cancelling, context))
 
+    def build(current: Current) -> Procedure[Plan]:
+        now, state = (yield from server_time(context)), current.state
+        step(task_id, state.state, Event.CANCEL)
+        # The run in escrow goes too, and the consumer is told.
+        extra: list[WriteOp] = [Delete(context.paths.task(task_id, "requeue"))] if state.requeue else []
+        extra += yield from cancel_note(context, state)
+        current = yield from _with_claim(context, current)
+        if state.state is State.CLAIMED:
+            current = current.with_state(state.with_attempt("cancelled", now, None))
+        return (yield from transitions.cancel(context, current, extra, now))
 
-def _cancelling(context: Context, current: Current) -> Procedure[Plan]:
-    now, state = (yield from server_time(context)), current.state
-    step(current.task_id, state.state, Event.CANCEL)
-    extra = yield from _notice(context, current)
-    current = yield from _with_claim(context, current)
-    if state.state is State.CLAIMED:
-        current = current.with_state(state.with_attempt("cancelled", now, None))
-    return (yield from transitions.cancel(context, current, extra, now))
+    yield from _change(context, task_id, "cancel of", build)
 
 
 def _with_claim(context: Context, current: Current) -> Procedure[Current]:
@@ -146,12 +133,6 @@ def _with_claim(context: Context, current: Current) -> Procedure[Current]:
         return current
     gone = (yield Exists(context.paths.task(current.task_id, "claim"))) is None
     return replace(current, claim_gone=gone)
-
-
-def _notice(context: Context, current: Current) -> Procedure[list[WriteOp]]:
-    """Drop the run in escrow, and tell the consumer."""
-    ops: list[WriteOp] = [Delete(context.paths.task(current.task_id, "requeue"))] if current.state.requeue else []
-    return [*ops, *(yield from cancel_note(context, current.state))]
 
 
 def revoke(
@@ -197,8 +178,9 @@ def redrive(
     `version`: only if the task is still what was read as `Task.version`. `data` replaces the payload in the same
     transaction. Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task in any other state or version.
     """
-    extra = [] if data is None else [_payload(context, task_id, encode_data("data", data))]
-
+    extra: list[WriteOp] = []
+    if data is not None:
+        extra.append(SetData(context.paths.task(task_id, "data"), encode_data("data", data)))
     yield from _change(context, task_id, "redrive of", partial(_redriving, context, extra), version)
 
 
@@ -243,21 +225,16 @@ def redrive_many(context: Context, task_ids: Sequence[str]) -> Procedure[dict[st
 def _redrive_together(context: Context, ids: Sequence[str], done: set[str]) -> Procedure[None]:
     """Redrive what can be as it was read, and note it; the others are to be read and judged one by one."""
     records = yield from read_records(context, ids)
-    currents: list[Current] = []
+    plans: list[Plan] = []
     for task_id, record in zip(ids, records, strict=True):
         if isinstance(record, Record) and (record.state.state, Event.REDRIVE) in TRANSITIONS:
-            currents.append(Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid))
-    plans: list[Plan] = []
-    for current in currents:
-        plans.append((yield from _redriving(context, [], current)))
-    for current, plan, sent in zip(currents, plans, (yield from send_together(plans)) if plans else [], strict=True):
+            current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
+            plans.append((yield from _redriving(context, [], current)))
+    for plan, sent in zip(plans, (yield from send_together(plans)) if plans else [], strict=True):
         if sent.outcome.committed or sent.outcome.unknown:  # a refused one is read again before it is tried again
             committed = yield from commit(plan, first=sent)
-            done |= {current.task_id} if committed.committed else set()
-
-
-def _payload(context: Context, task_id: str, data: bytes) -> WriteOp:
-    return SetData(context.paths.task(task_id, "data"), data)
+            if committed.committed:
+                done.add(plan.changes[0].task_id)
 
 
 def replace_data(context: Context, task_id: str, data: bytes | str, version: int | None = None) -> Procedure[None]:
@@ -265,7 +242,7 @@ def replace_data(context: Context, task_id: str, data: bytes | str, version: int
 
     Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task that is not pending any more.
     """
-    extra = [_payload(context, task_id, encode_data("data", data))]
+    extra: list[WriteOp] = [SetData(context.paths.task(task_id, "data"), encode_data("data", data))]
 
     def build(current: Current) -> Procedure[Plan]:
         state, nonce = current.state, context.marks.nonce()
@@ -307,21 +284,16 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     for chunk in chunked((yield from listed_ids(context, wanted))):
         records = yield from read_records(context, chunk, _KEPT)
         for task_id, record in zip(chunk, records, strict=True):
-            count += yield from _clear_one(context, task_id, record, wanted)
-    context.listings.forget_all_tried()
+            base = context.paths.task(task_id)
+            if record is Unread.MISSING and (yield Exists(base)) is not None:
+                context.report(base, f"has no state: it is no task of ours; {_KEPT}")
+            try:
+                count += yield from _delete_task(context, task_id, record, wanted)
+            except CorruptRecord as error:
+                context.report(f"{base}/state", f"{error}; {_KEPT}")
+    for reading in context.listings.readings.values():  # what was tried is tried again
+        reading.cached_entries = None
     return count
-
-
-def _clear_one(context: Context, task_id: str, record: Record | Unread, wanted: State | None) -> Procedure[bool]:
-    """Delete one tree, or report why it cannot be."""
-    base = context.paths.task(task_id)
-    if record is Unread.MISSING and (yield Exists(base)) is not None:
-        context.report(base, f"has no state: it is no task of ours; {_KEPT}")
-    try:
-        return (yield from _delete_task(context, task_id, record, wanted))
-    except CorruptRecord as error:
-        context.report(context.paths.task(task_id, "state"), f"{error}; {_KEPT}")
-        return False
 
 
 def _delete_task(context: Context, task_id: str, record: Record | Unread, wanted: State | None) -> Procedure[bool]:
@@ -378,12 +350,19 @@ def configure(
     if lock is not None:
         changes["lock"] = seconds("lock", lock)
     if order is not None:
-        changes["order"] = _order(order)
+        if order not in ORDERS:
+            msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
+            raise ConfigError(msg)
+        changes["order"] = order
     if task_gc_lifetime is not None:
         times["task_gc_lifetime"] = spell_seconds(seconds("task_gc_lifetime", task_gc_lifetime))
     if task_gc_interval is not None:
         times["task_gc_interval"] = spell_seconds(interval_seconds("task_gc_interval", task_gc_interval))
-    marks = {"archive": _yes_or_no("archive", archive), "followed": _yes_or_no("follow", follow)}
+    for name, value in {"archive": archive, "follow": follow}.items():
+        if value is not None and not isinstance(value, bool):
+            msg = f"{name} {value!r} is not understood: True or False"
+            raise ConfigError(msg)
+    marks = {"archive": archive, "followed": follow}
     fresh = structs.replace(DEFAULT_SETTINGS, **changes).encode()
     created = yield from create_skeleton(
         context, fresh, DEFAULT_TIMES | times, [name for name, yes in marks.items() if yes]
@@ -392,52 +371,41 @@ def configure(
         raise (yield from queue_missing(context))
     requested = {name: yes for name, yes in marks.items() if yes is not None}
     if not created and (changes or times or requested):
-        yield from _set(context, changes, times, requested)
-
-
-def _yes_or_no(name: str, value: object) -> bool | None:
-    if value is None or isinstance(value, bool):
-        return value
-    msg = f"{name} {value!r} is not understood: True or False"
-    raise ConfigError(msg)
-
-
-def _order(value: str) -> str:
-    if value not in ORDERS:
-        msg = f"order {value!r} is unknown: use one of {', '.join(ORDERS)}"
-        raise ConfigError(msg)
-    return value
+        yield from _set(context, "configuring the queue", changes, times, requested)
 
 
 def _set(
-    context: Context, changes: Mapping[str, Any], times: Mapping[str, bytes], marks: dict[str, bool]
-) -> Procedure[None]:
-    """Write several values at once; one that somebody deleted is created again.
+    context: Context,
+    what: str,
+    changes: Mapping[str, Any],
+    times: Mapping[str, bytes] | None = None,
+    marks: Mapping[str, bool] | None = None,
+) -> Procedure[Settings]:
+    """Write several values at once; one that somebody deleted is created again. `marks`: which are to stand.
 
-    `marks`: whether there is to be a mark how far the archive, or trimming, has come; one that is there tells more, and
-    stays.
+    Returns the settings before. Those that are damaged are written over by `configure` only.
     """
-    missing, tries = set[str](), Tries("configuring the queue")
-    wanted = {context.paths.at(name): (name, yes) for name, yes in marks.items()}
+    missing, tries, settings = set[str](), Tries(what), DEFAULT_SETTINGS
+    wanted = {context.paths.at(name): (name, yes) for name, yes in (marks or {}).items()}
     while True:
         ops: list[WriteOp] = []
         if changes:
-            settings, version = yield from _read_settings(context, anew=True)
+            settings, version = yield from _read_settings(context, anew=marks is not None)
             ops.append(SetData(context.paths.at(THERE), structs.replace(settings, **changes).encode(), version))
-        for name, value in times.items():
+        for name, value in (times or {}).items():
             path = context.paths.conf(name)
             ops.append(Create(path, value) if path in missing else SetData(path, value))
         for mark, (name, yes) in wanted.items():
             ops.append(Create(mark, MARKS[name]) if yes else Delete(mark))
         if not ops:
-            return
+            return settings
         multi = Multi(tuple(ops))
         outcome = yield from transact(multi, never)
         if outcome.committed:
-            return
+            return settings
         path = failed_at(outcome, multi)
         if path in wanted and outcome.failure in {Failure.NODE_EXISTS, Failure.NO_NODE}:
-            del wanted[path]  # it is as it is to be
+            del wanted[path]  # it is as it is to be: one that is there tells more, and stays
         elif outcome.failure is Failure.NO_NODE and path not in missing:
             missing.add(path)
         elif outcome.failure is Failure.NODE_EXISTS:
@@ -464,41 +432,12 @@ def _read_settings(context: Context, *, anew: bool = False) -> Procedure[tuple[S
 
 def pause(context: Context) -> Procedure[bool]:
     """Hand out nothing until `resume`; True if it was not paused before."""
-    return (yield from _set_paused(context, paused=True))
+    return not (yield from _set(context, "pausing the queue", {"paused": True})).paused
 
 
 def resume(context: Context) -> Procedure[bool]:
     """Hand out tasks again; True if it was paused."""
-    return (yield from _set_paused(context, paused=False))
-
-
-def _set_paused(context: Context, *, paused: bool) -> Procedure[bool]:
-    """Write it, also where it is so: what was read may be older than what stands."""
-    tries = Tries("pausing the queue" if paused else "resuming the queue")
-    while True:
-        settings, version = yield from _read_settings(context)
-        data = structs.replace(settings, paused=paused).encode()
-        multi = Multi((SetData(context.paths.at(THERE), data, version),))
-        outcome = yield from transact(multi, never)
-        if outcome.committed:
-            return settings.paused is not paused
-        yield from tries.refused(outcome, multi, None)
-
-
-def set_archive(context: Context, record: bytes, version: int | None) -> Procedure[None]:
-    """Publish how far the archive has come: the znode's version must be `version` (None: it must not exist)."""
-    path = context.paths.at("archive")
-    multi = Multi((Create(path, record) if version is None else SetData(path, record, version),))
-    outcome = yield from transact(multi, never)
-    if outcome.committed:
-        return
-    if outcome.failure in {Failure.BAD_VERSION, Failure.NODE_EXISTS, Failure.NO_NODE}:
-        node: Node | None = yield Get(path)
-        if node is not None and node.data == record:
-            return
-        msg = f"{path} was changed by another archive run; run this one again"
-        raise ConfigError(msg)
-    raise refused("publishing the archive", outcome, multi)
+    return (yield from _set(context, "resuming the queue", {"paused": False})).paused
 
 
 def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
@@ -512,5 +451,15 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
         msg = f"watermark {abbreviated(watermark)} is not allowed: no transaction of ZooKeeper has such a number"
         raise ConfigError(msg)
     yield from refuse_missing(context)
-    record = {"watermark": watermark, "directory": clip(reached.directory), "run": reached.run}
-    yield from set_archive(context, dump(record), reached.version)
+    record = dump({"watermark": watermark, "directory": clip(reached.directory), "run": reached.run})
+    path, version = context.paths.at("archive"), reached.version
+    multi = Multi((Create(path, record) if version is None else SetData(path, record, version),))
+    outcome = yield from transact(multi, never)
+    if outcome.committed:
+        return
+    if outcome.failure not in {Failure.BAD_VERSION, Failure.NODE_EXISTS, Failure.NO_NODE}:
+        raise refused("publishing the archive", outcome, multi)
+    node: Node | None = yield Get(path)
+    if node is None or node.data != record:  # else a first try did it, whose reply was lost
+        msg = f"{path} was changed by another archive run; run this one again"
+        raise ConfigError(msg)

@@ -28,11 +28,9 @@ from ..protocol import (
     Outcome,
     Procedure,
     SetData,
-    Signal,
     Stat,
     Sync,
     Tries,
-    WriteOp,
     failed_at,
     never,
     refused,
@@ -84,10 +82,13 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
     base = context.paths.batch(name)
     if then is not None:
         yield from stamped(context, then)
-    multi = _creation(base, then, nonce)
+    record = dump({"nonce": nonce, "then": None if then is None else then.task_id})
+    paths = (f"{base}/open", f"{base}/failed", f"{base}/open/{WRITING}")
+    ops = [Create(base, record), *map(Create, paths), *([] if then is None else [Create(f"{base}/then", pack(then))])]
+    multi = Multi(tuple(ops))
 
     def proof() -> Procedure[Outcome | None]:
-        return Outcome(committed=True) if (yield from _is_of(base, nonce)) else None
+        return Outcome(committed=True) if (yield from _record(base)).get("nonce") == nonce else None
 
     tries = Tries(f"creating batch {name!r}")
     while True:
@@ -104,28 +105,13 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
         yield from tries.refused(outcome, multi, None)
 
 
-def _creation(base: str, then: NewTask | None, nonce: str) -> Multi:
-    """The transaction that creates a batch, whose members are about to be written."""
-    record = dump({"nonce": nonce, "then": None if then is None else then.task_id})
-    ops: list[WriteOp] = [Create(base, record), *(Create(f"{base}/{part}") for part in ("open", "failed"))]
-    ops.append(Create(f"{base}/open/{WRITING}"))
-    if then is not None:
-        ops.append(Create(f"{base}/then", pack(then)))
-    return Multi(tuple(ops))
-
-
 def _read_parts(base: str) -> Procedure[list[Node | None]]:
     """A batch's own znode, that of its open members, and the marker among these, as long as they are being written."""
     return read_nodes((base, f"{base}/open", f"{base}/open/{WRITING}"))
 
 
 def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened | None]:
-    """How a batch stands that is there already; None: it is not any more. Raises `DuplicateTask` for another call's.
-
-    One that was never written to its end, and has no open members either, was given up by a clean-up, which may have
-    been cut off before the rest: what is left of it is deleted. Taken for written to its end it would tell of tasks
-    that are nowhere.
-    """
+    """How a batch stands that is there already; None: it is not any more. Raises `DuplicateTask` for another call's."""
     base = context.paths.batch(name)
     node, members, marker = yield from _read_parts(base)
     if node is None:
@@ -134,6 +120,7 @@ def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened |
         return Opened.UNFINISHED
     record = load_batch(base, node.data)
     if "total" not in record and members is None:
+        # Never written to its end, and without open members: a clean-up gave it up, and was cut off before the rest.
         yield from delete_batch(context, None, base)
         return None
     if record.get("nonce") == nonce:
@@ -142,15 +129,10 @@ def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened |
     raise DuplicateTask(msg)
 
 
-def _is_of(base: str, nonce: str) -> Procedure[bool]:
-    """Whether a batch was created by the call that has this nonce."""
-    return ((yield from _record(base)) or {}).get("nonce") == nonce
-
-
-def _record(base: str) -> Procedure[dict[str, Any] | None]:
-    """A batch's record; None where there is no such batch. Raises `CorruptRecord`."""
+def _record(base: str) -> Procedure[dict[str, Any]]:
+    """A batch's record; empty where there is no such batch. Raises `CorruptRecord`."""
     node: Node | None = yield Get(base)
-    return None if node is None else load_batch(base, node.data)
+    return {} if node is None else load_batch(base, node.data)
 
 
 def seal_batch(context: Context, name: str, total: int, version: int = -1) -> Procedure[bool]:
@@ -159,12 +141,11 @@ def seal_batch(context: Context, name: str, total: int, version: int = -1) -> Pr
     `version`: the marker's when `total` was counted; False, with nothing done, where members were added since.
     """
     base = context.paths.batch(name)
-    record = (yield from _record(base)) or {}
+    record = yield from _record(base)
     multi = Multi((Delete(f"{base}/open/{WRITING}", version), SetData(base, dump(record | {"total": total}))))
 
     def proof() -> Procedure[Outcome | None]:
-        sealed = "total" in ((yield from _record(base)) or {})
-        return Outcome(committed=True) if sealed else None
+        return Outcome(committed=True) if "total" in (yield from _record(base)) else None
 
     outcome = yield from transact(multi, proof)
     if outcome.failure is Failure.BAD_VERSION:
@@ -191,15 +172,6 @@ def read_batch(context: Context, name: str) -> Procedure[Batch]:
     return Batch(name, total, members, tuple(failed), left is None, writing is None, refusal)
 
 
-def _not_done(context: Context, batch: Batch, deadline: Deadline) -> Procedure[WaitTimeout]:
-    names = sorted((yield Children(context.paths.batch(batch.name, "open"))) or ())
-    left = [name for name in names if name != WRITING]
-    failed = sorted((yield Children(context.paths.batch(batch.name, "failed"))) or ())
-    why = f"{len(left)} task(s) open" if batch.written else "it was never written to its end: repeat what writes it"
-    msg = f"batch {batch.name!r} of queue {context.queue!r} was not done within {deadline}: {why}{failed_too(failed)}"
-    return WaitTimeout(msg, left=left)
-
-
 def wait_batch(context: Context, name: str, timeout: Duration | None = None) -> Procedure[Batch]:
     """Wait until every task of a batch has ended, whichever way; one watch, however many tasks.
 
@@ -217,17 +189,19 @@ def wait_batch(context: Context, name: str, timeout: Duration | None = None) -> 
             if nodes[0] is not None:
                 yield from close_batch(context, name)  # whoever ended the last one may have died before this
             if nodes[0] is not None and mine.count == seen:
-                yield from _pause(context, batch, mine, seen, deadline)
+                if deadline.passed:
+                    names = sorted((yield Children(path)) or ())
+                    left = [each for each in names if each != WRITING]
+                    failed = sorted((yield Children(context.paths.batch(name, "failed"))) or ())
+                    unwritten = "it was never written to its end: repeat what writes it"
+                    why = f"{len(left)} task(s) open" if batch.written else unwritten
+                    msg = f"batch {name!r} of queue {context.queue!r} was not done within {deadline}"
+                    raise WaitTimeout(f"{msg}: {why}{failed_too(failed)}", left=left)
+                yield from deadline.wait(mine, seen)
             batch = yield from read_batch(context, name)
     finally:
         unsubscribe(context, [path], mine)
     return batch
-
-
-def _pause(context: Context, batch: Batch, mine: Signal, seen: int, deadline: Deadline) -> Procedure[None]:
-    if deadline.passed:
-        raise (yield from _not_done(context, batch, deadline))
-    yield from deadline.wait(mine, seen)
 
 
 def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[None]:
@@ -242,15 +216,10 @@ def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[No
     listed = [] if entry is None else [Delete(entry)]
     multi = Multi((same, Delete(f"{base}/failed"), Delete(base), *listed))
     outcome = yield from transact(multi, never)
-    if outcome.committed or (entry is not None and (yield from _entry_alone(entry, base))):
+    if outcome.committed:
+        return
+    if entry is not None and (yield Exists(base)) is None:  # the batch itself is gone: then its entry goes as well
+        yield Multi((Delete(entry),))
         return
     if outcome.failure is Failure.NOT_EMPTY:
         context.report(failed_at(outcome, multi), "holds znodes that are not ours; the batch is kept")
-
-
-def _entry_alone(entry: str, base: str) -> Procedure[bool]:
-    """Whether the batch itself is gone: then its entry goes as well."""
-    if (yield Exists(base)) is not None:
-        return False
-    yield Multi((Delete(entry),))
-    return True

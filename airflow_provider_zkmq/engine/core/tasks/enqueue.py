@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -72,48 +71,6 @@ from .settle import rescue_lapsed
 STAMP: Final = 22
 
 
-class Conflict(Enum):
-    """What became of an enqueue that met its id."""
-
-    WRITTEN = "written"
-    GONE = "gone"
-
-
-def resolve(
-    context: Context, new: NewTask, *, uncertain: bool, sending: Callable[[], None]
-) -> Procedure[Conflict | str]:
-    """Deal with the task that has the id: written in its place or into it, gone meanwhile, or its status: refused.
-
-    `uncertain`: an earlier try of the same enqueue may have written it, which its stamp or nonce tells. `sending` is
-    called before anything is written.
-    """
-    path = context.paths.task(new.task_id, "state")
-    tries = Tries(f"enqueue of task {new.task_id!r}")
-    while True:
-        node = yield from _read(path, again=uncertain)
-        if node is None and uncertain:
-            msg = f"task {new.task_id!r} was written or not, and what stood there has been collected meanwhile"
-            raise OutcomeUnknown(msg)
-        if node is None:
-            yield from refuse_a_torso(context, new.task_id)
-            return Conflict.GONE
-        state = TaskState.decode(path, node.data)
-        if (uncertain and _is_same_enqueue(new, state)) or (yield from _same_member(context, new, state)):
-            return Conflict.WRITTEN
-        action = _action(new, state, status := (yield from status_of(context, state)))
-        if action is None:
-            if new.update and state.state is State.CLAIMED and (yield from rescue_lapsed(context, new.task_id)):
-                continue
-            return str(status)
-        sending()
-        current = Current(new.task_id, node.stat.version, state, zxid=node.stat.mzxid)
-        build = partial(action, context, new, current)
-        committed = yield from commit((yield from build()), anew(build))
-        if committed.refusal is None:
-            return Conflict.WRITTEN
-        yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, node.stat.mzxid)
-
-
 def _read(path: str, *, again: bool) -> Procedure[Node | None]:
     """A record; `again`: the server catches up and is asked once more for a missing one."""
     node: Node | None = yield Get(path)
@@ -129,11 +86,6 @@ def refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
     if base is not None and record is None:
         msg = f"{context.paths.task(task_id)} has no state: it is no task of ours; delete it, or choose another id"
         raise CorruptRecord(msg)
-
-
-def _is_same_enqueue(new: NewTask, state: TaskState) -> bool:
-    """Whether an earlier try wrote the task. One whose id was made for it is ours, whatever became of it since."""
-    return (new.generated and new.batch is None) or new.has_written(state)
 
 
 def _same_member(context: Context, new: NewTask, state: TaskState) -> Procedure[bool]:
@@ -164,10 +116,7 @@ def _action(new: NewTask, state: TaskState, status: Status) -> Action | None:
 
 
 def ended_before(context: Context, new: NewTask) -> Procedure[Current | None]:
-    """The task that has the id, which a new message runs anew; None without one.
-
-    Raises `DuplicateTask` with the status of one that refuses it.
-    """
+    """The task that has the id, which a new message runs anew; None without one. Raises `DuplicateTask`."""
     path = context.paths.task(new.task_id, "state")
     node = yield from _read(path, again=True)
     if node is None:
@@ -197,17 +146,17 @@ def run_anew(context: Context, new: NewTask, current: Current) -> Procedure[Plan
 
 
 def _update(context: Context, new: NewTask, current: Current) -> Procedure[Plan]:
-    """Replace what is still queued; it keeps its place in line, and its time unless another is given.
-
-    Other filters or another priority give it a place in its new lane: the old one would be gone back to, and would
-    offer it to those who asked for what it was.
-    """
+    """Replace what is still queued; it keeps its place in line, in its new lane if it has one, and its time."""
     state, due = current.state, current.state.due
     if new.timed:
         due = yield from due_of(context, new)
     stays = Lane(state.priority, dict(state.filters)).name == new.lane.name
     entry = _entry_for(state, new)
-    rank = (yield from _rank(context, state, due)) if stays else None
+    rank = state.rank if stays else None
+    leaves = stays and state.due is None and due is not None
+    if leaves and rank is None and (yield from known_conf(context)).ordered:
+        stat: Stat | None = yield Exists(context.paths.entry(state.place))  # so that it comes back to its place in line
+        rank = None if stat is None else stat.czxid
     extra = content_ops(context, new, state, fresh=False)
     updated = next_record(new.task_id, state, Event.UPDATE, new.nonce, due=due)
     updated = structs.replace(updated, metadata=state.metadata or new.has_metadata)
@@ -224,25 +173,13 @@ def _update(context: Context, new: NewTask, current: Current) -> Procedure[Plan]
 
 
 def _entry_for(state: TaskState, new: NewTask) -> str:
-    """The name of an updated task's entry: consumers remember its filters by it, so others need a name of their own.
-
-    The names sort next to each other: it keeps its place in line.
-    """
+    """The name of an updated task's entry: other filters have another one, which sorts next to it."""
     stamp = state.entry.partition(SEPARATOR)[0]
-    if new.filters == state.filters:
+    if new.filters == state.filters:  # consumers remember these by the name
         return entry_name(stamp, new.task_id)
     first, times = stamp[:STAMP], stamp[STAMP:]
     number = int(times, 16) + 1 if times and set(times) <= set("0123456789abcdef") else 0
     return entry_name(f"{first}{number:x}", new.task_id)
-
-
-def _rank(context: Context, state: TaskState, due: int | None) -> Procedure[int | None]:
-    """Its rank; one that leaves its lane for a time takes it along, so that it comes back to its place in line."""
-    leaves = state.due is None and due is not None
-    if state.rank is not None or not leaves or not (yield from known_conf(context)).ordered:
-        return state.rank
-    stat: Stat | None = yield Exists(context.paths.entry(state.place))
-    return None if stat is None else stat.czxid
 
 
 # --- Enqueues whose callers do not know what became of them, and the same made again with the ids that they used.
@@ -273,8 +210,7 @@ class Call:
 
     def sending(self, new_tasks: Iterable[NewTask]) -> None:
         """These may be written from now on."""
-        for new in new_tasks:
-            self.sent[new.task_id] = new
+        self.sent.update((new.task_id, new) for new in new_tasks)
 
     def refused(self, new_tasks: Iterable[NewTask]) -> None:
         """These were not written, and no request is under way that could."""
@@ -283,8 +219,7 @@ class Call:
 
     def done(self, new_tasks: Iterable[NewTask]) -> None:
         """These are written."""
-        for new in new_tasks:
-            self.written.add(new.task_id)
+        self.written.update(new.task_id for new in new_tasks)
 
 
 def begin(context: Context, new_tasks: list[NewTask], then: NewTask | None = None, batch: str | None = None) -> Call:
@@ -293,8 +228,20 @@ def begin(context: Context, new_tasks: list[NewTask], then: NewTask | None = Non
     if batch is not None:
         following = None if then is None else (then.task_id if not then.generated else None, _said(then))
         call.said = hash((following, *((new.task_id, _said(new)) for new in new_tasks)))
-    if context.unknown_outcomes.marks:
-        _take_over(context, call)
+    unknown, now = context.unknown_outcomes, context.run.monotonic()
+    if not unknown.marks:
+        return call
+    # What was written before the servers went back may be gone: its ids and marks are used again all the same.
+    for new in new_tasks:
+        mark = unknown.take(new.task_id, _said(new), now)
+        if mark is not None:
+            new.stamp, new.nonce, new.uncertain, new.generated = mark.stamp, mark.nonce, True, mark.generated
+            call.sending([new])
+            if mark.written and mark.restored == call.restored:
+                call.done([new])
+    mark = None if batch is None else unknown.take(f"batch/{batch}", call.said, now)
+    if mark is not None and mark.restored == call.restored:
+        call.nonce, call.opened = mark.nonce, True
     return call
 
 
@@ -327,60 +274,20 @@ def check_written(context: Context, call: Call) -> None:
 
 def _keep(context: Context, call: Call) -> None:
     now = context.run.monotonic()
-    marks = {
-        name: Mark(
-            now,
-            _said(new),
-            new.nonce,
-            new.stamp,
-            name in call.written,
-            call.restored,
-            new.generated,
-        )
-        for name, new in call.sent.items()
-    }
+    marks = {}
+    for name, new in call.sent.items():
+        written = name in call.written
+        marks[name] = Mark(now, _said(new), new.nonce, new.stamp, written, call.restored, new.generated)
     if call.batch is not None and call.opened:
-        marks[_of_batch(call.batch)] = Mark(now, call.said, call.nonce, restored=call.restored)
+        batch = Mark(now, call.said, call.nonce, restored=call.restored)
+        marks[f"batch/{call.batch}"] = batch  # no task has such an id
     context.unknown_outcomes.keep(marks)
-
-
-def _take_over(context: Context, call: Call) -> None:
-    """What was written before the servers went back may be gone: its ids and marks are used again all the same."""
-    now = context.run.monotonic()
-    for new in call.new_tasks:
-        mark = context.unknown_outcomes.take(new.task_id, _said(new), now)
-        if mark is not None:
-            new.stamp, new.nonce, new.uncertain, new.generated = (
-                mark.stamp,
-                mark.nonce,
-                True,
-                mark.generated,
-            )
-            call.sending([new])
-            if mark.written and mark.restored == call.restored:
-                call.done([new])
-    mark = None if call.batch is None else context.unknown_outcomes.take(_of_batch(call.batch), call.said, now)
-    if mark is not None and mark.restored == call.restored:
-        call.nonce, call.opened = mark.nonce, True
-
-
-def _of_batch(name: str) -> str:
-    """The name of a batch's mark: no task has such an id."""
-    return f"batch/{name}"
 
 
 def _said(new: NewTask) -> int:
     """What a caller asked for with one message, beside its id: equal for equal messages in this process."""
-    requested = (
-        new.data,
-        new.metadata,
-        new.lane.name,
-        new.delay,
-        new.not_before,
-        str(new.policy),
-        new.lock,
-    )
-    return hash((*requested, new.update, new.requeue, new.batch, new.only_new))
+    content = (new.data, new.metadata, new.lane.name, new.delay, new.not_before, str(new.policy), new.lock)
+    return hash((*content, new.update, new.requeue, new.batch, new.only_new))
 
 
 # --- Messages for tasks that are to be new, validated; what is refused is told by its position and its part.
@@ -389,22 +296,17 @@ def _said(new: NewTask) -> int:
 def prepare_new(context: Context, conf: Conf, position: int, message: Message, batch: str | None) -> NewTask:
     """A message, validated. Raises `BadMessage`, which says where in the call and in the message the trouble is."""
     try:
-        if isinstance(message, Message):
-            _refuse_options(message)
+        if isinstance(message, Message) and message.task_id is None:
+            msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
+            raise ConfigError(msg)
+        if isinstance(message, Message) and (message.replaces or message.requeues):
+            msg = f"on_conflict={message.on_conflict!r} is about tasks that are there; here those are left alone"
+            raise ConfigError(msg)
         new = prepare(context, conf, message, batch)
     except (ConfigError, TaskTooLarge) as error:
         raise BadMessage(str(error), position=position, part=_part(conf, message)) from error
     new.only_new = True
     return new
-
-
-def _refuse_options(message: Message) -> None:
-    if message.task_id is None:
-        msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
-        raise ConfigError(msg)
-    if message.replaces or message.requeues:
-        msg = f"on_conflict={message.on_conflict!r} is about tasks that are there; here those are left alone"
-        raise ConfigError(msg)
 
 
 #: The parts of a message, each with what refuses it.
@@ -467,10 +369,7 @@ class _Group:
         return Plan(changes)
 
     def carry_out(self, plan: Plan, sent: Sent | None = None) -> Procedure[None]:
-        """Carry the transaction to its end, which may be sent already: they are written, or an id is in use.
-
-        Raises what no other try would change.
-        """
+        """Carry the transaction to its end, which may be sent already: they are written, or an id is in use."""
         if sent is not None and sent.outcome.unknown:
             self._doubt()
         try:
@@ -483,7 +382,13 @@ class _Group:
             self.call.done(self.new_tasks)
         elif self.in_use is None and committed.refusal is not None:
             self._not_written()
-            raise self._refused(committed.refusal)
+            refusal = committed.refusal
+            if refusal.outcome.failure is not Failure.NO_NODE:
+                raise refused("enqueue", refusal.outcome, refusal.multi)
+            if refusal.path.startswith(self.context.paths.at("batches") + "/"):
+                msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
+                raise ConfigError(msg)
+            raise queue_deleted(self.context)
 
     def _anew(self, refusal: Refusal) -> Procedure[Plan | None]:
         """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
@@ -491,7 +396,14 @@ class _Group:
             self._doubt()
         self._not_written()
         if refusal.why is not Why.PLACE:
-            if not (yield from self._is_free(refusal)):
+            paths = (self.context.paths.task(new.task_id) for new in self.new_tasks)
+            met = next((new for new, path in zip(self.new_tasks, paths, strict=True) if path == refusal.path), None)
+            if met is None or refusal.outcome.failure is not Failure.NODE_EXISTS:
+                return None
+            if met.only_new:
+                self.in_use = met.task_id
+                return None
+            if met is not self.first or not (yield from self._resolve_conflict()):  # what may meet its id goes alone
                 return None
             self.tries = self.tries or Tries(f"enqueue of task {self.first.task_id!r}")
             yield from self.tries.refused(refusal.outcome, refusal.multi, None)
@@ -504,25 +416,43 @@ class _Group:
         self.call.sending(self.new_tasks)
         return plan
 
-    def _is_free(self, refusal: Refusal) -> Procedure[bool]:
-        """Whether the id that refused it is free again; a task that has it is dealt with as the message says."""
-        paths = (self.context.paths.task(new.task_id) for new in self.new_tasks)
-        met = next((new for new, path in zip(self.new_tasks, paths, strict=True) if path == refusal.path), None)
-        if met is None or refusal.outcome.failure is not Failure.NODE_EXISTS:
-            return False
-        if met.only_new:
-            self.in_use = met.task_id
-            return False
-        if met is not self.first:  # what may meet its id goes alone
-            return False
-        sending = partial(self.call.sending, self.new_tasks)
-        found = yield from resolve(self.context, self.first, uncertain=self.first.uncertain, sending=sending)
-        if found is Conflict.GONE:
-            return True
-        self.written = found is Conflict.WRITTEN
-        if not self.written:
-            self.call.refused(self.new_tasks)
-            self.in_use, self.status = self.first.task_id, str(found)
+    def _resolve_conflict(self) -> Procedure[bool]:
+        """Deal with the task that has the only one's id: it is replaced or changed, or refuses; whether it has gone.
+
+        An earlier try of the same enqueue may have written it, which its stamp or nonce tells.
+        """
+        context, new, uncertain = self.context, self.first, self.first.uncertain
+        path = context.paths.task(new.task_id, "state")
+        tries = Tries(f"enqueue of task {new.task_id!r}")
+        while not self.written:
+            node = yield from _read(path, again=uncertain)
+            if node is None and uncertain:
+                msg = f"task {new.task_id!r} was written or not, and what stood there has been collected meanwhile"
+                raise OutcomeUnknown(msg)
+            if node is None:
+                yield from refuse_a_torso(context, new.task_id)
+                return True
+            state = TaskState.decode(path, node.data)
+            # One whose id was made for it is ours, whatever became of it since.
+            written = uncertain and ((new.generated and new.batch is None) or new.has_written(state))
+            if written or (yield from _same_member(context, new, state)):
+                self.written = True
+                break
+            status = yield from status_of(context, state)
+            action = _action(new, state, status)
+            if action is None:
+                if new.update and state.state is State.CLAIMED and (yield from rescue_lapsed(context, new.task_id)):
+                    continue
+                self.call.refused(self.new_tasks)
+                self.in_use, self.status = new.task_id, str(status)
+                break
+            self.call.sending(self.new_tasks)
+            current = Current(new.task_id, node.stat.version, state, zxid=node.stat.mzxid)
+            build = partial(action, context, new, current)
+            committed = yield from commit((yield from build()), anew(build))
+            self.written = committed.refusal is None
+            if committed.refusal is not None:
+                yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, node.stat.mzxid)
         return False
 
     def _doubt(self) -> None:
@@ -531,14 +461,6 @@ class _Group:
 
     def _not_written(self) -> None:
         self.call.refused([new for new in self.new_tasks if not new.uncertain])
-
-    def _refused(self, refusal: Refusal) -> ZkmqError:
-        if refusal.outcome.failure is not Failure.NO_NODE:
-            return refused("enqueue", refusal.outcome, refusal.multi)
-        if refusal.path.startswith(self.context.paths.at("batches") + "/"):
-            msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
-            return ConfigError(msg)
-        return queue_deleted(self.context)
 
 
 def write_all(context: Context, new_tasks: Sequence[NewTask], call: Call) -> Procedure[None]:
@@ -580,36 +502,29 @@ def _grouped(context: Context, call: Call, new_tasks: Sequence[NewTask], batch: 
 
 
 def _write(call: Call, groups: Sequence[_Group]) -> Procedure[list[_Group]]:
-    """One window of transactions in flight together, each carried to its end; those for which an id is in use.
-
-    An error of one of them is raised when all have been carried to their end; without a connection none can be.
-    """
+    """One window of transactions in flight together, each carried to its end; those for which an id is in use."""
     plans: list[Plan] = []
     for group in groups:
         plans.append((yield from group.plan()))
-    errors: list[ZkmqError] = []
-    for group, plan, sent in zip(groups, plans, (yield from _send(call, groups, plans)), strict=True):
-        try:
-            yield from group.carry_out(plan, sent)
-        except TransportError:
-            raise
-        except ZkmqError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    return [group for group in groups if group.in_use is not None]
-
-
-def _send(call: Call, groups: Sequence[_Group], plans: list[Plan]) -> Procedure[list[Sent]]:
-    """Send what writes these tasks; where no server is connected, nothing is sent."""
     new_tasks = [new for group in groups for new in group.new_tasks]
     before = set(call.sent)
     call.sending(new_tasks)
     try:
-        return (yield from send_together(plans))
-    except Unavailable:
+        ended = yield from send_together(plans)
+    except Unavailable:  # nothing was sent
         call.refused(new for new in new_tasks if new.task_id not in before)
         raise
+    errors: list[ZkmqError] = []
+    for group, plan, sent in zip(groups, plans, ended, strict=True):
+        try:
+            yield from group.carry_out(plan, sent)
+        except TransportError:
+            raise
+        except ZkmqError as error:  # raised when all have been carried to their end
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return [group for group in groups if group.in_use is not None]
 
 
 # --- Enqueue: one message, many, or a batch of them; each task's tree and its entry are written in one transaction.
@@ -626,12 +541,10 @@ def enqueue(context: Context, message: Message) -> Procedure[str]:
 def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[list[str]]:
     """Write many tasks, several trees a transaction and several transactions in flight; returns their ids in order.
 
-    Every message is validated before the first is written. Each task is all or nothing; the call as a whole is
-    not: `DuplicateTask` tells which ids were refused and which tasks were written.
-
-    `OutcomeUnknown`: the connection was lost, and the messages were written or not, under the ids in its `task_ids`, in
-    their order. The same messages with these ids, enqueued again by the same client, are the same tasks, each written
-    once: what was written is found by its stamp, and what comes late is refused. See `core.tasks.enqueue`.
+    Every message is validated before the first is written. Each task is all or nothing; the call as a whole is not:
+    `DuplicateTask` tells which ids were refused and which tasks were written. `OutcomeUnknown`: they were written or
+    not, under the ids in its `task_ids`; the same messages with these ids, enqueued again by the same client, are the
+    same tasks, each written once.
     """
     new_tasks = yield from prepare_many(context, messages)
     call = begin(context, new_tasks)
@@ -653,7 +566,12 @@ def enqueue_batch(
         msg = f"batch {batch!r} has no tasks"
         raise ConfigError(msg)
     name = check_name("batch", batch)
-    named = [_member(name, number, message) for number, message in enumerate(messages)]
+    named = [
+        replace(message, task_id=member_id(name, number))
+        if isinstance(message, Message) and message.task_id is None
+        else message
+        for number, message in enumerate(messages)
+    ]
     new_tasks = yield from prepare_many(context, named, name)
     following = None if then is None else (yield from prepare_many(context, [then]))[0]
     _refuse_conflicts(name, (*new_tasks, *filter(None, [following])))
@@ -690,12 +608,6 @@ def _write_batch(
         check_written(context, call)
         yield from seal_batch(context, name, len(new_tasks))
     return [new.task_id for new in new_tasks]
-
-
-def _member(batch: str, number: int, message: Message) -> Message:
-    if not isinstance(message, Message) or message.task_id is not None:
-        return message
-    return replace(message, task_id=member_id(batch, number))
 
 
 def prepare_many(context: Context, messages: Sequence[Message], batch: str | None = None) -> Procedure[list[NewTask]]:
@@ -787,93 +699,70 @@ def enqueue_new(
     name = None if batch is None else check_name("batch", batch)
     new_tasks = [prepare_new(context, conf, position, message, name) for position, message in enumerate(messages)]
     refuse_repeated_ids(new_tasks)
-    load = _Load(context, begin(context, new_tasks), new_tasks, name, began)
-    return (yield from run_call(context, load.call, load.carry_out()))
+    call = begin(context, new_tasks)
+    return (yield from run_call(context, call, _load(context, call, name, began)))
 
 
-@dataclass(slots=True)
-class _Load:
-    """One call under way. ``found``: ids that a transaction was refused for; ``existing``: those that are there."""
+def _load(context: Context, call: Call, batch: str | None, since: int | None) -> Procedure[NewTasks]:
+    """Write what is missing, a window of transactions after the other."""
+    found, existing = set[str](), set[str]()  # ids for which a transaction was refused, and of tasks that are there
+    yield Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
+    for window in chunked(_grouped(context, call, call.new_tasks), WINDOW):
+        if since is not None:
+            yield from _refuse_late(context, since)
+        looked_for = [new for group in window for new in group.new_tasks]
+        while missing := (yield from _missing(context, call, batch, looked_for, found, existing)):
+            again = yield from _write(call, _grouped(context, call, missing, batch))
+            found.update(group.in_use for group in again if group.in_use is not None)
+            if again:  # the server that we read from may lag behind the one that refused
+                yield Sync(context.paths.at("tasks"))
+            looked_for = [new for group in again for new in group.new_tasks]
+    ids = [new.task_id for new in call.new_tasks]
+    written = tuple(task_id for task_id in ids if task_id in call.written)
+    return NewTasks(written, tuple(task_id for task_id in ids if task_id not in call.written))
 
-    context: Context
-    call: Call
-    new_tasks: list[NewTask]
-    batch: str | None
-    since: int | None
-    found: set[str] = field(default_factory=set)
-    existing: set[str] = field(default_factory=set)
 
-    def carry_out(self) -> Procedure[NewTasks]:
-        """Write what is missing, a window of transactions after the other."""
-        context = self.context
-        yield Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
-        for window in chunked(_grouped(context, self.call, self.new_tasks), WINDOW):
-            yield from self._in_time()
-            missing = yield from self._look([new for group in window for new in group.new_tasks])
-            while missing:
-                again = yield from _write(self.call, _grouped(context, self.call, missing, self.batch))
-                self.found.update(group.in_use for group in again if group.in_use is not None)
-                if again:  # the server that we read from may lag behind the one that refused
-                    yield Sync(context.paths.at("tasks"))
-                missing = yield from self._look([new for group in again for new in group.new_tasks])
-        ids = [new.task_id for new in self.new_tasks]
-        new = tuple(task_id for task_id in ids if task_id in self.call.written)
-        return NewTasks(new, tuple(task_id for task_id in ids if task_id not in self.call.written))
+def _refuse_late(context: Context, since: int) -> Procedure[None]:
+    """Raise `ConfigError` where a finished task that an earlier try wrote may have been deleted by now."""
+    lifetime = (yield from read_conf(context)).gc_lifetime
+    passed = ((yield from server_time(context)) - since) / 1000
+    if passed >= lifetime * (1 - _MARGIN):
+        msg = (
+            f"the first try began {passed:.0f} s ago, and finished tasks are kept for {lifetime:g} s "
+            f"(task_gc_lifetime of queue {context.queue!r}): what is done may be gone and would run again. "
+            "Keep them for longer than the whole load takes, or load as a batch, whose members are kept"
+        )
+        raise ConfigError(msg)
 
-    def _in_time(self) -> Procedure[None]:
-        """Raise `ConfigError` where a finished task that an earlier try wrote may have been deleted by now."""
-        if self.since is None:
-            return
-        lifetime = (yield from read_conf(self.context)).gc_lifetime
-        passed = ((yield from server_time(self.context)) - self.since) / 1000
-        if passed >= lifetime * (1 - _MARGIN):
-            msg = (
-                f"the first try began {passed:.0f} s ago, and finished tasks are kept for {lifetime:g} s "
-                f"(task_gc_lifetime of queue {self.context.queue!r}): what is done may be gone and would run again. "
-                "Keep them for longer than the whole load takes, or load as a batch, whose members are kept"
-            )
-            raise ConfigError(msg)
 
-    def _look(self, new_tasks: Sequence[NewTask]) -> Procedure[list[NewTask]]:
-        """Those of the new tasks whose ids no task has.
-
-        Nor a member that failed and was dropped: it never runs again. Who drops one names it in the transaction that
-        deletes its task, so that the names are read after the tasks.
-        """
-        requested = [
-            new for new in new_tasks if new.task_id not in self.existing and new.task_id not in self.call.written
-        ]
-        records = yield from read_records(self.context, [new.task_id for new in requested])
-        missing: list[NewTask] = []
-        for new, record in zip(requested, records, strict=True):
-            if record is not Unread.MISSING:
-                self._stands(new, record)
-            elif new.task_id in self.found:
-                yield from self._gone(new)
-            else:
-                missing.append(new)
-        if self.batch is None or not missing:
-            return missing
-        failed = set((yield Children(self.context.paths.batch(self.batch, "failed"))) or ())
-        self.existing.update(new.task_id for new in missing if new.task_id in failed)
-        return [new for new in missing if new.task_id not in failed]
-
-    def _stands(self, new: NewTask, record: Record | Unread) -> None:
-        """There is a task with its id: it may be this very one."""
+def _missing(
+    context: Context, call: Call, batch: str | None, new_tasks: Sequence[NewTask], found: set[str], existing: set[str]
+) -> Procedure[list[NewTask]]:
+    """Those of the new tasks whose ids no task has; nor a member that failed and was dropped: it never runs again."""
+    requested = [new for new in new_tasks if new.task_id not in existing and new.task_id not in call.written]
+    records = yield from read_records(context, [new.task_id for new in requested])
+    missing: list[NewTask] = []
+    for new, record in zip(requested, records, strict=True):
         state = record.state if isinstance(record, Record) else None
         if state is not None and new.uncertain and new.has_written(state):
-            self.call.done([new])
-            return
-        self.call.refused([new])
-        self.existing.add(new.task_id)
-        if self.batch is not None and (state is None or state.batch != self.batch):
-            msg = f"task id {new.task_id!r} is in use by a task that is no member of batch {self.batch!r}"
-            raise DuplicateTask(msg, duplicates=[new.task_id], enqueued=sorted(self.call.written))
-
-    def _gone(self, new: NewTask) -> Procedure[None]:
-        """Its id was met a moment ago and has no record: it was deleted meanwhile, unless it never was a task."""
-        yield from refuse_a_torso(self.context, new.task_id)
-        self.existing.add(new.task_id)
+            call.done([new])
+        elif record is not Unread.MISSING:
+            call.refused([new])
+            existing.add(new.task_id)
+            if batch is not None and (state is None or state.batch != batch):
+                msg = f"task id {new.task_id!r} is in use by a task that is no member of batch {batch!r}"
+                raise DuplicateTask(msg, duplicates=[new.task_id], enqueued=sorted(call.written))
+        elif new.task_id in found:  # met a moment ago: it was deleted meanwhile, unless it never was a task
+            yield from refuse_a_torso(context, new.task_id)
+            existing.add(new.task_id)
+        else:
+            missing.append(new)
+    if batch is None or not missing:
+        return missing
+    # Who drops one names it in the transaction that deletes its task, so that the names are read after the tasks.
+    failed = set((yield Children(context.paths.batch(batch, "failed"))) or ())
+    existing.update(new.task_id for new in missing if new.task_id in failed)
+    return [new for new in missing if new.task_id not in failed]
 
 
 # --- Enqueues as callers ask for them: one task told by its parts, or many messages.
@@ -938,24 +827,21 @@ def enqueue_each(
         if batch is not None or then is not None:
             msg = "idempotency_key and batch: give one of them; a batch is known by its name when it is enqueued again"
             raise ConfigError(msg)
-        return (yield from _enqueue_missing(context, keyed(context.queue, idempotency_key, messages), None))
-    if then is not None and batch is None:
-        msg = "then= needs batch=: it follows when the last task of a batch has ended"
-        raise ConfigError(msg)
-    if skips_existing(messages):
-        if then is not None:
+        messages, missing = keyed(context.queue, idempotency_key, messages), True
+    else:
+        if then is not None and batch is None:
+            msg = "then= needs batch=: it follows when the last task of a batch has ended"
+            raise ConfigError(msg)
+        missing = skips_existing(messages)
+        if missing and then is not None:
             msg = "then= is given to open_batch where a batch is written with on_conflict='skip'"
             raise ConfigError(msg)
-        return (yield from _enqueue_missing(context, messages, batch))
+    if missing:
+        try:
+            yield from enqueue_new(context, messages, batch=batch)
+        except BadMessage as error:
+            raise error.__cause__ or error from None
+        return [message.task_id or "" for message in messages]
     if batch is not None:
         return (yield from enqueue_batch(context, messages, batch, then))
     return (yield from enqueue_many(context, messages))
-
-
-def _enqueue_missing(context: Context, messages: Sequence[Message], batch: str | None) -> Procedure[list[str]]:
-    """Write the messages whose ids no task has; returns all of the ids."""
-    try:
-        yield from enqueue_new(context, messages, batch=batch)
-    except BadMessage as error:
-        raise error.__cause__ or error from None
-    return [message.task_id or "" for message in messages]

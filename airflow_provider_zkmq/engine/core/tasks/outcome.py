@@ -101,18 +101,11 @@ def settle_by(ends: Endings, outcome: Handled, progress: Settlement) -> Procedur
             progress.refusals += 1
             if progress.refusals > MOST_REFUSALS:
                 raise
-            damaged = isinstance(error, CorruptRecord) and (yield from ends.recover())
-            progress.outcome = Error(error) if damaged else _instead(progress.outcome, error)
-
-
-def _instead(refused: Handled, error: Exception) -> Handled:
-    """What is done instead of a refused outcome.
-
-    Another try would end like a refused success, so that is final; a refused retry or snooze is left to the policy.
-    """
-    if isinstance(refused, Success) and not isinstance(error, CorruptRecord):
-        return Error(error)
-    return Retry(f"{error_text(error)} (the handler's outcome was {type(refused).__name__})")
+            corrupt, what = isinstance(error, CorruptRecord), type(progress.outcome).__name__
+            if (corrupt and (yield from ends.recover())) or (isinstance(progress.outcome, Success) and not corrupt):
+                progress.outcome = Error(error)  # another try would end like a refused success: that is final
+            else:  # a refused retry or snooze is left to the policy
+                progress.outcome = Retry(f"{error_text(error)} (the handler's outcome was {what})")
 
 
 def _carry_out(ends: Endings, outcome: Handled, progress: Settlement) -> Procedure[bool]:

@@ -82,11 +82,9 @@ def settle_later(
     settle: Callable[[], Procedure[Any]],
     on_settled: Callable[[Any, Exception | None], None],
 ) -> DeferredCompletion:
-    """Defer a settlement; `on_settled` is called with how it ended. It is tried again while no server answers.
-
-    A second call for the same claim changes nothing: the first one was interrupted before it could return.
-    """
+    """Defer a settlement; `on_settled` is called with how it ended. It is tried again while no server answers."""
     completion = DeferredCompletion(claimed, settle, on_settled, context.run.monotonic() + TOGETHER_SECONDS)
+    # A second call for the same claim changes nothing: the first one was interrupted before it could return.
     completion = context.claims.deferred.setdefault((claimed.task_id, claimed.token), completion)
     context.run.finish_later()
     return completion
@@ -123,22 +121,21 @@ def settle_deferred(context: Context) -> Procedure[None]:
 def settle_last(context: Context) -> Procedure[None]:
     """Before the client is closed: settle all deferred completions, also another call's. Raises `TransportError`."""
     yield from settle_deferred(context)
-    while (settling := _under_way(context)) is not None:
+    while True:
+        under_way = (each.claimed.settling for each in context.claims.deferred.values() if not each.waits)
+        settling = next((each for each in under_way if each is not None), None)
+        if settling is None:
+            break
         yield Wait(settling.end(context), 0, turn=True)
     yield from settle_deferred(context)
-
-
-def _under_way(context: Context) -> Turn | None:
-    found = (each.claimed.settling for each in context.claims.deferred.values() if not each.waits)
-    return next((settling for settling in found if settling is not None), None)
 
 
 @dataclass(slots=True, eq=False)
 class DeferredCompletions:
     """The deferred completions that one call sends with its own transactions.
 
-    Each stays deferred until `on_settled` was called. When the call ends it sets ``sender.over``, a single statement:
-    from then on other calls send what is left, whatever interrupts this one. Then it is closed.
+    When the call ends it sets ``sender.over``, a single statement: from then on others send what is left, whatever
+    interrupts this one. Then it is closed.
     """
 
     context: Context
@@ -148,9 +145,9 @@ class DeferredCompletions:
 
     def send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
         """Send a transaction together with deferred completions; how it ended, as if it had been sent alone."""
-        if self._nothing():
-            return (yield from send(context, make))
-        self._take_deferred()
+        return self._send(context, make) if self._take_deferred() else send(context, make)
+
+    def _send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
         try:
             return (yield from self.chain.send(context, make))
         finally:
@@ -158,9 +155,8 @@ class DeferredCompletions:
 
     def finish(self) -> Procedure[bool]:
         """Settle what went with no transaction; whether anything was settled. Errors go to `on_settled`."""
-        if self._nothing():
+        if not self._take_deferred():
             return False
-        self._take_deferred()
         try:
             yield from self.chain.finish(self.context)
         finally:
@@ -175,11 +171,8 @@ class DeferredCompletions:
                 completion.claimed.chained = False
             self.context.run.finish_later()
 
-    def _nothing(self) -> bool:
-        return not (self.taken or self.context.claims.deferred)
-
-    def _take_deferred(self) -> None:
-        """Take what no other call has; also what an interrupted call settled without calling `on_settled`."""
+    def _take_deferred(self) -> bool:
+        """Take what no other call has, also what an interrupted one settled without a word; whether there is any."""
         for completion in [each for each in self.context.claims.deferred.values() if each.waits]:
             completion.sender = self.sender
             completion.claimed.chained = True
@@ -188,6 +181,7 @@ class DeferredCompletions:
                 completion.settling = Settling(_settled(completion), record)
             self.taken.append(completion)
         self.chain.settlings = [completion.settling for completion in self.taken]
+        return bool(self.taken)
 
     def _notify(self) -> bool:
         """Call `on_settled` for what is settled; what no server answered is deferred again. Whether any is settled."""
@@ -234,34 +228,26 @@ class Holding:
         `tried`: the version that was refused; another thread with the same claim may have learnt of a newer one
         meanwhile. Raises `CorruptRecord` for what is refused again and again although the claim is ours.
         """
-        ended = yield from still_held(self.context, self.claimed, verb)
-        if ended is None and self.claimed.version == tried:
+        claimed = self.claimed
+        ended = yield from still_held(self.context, claimed, verb)
+        if ended is None and claimed.version == tried:
             self.tries = self.tries or Tries(self.what)
             yield from self.tries.refused(outcome, multi, tried)
-            if outcome.failure is Failure.NO_NODE:
-                yield from renote(self.context, self.claimed, failed_at(outcome, multi))
+            path = failed_at(outcome, multi)
+            if outcome.failure is Failure.NO_NODE and path in notes_of(self.context, claimed.task_id, claimed.state):
+                # A rescue takes it off together with the record's state: without it nobody would ever end the claim.
+                span = {"seconds": claimed.span, "consumer": claimed.state.consumer}
+                note = Create(path, b"" if claimed.state.lease is None or "/current/" in path else dump(span))
+                state = Check(self.context.paths.task(claimed.task_id, "state"), claimed.version)
+                again: Outcome = yield Multi((state, note))
+                if again.committed:
+                    why = f"the note of a claim of task {claimed.task_id!r} was missing; made anew"
+                    self.context.warn_once(path, why)
         return ended
 
 
-def renote(context: Context, claimed: Claimed, path: str) -> Procedure[None]:
-    """Write anew where a claim is noted, if that is what is missing: it is ours, as its record and its znode say.
-
-    A rescue takes a note off together with the record's state: without it nobody would ever end the claim.
-    """
-    if path not in notes_of(context, claimed.task_id, claimed.state):
-        return
-    span = {"seconds": claimed.span, "consumer": claimed.state.consumer}
-    note = Create(path, b"" if claimed.state.lease is None or "/current/" in path else dump(span))
-    outcome: Outcome = yield Multi((Check(context.paths.task(claimed.task_id, "state"), claimed.version), note))
-    if outcome.committed:
-        context.warn_once(path, f"the note of a claim of task {claimed.task_id!r} was missing; made anew")
-
-
 def still_held(context: Context, claimed: Claimed, verb: str = "") -> Procedure[TaskState | None]:
-    """After a refusal: the claim is another's (`ClaimLost`), or ours still, as `claimed` is then updated to say.
-
-    Where an earlier try of `verb` is what ended the claim, its reply having been lost: the record that it left.
-    """
+    """After a refusal: ours still, as `claimed` then says, or lost; the record if an earlier try of `verb` ended it."""
     try:
         now = yield from current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
     except (ClaimLost, TaskNotFound) as error:
@@ -270,19 +256,15 @@ def still_held(context: Context, claimed: Claimed, verb: str = "") -> Procedure[
         if happened is not None:
             return happened
         if claimed.state.lease is None and claimed.session == context.run.session():
-            context.pending.lost_claims[context.paths.current(claimed.state.consumer or "", claimed.task_id)] = (
-                claimed.task_id
-            )
+            note = context.paths.current(claimed.state.consumer or "", claimed.task_id)
+            context.pending.lost_claims[note] = claimed.task_id
         raise over(claimed) from error
     claimed.version, claimed.state = now.version, now.state
     return None
 
 
 def settled_before(context: Context, claimed: Claimed, verb: str) -> Procedure[TaskState | None]:
-    """The record, if an earlier call of the same verb ended this claim; None if another verb or somebody else did.
-
-    Raises `OutcomeUnknown` where that cannot be told any more.
-    """
+    """The record, if an earlier call of the same verb ended this claim, else None. Raises `OutcomeUnknown`."""
     if not claimed.unsure:
         return None
     path = context.paths.task(claimed.task_id, "state")
@@ -315,10 +297,7 @@ def over(claimed: Claimed) -> ClaimLost:
 
 
 def progress(context: Context, claimed: Claimed, value: float, note: str = "") -> Procedure[None]:
-    """Report how far the handling has come: `value` from 0 to 1, and a note. Raises `ClaimLost`.
-
-    It stands in the claim's znode, and goes with it.
-    """
+    """Report how far the handling has come: `value` from 0 to 1, and a note. Raises `ClaimLost`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         msg = f"progress {value!r} is not allowed: a number from 0 to 1"
         raise ConfigError(msg)
@@ -330,10 +309,7 @@ def progress(context: Context, claimed: Claimed, value: float, note: str = "") -
 
 
 def extend(context: Context, claimed: Claimed, lease: Duration) -> Procedure[None]:
-    """Hold the claim for `lease` more seconds from now; for a session-bound claim, check that it still holds.
-
-    Raises `ClaimLost`.
-    """
+    """Hold the claim for `lease` more seconds from now; a session-bound one is only checked. Raises `ClaimLost`."""
     span = seconds("lease", lease)
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)
@@ -383,11 +359,19 @@ def begin(context: Context, claimed: Claimed) -> Procedure[None]:
     """
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)
-    claimed.began = context.run.monotonic()
-    if claimed.prefetched:
-        if not (yield from _post(context, claimed)):
-            yield from _acknowledged(context, claimed)
-        claimed.prefetched = False
+    claimed.began = now = context.run.monotonic()
+    if not claimed.prefetched:
+        return
+    sent = False
+    span = FRESH_SECONDS if claimed.span is None else min(FRESH_SECONDS, FRESH_PART * claimed.span)
+    holds = claimed.session == context.run.session() and not claimed.cancelled
+    if holds and claimed.sent is not None and now - claimed.sent < span:
+        state = Check(context.paths.task(claimed.task_id, "state"), claimed.version)
+        multi = Multi((state, *_checks(context, claimed), beginning(context, claimed)))
+        sent = yield Post(multi, partial(_note_unmarked_start, context, claimed))
+    if not sent:
+        yield from check_and_set(context, claimed, beginning(context, claimed), _checks(context, claimed))
+    claimed.prefetched = False
 
 
 def begin_again(context: Context) -> Procedure[None]:
@@ -396,7 +380,7 @@ def begin_again(context: Context) -> Procedure[None]:
         if claimed.settling is not None:
             continue  # that tells whose it is; what is left then is looked at again
         try:
-            yield from _acknowledged(context, claimed)
+            yield from check_and_set(context, claimed, beginning(context, claimed), _checks(context, claimed))
         except TransportError:
             raise
         except ClaimLost:
@@ -407,31 +391,9 @@ def begin_again(context: Context) -> Procedure[None]:
         context.pending.unmarked_starts.pop(key, None)
 
 
-def _post(context: Context, claimed: Claimed) -> Procedure[bool]:
-    """Say it and do not wait, if that will do."""
-    if not _is_fresh(context, claimed):
-        return False
-    multi = Multi((Check(context.paths.task(claimed.task_id, "state"), claimed.version), *_checks(context, claimed),
-                   beginning(context, claimed)))  # fmt: skip
-    sent: bool = yield Post(multi, partial(_note_unmarked_start, context, claimed))
-    return sent
-
-
-def _acknowledged(context: Context, claimed: Claimed) -> Procedure[None]:
-    yield from check_and_set(context, claimed, beginning(context, claimed), _checks(context, claimed))
-
-
 def _checks(context: Context, claimed: Claimed) -> list[Check]:
     """What tells a claim from another of the same task at the same version, where its mark's own path does not."""
     return [] if claimed.ends_with_session else [Check(lease_path(context, claimed.state))]
-
-
-def _is_fresh(context: Context, claimed: Claimed) -> bool:
-    """Whether the claim is ours still, as far as that can be told without asking."""
-    if claimed.sent is None or claimed.cancelled or claimed.session != context.run.session():
-        return False
-    span = FRESH_SECONDS if claimed.span is None else min(FRESH_SECONDS, FRESH_PART * claimed.span)
-    return context.run.monotonic() - claimed.sent < span
 
 
 def _note_unmarked_start(context: Context, claimed: Claimed) -> None:
@@ -449,10 +411,7 @@ def attempts_exhausted(conf: Conf, state: TaskState) -> bool:
 
 
 def kill_exhausted(context: Context, current: Current, now: int) -> Procedure[bool]:
-    """Move a pending task to the dead letters instead of handing it out; False if it changed meanwhile.
-
-    A run held in escrow is inserted.
-    """
+    """Move a pending task to the dead letters instead of handing it out; False if it changed meanwhile."""
     nonce, state = context.marks.nonce(), current.state
     if state.requeue:
         return (yield from escrow.rerun(context, current, nonce)).committed
@@ -478,73 +437,50 @@ def rescue_lapsed(context: Context, task_id: str) -> Procedure[bool]:
 
 
 def rescue_task(context: Context, task_id: str, note: str) -> Procedure[bool]:
-    """Give one claimed task back: to its old place, or to the dead letters once its attempts are used up.
-
-    Read and written again while it changes: a requeue may be added, an ephemeral may vanish, a lease be extended.
-    """
-    for _ in range(TRIES):
-        done = yield from _try_rescue(context, task_id, note)
-        if done is not None:
-            return done
+    """Give one claimed task back: to its old place, or to the dead letters once its attempts are used up."""
+    path, claim_path = context.paths.task(task_id, "state"), context.paths.task(task_id, "claim")
+    for _ in range(TRIES):  # a requeue may be added meanwhile, an ephemeral vanish, a lease be extended
+        node, claim, noted = yield from read_nodes((path, claim_path, note))
+        if noted is None:
+            return False  # settled or rescued meanwhile
+        record = record_of(context, task_id, node)
+        if not isinstance(record, Record) or not (
+            record.state.state is State.CLAIMED and note in notes_of(context, task_id, record.state)
+        ):
+            yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
+            return False
+        expired = note != context.paths.current(record.state.consumer or "", task_id)
+        now = yield from server_time(context)
+        if expired and (end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
+            return False  # it was extended since it was listed
+        known = {note: noted} if claim is None else {note: noted, claim_path: claim}
+        mark = mark_path(context, task_id, record.state)
+        marked: Node | None = known[mark] if mark in known else (yield Get(mark))
+        checks: list[WriteOp] = [Check(note, noted.stat.version)]
+        begun = marked is None or not is_prefetched(mark, marked.data)  # also where it cannot be read
+        if marked is not None and not begun:
+            checks.append(Check(mark, marked.stat.version))  # refused once its handler begins
+        if expired:  # its consumer lives, it may be
+            checks += yield from cancel_note(context, record.state)
+        guards = {guard.path: guard for guard in checks}
+        current = Current(task_id, record.stat.version, record.state, claim_gone=claim is None)
+        refusal = (yield from _give_back_lapsed(context, current, guards, now, begun=begun)).refusal
+        if refusal is None:
+            return True
+        if refusal.why is not Why.CHANGED and refusal.path not in guards:
+            raise damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
     return False
 
 
-def _try_rescue(context: Context, task_id: str, note: str) -> Procedure[bool | None]:
-    """One try: whether it was given back; None where it changed meanwhile."""
-    path, claim_path = context.paths.task(task_id, "state"), context.paths.task(task_id, "claim")
-    node, claim, noted = yield from read_nodes((path, claim_path, note))
-    if noted is None:
-        return False  # settled or rescued meanwhile
-    record = record_of(context, task_id, node)
-    if not isinstance(record, Record) or not _claimed_with(context, record, note):
-        yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
-        return False
-    expired = note != context.paths.current(record.state.consumer or "", task_id)
-    now = yield from server_time(context)
-    if expired and (end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
-        return False  # it was extended since it was listed
-    known = {note: noted} if claim is None else {note: noted, claim_path: claim}
-    marks = yield from _marks_of_prefetched(context, record, known)
-    cancel_notes = (yield from cancel_note(context, record.state)) if expired else []  # its consumer lives, it may be
-    guards: dict[str, WriteOp] = {
-        guard.path: guard for guard in (Check(note, noted.stat.version), *marks, *cancel_notes)
-    }
-    current = Current(task_id, record.stat.version, record.state, claim_gone=claim is None)
-    giving = _give_back_unbegun(context, current, guards) if marks else _give_back_lapsed(context, current, guards, now)
-    refusal = (yield from giving).refusal
-    if refusal is None or refusal.why is Why.CHANGED or refusal.path in guards:
-        return True if refusal is None else None
-    raise damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
-
-
-def _marks_of_prefetched(context: Context, record: Record, known: dict[str, Node]) -> Procedure[list[Check]]:
-    """What is refused once the handler of a claim prefetched begins; nothing for a claim that counts.
-
-    `known`: what was read of the claim. A mark that is missing or cannot be read makes the claim count.
-    """
-    path = mark_path(context, record.task_id, record.state)
-    node: Node | None = known[path] if path in known else (yield Get(path))
-    return [] if node is None or not is_prefetched(path, node.data) else [Check(path, node.stat.version)]
-
-
-def _claimed_with(context: Context, record: Record, note: str) -> bool:
-    """Whether a task is claimed, and this is a note of that claim."""
-    return record.state.state is State.CLAIMED and note in notes_of(context, record.task_id, record.state)
-
-
-def _give_back_unbegun(context: Context, current: Current, guards: Mapping[str, WriteOp]) -> Procedure[CommitResult]:
-    """To its place: it was prefetched and no handler had begun, so that the delivery counts as no attempt."""
-    checks, nonce = tuple(guards.values()), context.marks.nonce()
-    build = partial(transitions.release, context, current, nonce, None, checks)
-    return (yield from commit((yield from build()), mending(build)))
-
-
 def _give_back_lapsed(
-    context: Context, current: Current, guards: Mapping[str, WriteOp], now: int
+    context: Context, current: Current, guards: Mapping[str, WriteOp], now: int, *, begun: bool
 ) -> Procedure[CommitResult]:
     """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
-    conf = yield from read_conf(context)
     state, nonce, checks = current.state, context.marks.nonce(), tuple(guards.values())
+    if not begun:  # it was prefetched: the delivery counts as no attempt
+        build = partial(transitions.release, context, current, nonce, None, checks)
+        return (yield from commit((yield from build()), mending(build)))
+    conf = yield from read_conf(context)
     over = context.paths.current(state.consumer or "", current.task_id) not in guards
     why = why_ended(state.consumer) if over else f"its consumer died ({state.consumer})"
     current = current.with_state(state.with_attempt("rescued", now, why))
@@ -561,10 +497,8 @@ def _give_back_lapsed(
 
 
 def recover_record(context: Context, claimed: Claimed) -> Procedure[bool]:
-    """After a `CorruptRecord`: let the next settling write over the record, if that was damaged. Raises `ClaimLost`.
-
-    The claim's znode says that the task is still ours, and the version of what is read fences the write to come.
-    """
+    """After a `CorruptRecord`: let the next settling write over the record, if that was damaged. Raises `ClaimLost`."""
+    # The claim's znode says that the task is still ours, and the version of what is read fences the write to come.
     path, claim_path = (context.paths.task(claimed.task_id, part) for part in ("state", "claim"))
     yield Sync(path)
     node, claim, escrow = yield from read_nodes((path, claim_path, context.paths.task(claimed.task_id, "requeue")))
@@ -587,8 +521,8 @@ def recover_record(context: Context, claimed: Claimed) -> Procedure[bool]:
 # The fence is threefold, in one transaction: the version of the task's state, which every change bumps; the claim's
 # znode, which dies with its session; and the note of who is working on it, which a rescue takes away.
 
-#: One try at ending a claim: how it went.
-Try = Callable[[Claimed], Procedure[CommitResult]]
+#: One try at ending a claim as it stands, with the nonce of the verb: how it went.
+Try = Callable[[Current, str], Procedure[CommitResult]]
 
 
 def complete(
@@ -605,10 +539,9 @@ def complete(
     times = claimed.times(context.clock, now)
     until = now + int(window * 1000) if window else None
 
-    def attempt(claimed: Claimed) -> Procedure[CommitResult]:
-        current, nonce = _current(claimed), nonce_of(context, claimed, "complete")
-        if claimed.state.requeue and until is None:
-            before = current.with_state(claimed.state.with_attempt("finished", times.ended, None, times.started))
+    def attempt(current: Current, nonce: str) -> Procedure[CommitResult]:
+        if current.state.requeue and until is None:
+            before = current.with_state(current.state.with_attempt("finished", times.ended, None, times.started))
             extra = [result_write(context, current, data)]
             return escrow.rerun(context, before, nonce, extra, result=True)
         finish = partial(transitions.finish, context, current, nonce, data, now, times, until)
@@ -652,15 +585,13 @@ def failed(
     wait, rand = optional_seconds("backoff", backoff), context.run.random()
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
 
-    def attempt(claimed: Claimed) -> Procedure[CommitResult]:
-        state = claimed.state.with_attempt("failed", times.ended, text, times.started)
-        nonce = nonce_of(context, claimed, "fail")
-        before, policy = _current(claimed).with_state(state), state.retry(conf.policy)
+    def attempt(current: Current, nonce: str) -> Procedure[CommitResult]:
+        state = current.state.with_attempt("failed", times.ended, text, times.started)
+        before, policy = current.with_state(state), state.retry(conf.policy)
         if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
             pause = policy.backoff(state.attempt, rand) if wait is None else wait
             due = now + int(pause * 1000) if pause >= 0.001 else None
-            again = partial(transitions.fail, context, before, nonce, text, due)
-            return _carry_out(claimed, again)
+            return _carry_out(claimed, partial(transitions.fail, context, before, nonce, text, due))
         if state.requeue:
             return escrow.rerun(context, before, nonce)
         to_dead = partial(transitions.to_dead, context, before, Event.FAIL_FINAL, nonce, text, now)
@@ -678,10 +609,8 @@ def release(context: Context, claimed: Claimed, delay: Duration | None = None) -
     now = (yield from server_time(context)) if span else 0
     due = now + int(span * 1000) if span else None
 
-    def attempt(claimed: Claimed) -> Procedure[CommitResult]:
-        nonce = nonce_of(context, claimed, "release")
-        back = partial(transitions.release, context, _current(claimed), nonce, due)
-        return _carry_out(claimed, back)
+    def attempt(current: Current, nonce: str) -> Procedure[CommitResult]:
+        return _carry_out(claimed, partial(transitions.release, context, current, nonce, due))
 
     state = yield from _settle(context, claimed, "release", attempt)
     context.listings.forget_tried(context.paths.entry(state.place).rpartition("/")[0])
@@ -690,15 +619,6 @@ def release(context: Context, claimed: Claimed, delay: Duration | None = None) -
 def snooze(context: Context, claimed: Claimed, delay: Duration) -> Procedure[None]:
     """Give the task back, not to be handled for `delay`; counts as no attempt."""
     yield from release(context, claimed, seconds("delay", delay))
-
-
-def nonce_of(context: Context, claimed: Claimed, verb: str) -> str:
-    """Each way to settle a claim has one nonce, however often it is asked for."""
-    return claimed.nonces.setdefault(verb, context.marks.nonce())
-
-
-def _current(claimed: Claimed) -> Current:
-    return Current(claimed.task_id, claimed.version, claimed.state)
 
 
 def _carry_out(claimed: Claimed, build: Callable[[], Procedure[Plan]]) -> Procedure[CommitResult]:
@@ -755,7 +675,9 @@ def _try_to_settle(context: Context, holding: Holding, verb: str, attempt: Try) 
         tried, sent = claimed.version, claimed.unsure
         claimed.unsure = True  # until the reply is known: a call may be cut off anywhere
         try:
-            committed = yield from attempt(claimed)
+            # Each way to settle a claim has one nonce, however often it is asked for.
+            nonce = claimed.nonces.setdefault(verb, context.marks.nonce())
+            committed = yield from attempt(Current(claimed.task_id, tried, claimed.state), nonce)
         except Unavailable:
             claimed.unsure = sent  # nothing was sent, or what was sent was refused
             raise
@@ -788,30 +710,36 @@ def give_back(context: Context) -> Procedure[int]:
             yield Wait(handover.busy, 0, turn=True)  # another call is at it
         if handover is not None and handover.caller.left:  # else it has been given back, or its caller has it
             count += yield from _give_back_alone(context, nonce, handover)
-    return count + (yield from _end_unsettled(context))
+    for key, unsettled in list(context.claims.unsettled.items()):
+        try:
+            yield from unsettled.end(context, unsettled.claimed)
+            count += 1
+        except TransportError:
+            raise
+        except ClaimLost:  # its session has ended, or its caller was here first
+            pass
+        except ZkmqError as error:
+            context.run.report(context.paths.task(unsettled.claimed.task_id), f"what was left is not settled: {error}")
+        context.claims.unsettled.pop(key, None)
+    return count
 
 
 def _give_back_alone(context: Context, nonce: str, handover: Handover) -> Procedure[int]:
     """Give back what was on its way to one caller; other calls wait meanwhile, so that it is given back once."""
     handover.busy = busy = context.run.new_signal()
+    count = 0
     try:
-        given_back = yield from _give_back(context, handover)
+        for sending in list(handover.sent):
+            outcome = yield from _outcome_of(context, sending)
+            for claimed in sending.claims:
+                if outcome is not None and not claimed.lost:  # an earlier try, cut off, may have come to this one
+                    context.claims.receive(claimed, outcome.zxid or 0)
+                    count += yield from _release(context, claimed)
         context.claims.handovers.pop(nonce, None)
-        return given_back
+        return count
     finally:
         handover.busy = None
         busy.fire()
-
-
-def _give_back(context: Context, handover: Handover) -> Procedure[int]:
-    count = 0
-    for sending in list(handover.sent):
-        outcome = yield from _outcome_of(context, sending)
-        for claimed in sending.claims:
-            if outcome is not None and not claimed.lost:  # an earlier try, cut off, may have come to this one
-                context.claims.receive(claimed, outcome.zxid or 0)
-                count += yield from _release(context, claimed)
-    return count
 
 
 def _outcome_of(context: Context, sending: Sending) -> Procedure[Outcome | None]:
@@ -840,10 +768,6 @@ def _release(context: Context, claimed: Claimed) -> Procedure[bool]:
 # --- Rolling transactions back.
 
 
-def _at_once() -> Procedure[None]:
-    yield from ()
-
-
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The session that holds what a transaction has taken."""
@@ -854,15 +778,8 @@ class Holder:
     """Wait until the server can be asked, or the session is over. Raises `Unavailable`."""
 
 
-#: A session that lives, and whose server is there.
-REACHABLE: Final = Holder(lambda: False, _at_once)
-
-
 def while_held(holder: Holder, procedure: Procedure[None]) -> Procedure[None]:
-    """Carry out a procedure that waits for the connection no longer than the session lives: then it is `Unavailable`.
-
-    By itself each of its operations, and each of its writes of unknown outcome, would wait as long as any other does.
-    """
+    """Carry out a procedure that waits for the connection while the session lives, else raises `Unavailable`."""
     result: object = None
     error: Exception | None = None
     try:
@@ -888,22 +805,6 @@ def remember_unsettled(taken: Iterable[tuple[Context, Claimed]]) -> None:
         if not claimed.lost:
             context.claims.unsettled[claimed.task_id, claimed.token] = UnsettledClaim(claimed, roll_back)
             context.run.finish_later()
-
-
-def _end_unsettled(context: Context) -> Procedure[int]:
-    count = 0
-    for key, unsettled in list(context.claims.unsettled.items()):
-        try:
-            yield from unsettled.end(context, unsettled.claimed)
-            count += 1
-        except TransportError:
-            raise
-        except ClaimLost:  # its session has ended, or its caller was here first
-            pass
-        except ZkmqError as error:
-            context.run.report(context.paths.task(unsettled.claimed.task_id), f"what was left is not settled: {error}")
-        context.claims.unsettled.pop(key, None)
-    return count
 
 
 def roll_back(context: Context, claimed: Claimed) -> Procedure[None]:

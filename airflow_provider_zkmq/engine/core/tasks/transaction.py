@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
 
 from ...errors import (
     ClaimLost,
@@ -20,8 +20,7 @@ from ...errors import (
     ZkmqError,
 )
 from ..context import Claimed, Context
-from ..model.policy import Conf
-from ..model.records import Message, Times, encode_data
+from ..model.records import Message, encode_data
 from ..protocol import MAX_REQUEST, Failure, Outcome, Procedure, damaged, refused, request_size
 from ..read.configuration import default_conf, fresh_conf, read_conf
 from ..read.leases import server_time
@@ -32,7 +31,7 @@ from ..write.escrow import next_run
 from ..write.new_task import NewTask, insert, prepare, with_filters
 from ..write.transitions import Current, notes_of, written
 from .enqueue import ended_before, run_anew
-from .settle import REACHABLE, Holder, remember_unsettled, roll_back, still_held, while_held
+from .settle import Holder, remember_unsettled, roll_back, still_held, while_held
 
 # --- What a transaction puts: in memory only, until its commit.
 
@@ -52,12 +51,6 @@ class Put:
         """The id of its task, given by the caller or made when it was put."""
         return self.new_task.task_id
 
-    def check(self, conf: Conf) -> None:
-        """Check the filters, where they wait for that. Raises `ConfigError`, `TaskTooLarge`."""
-        if self.unchecked is not None:
-            self.new_task = with_filters(self.context, conf, self.new_task, self.unchecked)
-            self.unchecked = None
-
 
 def put(puts: list[Put], context: Context, message: Message) -> str:
     """Remember a message to enqueue on commit; returns its task's id. Nothing is asked of the server, nor sent.
@@ -75,19 +68,6 @@ def put(puts: list[Put], context: Context, message: Message) -> str:
     return new.task_id
 
 
-def make_room(puts: Sequence[Put]) -> Procedure[None]:
-    """Check everything put by the configuration of its queue; only then create the queues that are not there."""
-    for each in puts:
-        try:
-            conf = yield from read_conf(each.context)
-        except QueueNotFound:
-            conf = default_conf()
-        each.check(conf)
-    check_size(sum(len(each.new_task.data) for each in puts))
-    for each in puts:
-        yield from read_conf(each.context, create=True)
-
-
 def check_size(size: int) -> None:
     """Raise `TaskTooLarge` for a transaction of so many bytes, where ZooKeeper does not take that at once."""
     if size > MAX_REQUEST:
@@ -99,8 +79,6 @@ def check_size(size: int) -> None:
 
 
 # --- ZkQueue's unit of work: take N tasks, put K, in one transaction across queues, or nothing happened.
-
-_CHANGED: Final = frozenset({Failure.BAD_VERSION, Failure.NO_NODE})
 
 
 @dataclass(slots=True)
@@ -129,20 +107,17 @@ def commit(transaction: TransactionState, result: bytes | str | None = None) -> 
     has an id; in each case nothing happened, but that queues which were put into may have been created.
     """
     data = b"" if result is None else encode_data("result", result)
-    if not transaction.ended and (transaction.sent is not None or transaction.taken or transaction.put):
-        yield from _commit(transaction, data)
-    transaction.ended = True
-    return [put.task_id for put in transaction.put]
-
-
-def _commit(transaction: TransactionState, result: bytes) -> Procedure[None]:
+    ids = [put.task_id for put in transaction.put]
+    if transaction.ended or not (transaction.sent is not None or transaction.taken or ids):
+        transaction.ended = True
+        return ids
     requested = transaction.sent is not None
-    plan = transaction.sent if transaction.sent is not None else (yield from _plan(transaction, result))
+    plan = transaction.sent if transaction.sent is not None else (yield from _plan(transaction, data))
     if requested:
         plan.changes[0].proof = partial(_outcome_once, transaction, plan.changes[0].proof)
     try:
         transaction.sent = plan  # before it is sent: whoever is interrupted here does not know what became of it
-        committed = yield from commit_plan(plan, partial(_anew, transaction, result), requested=requested)
+        committed = yield from commit_plan(plan, partial(_anew, transaction, data), requested=requested)
     except OutcomeUnknown:
         raise
     except ZkmqError as error:  # not sent, or refused before it was sent
@@ -154,6 +129,7 @@ def _commit(transaction: TransactionState, result: bytes) -> Procedure[None]:
     if committed.refusal is not None:
         raise _refusal(transaction, committed.refusal)
     _end(transaction)
+    return ids
 
 
 def _outcome_once(transaction: TransactionState, proof: Proof) -> Procedure[Outcome | None]:
@@ -169,21 +145,6 @@ def _not_known_yet(error: ZkmqError) -> OutcomeUnknown:
     return OutcomeUnknown(f"what became of an earlier call of commit is not known yet: {error}")
 
 
-def _became_of(transaction: TransactionState) -> Procedure[Outcome | None]:
-    """What became of a commit whose outcome was not known; told once, as a later look would tell no more."""
-    if transaction.sent is None:
-        return None
-    try:
-        outcome = yield from transaction.sent.proof()
-    except OutcomeUnknown:  # what it wrote has been collected meanwhile
-        transaction.sent = None
-        raise
-    except TransportError as error:
-        raise _not_known_yet(error) from error
-    transaction.sent = None
-    return outcome
-
-
 def _end(transaction: TransactionState) -> None:
     """Everything has been committed: no claim is left."""
     transaction.ended = True
@@ -193,63 +154,61 @@ def _end(transaction: TransactionState) -> None:
 
 
 def _plan(transaction: TransactionState, result: bytes) -> Procedure[Plan]:
-    """Each taking is finished, each put inserted; raises `ClaimLost`, `TaskTooLarge`."""
-    plans = []
+    """Each taking is finished, each put inserted; raises `ClaimLost`, `TaskTooLarge`.
+
+    Everything put is checked by the configuration of its queue; only then are the queues created that are not there.
+    """
+    plans, runs_follow = list[Plan](), transaction.runs_follow
     for at, (context, claimed) in enumerate(transaction.taken):
-        finish = _finish(context, claimed, b"" if at else result, runs_follow=transaction.runs_follow)
-        plans.append((yield from finish))
-    yield from make_room(transaction.put)
+        plans.append((yield from _finish(context, claimed, b"" if at else result, runs_follow=runs_follow)))
     for put in transaction.put:
-        plans.append((yield from _insert(put)))
+        try:
+            conf = yield from read_conf(put.context)
+        except QueueNotFound:
+            conf = default_conf()
+        if put.unchecked is not None:
+            put.new_task = with_filters(put.context, conf, put.new_task, put.unchecked)
+            put.unchecked = None
+    check_size(sum(len(put.new_task.data) for put in transaction.put))
+    for put in transaction.put:
+        yield from read_conf(put.context, create=True)
+    for put in transaction.put:
+        if put.ended is not None:
+            plans.append((yield from run_anew(put.context, put.new_task, put.ended)))
+        else:
+            change = yield from insert(put.context, put.new_task)
+            change.proof = partial(written, put.context, put.task_id, put.new_task.stamp)
+            plans.append(Plan([change]))
     plan = merge(plans)
     size = request_size(plan.multi().ops)
-    if (
-        size > MAX_REQUEST
-        and transaction.runs_follow
-        and any(claimed.state.requeue for _, claimed in transaction.taken)
-    ):
+    if size > MAX_REQUEST and runs_follow and any(claimed.state.requeue for _, claimed in transaction.taken):
         transaction.runs_follow = False
         return (yield from _plan(transaction, result))
     check_size(size)
     return plan
 
 
-def _insert(put: Put) -> Procedure[Plan]:
-    if put.ended is not None:
-        return (yield from run_anew(put.context, put.new_task, put.ended))
-    change = yield from insert(put.context, put.new_task)
-    change.proof = partial(written, put.context, put.task_id, put.new_task.stamp)
-    return Plan([change])
-
-
 def _finish(context: Context, claimed: Claimed, result: bytes, *, runs_follow: bool) -> Procedure[Plan]:
+    """Finish a task, and insert the run held in escrow; one that is damaged is left to clean-up, which gives it up."""
     if claimed.lost:
         msg = f"the claim of task {claimed.task_id!r} was lost; nothing was committed"
         raise ClaimLost(msg)
     now = yield from server_time(context)
     times = claimed.times(context.clock, now)
     current = Current(claimed.task_id, claimed.version, claimed.state)
-    nonce = context.marks.nonce()
-    plan = yield from _end_of_run(context, current, nonce, result, now, times, runs_follow=runs_follow)
+    nonce, plan = context.marks.nonce(), None
+    if claimed.state.requeue and runs_follow:
+        before = current.with_state(claimed.state.with_attempt("finished", times.ended, None, times.started))
+        kept = [transitions.result_write(context, current, result)]
+        with suppress(CorruptRecord):
+            plan = yield from next_run(context, before, nonce, kept, result=True)
+    if plan is None:
+        plan = yield from transitions.finish(context, current, nonce, result, now, times)
     plan.changes[0].proof = partial(written, context, claimed.task_id, nonce, claimed.state.settled)
     for change in plan.changes:
         if change.after is not None and change.after.index is not None:
             yield from known_bucket(context, change.after.index)
     return plan
-
-
-def _end_of_run(
-    context: Context, current: Current, nonce: str, result: bytes, now: int, times: Times, *, runs_follow: bool
-) -> Procedure[Plan]:
-    """Finish a task, and insert the run held in escrow; one that is damaged is left to clean-up, which gives it up."""
-    if current.state.requeue and runs_follow:
-        before = current.with_state(current.state.with_attempt("finished", times.ended, None, times.started))
-        kept = [transitions.result_write(context, current, result)]
-        try:
-            return (yield from next_run(context, before, nonce, kept, result=True))
-        except CorruptRecord:
-            pass
-    return (yield from transitions.finish(context, current, nonce, result, now, times))
 
 
 def _anew(transaction: TransactionState, result: bytes, refusal: Refusal) -> Procedure[Plan | None]:
@@ -258,15 +217,13 @@ def _anew(transaction: TransactionState, result: bytes, refusal: Refusal) -> Pro
     Raises `DuplicateTask` for an id whose task does not run anew.
     """
     transaction.sent = None
-    if (yield from _other_than_thought(transaction, refusal)):
-        transaction.sent = yield from _plan(transaction, result)
-        return transaction.sent
-    changed = refusal.why is Why.CHANGED and refusal.outcome.failure is Failure.BAD_VERSION
-    if not changed and refusal.why is not Why.PLACE:
-        return None
-    for context, claimed in transaction.taken:
-        if changed and refusal.path == context.paths.task(claimed.task_id, "state"):
-            yield from still_held(context, claimed)
+    if not (yield from _other_than_thought(transaction, refusal)):
+        changed = refusal.why is Why.CHANGED and refusal.outcome.failure is Failure.BAD_VERSION
+        if not changed and refusal.why is not Why.PLACE:
+            return None
+        for context, claimed in transaction.taken:
+            if changed and refusal.path == context.paths.task(claimed.task_id, "state"):
+                yield from still_held(context, claimed)
     transaction.sent = yield from _plan(transaction, result)
     return transaction.sent
 
@@ -275,8 +232,9 @@ def _other_than_thought(transaction: TransactionState, refusal: Refusal) -> Proc
     """Whether an id that is put, or a run in escrow, is not as it was taken to be: the next plan takes it as it is."""
     path = refusal.path
     paths = [each.context.paths.task(each.task_id) for each in transaction.put]
+    changed = {Failure.BAD_VERSION, Failure.NO_NODE}
     for base, put in zip(paths, transaction.put, strict=True):
-        known = (f"{base}/state", _CHANGED) if put.ended is not None else (base, {Failure.NODE_EXISTS})
+        known = (f"{base}/state", changed) if put.ended is not None else (base, {Failure.NODE_EXISTS})
         if path == known[0] and refusal.outcome.failure in known[1] and paths.count(base) == 1:
             put.ended = yield from ended_before(put.context, put.new_task)
             return True
@@ -304,36 +262,33 @@ def _refusal(transaction: TransactionState, refusal: Refusal) -> ZkmqError:
     return refused("commit", refusal.outcome, refusal.multi)
 
 
-def rollback(transaction: TransactionState, holder: Holder = REACHABLE) -> Procedure[None]:
+def rollback(transaction: TransactionState, holder: Holder | None = None) -> Procedure[None]:
     """Forget what was put and give back what was taken; what was lost meanwhile needs no giving back.
 
     Each taking counts as a delivery: after the last one that its policy allows, a task is dead. May be repeated: what
-    could not be given back is still in `taken`. One task's trouble holds up no other; it is raised last.
-    Once the session is over, there is nothing to be asked: it held what was taken, and that is given back with it.
+    could not be given back is still in `taken`. One task's trouble holds up no other; it is raised last. `holder`: the
+    session that took it. Once that is over, nothing is asked: what was taken is given back with it.
     Raises `IllegalTransition` where a commit of unknown outcome turns out to have happened, and `OutcomeUnknown` where
     it may still come, which only giving something back could keep out. Cut off, its client gives back what is left
     before it claims again.
     """
     try:
-        if transaction.sent is not None:  # what became of a commit is told by the server only, whatever session asks
+        # What became of a commit is told by the server only, whatever session asks.
+        if transaction.sent is not None or holder is None:
             yield from _rollback(transaction)
         else:
             yield from while_held(holder, _rollback(transaction))
     except TransportError:
         remember_unsettled(transaction.taken)
-        if transaction.sent is not None or not holder.is_over():
+        if transaction.sent is not None or holder is None or not holder.is_over():
             raise
-        _leave_to_the_end_of_the_session(transaction)
+        # Nothing is asked any more; should the session come back after all, its client gives back what is left.
+        transaction.taken.clear()
+        transaction.put.clear()
+        transaction.ended = transaction.rolling_back = True
     except BaseException:
         remember_unsettled(transaction.taken)
         raise
-
-
-def _leave_to_the_end_of_the_session(transaction: TransactionState) -> None:
-    """Nothing is asked any more; should the session come back after all, its client gives back what is left."""
-    transaction.taken.clear()
-    transaction.put.clear()
-    transaction.ended = transaction.rolling_back = True
 
 
 def _rollback(transaction: TransactionState) -> Procedure[None]:
@@ -362,7 +317,17 @@ def _rollback(transaction: TransactionState) -> Procedure[None]:
 
 def _not_committed(transaction: TransactionState) -> Procedure[None]:
     """Look whether a commit of unknown outcome has happened. Raises `IllegalTransition`: then it has."""
-    if (yield from _became_of(transaction)) is None:
+    if transaction.sent is None:
+        return
+    try:
+        outcome = yield from transaction.sent.proof()
+    except OutcomeUnknown:  # what it wrote has been collected meanwhile
+        transaction.sent = None
+        raise
+    except TransportError as error:
+        raise _not_known_yet(error) from error
+    transaction.sent = None  # a later look would tell no more
+    if outcome is None:
         return
     _end(transaction)
     transaction.taken.clear()
