@@ -31,7 +31,7 @@ from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.read.nodes import listing
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
 from airflow_provider_zkmq.engine.core.write import escrow, transitions
-from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit, one
+from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
 from airflow_provider_zkmq.engine.working import handling
@@ -97,7 +97,7 @@ def test_three_refusals_alike_are_no_race() -> None:
     """The same operation refused for the same reason: after the second the server catches up, the third is the last."""
     client = new_queue()
     path = client.context.paths.at("queue", "none", "nothing")
-    plan = one(Change(client.context, "a", [Delete(path)]))
+    plan = Plan([Change(client.context, "a", [Delete(path)])])
 
     def again(_refusal: Refusal) -> Procedure[Plan | None]:
         return plan

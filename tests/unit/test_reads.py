@@ -113,7 +113,7 @@ def test_a_task_whose_time_comes_while_tasks_are_listed_is_listed_once() -> None
         listing = Stepper(client.zk, client.session, inspect.list_ids(client.context, State.INSERTED))
         for _ in range(steps):
             listing.step()
-        assert client.do(promote_due(client.context)) == 1
+        assert client.do(promote_due(client.context, client.context.schedule())) == 1
         assert listing.finish() == ["late"]
 
 

@@ -52,7 +52,7 @@ from ..read.nodes import (
     unless_corrupt,
 )
 from ..tasks.batches import WRITING, delete_batch
-from ..write.commit import Change, Plan, commit, forget_lanes, merge, mergeable, one, send_together
+from ..write.commit import Change, Plan, commit, forget_lanes, merge, mergeable, send_together
 from ..write.transitions import close_batches, load_batch, task_deletes
 from .consumers import bring_back, give_lock_back, take_lock
 
@@ -77,28 +77,26 @@ def delete(context: Context, *, confirm: bool = False, force: bool = False) -> P
     more, and the same call, here or elsewhere, goes on with it.
     Raises `ConfigError` without `confirm`, `QueueNotFound`, and `QueueError` for what takes `force`.
     """
-    if (yield Exists(context.paths.at("deleting"))) is None:
-        yield from _refuse_what_is_none(context, force=force)
+    tasks: Stat | None
+    paths = context.paths
+    if (yield Exists(paths.at("deleting"))) is None:
+        # By force also one that has lost its configuration, or other parts.
+        if not ((yield from exists(context)) or (force and paths.resembles((yield Children(paths.base)) or ()))):
+            raise (yield from queue_missing(context))
         if not force:
             yield from _refuse_what_is_used(context)
         if not confirm:
-            raise (yield from _unconfirmed(context))
+            tasks = yield Exists(paths.at("tasks"))
+            count = 0 if tasks is None else tasks.children
+            raise ConfigError(
+                f"deleting queue {context.queue!r} under {context.root!r} loses its {count} task(s) for good; nothing "
+                "was deleted: say confirm=True"
+            )
         yield from _mark(context)
-    tasks: Stat | None = yield Exists(context.paths.at("tasks"))
+    tasks = yield Exists(paths.at("tasks"))
     yield from _delete_marked(context)
     context.forget_queue()
     return 0 if tasks is None else tasks.children
-
-
-# --- what is refused, before anything is written
-
-
-def _refuse_what_is_none(context: Context, *, force: bool) -> Procedure[None]:
-    """Raise unless this is a queue; `force`: it may have lost its configuration, or other parts."""
-    if (yield from exists(context)):
-        return
-    if not (force and context.paths.resembles((yield Children(context.paths.base)) or ())):
-        raise (yield from queue_missing(context))
 
 
 def _refuse_what_is_used(context: Context) -> Procedure[None]:
@@ -120,18 +118,6 @@ def _refuse_what_is_used(context: Context) -> Procedure[None]:
         )
 
 
-def _unconfirmed(context: Context) -> Procedure[ConfigError]:
-    tasks: Stat | None = yield Exists(context.paths.at("tasks"))
-    count = 0 if tasks is None else tasks.children
-    return ConfigError(
-        f"deleting queue {context.queue!r} under {context.root!r} loses its {count} task(s) for good; nothing was "
-        "deleted: say confirm=True"
-    )
-
-
-# --- the deletion
-
-
 def _mark(context: Context) -> Procedure[None]:
     """Take the configuration away and set the mark, at once. Raises `QueueNotFound` where others deleted the queue."""
     conf, marker = context.paths.at(THERE), context.paths.at("deleting")
@@ -148,8 +134,7 @@ def _mark(context: Context) -> Procedure[None]:
         if outcome.committed or (yield Exists(marker)) is not None:
             return
         if outcome.failure is Failure.NOT_EMPTY:
-            for path in values:
-                yield from _delete_below(path, Check(conf))  # somebody else's: a value has no children
+            yield from _delete_below(values, Check(conf))  # somebody else's: a value has no children
         elif outcome.failure is not Failure.NO_NODE or names is None:
             break
     if outcome.failure is Failure.NO_NODE:
@@ -165,7 +150,7 @@ def _delete_marked(context: Context) -> Procedure[None]:
         for name in sorted((yield Children(base)) or ()):
             if name != "deleting":
                 yield from _delete_trees([f"{base}/{name}"], marked)
-        yield from _delete_below(marker, marked)  # somebody else's: the mark has no children
+        yield from _delete_below([marker], marked)  # somebody else's: the mark has no children
         last = Multi((Delete(marker), Delete(base)))
         outcome = yield from transact(last, never)
         if outcome.committed or (outcome.failure is Failure.NO_NODE and failed_at(outcome, last) == marker):
@@ -175,31 +160,22 @@ def _delete_marked(context: Context) -> Procedure[None]:
     raise ZkmqError(f"{base} is written to faster than it can be deleted: stop its producers, and call this once more")
 
 
-def _delete_below(path: str, held: Check) -> Procedure[None]:
-    """Delete all that is below a znode."""
-    below = [f"{path}/{name}" for name in (yield Children(path)) or ()]
+def _delete_below(paths: Sequence[str], held: Check) -> Procedure[None]:
+    """Delete all that is below some siblings, so many in a transaction, while what `held` asks for is so."""
+    listings = yield from list_children(paths)
+    below = [f"{path}/{name}" for path, names in zip(paths, listings, strict=True) for name in names]
     for chunk in chunked(below, DELETES_PER_MULTI):
         yield from _delete_trees(chunk, held)
 
 
 def _delete_trees(paths: Sequence[str], held: Check) -> Procedure[None]:
-    """Delete siblings and all below them, so many in a transaction, while what `held` asks for is so."""
-    listings = yield from list_children(paths)
-    below = [f"{path}/{name}" for path, names in zip(paths, listings, strict=True) for name in names]
-    for chunk in chunked(below, DELETES_PER_MULTI):
-        yield from _delete_trees(chunk, held)
-    multi = Multi((held, *map(Delete, paths)))
-    outcome = yield from transact(multi, never)
-    if not outcome.committed and len(paths) > 1:  # one is gone, or has got children, since it was listed
-        yield from _delete_singly(held, paths)
-    elif outcome.failure is Failure.OTHER:
-        raise refused("deleting the queue", outcome, multi)
-
-
-def _delete_singly(held: Check, paths: Sequence[str]) -> Procedure[None]:
-    """Delete each by itself, all in flight together; what is left of them is seen by the next pass."""
-    multis = tuple(Multi((held, Delete(path))) for path in paths)
-    for multi, outcome in zip(multis, (yield Pipeline(multis)), strict=True):
+    yield from _delete_below(paths, held)
+    multis = [Multi((held, *map(Delete, paths)))]
+    outcomes: list[Outcome] = [(yield from transact(multis[0], never))]
+    if not outcomes[0].committed and len(paths) > 1:  # one is gone, or has got children, since it was listed
+        multis = [Multi((held, Delete(path))) for path in paths]
+        outcomes = yield Pipeline(tuple(multis))  # what is left of them is seen by the next pass
+    for multi, outcome in zip(multis, outcomes, strict=True):
         if outcome.failure is Failure.OTHER:
             raise refused("deleting the queue", outcome, multi)
 
@@ -216,35 +192,25 @@ def prune_lanes(context: Context, now: int) -> Procedure[None]:
     """
     there: set[str] = set((yield Children(context.paths.at("queue"))) or ())
     for name in sorted(there):
+        lane = context.paths.at("queue", name)
         if not is_lane(name):
-            context.report(context.paths.at("queue", name), "no lane of ours; stepped over")
-        elif not (yield from known_conf(context)).ordered and (yield from _prune(context, name, now)):
-            there.discard(name)
+            context.report(lane, "no lane of ours; stepped over")
+            continue
+        if (yield from known_conf(context)).ordered:
+            continue
+        names: list[str] | None = yield Children(lane)
+        if names is None or len(names) > 1:
+            continue
+        if len(segments_of(names)) < len(names):
+            context.report(f"{lane}/{names[0]}", "no segment of ours; its lane is kept")
+            continue
+        segments = [f"{lane}/{segment}" for segment in names]
+        stats = yield from read_stats(segments)
+        if all(stat and stat.children == 0 and stat.ctime < now - LANE_IDLE_MS for stat in stats):
+            outcome = yield Multi((*map(Check, segments), *map(Delete, segments), Delete(lane)))
+            if outcome.committed:
+                there.discard(name)
     forget_lanes(context, there)
-
-
-def _prune(context: Context, name: str, now: int) -> Procedure[bool]:
-    """Delete one lane if it is idle, and holds nothing but a segment of ours."""
-    lane = context.paths.at("queue", name)
-    names = yield Children(lane)
-    if names is None or len(names) > 1:
-        return False
-    if len(segments_of(names)) < len(names):
-        context.report(f"{lane}/{names[0]}", "no segment of ours; its lane is kept")
-        return False
-    stats = yield from read_stats([f"{lane}/{segment}" for segment in names])
-    if not all(stat and stat.children == 0 and stat.ctime < now - LANE_IDLE_MS for stat in stats):
-        return False
-    deletes = tuple(Delete(f"{lane}/{segment}") for segment in names)
-    outcome = yield Multi((*(Check(op.path) for op in deletes), *deletes, Delete(lane)))
-    return bool(outcome.committed)
-
-
-def unsealed(context: Context) -> Procedure[frozenset[str]]:
-    """The batches that are being written."""
-    names = (yield Children(context.paths.at("batches"))) or ()
-    stats = yield from read_stats([context.paths.batch(name, "open", WRITING) for name in names])
-    return frozenset(name for name, stat in zip(names, stats, strict=True) if stat is not None)
 
 
 def collect_batches(context: Context, cutoff: int) -> Procedure[None]:
@@ -255,19 +221,16 @@ def collect_batches(context: Context, cutoff: int) -> Procedure[None]:
         start, bucket = bucket_start(name), context.paths.at("batches-done", name)
         if start is None:
             context.report(bucket, "no bucket of ours; stepped over")
-        elif start <= cutoff:
-            yield from _collect_batch_bucket(context, bucket, cutoff)
-            if start + 2 * BUCKET_MS < cutoff:
-                yield Multi((Delete(bucket),))  # refused while something is kept
-
-
-def _collect_batch_bucket(context: Context, bucket: str, cutoff: int) -> Procedure[None]:
-    for entry in (yield Children(bucket)) or ():
-        when = entry_time(entry)
-        if when is None:
-            context.report(f"{bucket}/{entry}", "no batch of ours; stepped over")
-        elif when <= cutoff:
-            yield from delete_batch(context, f"{bucket}/{entry}", context.paths.batch(entry_task(entry) or ""))
+        if start is None or start > cutoff:
+            continue
+        for entry in (yield Children(bucket)) or ():
+            when = entry_time(entry)
+            if when is None:
+                context.report(f"{bucket}/{entry}", "no batch of ours; stepped over")
+            elif when <= cutoff:
+                yield from delete_batch(context, f"{bucket}/{entry}", context.paths.batch(entry_task(entry) or ""))
+        if start + 2 * BUCKET_MS < cutoff:
+            yield Multi((Delete(bucket),))  # refused while something is kept
 
 
 def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
@@ -285,14 +248,10 @@ def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
             last = [Delete(f"{base}/then")] if follow_up is not None else []
             yield Multi((Delete(f"{base}/open/{WRITING}"), Delete(f"{base}/open"), *last))
             yield from delete_batch(context, None, base)
-        elif node is not None and members is None and _has_no_end(context, base, node):
-            yield from delete_batch(context, None, base)
-
-
-def _has_no_end(context: Context, base: str, node: Node) -> bool:
-    """Whether a batch was never written to its end."""
-    record = unless_corrupt(context, base, partial(load_batch, base, node.data))
-    return record is not None and "total" not in record
+        elif node is not None and members is None:
+            record = unless_corrupt(context, base, partial(load_batch, base, node.data))
+            if record is not None and "total" not in record:
+                yield from delete_batch(context, None, base)
 
 
 # --- Trimming the log of ended runs: followers learn of what goes before it goes; history that nobody wants goes.
@@ -318,19 +277,17 @@ def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None
 
     All of them where the queue is neither archived nor followed.
     """
-    history_entries = yield from list_history(context)
+    runs = yield from list_history(context)
     if conf.follow:
-        history_entries = [each for each in history_entries if each.name.when <= cutoff]
+        runs = [each for each in runs if each.name.when <= cutoff]
     if conf.archive is not None:
-        archived = {
-            each.place for each in (yield from versions_of(context, history_entries)) if each.version <= conf.archive
-        }
-        history_entries = [each for each in history_entries if each.place in archived]
+        versions = yield from versions_of(context, runs)
+        archived = {each.place for each in versions if each.version <= conf.archive}
+        runs = [each for each in runs if each.place in archived]
     if conf.follow:
-        yield from publish_truncation(
-            context, [each.version for each in (yield from versions_of(context, history_entries))]
-        )
-    paths = [context.paths.at("unarchived", each.place) for each in history_entries]
+        versions = yield from versions_of(context, runs)
+        yield from publish_truncation(context, [each.version for each in versions])
+    paths = [context.paths.at("unarchived", each.place) for each in runs]
     for chunk in chunked([*paths, *{path.rpartition("/")[0] for path in paths}]):
         yield Pipeline(tuple(Multi((Delete(path),)) for path in chunk))  # that of a bucket is refused while it is used
 
@@ -345,7 +302,6 @@ def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None
 
 #: So many trees are deleted by one transaction; those of what was read at once are in flight together.
 TREES_PER_MULTI: Final = AT_ONCE // 8
-INDEXES: Final = ("finished", "cancelled")
 
 
 @dataclass(slots=True)
@@ -393,25 +349,21 @@ def collect_locked(context: Context, lifetime: float, last: Stat | None) -> Proc
         return Collected(ran=False)  # another thread of this process is at it
     context.maintenance.busy = True
     try:
-        return (yield from _lock_and_collect(context, lifetime, last))
+        if not (yield from take_lock(context)):
+            return Collected(ran=False)
+        try:
+            now: Stat | None = yield Exists(context.paths.at("gc"))
+            done = last is not None and now is not None and now.version != last.version
+            report = Collected(ran=False) if done else (yield from _collect(context, lifetime))
+        except Exception:
+            yield from give_lock_back(context)
+            raise  # one that is broken off leaves the lock to `release_abandoned_lock`: it can wait for nothing here
+        yield from give_lock_back(context)
+        return report
     finally:
         context.maintenance.busy = False
         if context.maintenance.left:
             context.run.finish_later()
-
-
-def _lock_and_collect(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
-    if not (yield from take_lock(context)):
-        return Collected(ran=False)
-    try:
-        now: Stat | None = yield Exists(context.paths.at("gc"))
-        done = last is not None and now is not None and now.version != last.version
-        report = Collected(ran=False) if done else (yield from _collect(context, lifetime))
-    except Exception:
-        yield from give_lock_back(context)
-        raise  # one that is broken off leaves the lock to `release_abandoned_lock`: it can wait for nothing here
-    yield from give_lock_back(context)
-    return report
 
 
 def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
@@ -420,50 +372,44 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     report.rescued = yield from bring_back(context)
     began = yield from tick(context)
     now = began.time
-    # The configuration is read after what it is to hold for has ended.
-    conf, batches = (yield from read_conf(context)), (yield from unsealed(context))
+    conf = yield from read_conf(context)  # after what it is to hold for has ended
+    names = (yield Children(context.paths.at("batches"))) or ()
+    stats = yield from read_stats([context.paths.batch(name, "open", WRITING) for name in names])
+    batches = frozenset(name for name, stat in zip(names, stats, strict=True) if stat is not None)
     cutoff = now - int(lifetime * 1000)
     latest = cutoff if lifetime else cutoff + int(SPAN_SECONDS * 1000)
     rules = _Rules(cutoff, latest, began.zxid, conf, batches)
-    for index in INDEXES:
+    for index in ("finished", "cancelled"):
         yield from _collect_index(context, index, rules, report)
     if context.maintenance.closing:
         return report  # it does not say that it has run: whoever looks next goes on
     yield from collect_batches(context, rules.cutoff)
     yield from prune_lanes(context, now)
     yield from collect_history(context, rules.conf, rules.cutoff)
-    yield from _note_run(context, report, lifetime)
-    return report
-
-
-def _note_run(context: Context, report: Collected, lifetime: float) -> Procedure[None]:
-    """Say that clean-up has run, and for which lifetime: a shorter one makes the next run due (`collect_if_due`)."""
+    # It says for which lifetime it has run: a shorter one makes the next run due (`collect_if_due`).
     path = context.paths.at("gc")
     outcome: Outcome = yield Multi((SetData(path, dump({"collected": report.collected, "lifetime": lifetime}), -1),))
     if not outcome.committed:
         yield from restored(context, path)
+    return report
 
 
 def _collect_index(context: Context, index: str, rules: _Rules, report: Collected) -> Procedure[None]:
-    buckets = yield Children(context.paths.at(index))
-    for name in sorted(buckets or ()):
-        start = bucket_start(name)
+    for name in sorted((yield Children(context.paths.at(index))) or ()):
+        start, bucket = bucket_start(name), context.paths.at(index, name)
         if start is None:
-            context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
-        elif start <= rules.latest:
-            yield from _collect_bucket(context, context.paths.at(index, name), rules, report)
-            if start + 2 * BUCKET_MS < rules.cutoff:
-                yield Multi((Delete(context.paths.at(index, name)),))  # refused while something is kept
-
-
-def _collect_bucket(context: Context, bucket: str, rules: _Rules, report: Collected) -> Procedure[None]:
-    entries, after = (yield Children(bucket)), rules.latest + 1
-    due = [name for name in sorted(entries or ()) if (entry_time(name) or after) < after]
-    for chunk in chunked(due):
-        if context.maintenance.closing:
-            return
-        trees = yield from _judge(context, bucket, chunk, rules, report)
-        yield from _delete(context, trees, report)
+            context.report(bucket, "no bucket of ours; stepped over")
+        if start is None or start > rules.latest:
+            continue
+        entries, after = (yield Children(bucket)), rules.latest + 1
+        due = [entry for entry in sorted(entries or ()) if (entry_time(entry) or after) < after]
+        for chunk in chunked(due):
+            if context.maintenance.closing:
+                break
+            plans = yield from _judge(context, bucket, chunk, rules, report)
+            yield from _delete(context, plans, report)
+        if start + 2 * BUCKET_MS < rules.cutoff:
+            yield Multi((Delete(bucket),))  # refused while something is kept
 
 
 def _judge(
@@ -476,67 +422,49 @@ def _judge(
     for name, record in zip(names, records, strict=True):
         entry = f"{bucket}/{name}"
         if record is Unread.MISSING:
-            plans.append(one(Change(context, name, [Delete(entry)])))  # the tree is gone, only its entry is left
-        elif (
-            not isinstance(record, Record)
-            or record.stat.mtime > rules.cutoff
-            or record.stat.mzxid > rules.began
-            or not _listed_by(context, record, entry)
-        ):
+            plans.append(Plan([Change(context, name, [Delete(entry)])]))  # the tree is gone, only its entry is left
+            continue
+        if not isinstance(record, Record):
+            report.kept_changed += 1
+            continue
+        state, stat = record.state, record.stat
+        refuses = state.dedupe is not None and state.dedupe > context.clock.certainly_past(context.clock.now() or 0)
+        listed = state.index is not None and context.paths.at(state.index) == entry
+        if stat.mtime > rules.cutoff or stat.mzxid > rules.began or refuses or not listed:
             report.kept_changed += 1
         elif rules.conf.archive is not None and record.stat.mzxid > rules.conf.archive:
             report.kept_unarchived += 1
         elif record.state.batch in rules.batches:
             report.kept_for_batches += 1
         else:
-            plans.append(_deletion(context, record, entry))
+            deletes = task_deletes(context, record.task_id, state, stat.version)
+            plans.append(Plan([Change(context, record.task_id, [*deletes, Delete(entry)])]))
             versions.append(version_of(record))
     if rules.conf.follow:
         yield from publish_truncation(context, versions)
     return plans
 
 
-def _listed_by(context: Context, record: Record, entry: str) -> bool:
-    """Whether a task is what its entry says, and its id is not to be refused any longer."""
-    index, dedupe = record.state.index, record.state.dedupe
-    window = dedupe is not None and dedupe > context.clock.certainly_past(context.clock.now() or 0)
-    return not window and index is not None and context.paths.at(index) == entry
-
-
-def _deletion(context: Context, record: Record, entry: str) -> Plan:
-    tree = task_deletes(context, record.task_id, record.state, record.stat.version)
-    return one(Change(context, record.task_id, [*tree, Delete(entry)]))
-
-
 def _delete(context: Context, plans: list[Plan], report: Collected) -> Procedure[None]:
-    """Several trees a transaction, several transactions in flight; a refused one falls back to its parts."""
+    """Several trees a transaction, several transactions in flight; a refused one falls back to its parts.
+
+    Deletes may be repeated: what is gone already was deleted by us or by another clean-up.
+    """
     groups = list(mergeable(plans, TREES_PER_MULTI))
     for group, sent in zip(groups, (yield from send_together(list(map(merge, groups)))), strict=True):
-        if sent.outcome.committed:
-            report.collected += sum(map(_deletes_task, group))
-        else:
-            for plan in group:
-                yield from _delete_one(context, plan, report)
-
-
-def _deletes_task(plan: Plan) -> bool:
-    """Whether a plan deletes a tree, and not only an entry without one."""
-    return len(plan.changes[0].ops) > 1
-
-
-def _delete_one(context: Context, plan: Plan, report: Collected) -> Procedure[None]:
-    """One tree alone. Deletes may be repeated: what is gone already was deleted by us or by another clean-up."""
-    refusal = (yield from commit(plan)).refusal
-    if refusal is None:
-        report.collected += _deletes_task(plan)
-        return
-    failure, record = refusal.outcome.failure, plan.changes[0].ops[0].path
-    report.kept_changed += failure in {Failure.BAD_VERSION, Failure.NOT_EMPTY}
-    if failure is Failure.NOT_EMPTY:
-        context.report(refusal.path, "holds znodes that are not ours; it is kept")
-    elif failure is Failure.NO_NODE and refusal.path != record and (yield Exists(record)) is not None:
-        report.kept_changed += 1  # the record is there, so that nobody deleted the tree meanwhile
-        context.report(refusal.path, "is missing; what is left of its task is kept")
+        for plan in group:
+            ops = plan.changes[0].ops
+            refusal = None if sent.outcome.committed else (yield from commit(plan)).refusal
+            if refusal is None:
+                report.collected += len(ops) > 1  # else there was only an entry, without a tree
+                continue
+            failure, record = refusal.outcome.failure, ops[0].path
+            report.kept_changed += failure in {Failure.BAD_VERSION, Failure.NOT_EMPTY}
+            if failure is Failure.NOT_EMPTY:
+                context.report(refusal.path, "holds znodes that are not ours; it is kept")
+            elif failure is Failure.NO_NODE and refusal.path != record and (yield Exists(record)) is not None:
+                report.kept_changed += 1  # the record is there, so that nobody deleted the tree meanwhile
+                context.report(refusal.path, "is missing; what is left of its task is kept")
 
 
 # --- Whose turn it is to clean up, and when: one run an interval, whoever makes it, and one as soon as less is to be
@@ -564,9 +492,11 @@ def collect_if_due(context: Context) -> Procedure[Turn]:
     """
     conf = yield from read_conf(context)
     last: Node | None = yield Get(context.paths.at("gc"))
-    wait = 0.0 if last is None or _keeps_less(conf, last) else (yield from _left_of_interval(context, conf, last))
-    if wait > 0:
-        return Turn(Collected(ran=False), wait)
+    if last is not None and not _keeps_less(conf, last):
+        now = context.clock.certainly_past((yield from server_time(context)))
+        wait = (last.stat.mtime - now) / 1000 + conf.gc_interval
+        if wait > 0:
+            return Turn(Collected(ran=False), wait)
     report = yield from collect_locked(context, conf.gc_lifetime, None if last is None else last.stat)
     return Turn(report, conf.gc_interval if report.ran else min(conf.gc_interval, BUSY_SECONDS))
 
@@ -580,8 +510,3 @@ def _keeps_less(conf: Conf, last: Node) -> bool:
     except (ValueError, AttributeError, RecursionError):
         return False  # it is no record of ours; the interval decides
     return isinstance(lifetime, int | float) and conf.gc_lifetime < lifetime
-
-
-def _left_of_interval(context: Context, conf: Conf, last: Node) -> Procedure[float]:
-    now = context.clock.certainly_past((yield from server_time(context)))
-    return (last.stat.mtime - now) / 1000 + conf.gc_interval

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from ...errors import ConfigError, TransportError, ZkmqError
-from ..context import Claimed, Context, Registered, Schedule
+from ..context import Context, Registered, Schedule
 from ..model.names import BUCKET_MS, bucket_start, entry_task, entry_time, lease_task
-from ..model.records import TaskState
 from ..model.states import State
 from ..model.values import Duration, dump, seconds, shown
 from ..protocol import (
@@ -68,12 +68,7 @@ def stagger(context: Context, most: float) -> Procedure[None]:
     """Wait for this consumer's turn to look, at most so many seconds; few consumers need none."""
     place, count = share(context)
     if count > FEW:
-        yield from _rest(context, min(most, place * _spacing(context, count)))
-
-
-def _spacing(context: Context, count: int) -> float:
-    order = "default" if context.configuration.conf is None else context.configuration.conf.order
-    return min(SPACING[order], LONGEST[order] / count)
+        yield from _rest(context, count, place, most)
 
 
 def any_of_the_first(context: Context, many: int) -> int:
@@ -86,19 +81,19 @@ def back_off(context: Context) -> Procedure[None]:
     """After a lost race: let those pass who are at it, the longer the more they are."""
     _, count = share(context)
     if count > FEW:
-        yield from _rest(context, context.run.random() * _spacing(context, count) * count / 8)
+        yield from _rest(context, count, context.run.random() * count / 8)
 
 
-def _rest(context: Context, seconds: float) -> Procedure[None]:
+def _rest(context: Context, count: int, places: float, most: float = math.inf) -> Procedure[None]:
+    """Wait while so many of `count` consumers look."""
+    order = "default" if context.configuration.conf is None else context.configuration.conf.order
+    seconds = min(most, places * min(SPACING[order], LONGEST[order] / count))
     if seconds > 0:
         yield Wait(context.run.new_signal(), 0, seconds)
 
 
-# --- Damage at one znode holds up no other pending operation.
-
-
 def unless_damaged(context: Context, path: str, procedure: Procedure[bool]) -> Procedure[bool]:
-    """Whether a duty was carried out; what refuses it for good is reported once, by the path that it is about.
+    """Whether a duty was carried out; what refuses it for good is reported once, and holds up no other duty.
 
     It is the caller's to leave it alone for a while: somebody may put the znode right.
     """
@@ -124,11 +119,9 @@ def take_lock(context: Context) -> Procedure[bool]:
     Where ZooKeeper refuses to make one, that is told, and there is none to wait for: clean-up may run in several places
     at once, and at a hard quota it is what makes room.
     """
-    context.maintenance.content = (
-        context.maintenance.content or dump({"nonce": context.marks.nonce(), **context.describe}).decode()
-    )
-    context.maintenance.left = True
-    lock = Create(context.paths.at("lock"), context.maintenance.content.encode(), ephemeral=True)
+    content = context.maintenance.content or dump({"nonce": context.marks.nonce(), **context.describe}).decode()
+    context.maintenance.content, context.maintenance.left = content, True
+    lock = Create(context.paths.at("lock"), content.encode(), ephemeral=True)
     outcome = yield from transact(Multi((lock,)), lambda: _proof(context))
     if not outcome.committed:
         outcome = (yield from _proof(context)) or outcome
@@ -146,13 +139,10 @@ def _proof(context: Context) -> Procedure[Outcome | None]:
 
 def give_lock_back(context: Context) -> Procedure[None]:
     """End the lock, if there is one of ours. Where the connection is lost it is remembered: what was done was done."""
-    if not context.maintenance.left:
-        return
-    try:
-        yield from transact(Multi((Delete(context.paths.at("lock")),)), never)
-    except TransportError:
-        return
-    context.maintenance.left = False
+    if context.maintenance.left:
+        with suppress(TransportError):
+            yield from transact(Multi((Delete(context.paths.at("lock")),)), never)
+            context.maintenance.left = False
 
 
 def release_abandoned_lock(context: Context) -> Procedure[None]:
@@ -202,29 +192,21 @@ def register(context: Context, accepts: str | None = None) -> Procedure[Register
                 del context.registration.joining[session]
                 mine.fire()
     if accepts is not None and accepts not in known.accepts:
-        yield from _announce(context, known, accepts)
+        # The oldest are dropped. It is only a hint to people: a refusal harms nothing.
+        known.accepts = [*known.accepts, accepts][-MAX_ACCEPTS:]
+        yield Multi((SetData(context.paths.consumer(known.id), _record(context, known)),))
     return known
 
 
 def _join(context: Context, session: int, accepts: str | None) -> Procedure[None]:
     """Make the record; where the session became another one meanwhile, it is made again."""
-    consumer = Registered(
-        f"{context.describe.get('name', 'consumer')}-{session & (1 << 64) - 1:x}-{context.marks.nonce()[:8]}",
-        session,
-        [] if accepts is None else [accepts],
-    )
-    paths = context.paths
-    joining = Multi(
-        (
-            SetData(paths.at("clock"), b"", -1),
-            Create(paths.live(consumer.id), ephemeral=True),
-            Create(paths.consumer(consumer.id), _record(context, consumer)),
-            Create(paths.consumer(consumer.id, "current")),
-        )
-    )
+    name = f"{context.describe.get('name', 'consumer')}-{session & (1 << 64) - 1:x}-{context.marks.nonce()[:8]}"
+    consumer, paths = Registered(name, session, [] if accepts is None else [accepts]), context.paths
+    live, record = Create(paths.live(name), ephemeral=True), Create(paths.consumer(name), _record(context, consumer))
+    joining = Multi((SetData(paths.at("clock"), b"", -1), live, record, Create(paths.consumer(name, "current"))))
 
     def proof() -> Procedure[Outcome | None]:
-        node: Node | None = yield Get(paths.live(consumer.id))
+        node: Node | None = yield Get(live.path)
         return None if node is None else Outcome(committed=True, time=node.stat.ctime)
 
     while True:  # until nothing is missing any more in which it stands
@@ -246,12 +228,6 @@ def _record(context: Context, consumer: Registered) -> bytes:
     return dump({**context.describe, "accepts": [shown(each) for each in consumer.accepts]})
 
 
-def _announce(context: Context, consumer: Registered, accepts: str) -> Procedure[None]:
-    """Add a selector to the record; the oldest are dropped. Only a hint to people: a refusal harms nothing."""
-    consumer.accepts = [*consumer.accepts, accepts][-MAX_ACCEPTS:]
-    yield Multi((SetData(context.paths.consumer(consumer.id), _record(context, consumer)),))
-
-
 def check_cancellations(context: Context) -> Procedure[None]:
     """Learn which claims in hand were taken away: who cancels a task, say, writes to the znode under this one watch."""
     if not context.registration.cancellations_checked:
@@ -261,6 +237,10 @@ def check_cancellations(context: Context) -> Procedure[None]:
 
 
 def _listen(context: Context) -> Procedure[None]:
+    """Let go of the claims in hand that are over: cancelled, or taken away.
+
+    What is being settled by us is left out: who settles it hears what became of it.
+    """
     consumer, watch = context.registration.consumer, context.new_watch()
     if consumer is None:
         return
@@ -270,38 +250,27 @@ def _listen(context: Context) -> Procedure[None]:
     claimed = list(context.claims.held.values())
     if not claimed or (node is not None and node.stat.version == 0):
         return
-    if (yield from _let_go_lost(context, claimed)) or node is not None:
-        context.signal.fire()
-
-
-def _let_go_lost(context: Context, claimed: list[Claimed]) -> Procedure[bool]:
-    """Mark the claims among those in hand that are over: cancelled, or taken away. Whether there are any.
-
-    What is being settled by us is left out: who settles it hears what became of it.
-    """
-    records = yield from read_records(context, [claim.task_id for claim in claimed])
-    lost = False
+    records = yield from read_records(context, [each.task_id for each in claimed])
+    lost = node is not None
     for claim, record in zip(claimed, records, strict=True):
-        proof = claim.settling is not None or claim.chained or claim.unsure
-        if proof or record is Unread.CORRUPT or (isinstance(record, Record) and _is_claimed(record.state, claim.state)):
+        if claim.settling is not None or claim.chained or claim.unsure or record is Unread.CORRUPT:
             continue
-        lost, claim.cancelled = True, isinstance(record, Record) and record.state.state is State.CANCELLED
+        now = record.state if isinstance(record, Record) else None
+        if now is not None and now.state is State.CLAIMED:  # its nonce may have changed, as by a requeue
+            same = [(each.consumer, each.attempt, each.claimed, each.lease) for each in (now, claim.state)]
+            if same[0] == same[1]:
+                continue
+        lost, claim.cancelled = True, now is not None and now.state is State.CANCELLED
         context.claims.let_go(claim)
-    return lost
-
-
-def _is_claimed(now: TaskState, as_claimed: TaskState) -> bool:
-    """Whether a task is claimed by the claim that its record told of; its nonce may have changed, as by a requeue."""
-    same = [(each.consumer, each.attempt, each.claimed, each.lease) for each in (now, as_claimed)]
-    return now.state is State.CLAIMED and same[0] == same[1]
+    if lost:
+        context.signal.fire()
 
 
 def unregister(context: Context) -> Procedure[None]:
     """Take this consumer off the register; what it still holds is left to a rescue."""
     consumer, context.registration.consumer = context.registration.consumer, None
-    if consumer is None or context.run.session() != consumer.session:
-        return
-    yield from _strike(context, consumer.id)
+    if consumer is not None and context.run.session() == consumer.session:
+        yield from _strike(context, consumer.id)
 
 
 def _strike(context: Context, name: str) -> Procedure[None]:
@@ -324,49 +293,23 @@ GRACE_MS: Final = 250
 MOST: Final = 128
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
-    """A task whose time has come, and the entry that says so."""
-
-    entry: str
-    record: Record
-
-    @property
-    def state(self) -> TaskState:
-        """The task's record."""
-        return self.record.state
-
-    @property
-    def current(self) -> Current:
-        """What a promotion is based on."""
-        stat = self.record.stat
-        return Current(self.record.task_id, stat.version, self.state, zxid=stat.mzxid)
-
-
-def promote_due(context: Context, schedule: Schedule | None = None, most: int = MOST) -> Procedure[int]:
+def promote_due(context: Context, schedule: Schedule) -> Procedure[int]:
     """Move what has come due into its lane, and insert the runs in escrow whose time has come; at most so many."""
-    schedule = schedule or context.schedule()
     count = 0
     for index in ("scheduled", "requeued"):
-        count += yield from _promote_index(context, index, schedule, most - count)
-    return count
-
-
-def _promote_index(context: Context, index: str, schedule: Schedule, most: int) -> Procedure[int]:
-    buckets = yield from listing(context, context.paths.at(index))
-    if not buckets:
-        return 0
-    now = context.clock.certainly_past((yield from server_time(context)))
-    count = 0
-    for name in buckets:
-        start = bucket_start(name)
-        if start is None:
-            context.report(context.paths.at(index, name), "no bucket of ours; stepped over")
-        elif start > now:
-            schedule.no_later_than(context.clock.until(start))
-            break
-        else:
-            count += yield from _promote_bucket(context, context.paths.at(index, name), now, schedule, most - count)
+        buckets = yield from listing(context, context.paths.at(index))
+        if not buckets:
+            continue
+        now = context.clock.certainly_past((yield from server_time(context)))
+        for name in buckets:
+            start, bucket = bucket_start(name), context.paths.at(index, name)
+            if start is None:
+                context.report(bucket, "no bucket of ours; stepped over")
+            elif start <= now:
+                count += yield from _promote_bucket(context, bucket, now, schedule, MOST - count)
+            else:
+                schedule.no_later_than(context.clock.until(start))
+                break
     return count
 
 
@@ -377,10 +320,19 @@ def _promote_bucket(context: Context, path: str, now: int, schedule: Schedule, m
             yield Multi((Delete(path),))  # refused if an entry came meanwhile
             context.segments.buckets.discard(path)
         return 0
-    due = _due_names(context, path, entries, now, schedule)
-    tasks = yield from _read(context, path, due[:most])
-    done = yield from _promote(context, tasks, schedule)
-    if len(due) > most:
+    names = _due_names(context, path, entries, now, schedule)
+    records = yield from read_records(context, [entry_task(name) or "" for name in names[:most]])
+    due: dict[str, Current] = {}
+    for name, record in zip(names[:most], records, strict=True):
+        entry = f"{path}/{name}"
+        if record is Unread.CORRUPT:
+            context.ignored_paths.add(entry)
+        elif isinstance(record, Record) and record.state.index and context.paths.at(record.state.index) == entry:
+            due[entry] = Current(record.task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
+        elif context.listings.still_listed(path, name):
+            context.report(entry, "an entry whose task is not scheduled by it; stepped over")
+    done = yield from _promote(context, due, schedule)
+    if len(names) > most:
         schedule.no_later_than(0.0)
         schedule.more = schedule.more or done > 0
     return done
@@ -388,18 +340,18 @@ def _promote_bucket(context: Context, path: str, now: int, schedule: Schedule, m
 
 def _due_names(context: Context, path: str, entries: list[str], now: int, schedule: Schedule) -> list[str]:
     """The entries whose time has come, for this consumer; the next one is on the schedule."""
+    slot, shares = share(context)
+    # Who only looks leaves all of them to the consumers, as long as there are any.
+    looks = context.registration.consumer is None and context.known_consumers.live
     due = []
     for name in entries:
-        when = entry_time(name)
+        when, entry = entry_time(name), f"{path}/{name}"
         if when is None:
-            context.report(f"{path}/{name}", "no entry of ours; stepped over")
-        if (
-            when is None
-            or f"{path}/{name}" in context.ignored_paths
-            or context.retry_times.waits(f"{path}/{name}", schedule)
-        ):
+            context.report(entry, "no entry of ours; stepped over")
             continue
-        mine = when if _my_share(context, name) else when + GRACE_MS
+        if entry in context.ignored_paths or context.retry_times.waits(entry, schedule):
+            continue
+        mine = when if not looks and zlib.crc32(name.encode()) % shares == slot else when + GRACE_MS
         if mine <= now:
             due.append(name)
         else:
@@ -411,81 +363,47 @@ def _due_names(context: Context, path: str, entries: list[str], now: int, schedu
 
 def promote_task(context: Context, record: Record) -> Procedure[bool]:
     """Have a scheduled task in its lane, whose time has come; False where it changed meanwhile, or is damaged."""
-    due = _Due(context.paths.at(record.state.index or ""), record)
-    return (yield from unless_damaged(context, due.entry, _promote_one(context, due)))
+    entry = context.paths.at(record.state.index or "")
+    current = Current(record.task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
+    return (yield from unless_damaged(context, entry, _promote_one(context, current)))
 
 
-def _my_share(context: Context, name: str) -> bool:
-    """Whether it is this client's to promote; who only looks leaves it to the consumers, as long as there are any."""
-    if context.registration.consumer is None and context.known_consumers.live:
-        return False
-    slot, shares = share(context)
-    return zlib.crc32(name.encode()) % shares == slot
-
-
-def _read(context: Context, bucket: str, names: list[str]) -> Procedure[list[_Due]]:
-    """The records of what is due; what is no task's, or another's entry, is reported and stepped over."""
-    records = yield from read_records(context, [entry_task(name) or "" for name in names])
-    due = []
-    for name, record in zip(names, records, strict=True):
-        entry = f"{bucket}/{name}"
-        if record is Unread.CORRUPT:
-            context.ignored_paths.add(entry)
-        elif isinstance(record, Record) and record.state.index and context.paths.at(record.state.index) == entry:
-            due.append(_Due(entry, record))
-        elif context.listings.still_listed(bucket, name):
-            context.report(entry, "an entry whose task is not scheduled by it; stepped over")
-    return due
-
-
-def _promote(context: Context, entries: list[_Due], schedule: Schedule) -> Procedure[int]:
-    plain = [due for due in entries if due.state.state is State.INSERTED and not _has_place(due.state)]
-    done = yield from _promote_together(context, plain, schedule)
-    for due in entries:
-        if due not in plain:
-            promoted = yield from unless_damaged(context, due.entry, _promote_one(context, due))
-            done += _noted(context, due, promoted, schedule)
-    return done
-
-
-def _noted(context: Context, due: _Due, promoted: bool, schedule: Schedule) -> bool:
-    if promoted:
-        context.retry_times.pauses.pop(due.entry, None)
-    else:
-        context.retry_times.retry_later(due.entry, schedule)
-    return promoted
-
-
-def _has_place(state: TaskState) -> bool:
-    """Whether it goes back to a place of its own: in a queue of strict order, where it once stood in a segment."""
-    return state.rank is not None and bool(state.place.split("/")[1])
-
-
-def _promote_together(context: Context, entries: list[_Due], schedule: Schedule) -> Procedure[int]:
-    """To the ends of their lanes, each in a transaction of its own, all in flight together."""
-    plans: list[Plan] = []
-    for due in entries:
-        plans.append((yield from transitions.promote_to_end(context, due.current)))
-    if not plans:
-        return 0
+def _promote(context: Context, due: dict[str, Current], schedule: Schedule) -> Procedure[int]:
+    """Those without a place of their own go to the ends of their lanes, all in flight together; then the others."""
+    plans: dict[str, Plan] = {}
+    for entry, current in due.items():
+        # In a queue of strict order a task goes back to where it once stood in a segment.
+        has_place = current.state.rank is not None and current.state.placed
+        if current.state.state is State.INSERTED and not has_place:
+            plans[entry] = yield from transitions.promote_to_end(context, current)
+    sent = (yield from send_together(list(plans.values()))) if plans else []
+    firsts = dict(zip(plans, sent, strict=True))
     count = 0
-    for due, plan, sent in zip(entries, plans, (yield from send_together(plans)), strict=True):
-        done = sent.outcome.committed
-        if not done:
-            context.segments.open.clear()  # a segment may have come or gone: looked up again by the next try
-        if not done and not sent.outcome.unknown:
-            build = partial(transitions.promote_to_end, context, due.current)
-            done = yield from unless_damaged(context, due.entry, _committed(plan, build, sent))
-        count += _noted(context, due, done, schedule)
+    for entry in (*plans, *(entry for entry in due if entry not in plans)):
+        if entry not in plans:
+            done = yield from unless_damaged(context, entry, _promote_one(context, due[entry]))
+        else:
+            first = firsts[entry]
+            done = first.outcome.committed
+            if not done:
+                context.segments.open.clear()  # a segment may have come or gone: looked up again by the next try
+            if not done and not first.outcome.unknown:
+                build = partial(transitions.promote_to_end, context, due[entry])
+                done = yield from unless_damaged(context, entry, _committed(plans[entry], build, first))
+        if done:
+            context.retry_times.pauses.pop(entry, None)
+        else:
+            context.retry_times.retry_later(entry, schedule)
+        count += done
     return count
 
 
-def _promote_one(context: Context, due: _Due) -> Procedure[bool]:
-    if due.state.state is State.FINISHED:  # its dedupe window has ended, and a run is held in escrow
-        state = due.state.with_attempt("finished", due.state.ended or 0, None, due.state.started)
-        current = due.current.with_state(state)
-        return (yield from escrow.rerun(context, current, context.marks.nonce())).committed
-    build = partial(transitions.promote, context, due.current)
+def _promote_one(context: Context, current: Current) -> Procedure[bool]:
+    state = current.state
+    if state.state is State.FINISHED:  # its dedupe window has ended, and a run is held in escrow
+        ended = state.with_attempt("finished", state.ended or 0, None, state.started)
+        return (yield from escrow.rerun(context, current.with_state(ended), context.marks.nonce())).committed
+    build = partial(transitions.promote, context, current)
     return (yield from _committed((yield from build()), build))
 
 
@@ -571,9 +489,6 @@ def _give_back_and_promote(context: Context, schedule: Schedule) -> Procedure[in
     return count + (yield from promote_due(context, schedule))
 
 
-# --- dead consumers
-
-
 def _rescue_lost_claims(context: Context) -> Procedure[int]:
     """Give back what this client had in hand and lost since somebody deleted the claim's znode.
 
@@ -588,12 +503,11 @@ def _rescue_lost_claims(context: Context) -> Procedure[int]:
     return count
 
 
-def rescue_dead(context: Context, schedule: Schedule | None = None) -> Procedure[int]:
+def rescue_dead(context: Context, schedule: Schedule) -> Procedure[int]:
     """Give back what consumers without a live session were working on.
 
     A watch tells of the next death. A rescue that was refused is on the schedule, since no watch tells of that.
     """
-    schedule = schedule or context.schedule()
     if not context.known_consumers.stands:
         yield from single_flight(
             context, "consumers", lambda: context.known_consumers.stands, lambda: _read_consumers(context)
@@ -601,7 +515,7 @@ def rescue_dead(context: Context, schedule: Schedule | None = None) -> Procedure
     count = 0
     for consumer in list(context.known_consumers.unrescued):
         if not context.retry_times.waits(context.paths.consumer(consumer), schedule):
-            count += yield from _rescue_consumer(context, consumer, schedule)
+            count += yield from _rescue(context, consumer, schedule)
     return count
 
 
@@ -619,15 +533,17 @@ def _read_consumers(context: Context) -> Procedure[None]:
     known.watch = watch
 
 
-def _rescue_consumer(context: Context, consumer: str, schedule: Schedule) -> Procedure[int]:
+def _rescue(context: Context, consumer: str, schedule: Schedule) -> Procedure[int]:
     """Rescue one dead consumer's tasks, then take it off the register; what is refused is put off."""
-    count = 0
-    path = context.paths.consumer(consumer)
-    current = yield Children(context.paths.consumer(consumer, "current"))
+    count, paths = 0, context.paths
+    path, notes = paths.consumer(consumer), paths.consumer(consumer, "current")
+    current = yield Children(notes)
     for task_id in current or ():
-        note = context.paths.current(consumer, task_id)
+        note = paths.current(consumer, task_id)
         count += yield from unless_damaged(context, note, rescue_task(context, task_id, note))
-    if (yield from _deregister(context, consumer, noted=current is not None)):
+    gone = [path] if current is None else [notes, path]
+    outcome: Outcome = yield Multi(tuple(map(Delete, gone)))
+    if outcome.committed or (yield Children(path)) is None:
         context.retry_times.pauses.pop(path, None)
         if consumer in context.known_consumers.unrescued:
             context.known_consumers.unrescued.remove(consumer)
@@ -637,20 +553,17 @@ def _rescue_consumer(context: Context, consumer: str, schedule: Schedule) -> Pro
     return count
 
 
-def _deregister(context: Context, consumer: str, *, noted: bool) -> Procedure[bool]:
-    """Take a dead consumer off the register; `noted`: what lists its tasks goes too. Whether nothing of it is left."""
-    path = context.paths.consumer(consumer)
-    gone = [context.paths.consumer(consumer, "current"), path] if noted else [path]
-    outcome: Outcome = yield Multi(tuple(map(Delete, gone)))
-    return outcome.committed or (yield Children(path)) is None
-
-
-# --- leases
-
-
 def expire_leases(context: Context, schedule: Schedule) -> Procedure[int]:
     """Rescue the claims whose lease or lock has ended, judged by the server's clock."""
-    names = yield from _leases(context, schedule)
+    names: list[str] = []
+    for path in map(context.paths.at, DEADLINES):
+        leases = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
+        if leases is None:
+            continue  # the queue is gone
+        listed = context.listings.at(path)
+        if not listed.fresh:  # the names are not of this moment: look again when they are as old as they may be
+            schedule.no_later_than(listed.read_at + LEASE_LISTING_SECONDS - context.run.monotonic())
+        names += [name for name in (f"{path}/{name}" for name in leases) if name not in context.ignored_paths]
     if not names:
         context.known_consumers.lease_ends.clear()
         return 0
@@ -658,32 +571,13 @@ def expire_leases(context: Context, schedule: Schedule) -> Procedure[int]:
     yield from read_ends(context, names, now)
     count = 0
     for path in names:
-        count += yield from _expire_if_over(context, path, now, schedule)
+        end = context.known_consumers.lease_ends.get(path)
+        if end is not None and end <= now:
+            count += yield from _expire(context, path, schedule)
+        elif end is not None:
+            context.retry_times.pauses.pop(path, None)  # it was extended: the next end is a new one
+            schedule.no_later_than(context.clock.until(end))
     return count
-
-
-def _expire_if_over(context: Context, path: str, now: int, schedule: Schedule) -> Procedure[bool]:
-    end = context.known_consumers.lease_ends.get(path)
-    if end is not None and end <= now:
-        return (yield from _expire(context, path, schedule))
-    if end is not None:
-        context.retry_times.pauses.pop(path, None)  # it was extended: the next end is a new one
-        schedule.no_later_than(context.clock.until(end))
-    return False
-
-
-def _leases(context: Context, schedule: Schedule) -> Procedure[list[str]]:
-    names: list[str] = []
-    for index in DEADLINES:
-        path = context.paths.at(index)
-        leases = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
-        if leases is None:
-            continue  # the queue is gone
-        listed = context.listings.at(path)
-        if not listed.fresh:  # the names are not of this moment: look again when they are as old as they may be
-            schedule.no_later_than(listed.read_at + LEASE_LISTING_SECONDS - context.run.monotonic())
-        names += [name for name in (f"{path}/{name}" for name in leases or ()) if name not in context.ignored_paths]
-    return names
 
 
 def _expire(context: Context, path: str, schedule: Schedule) -> Procedure[bool]:

@@ -121,7 +121,11 @@ def fsck(context: Context, *, repair: bool = False) -> Procedure[FsckReport]:
 def _look(context: Context, *, repair: bool) -> Procedure[tuple[int, list[_Fix]]]:
     """Go through the whole queue once, the layout first: how many tasks there are, and what was found."""
     nodes, fixes = yield from _check_layout(context, repair=repair)
-    listed = _listings(context, nodes)
+    listed: dict[str, list[str]] = {}
+    for path in nodes:
+        listed_id = _listed_task(_below(context, path))
+        if listed_id is not None:
+            listed.setdefault(listed_id, []).append(path)
     (names,) = yield from list_children([context.paths.at("tasks")])
     now = (yield from server_time(context)) if repair else 0
     for chunk in chunked(sorted({*names, *listed})):
@@ -139,7 +143,13 @@ def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, Node]]:
     while level:
         kinds: dict[str, list[str]] = {"bare": [], "heavy": [], "light": []}
         for path in level:
-            kinds[_weight(_below(context, path))].append(path)
+            match _below(context, path):
+                case ["tasks", _, "data" | "result"]:
+                    kinds["bare"].append(path)
+                case ["tasks", _, "requeue"] | ["unarchived", _, _] | ["batches", _, "then"]:
+                    kinds["heavy"].append(path)
+                case _:
+                    kinds["light"].append(path)
         stats = yield from read_stats(kinds["bare"])
         there = {path: Node(b"", stat) for path, stat in zip(kinds["bare"], stats, strict=True) if stat is not None}
         for kind, read in (("heavy", partial(read_nodes, at_once=HEAVY_AT_ONCE)), ("light", read_nodes)):
@@ -154,15 +164,6 @@ def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, Node]]:
         names = yield from list_children(parents)
         level = [f"{parent}/{name}" for parent, each in zip(parents, names, strict=True) for name in each]
     return found
-
-
-def _weight(parts: Sequence[str]) -> str:
-    match parts:
-        case ["tasks", _, "data" | "result"]:
-            return "bare"
-        case ["tasks", _, "requeue"] | ["unarchived", _, _] | ["batches", _, "then"]:
-            return "heavy"
-    return "light"
 
 
 def _below(context: Context, path: str) -> list[str]:
@@ -184,9 +185,16 @@ def _raises(read: Callable[[], object]) -> str | None:
     return None
 
 
+def _unpacked(context: Context, nodes: Mapping[str, Node], path: str) -> NewTask | None:
+    """A task that waits to be written; None where there is none that can be read."""
+    with suppress(CorruptRecord):
+        return unpack(context, path, nodes[path].data) if path in nodes else None
+    return None
+
+
 # --- The layout: which znodes a queue has beside those of its tasks, and what they hold.
 
-_BUCKETS: Final = ("scheduled", "requeued", "finished", "cancelled", "batches-done")
+_BUCKETS: Final = ("scheduled", "requeued", "finished", "cancelled", "batches-done", "unarchived")
 _FOREIGN: Final = "belongs to no queue"
 _CONTENT: Final = "does not hold what belongs there"
 
@@ -214,15 +222,18 @@ def _check_layout(context: Context, *, repair: bool) -> Procedure[tuple[dict[str
         nodes = yield from _walk_queue(context)
         again = _Layout(context, nodes, (yield from _digested(context, nodes))).fixes
         now = yield from _walk(context, [context.paths.at("batches")])
-        fixes = [
-            fix
-            for fix in again
-            if (fix.path, fix.what) in before
-            and len({_batch_stat(context, fix, each) for each in (old, nodes, now)}) == 1
-        ]
+        fixes = [fix for fix in again if (fix.path, fix.what) in before]
+        fixes = [fix for fix in fixes if len({_batch_stat(context, fix, each) for each in (old, nodes, now)}) == 1]
     if fixes and repair:
+        deleting, conf = context.paths.at("deleting"), context.paths.at(THERE)
         for fix in fixes:
-            yield from _repair_layout(context, fix)
+            for op in fix.ops:
+                if isinstance(op, Create) and _below(context, op.path)[0] == "batches-done":
+                    yield from make_bucket(context, op.path.rpartition("/")[0])
+            # Unless the queue is deleted meanwhile; what is refused is found again by the next look.
+            there = (Create(deleting), Delete(deleting)) if fix.path == conf else (Check(conf),)
+            for ops in chunked(fix.ops, DELETES_PER_MULTI):
+                yield from transact(Multi((*there, *ops)), never)
         nodes = yield from _walk_queue(context)
     return nodes, fixes
 
@@ -246,17 +257,6 @@ def _batch_stat(context: Context, fix: _Fix, nodes: Mapping[str, Node]) -> Stat 
         case _:
             return None
     return nodes[path].stat if path in nodes else None
-
-
-def _repair_layout(context: Context, fix: _Fix) -> Procedure[None]:
-    """Carry out a fix, unless the queue is deleted meanwhile; what is refused is found again by the next look."""
-    deleting, conf = context.paths.at("deleting"), context.paths.at(THERE)
-    there = (Create(deleting), Delete(deleting)) if fix.path == conf else (Check(conf),)
-    for op in fix.ops:
-        if isinstance(op, Create) and _below(context, op.path)[0] == "batches-done":
-            yield from make_bucket(context, op.path.rpartition("/")[0])
-    for ops in chunked(fix.ops, DELETES_PER_MULTI):
-        yield from transact(Multi((*there, *ops)), never)
 
 
 def _digested(context: Context, nodes: Mapping[str, Node]) -> Procedure[dict[str, Lane]]:
@@ -292,14 +292,27 @@ class _Layout:
         self._foreign: set[str] = set()
         self._runs: set[tuple[str, int]] = set()
         self.fixes: list[_Fix] = []
-        self._look_for_missing()
-        for path in sorted(nodes):
-            if path != self._paths.base and not self._is_below_foreign(path):
-                self._look_at(path, nodes[path])
+        wanted = dict.fromkeys(self._paths.skeleton()[1:], b"") | {self._paths.at(THERE): DEFAULT_SETTINGS.encode()}
+        wanted |= {self._paths.conf(name): default for name, default in DEFAULT_TIMES.items()}
+        for path, data in wanted.items():
+            self._look_for(path, data)
+        for path, node in sorted(nodes.items()):
+            if path.rpartition("/")[0] in self._foreign:
+                self._foreign.add(path)
+                continue
+            expected = node.data if path == self._paths.base else self._expected(path, _below(context, path), node)
+            if expected is None:
+                self._foreign.add(path)
+                self._say(path, _FOREIGN, *_subtree(nodes, path))
+            elif expected != node.data:
+                self._say(path, _CONTENT, SetData(path, expected, node.stat.version))
         for name in self._names("consumers"):
             self._look_for(self._paths.consumer(name, "current"))
         for name in self._names("live"):
-            self._look_for_consumer(name)
+            record = self._paths.consumer(name)
+            if record not in nodes:
+                made = Create(record, dump({"name": name, "accepts": []})), Create(f"{record}/current")
+                self._say(record, "is missing, and its consumer lives", *made)
         for name in self._names("batches"):
             self._look_at_batch(name)
         for path, name in self._batches_done():
@@ -315,29 +328,9 @@ class _Layout:
         below = (path.removeprefix(prefix) for path in self._nodes if path.startswith(prefix))
         return sorted(name for name in below if "/" not in name and prefix + name not in self._foreign)
 
-    def _is_below_foreign(self, path: str) -> bool:
-        if path.rpartition("/")[0] in self._foreign:
-            self._foreign.add(path)
-        return path in self._foreign
-
     def _look_for(self, path: str, data: bytes = b"") -> None:
         if path not in self._nodes:
             self._say(path, "is missing", Create(path, data))
-
-    def _look_for_missing(self) -> None:
-        for path in self._paths.skeleton()[1:]:
-            self._look_for(path, DEFAULT_SETTINGS.encode() if path == self._paths.at(THERE) else b"")
-        for name, default in DEFAULT_TIMES.items():
-            self._look_for(self._paths.conf(name), default)
-
-    def _look_at(self, path: str, node: Node) -> None:
-        """Compare one znode with what its place says."""
-        expected = self._expected(path, _below(self._context, path), node)
-        if expected is None:
-            self._foreign.add(path)
-            self._say(path, _FOREIGN, *_subtree(self._nodes, path))
-        elif expected != node.data:
-            self._say(path, _CONTENT, SetData(path, expected, node.stat.version))
 
     def _expected(self, path: str, parts: Sequence[str], node: Node) -> bytes | None:  # noqa: C901  it is a table
         """What a znode should hold: its own data, where they are good; None where there should be none.
@@ -355,7 +348,7 @@ class _Layout:
             case ["archive"]:
                 return _if_good(path, node.data, _ArchiveMark, MARKS["archive"])
             case ["followed"]:
-                return self._followed(path, node)
+                return _followed(path, node)
             case ["lock"]:
                 return node.data if node.stat.owner else None
             case ["unarchived"]:
@@ -367,8 +360,6 @@ class _Layout:
                 right = node.data if known is None or not _lane_error(path, node) else known.encode()
                 return None if known is None and _lane_error(path, node) else right
             case ["queue", _, segment] if segments_of([segment]):
-                return b""
-            case ["unarchived", bucket] if bucket_start(bucket) is not None:
                 return b""
             case ["unarchived", _, entry]:
                 return self._run(path, entry, node.data)
@@ -390,14 +381,6 @@ class _Layout:
                 return node.data  # judged with the batch
         return node.data if _listed_task(parts) is not None else None
 
-    def _followed(self, path: str, node: Node) -> bytes:
-        """The mark of a followed queue; of one that cannot be read, nothing was deleted since it was written."""
-        with suppress(CorruptRecord):
-            record = load(path, node.data)
-            if not record or (record.keys() == {"truncated_at"} and isinstance(record["truncated_at"], int)):
-                return node.data
-        return dump({"truncated_at": node.stat.mzxid})
-
     def _run(self, path: str, entry: str, data: bytes) -> bytes | None:
         """A run that is kept for the archive, once, under a name that tells which it is."""
         name = parse_history_name(entry)
@@ -410,15 +393,6 @@ class _Layout:
             return data
         return None
 
-    def _look_for_consumer(self, name: str) -> None:
-        """Whose session lives has a record."""
-        record = self._paths.consumer(name)
-        if record not in self._nodes:
-            made = Create(record, dump({"name": name, "accepts": []})), Create(f"{record}/current")
-            self._say(record, "is missing, and its consumer lives", *made)
-
-    # --- batches
-
     def _batches_done(self) -> list[tuple[str, str]]:
         """What lists batches that are done: the paths, and the batches."""
         top = f"{self._paths.at('batches-done')}/"
@@ -428,58 +402,29 @@ class _Layout:
 
     def _look_at_batch(self, name: str) -> None:
         base, nodes = self._paths.batch(name), self._nodes
+        opened, then, writing = f"{base}/open", f"{base}/then", f"{base}/open/{WRITING}"
         self._look_for(f"{base}/failed")
         listed = [path for path, batch in self._batches_done() if batch == name]
         try:
             before = load_batch(base, nodes[base].data)
         except CorruptRecord:
             before = None
-        if before is not None and "total" not in before and f"{base}/open" not in nodes and not listed:
+        if before is not None and "total" not in before and opened not in nodes and not listed:
             return  # given up before it was written to its end: clean-up deletes what is left
-        after = self._batch_record(name, before, listed)
+        follow_up = _unpacked(self._context, nodes, then)
+        after = self._batch_record(name, before, follow_up, listed)
         write = SetData(base, dump(after), nodes[base].stat.version)
         if before is not None and after == before | {"refused": after.get("refused")} != before:
-            self._say(f"{base}/then", f"is missing: task {after['then']!r} does not follow the batch", write)
+            self._say(then, f"is missing: task {after['then']!r} does not follow the batch", write)
         elif after != before:
             self._say(base, _CONTENT if before is None else "does not tell how its batch stands", write)
-        self._look_at_batch_parts(name, after, listed)
-
-    def _batch_record(self, name: str, before: dict[str, Any] | None, listed: Sequence[str]) -> dict[str, Any]:
-        """What the record of a batch should tell; a total that is lost counts the members that can be seen."""
-        base, follow_up = self._paths.batch(name), self._follow_up(name)
-        after: dict[str, Any] = {"then": follow_up and follow_up.task_id} if before is None else dict(before)
-        members = [each for each in self._names("batches", name, "open") if each != WRITING]
-        is_open, writing = f"{base}/open" in self._nodes, f"{base}/open/{WRITING}" in self._nodes
-        if not writing:
-            after.setdefault("total", len(members) + len(self._names("batches", name, "failed")))
-        if is_open:
-            after.pop("done", None)
-        elif before is None and listed:
-            after["done"] = entry_time(listed[0].rpartition("/")[2])
-        if "done" not in after and after.get("then") and not after.get("refused") and follow_up is None:
-            after["refused"] = f"{base}/then was lost: task {after['then']!r} does not follow the batch"
-        return after
-
-    def _follow_up(self, name: str) -> NewTask | None:
-        """The task that follows a batch; None where there is none that can be read."""
-        path = self._paths.batch(name, "then")
-        node = self._nodes.get(path)
-        with suppress(CorruptRecord):
-            return None if node is None else unpack(self._context, path, node.data)
-        return None
-
-    def _look_at_batch_parts(self, name: str, record: dict[str, Any], listed: Sequence[str]) -> None:
-        base = self._paths.batch(name)
-        done, writing = record.get("done"), f"{base}/open/{WRITING}"
+        done, same = after.get("done"), Check(base, write.version)
         if done is None:
-            self._look_for(f"{base}/open")
-        if writing in self._nodes and "total" in record:
-            same = Check(base, self._nodes[base].stat.version)
+            self._look_for(opened)
+        if writing in nodes and "total" in after:
             self._say(writing, "is there, and the batch is written to its end", same, Delete(writing))
-        then, follow_up = f"{base}/then", self._follow_up(name)
-        right = follow_up is not None and follow_up.task_id == record.get("then") and not record.get("refused")
-        if then in self._nodes and (done is not None or not right):
-            same = Check(base, self._nodes[base].stat.version)
+        right = follow_up is not None and follow_up.task_id == after.get("then") and not after.get("refused")
+        if then in nodes and (done is not None or not right):
             self._say(then, "is no task that follows the batch", same, Delete(then))
         index = None if done is None else self._paths.at(index_path("batches-done", done, name))
         for path in listed:
@@ -487,6 +432,23 @@ class _Layout:
                 self._say(path, "lists a batch that is not done, or was done at another time", Delete(path))
         if index is not None:
             self._look_for(index)
+
+    def _batch_record(
+        self, name: str, before: dict[str, Any] | None, follow_up: NewTask | None, listed: Sequence[str]
+    ) -> dict[str, Any]:
+        """What the record of a batch should tell; a total that is lost counts the members that can be seen."""
+        base = self._paths.batch(name)
+        after: dict[str, Any] = {"then": follow_up and follow_up.task_id} if before is None else dict(before)
+        if f"{base}/open/{WRITING}" not in self._nodes:
+            members = self._names("batches", name, "open")
+            after.setdefault("total", len(members) + len(self._names("batches", name, "failed")))
+        if f"{base}/open" in self._nodes:
+            after.pop("done", None)
+        elif before is None and listed:
+            after["done"] = entry_time(listed[0].rpartition("/")[2])
+        if "done" not in after and after.get("then") and not after.get("refused") and follow_up is None:
+            after["refused"] = f"{base}/then was lost: task {after['then']!r} does not follow the batch"
+        return after
 
 
 def _settings(path: str, data: bytes) -> bytes:
@@ -502,11 +464,17 @@ def _settings(path: str, data: bytes) -> bytes:
     return kept.encode()
 
 
+def _followed(path: str, node: Node) -> bytes:
+    """The mark of a followed queue; of one that cannot be read, nothing was deleted since it was written."""
+    with suppress(CorruptRecord):
+        record = load(path, node.data)
+        if not record or (record.keys() == {"truncated_at"} and isinstance(record["truncated_at"], int)):
+            return node.data
+    return dump({"truncated_at": node.stat.mzxid})
+
+
 def _if_good(path: str, data: bytes, kind: type[Any], default: bytes) -> bytes:
     return default if _raises(lambda: load(path, data, kind, "a record")) else data
-
-
-# --- What lists tasks.
 
 
 def _listed_task(parts: Sequence[str]) -> str | None:
@@ -523,16 +491,6 @@ def _listed_task(parts: Sequence[str]) -> str | None:
     return None
 
 
-def _listings(context: Context, nodes: Iterable[str]) -> dict[str, list[str]]:
-    """What lists each task, by the task's id."""
-    listed: dict[str, list[str]] = {}
-    for path in nodes:
-        task_id = _listed_task(_below(context, path))
-        if task_id is not None:
-            listed.setdefault(task_id, []).append(path)
-    return listed
-
-
 # --- Tasks: each is judged by what was read of it, and examined where something seems to be wrong.
 
 
@@ -546,7 +504,14 @@ def _read_tasks(
     others = {each: set(listed.get(each, ())) for each in task_ids}
     for each in task_ids:
         state, _ = _decoded(context, each, facts[each])
-        others[each] |= set() if state is None else _beside(context, each, state)
+        if state is None:
+            continue
+        others[each].update(_places_of(context, each, state))
+        if state.consumer:
+            others[each] |= {context.paths.live(state.consumer), context.paths.consumer(state.consumer, "current")}
+        if state.batch:
+            base = context.paths.batch(state.batch)
+            others[each] |= {base, f"{base}/open", f"{base}/failed", f"{base}/failed/{each}"}
     paths = sorted(set().union(*others.values()))
     nodes = dict(zip(paths, (yield from read_nodes(paths)), strict=True))
     for each in task_ids:
@@ -570,17 +535,6 @@ def _places_of(context: Context, task_id: str, state: TaskState) -> list[str]:
     claimed, members = state.state is State.CLAIMED, bool(state.batch) and state.state not in ENDED
     places = notes_of(context, task_id, state) if claimed else [place_of(context, state)]
     return [*places, *([context.paths.batch(state.batch or "", "open", task_id)] if members else [])]
-
-
-def _beside(context: Context, task_id: str, state: TaskState) -> set[str]:
-    """Where a task stands or should, and the znodes by which its claim and its membership are judged."""
-    paths, near = context.paths, set(_places_of(context, task_id, state))
-    if state.consumer:
-        near |= {paths.live(state.consumer), paths.consumer(state.consumer, "current")}
-    if state.batch:
-        base = paths.batch(state.batch)
-        near |= {base, f"{base}/open", f"{base}/failed", f"{base}/failed/{task_id}"}
-    return near
 
 
 def _examine(
@@ -608,7 +562,7 @@ def _examine(
         outcome: Outcome = yield from transact(Multi(check.multi()), never)
         if outcome.committed:
             yield from close_after(context, check.batch)
-            return found
+            break
     return found
 
 
@@ -634,7 +588,8 @@ class _TaskCheck:
         self._rerun = False
         self.fixes: list[_Fix] = []
         self._state, why = _decoded(context, task_id, nodes)
-        self._run = self._run_in_escrow()
+        run = _unpacked(context, nodes, self._at("requeue"))
+        self._run = run if run is not None and run.task_id == task_id else None
         if not is_name(task_id):
             self._after = None
             self._say(self._base, _FOREIGN)
@@ -655,33 +610,25 @@ class _TaskCheck:
 
     def multi(self) -> tuple[WriteOp, ...]:
         """The operations of the repair, under the record as it was read."""
-        node, after = self._nodes.get(self._path), self._after
-        guard: list[WriteOp]
-        if after is None and self._base not in self._nodes:
-            guard = [Create(self._base), Delete(self._base)]
-        elif after is None:
-            guard = (
-                [Create(self._path), Delete(self._path)] if node is None else [Delete(self._path, node.stat.version)]
-            )
-        elif node is None:
-            guard = [Create(self._path, self._written(after).encode())]
-        else:
-            guard = [SetData(self._path, self._written(after).encode(), node.stat.version)]
-        return (*guard, *self._ops)
+        path, node, after = self._path, self._nodes.get(self._path), self._after
+        if after is not None:
+            # By a mark of its own; and a run that has ended stays the run that it was.
+            nonce, before, ended = self._context.marks.nonce(), self._state, after.ended_zxid
+            if before is not None and node is not None and after.state in ENDED and after.state is before.state:
+                ended = before.ended_zxid or node.stat.mzxid
+            settled = (*after.settled, nonce)[-KEPT_NONCES:]
+            record = structs.replace(after, nonce=nonce, settled=settled, ended_zxid=ended).encode()
+            return (Create(path, record) if node is None else SetData(path, record, node.stat.version), *self._ops)
+        if node is not None:
+            return (Delete(path, node.stat.version), *self._ops)
+        free = path if self._base in self._nodes else self._base
+        return (Create(free), Delete(free), *self._ops)
 
     def buckets(self) -> list[str]:
         """The buckets in which it writes."""
         tops = {"scheduled", "requeued", "finished", "cancelled"}
         made = [op.path for op in self._ops if isinstance(op, Create)]
         return [path.rpartition("/")[0] for path in made if _below(self._context, path)[0] in tops]
-
-    def _written(self, after: TaskState) -> TaskState:
-        """The record as it is written: by a mark of its own, and a run that has ended stays the run that it was."""
-        nonce, before, node = self._context.marks.nonce(), self._state, self._nodes.get(self._path)
-        ended = after.ended_zxid
-        if before is not None and node is not None and after.state in ENDED and after.state is before.state:
-            ended = before.ended_zxid or node.stat.mzxid
-        return structs.replace(after, nonce=nonce, settled=(*after.settled, nonce)[-KEPT_NONCES:], ended_zxid=ended)
 
     def _say(self, path: str, what: str) -> None:
         self.fixes.append(_Fix(path, what))
@@ -691,16 +638,6 @@ class _TaskCheck:
 
     def _has(self, part: str) -> bool:
         return self._at(part) in self._nodes
-
-    def _run_in_escrow(self) -> NewTask | None:
-        """The run that is held in escrow; None where there is none that can be read."""
-        path = self._at("requeue")
-        with suppress(CorruptRecord):
-            new = unpack(self._context, path, self._nodes[path].data) if path in self._nodes else None
-            return new if new is not None and new.task_id == self._id else None
-        return None
-
-    # --- what the record should be
 
     def _restored(self, why: str) -> TaskState | None:
         """A record for a task that has lost it, by what is left: as it is listed among what ended, else a dead letter.
@@ -714,10 +651,13 @@ class _TaskCheck:
         if self._run is not None:
             return self._next_run(self._run, result=self._has("result"))
         found = {_below(self._context, path)[0]: _below(self._context, path) for path in self._listed}
+        entry = found.get("queue")
+        lane = None if entry is None else parse_lane(entry[1])
         lost = TaskState(
-            State.DEAD, self._place(found.get("queue")), "", priority=self._priority(found.get("queue")),
-            filters=self._stored_filters(), index=f"dlq/{self._id}", error=f"its record was lost: {why}",
-            ended=self._now, batch=found["batches"][1] if "batches" in found else None,
+            State.DEAD, self._place() if entry is None else "/".join(entry[1:]), "",
+            priority=0 if lane is None else lane.priority, filters=self._stored_filters(), index=f"dlq/{self._id}",
+            error=f"its record was lost: {why}", ended=self._now,
+            batch=found["batches"][1] if "batches" in found else None,
         )  # fmt: skip
         for top in ("finished", "cancelled"):
             if top in found:
@@ -725,16 +665,10 @@ class _TaskCheck:
                 lost = structs.replace(lost, ended=entry_time(found[top][-1]))
         return self._parts(lost)
 
-    def _place(self, entry: Sequence[str] | None) -> str:
-        if entry is not None:
-            return "/".join(entry[1:])
+    def _place(self) -> str:
+        """A place without a segment, by its entry's name."""
         lane, stamp = Lane(0, self._stored_filters()), self._context.marks.stamp(self._now)
         return f"{lane.name}//{entry_name(stamp, self._id)}"
-
-    @staticmethod
-    def _priority(entry: Sequence[str] | None) -> int:
-        lane = None if entry is None else parse_lane(entry[1])
-        return 0 if lane is None else lane.priority
 
     def _stored_filters(self) -> dict[str, str]:
         """The filters that stand in the tree."""
@@ -752,13 +686,28 @@ class _TaskCheck:
             self._say(self._at("data"), f"is missing: the payload of task {self._id!r} is lost")
             if self._run is not None and state.requeue and state.state not in ENDED:
                 return self._next_run(self._run, result=state.result)
-            done = after.state in {State.FINISHED, State.CANCELLED}
-            after = after if done else self._buried(after, "its payload was lost")
+            if after.state is State.CLAIMED:
+                after = after.with_attempt("rescued", self._now, "its payload was lost")
+            if after.state not in {State.FINISHED, State.CANCELLED}:
+                after = structs.replace(
+                    after, state=State.DEAD, index=f"dlq/{self._id}", due=None, error="its payload was lost",
+                    ended=self._now, consumer=None, claimed=None, started=None, lease=None, bound=False, requeue=False,
+                )  # fmt: skip
         after = self._parts(after)
         if after.state is State.CLAIMED:
             after = self._claim(after)
-        after = self._member(self._listed_rightly(after))
-        self._look_for_later_writes()
+        after = self._listed_rightly(after)
+        if after.batch is not None and after.state not in ENDED:
+            base = self._context.paths.batch(after.batch)
+            if base not in self._nodes:
+                self._say(base, f"is missing: task {self._id!r} counts for no batch any more")
+                after = structs.replace(after, batch=None)
+            elif f"{base}/open" not in self._nodes:
+                self._ops.append(Create(f"{base}/open"))
+        record = self._nodes[self._path].stat.mzxid
+        for part in ("data", "metadata", "result", "requeue"):  # these were written with the record, or before
+            if self._has(part) and self._nodes[self._at(part)].stat.mzxid > record:
+                self._say(self._at(part), f"was written over by somebody; task {self._id!r} goes on with it as it is")
         return after
 
     def _next_run(self, new: NewTask, *, result: bool) -> TaskState:
@@ -769,15 +718,6 @@ class _TaskCheck:
         place, index = f"{new.lane.name}//{new.entry}", index_path("scheduled", self._now, self._id)
         record = new.record(place, index, self._now)
         return structs.replace(record, result=result and self._has("result"), metadata=True)
-
-    def _buried(self, state: TaskState, why: str) -> TaskState:
-        """A dead letter, instead of a task that cannot be handled."""
-        if state.state is State.CLAIMED:
-            state = state.with_attempt("rescued", self._now, why)
-        return structs.replace(
-            state, state=State.DEAD, index=f"dlq/{self._id}", due=None, error=why, ended=self._now, consumer=None,
-            claimed=None, started=None, lease=None, bound=False, requeue=False,
-        )  # fmt: skip
 
     def _given_back(self, state: TaskState, why: str) -> TaskState:
         """A task that nobody holds: it is delivered again, and a run in escrow follows that, as after a rescue."""
@@ -805,8 +745,6 @@ class _TaskCheck:
         if state.result and not result:
             self._say(self._at("result"), f"is missing: the result of task {self._id!r} is lost")
         return structs.replace(state, metadata=good, result=result or state.state is State.FINISHED)
-
-    # --- claims
 
     def _claim(self, state: TaskState) -> TaskState:
         """A claim that stands, with the notes by which it ends; else the task is given back.
@@ -848,13 +786,11 @@ class _TaskCheck:
         self._contents[path] = dump({"consumer": state.consumer, "lease": state.lock, **nonce})
         return state.lock or 0.0
 
-    # --- where it is listed
-
     def _listed_rightly(self, state: TaskState) -> TaskState:
         """The record with a place in which the task can be."""
         if entry_task(state.entry) != self._id:
             self._say(self._path, "names the place of another task")
-            state = structs.replace(state, place=self._place(None))
+            state = structs.replace(state, place=self._place())
         if state.state is State.INSERTED and state.index is None:
             entry = place_of(self._context, state)
             if state.placed and entry in self._nodes:
@@ -891,27 +827,6 @@ class _TaskCheck:
         when = entry_time(entry.rpartition("/")[2])
         return top == state.state and when is not None and state.index == index_path(top, when, self._id)
 
-    def _member(self, state: TaskState) -> TaskState:
-        """The record with a batch that is there; what that needs to hold its members."""
-        if state.batch is None or state.state in ENDED:
-            return state
-        base = self._context.paths.batch(state.batch)
-        if base not in self._nodes:
-            self._say(base, f"is missing: task {self._id!r} counts for no batch any more")
-            return structs.replace(state, batch=None)
-        if f"{base}/open" not in self._nodes:
-            self._ops.append(Create(f"{base}/open"))
-        return state
-
-    def _look_for_later_writes(self) -> None:
-        """Whatever belongs to a record was written with it, or before."""
-        record = self._nodes[self._path].stat.mzxid
-        for part in ("data", "metadata", "result", "requeue"):
-            if self._has(part) and self._nodes[self._at(part)].stat.mzxid > record:
-                self._say(self._at(part), f"was written over by somebody; task {self._id!r} goes on with it as it is")
-
-    # --- the difference between what should stand and what does
-
     def _standing(self, state: TaskState) -> dict[str, bytes | None]:
         """What stands of a task by its record: each znode's data; None: whatever it holds."""
         parts: dict[str, bytes | None] = {"data": None, "state": None}
@@ -947,24 +862,23 @@ class _TaskCheck:
                 self._say(path, f"is nothing that the record of task {self._id!r} tells of")
             self._ops.append(Delete(path))
         for path in sorted(standing):
-            if path != self._path:
-                self._compare_one(path, self._contents.get(path, standing[path]), said=path not in before)
+            if path == self._path:
+                continue
+            node, data = self._nodes.get(path), self._contents.get(path, standing[path])
+            said = path not in before or self._rerun or self._state is None
+            said = said or any(fix.path == path for fix in self.fixes)
+            if node is None:
+                if not said:
+                    self._say(path, f"is missing, and belongs to task {self._id!r}")
+                self._ops.append(Create(path, data or b""))
+            elif data is not None and data != node.data:
+                if not said:
+                    self._say(path, f"does not hold what it should for task {self._id!r}")
+                self._ops.append(SetData(path, data))
         if after.batch is not None and after.state in FAILED:
             self._note_failure(after)
         elif self._rerun and self._state is not None and self._state.batch is not None:
             self._note_failure(self._state)  # the run that was cut off counts for its batch
-
-    def _compare_one(self, path: str, data: bytes | None, *, said: bool) -> None:
-        node = self._nodes.get(path)
-        said = said or self._rerun or self._state is None or any(fix.path == path for fix in self.fixes)
-        if node is None:
-            if not said:
-                self._say(path, f"is missing, and belongs to task {self._id!r}")
-            self._ops.append(Create(path, data or b""))
-        elif data is not None and data != node.data:
-            if not said:
-                self._say(path, f"does not hold what it should for task {self._id!r}")
-            self._ops.append(SetData(path, data))
 
     def _note_failure(self, state: TaskState) -> None:
         """Have a batch tell of a member that ended in failure, as long as it is open."""

@@ -169,7 +169,7 @@ def _update(context: Context, new: NewTask, current: Current) -> Procedure[Plan]
         return rewrite(context, current, after(place), extra)
     if due is not None or (rank is not None and state.placed):
         return (yield from relist(context, current, after(place), extra))
-    return (yield from append(context, current, after, extra, lane=new.lane, entry=entry))
+    return (yield from append(context, current, after(f"{new.lane.name}//{entry}"), extra))
 
 
 def _entry_for(state: TaskState, new: NewTask) -> str:

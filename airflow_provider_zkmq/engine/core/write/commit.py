@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property, partial
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec import structs
 
@@ -51,47 +51,35 @@ MOST_BYTES: Final = 256_000
 
 
 class Group:
-    """Transactions that go together, as they are added; the first ones are in it whatever they are."""
+    """Transactions that go together, as they are added; the first one is in it whatever it is."""
 
-    def __init__(self, first: Sequence[Multi]) -> None:
+    def __init__(self, first: Multi | None) -> None:
         self._changed: set[str] = set()
         self._checked: set[str] = set()
-        self._room = MOST_BYTES
+        self.room = MOST_BYTES
         self._empty = True
-        for multi in first:
-            self._add(multi, request_size(multi.ops), *_paths(multi))
-
-    @property
-    def full(self) -> bool:
-        """Whether there is room for nothing more."""
-        return self._room <= 0
+        if first is not None:
+            self.takes(first)
 
     def takes(self, multi: Multi) -> bool:
         """Whether it can go with the others: then it does. The first one can, however large it is."""
-        size, (changed, checked) = request_size(multi.ops), _paths(multi)
-        if not self._empty and size > self._room:
+        size = request_size(multi.ops)
+        checked = {op.path for op in multi.ops if isinstance(op, Check)}
+        changed = {op.path for op in multi.ops if not isinstance(op, Check)}
+        if not self._empty and size > self.room:
             return False
         if changed & (self._changed | self._checked) or checked & self._changed:
             return False
-        self._add(multi, size, changed, checked)
-        return True
-
-    def _add(self, multi: Multi, size: int, changed: set[str], checked: set[str]) -> None:
         self._empty = self._empty and not multi.ops
-        self._room -= size
+        self.room -= size
         self._changed |= changed
         self._checked |= checked
+        return True
 
 
 def joined(multis: Sequence[Multi]) -> Multi:
     """Several transactions as one."""
     return multis[0] if len(multis) == 1 else Multi(tuple(op for multi in multis for op in multi.ops))
-
-
-def _paths(multi: Multi) -> tuple[set[str], set[str]]:
-    """What a transaction changes, and what it only checks."""
-    changed = {op.path for op in multi.ops if not isinstance(op, Check)}
-    return changed, {op.path for op in multi.ops if isinstance(op, Check)}
 
 
 # --- Transactions of several calls of one client, sent as one: those that come while another is on its way go together.
@@ -127,13 +115,29 @@ def send(context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, 
     while True:
         member = GroupMember(make, context.run.new_signal())
         try:
-            outcome = yield from _sent(context, line, member)
+            if line.on_their_way < ON_THEIR_WAY:
+                # Who waits although nobody is on the way was forgotten by a call that was interrupted: this one takes
+                # it along.
+                line.on_their_way += 1
+                member.is_leader = True
+            else:
+                line.waiting.append(member)
+                try:
+                    while not (member.is_leader or member.over):
+                        yield Wait(member.signal, member.signal.count, turn=True)
+                except BaseException as error:
+                    if member in line.waiting:
+                        line.waiting.remove(member)
+                    if isinstance(error, Unavailable) and member.sent is not None:
+                        return member.multi, member.outcome or _unknown(member)
+                    raise
+            outcome = (yield from _lead(context, line, member)) if member.is_leader else member.outcome
         finally:
             if member.is_leader:  # given up by statements: an interrupt that met a call would leave all others in line
                 member.is_leader = False
                 line.on_their_way -= 1
                 _call_next(line)
-        if outcome is not None:
+        if outcome is not None:  # else another call was to send it, and could not
             return member.multi, outcome
 
 
@@ -144,28 +148,6 @@ def _call_next(line: GroupQueue) -> None:
         line.on_their_way += 1
         first.is_leader = True
         first.signal.fire()
-
-
-def _sent(context: Context, line: GroupQueue, member: GroupMember) -> Procedure[Outcome | None]:
-    """Send it, or wait until another call has; None: another call was to send it, and could not.
-
-    Who waits although nobody is on the way was forgotten by a call that was interrupted: the next call takes it along.
-    """
-    if line.on_their_way < ON_THEIR_WAY:
-        line.on_their_way += 1
-        member.is_leader = True
-        return (yield from _lead(context, line, member))
-    line.waiting.append(member)
-    try:
-        while not (member.is_leader or member.over):
-            yield Wait(member.signal, member.signal.count, turn=True)
-    except BaseException as error:
-        if member in line.waiting:
-            line.waiting.remove(member)
-        if isinstance(error, Unavailable) and member.sent is not None:
-            return member.outcome or _unknown(member)
-        raise
-    return (yield from _lead(context, line, member)) if member.is_leader else member.outcome
 
 
 def _unknown(member: GroupMember) -> Outcome:
@@ -179,7 +161,15 @@ def _lead(context: Context, line: GroupQueue, mine: GroupMember) -> Procedure[Ou
         if line.waiting:
             yield Reconnect()  # who waits for a connection is told that nothing was sent
         mine.multi = mine.make()
-        _join(line, parts)
+        together = Group(mine.multi)
+        for member in list(line.waiting):  # what does not go with the first waits for a later one
+            if len(parts) >= MOST or together.room <= 0:
+                break
+            member.multi = member.make()
+            if together.takes(member.multi):
+                line.waiting.remove(member)
+                parts.append(member)
+                line.carried += 1
         for member in parts:
             member.sent = context.run.monotonic()
         outcomes = yield from _carried_out(parts)
@@ -193,13 +183,16 @@ def _lead(context: Context, line: GroupQueue, mine: GroupMember) -> Procedure[Ou
     finally:
         line.carried -= len(parts) - 1
         for member in parts[1:]:
-            _notify(member)
+            if member.outcome is None and member.sent is not None:
+                member.outcome = _unknown(member)  # this call was cut off
+            member.over = True
+            member.signal.fire()
 
 
 def _carried_out(parts: Sequence[GroupMember]) -> Procedure[list[Outcome]]:
     """How each ended. An error that stands for all, access denied say, is of one: each finds out by its own."""
     try:
-        outcome: Outcome = yield _together(parts)
+        outcome: Outcome = yield joined([member.multi for member in parts])
         if len(parts) > 1 and outcome.failed is not None:
             outcomes: list[Outcome] = yield Pipeline(tuple(member.multi for member in parts))
             return outcomes
@@ -212,33 +205,6 @@ def _carried_out(parts: Sequence[GroupMember]) -> Procedure[list[Outcome]]:
     return [outcome] * len(parts)
 
 
-def _notify(member: GroupMember) -> None:
-    """Let the call go on whose part it was; cut off, what was sent is of unknown outcome."""
-    if member.outcome is None and member.sent is not None:
-        member.outcome = _unknown(member)
-    member.over = True
-    member.signal.fire()
-
-
-def _together(parts: Sequence[GroupMember]) -> Multi:
-    return joined([member.multi for member in parts])
-
-
-def _join(line: GroupQueue, parts: list[GroupMember]) -> None:
-    """Add what goes with the first; what does not waits for a later one."""
-    if not line.waiting:
-        return
-    together = Group([parts[0].multi])
-    for member in list(line.waiting):
-        if len(parts) >= MOST or together.full:
-            break
-        member.multi = member.make()
-        if together.takes(member.multi):
-            line.waiting.remove(member)
-            parts.append(member)
-            line.carried += 1
-
-
 # --- Settlements that go together, and with the claim that follows them, in one transaction.
 #
 # Several procedures are carried out side by side, each as if it was alone: each has its own transaction, resolves
@@ -247,8 +213,6 @@ def _join(line: GroupQueue, parts: list[GroupMember]) -> None:
 # left is sent again together. Where the reply is lost, the transaction of a part, sent once more, tells what
 # happened to it, as the merged one and its parts exclude each other. So does it where an error stands for all,
 # access denied say, and is of one.
-
-UNKNOWN: Final = Outcome(committed=False, unknown=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -292,17 +256,14 @@ class Settling:
                 if hold and isinstance(op, Multi) and any(each.path == self.record for each in op.ops):
                     self.held = op
                     return
-                advance = yield from self._result_of(op)
+                try:
+                    advance = partial(self.procedure.send, (yield op))
+                except Exception as error:  # noqa: BLE001  every failure belongs to the procedure that asked
+                    advance = partial(self.procedure.throw, error)
         except StopIteration as stop:
             self.over, self.value = True, stop.value
         except Exception as error:  # noqa: BLE001  whose settlement it is hears of it, once all of them are over
             self.over, self.error = True, error
-
-    def _result_of(self, op: Op) -> Procedure[Callable[[], Op]]:
-        try:
-            return partial(self.procedure.send, (yield op))
-        except Exception as error:  # noqa: BLE001  every failure belongs to the procedure that asked
-            return partial(self.procedure.throw, error)
 
 
 @dataclass(slots=True, eq=False)
@@ -341,7 +302,7 @@ class Chain:
         """What is sent next, with `mine` if that is given: as much of it as goes together."""
         for each in self.settlings:
             yield from each.hold()
-        together = Group([] if mine is None else [mine])
+        together = Group(mine)
         return [each for each in self.settlings if each.held is not None and together.takes(each.held)]
 
     def _exchange(self, context: Context, parts: Sequence[Settling], mine: Multi | None) -> Procedure[Outcome | None]:
@@ -356,7 +317,7 @@ class Chain:
                 for each in parts:
                     yield from each.failed(error)
                 raise
-            outcome = UNKNOWN
+            outcome = Outcome(committed=False, unknown=True)
         at = 0
         for each, multi in zip(parts, multis, strict=True):
             share = _share(outcome, at, len(multi.ops))
@@ -383,29 +344,31 @@ def _share(outcome: Outcome, first: int, count: int) -> Outcome | None:
 
 
 def open_segment(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
-    """Where the next entry of a lane goes; `ordered`: the queue hands out in strict order."""
+    """Where the next entry of a lane goes; `ordered`: the queue hands out in strict order.
+
+    While there are few lanes it goes to the one that is wanted, else to its priority's mixed lane.
+    """
     name = wanted.name
     while name in context.segments.searching:
         yield Wait(context.segments.searching[name], 0, turn=True)  # another call is looking for it
     memory = context.segments.open.get(name)
     if memory is None or memory.count >= SEGMENT_ENTRIES or memory.ordered != ordered:
-        memory = yield from _opened(context, wanted, ordered=ordered)
+        # Other calls of this client that need it wait meanwhile, so that one of them opens a segment.
+        context.segments.searching[name] = looked = context.run.new_signal()
+        try:
+            lane = wanted
+            if wanted.filters:
+                known: set[str] = set((yield Children(context.paths.at("queue"))) or ())
+                if name not in known and sum(map(is_lane, known)) >= MAX_LANES:
+                    lane = wanted.mixed()
+            memory = yield from _newest(context, lane, ordered=ordered)
+            context.segments.remember(name, memory)
+        finally:
+            del context.segments.searching[name]
+            looked.fire()
     memory.count += 1
     context.segments.remember(name, memory)
     return memory
-
-
-def _opened(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
-    """Look for it; other calls of this client that need it wait meanwhile, so that one of them opens a segment."""
-    context.segments.searching[wanted.name] = looked = context.run.new_signal()
-    try:
-        lane = yield from _bounded(context, wanted)
-        memory = yield from (_newest_ordered(context, lane) if ordered else _newest(context, lane))
-        context.segments.remember(wanted.name, memory)
-        return memory
-    finally:
-        del context.segments.searching[wanted.name]
-        looked.fire()
 
 
 def forget_lanes(context: Context, there: Iterable[str]) -> None:
@@ -415,100 +378,34 @@ def forget_lanes(context: Context, there: Iterable[str]) -> None:
     context.listings.forget_below(context.paths.at("queue"), names)
 
 
-def _bounded(context: Context, wanted: Lane) -> Procedure[Lane]:
-    """The lane itself while there are few, else its priority's mixed lane."""
-    if not wanted.filters:
-        return wanted
-    names = yield Children(context.paths.at("queue"))
-    known = set(names or ())
-    if wanted.name in known or sum(map(is_lane, known)) < MAX_LANES:
-        return wanted
-    return wanted.mixed()
-
-
-def _newest(context: Context, lane: Lane) -> Procedure[OpenSegment]:
-    """The newest segment with room, else a new one."""
+def _newest(context: Context, lane: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
+    """The newest segment with room, else a new one; in strict order under the version of the lane's znode."""
     path = context.paths.at("queue", lane.name)
-    names: list[str] | None = yield Children(path)
-    room = yield from _with_room(path, names)
-    if room is not None:
-        return OpenSegment(lane, room[0], room[1], [], [], ordered=False)
-    segment = next_segment(segments_of(names or ()))
-    creates: list[WriteOp] = [] if names is not None else [Create(path, lane.encode())]
-    return OpenSegment(lane, segment, 0, [*creates, Create(f"{path}/{segment}")], [], ordered=False)
-
-
-def _newest_ordered(context: Context, lane: Lane) -> Procedure[OpenSegment]:
-    """The newest segment with room, or a new one, under the version of the lane's znode."""
-    path = context.paths.at("queue", lane.name)
-    stat: Stat | None = yield Exists(path)  # before the listing: a later roll-over is refused
-    names: list[str] | None = yield Children(path)
+    stat: Stat | None = (yield Exists(path)) if ordered else None  # before the listing: a later roll-over is refused
     version = 0 if stat is None else stat.version
-    room = yield from _with_room(path, names)
-    if room is not None:
-        checks: list[WriteOp] = [Check(path, version)]
-        return OpenSegment(lane, room[0], room[1], checks, checks, ordered=True)
-    segment = next_segment(segments_of(names or ()))
-    fresh = names is None
-    creates = Create(path, lane.encode()) if fresh else SetData(path, lane.encode(), version)
-    after = Check(path, version if fresh else version + 1)
-    return OpenSegment(lane, segment, 0, [creates, Create(f"{path}/{segment}")], [after], ordered=True)
-
-
-def _with_room(lane: str, names: Iterable[str] | None) -> Procedure[tuple[str, int] | None]:
-    """The lane's newest segment and how many entries it has, if there is one, and it takes more."""
-    newest = max(segments_of(names or ()), default=None)
-    stat: Stat | None = None if newest is None else (yield Exists(f"{lane}/{newest}"))
-    return (newest, stat.children) if newest and stat is not None and stat.children < SEGMENT_ENTRIES else None
-
-
-def slot_ops(context: Context, slot: OpenSegment, opened: set[str]) -> list[WriteOp]:
-    """What goes before an entry; `opened`: segments that an earlier transaction in flight opens, or this one."""
-    path = context.paths.at("queue", slot.lane.name, slot.segment)
-    if path in opened:
-        return slot.then
-    if slot.ops and slot.opens:
-        opened.add(path)
-    return slot.ops
-
-
-def remember_opened(context: Context, multi: Multi, outcome: Outcome) -> None:
-    """Segments that now exist need no create; those of a refused transaction are looked up again."""
-    for name, memory in list(context.segments.open.items()):
-        if not (memory.ops and {op.path for op in memory.ops} & {op.path for op in multi.ops}):
-            continue
-        if outcome.committed:
-            memory.ops = memory.then
-        else:
-            context.segments.open.pop(name, None)
-
-
-def reopens(context: Context, slot: OpenSegment, multi: Multi, outcome: Outcome) -> bool:
-    """Whether a refusal is a segment that came or went meanwhile, so that another try makes sense.
-
-    A lane that cannot be created has nothing to stand under: the queue was deleted.
-    """
-    path, failure = failed_at(outcome, multi), outcome.failure
-    lane = context.paths.at("queue", slot.lane.name)
-    if path == lane and failure is Failure.NO_NODE and _creates(multi, outcome):
-        return False
-    if path.startswith(f"{lane}/{slot.segment}/"):
-        return failure is Failure.NO_NODE
-    at_slot = path in {lane, f"{lane}/{slot.segment}"}
-    return at_slot and failure in {Failure.NO_NODE, Failure.NODE_EXISTS, Failure.BAD_VERSION}
-
-
-def _creates(multi: Multi, outcome: Outcome) -> bool:
-    return outcome.failed is not None and isinstance(multi.ops[outcome.failed], Create)
+    names: list[str] | None = yield Children(path)
+    segments = segments_of(names or ())
+    newest = max(segments, default=None)
+    there: Stat | None = None if newest is None else (yield Exists(f"{path}/{newest}"))
+    if newest and there is not None and there.children < SEGMENT_ENTRIES:
+        checks: list[WriteOp] = [Check(path, version)] if ordered else []
+        return OpenSegment(lane, newest, there.children, checks, checks, ordered=ordered)
+    segment = next_segment(segments)
+    ops: list[WriteOp] = [Create(f"{path}/{segment}")]
+    if names is None:
+        ops.insert(0, Create(path, lane.encode()))
+    elif ordered:
+        ops.insert(0, SetData(path, lane.encode(), version))
+        version += 1
+    return OpenSegment(lane, segment, 0, ops, [Check(path, version)] if ordered else [], ordered=ordered)
 
 
 def known_bucket(context: Context, index: str) -> Procedure[None]:
     """Have the bucket of an index entry there; one that this client used before is taken to be."""
     bucket = context.paths.at(index).rpartition("/")[0]
-    if bucket in context.segments.buckets:
-        return
-    yield from make_bucket(context, bucket)
-    context.segments.add_bucket(bucket)
+    if bucket not in context.segments.buckets:
+        yield from make_bucket(context, bucket)
+        context.segments.add_bucket(bucket)
 
 
 def make_bucket(context: Context, bucket: str) -> Procedure[None]:
@@ -525,17 +422,6 @@ def make_bucket(context: Context, bucket: str) -> Procedure[None]:
         yield from ensure_bucket(bucket)
 
 
-def parents_of(context: Context, after: TaskState) -> tuple[Create, ...]:
-    """What creates the lane and the segment of a task that goes back to its place, where they were deleted meanwhile.
-
-    They belong into the transaction that creates its entry: whoever meets an empty segment deletes it.
-    """
-    lane, segment, _ = after.place.split("/")
-    own = Lane(after.priority, dict(after.filters))
-    path, data = context.paths.at("queue", lane), (own if own.name == lane else own.mixed()).encode()
-    return Create(path, data), Create(f"{path}/{segment}")
-
-
 def queue_deleted(context: Context) -> QueueNotFound:
     """The error for a queue that was deleted under its users; what was known of it is forgotten."""
     context.forget_queue()
@@ -547,6 +433,7 @@ def queue_deleted(context: Context) -> QueueNotFound:
 # A plan is made of changes, each to one task or one batch; plans can be merged. Named constructors, one for each
 # row of the state table, fill them (`core.write.transitions`, `core.write.new_task`); `core.write.commit`
 # carries them out.
+
 
 Proof: TypeAlias = Callable[[], Procedure[Outcome | None]]
 
@@ -593,13 +480,25 @@ class Change:
     on_commit: Callable[[], Procedure[None]] | None = None
     """Follows once it is committed; must not fail."""
 
-    def leave_batch(self) -> None:
-        """Go on without the membership: the task is no member any more, and its record does not say that it is."""
-        record = self.context.paths.task(self.task_id, "state")
+    def leave_batch(self, path: str) -> None:
+        """Go on without the membership, which was refused at `path`: a batch holds up no task.
+
+        One that failed in an earlier run of its id is noted among the failed already.
+        """
+        paths, batch = self.context.paths, self.batch or ""
+        if path == paths.batch(batch, "failed", self.task_id):
+            self.drop(path)
+            return
+        self.context.report(path, f"task {self.task_id!r} is no member of its batch any more; it goes on without it")
+        record = paths.task(self.task_id, "state")
         if self.after is not None:
             self.after = after = structs.replace(self.after, batch=None)
-            self.ops = [SetData(op.path, after.encode(), op.version) if _writes(op, record) else op for op in self.ops]
-        self._drop(lambda path: path.startswith(f"{self.context.paths.batch(self.batch or '')}/"))
+            self.ops = [
+                SetData(op.path, after.encode(), op.version) if isinstance(op, SetData) and op.path == record else op
+                for op in self.ops
+            ]
+        inside = f"{paths.batch(batch)}/"
+        self.drop(*(op.path for op in (*self.ops, *self.listing) if op.path.startswith(inside)))
 
     def turns(self, path: str) -> bool:
         """Whether what is written at `path` matters, not what stood there: it is created where it was to be set."""
@@ -619,10 +518,6 @@ class Change:
         above = path.rpartition("/")[0]
         return next((op for op in self.parents if op.path == above and op not in self.missing), None)
 
-    def judge_anew(self, parent: Create) -> None:
-        """Create a parent that was thought to be there, or do not create one that was thought to be gone."""
-        self.missing = tuple(op for op in self.parents if (op in self.missing) is not (op == parent))
-
     def lists(self, path: str, failure: Failure | None) -> bool:
         """Whether a listing of the task is gone that was to be deleted, or there that was to be created."""
         if path.startswith(self.context.paths.task(self.task_id) + "/"):
@@ -634,17 +529,10 @@ class Change:
         """Whether it does something at `path`."""
         return any(op.path == path for op in (*self.ops, *self.listing))
 
-    def drop(self, path: str) -> None:
-        """Go on without what is done at `path`."""
-        self._drop(lambda other: other == path)
-
-    def _drop(self, unwanted: Callable[[str], bool]) -> None:
-        self.ops = [op for op in self.ops if not unwanted(op.path)]
-        self.listing = [op for op in self.listing if not unwanted(op.path)]
-
-
-def _writes(op: WriteOp, path: str) -> TypeGuard[SetData]:
-    return isinstance(op, SetData) and op.path == path
+    def drop(self, *paths: str) -> None:
+        """Go on without what is done at these paths."""
+        self.ops = [op for op in self.ops if op.path not in paths]
+        self.listing = [op for op in self.listing if op.path not in paths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -675,8 +563,6 @@ class Plan:
     @cached_property
     def contexts(self) -> list[Context]:
         """The memories of the queues that it changes."""
-        if len(self.changes) == 1:
-            return [self.changes[0].context]
         return list({id(change.context): change.context for change in self.changes}.values())
 
     def multi(self, opened: set[str] | None = None) -> Multi:
@@ -685,12 +571,13 @@ class Plan:
         ops: list[WriteOp] = []
         for change in self.changes:
             ops += change.ops
-            if change.slot is not None:
-                for op in slot_ops(change.context, change.slot, opened):
-                    if op not in ops:
-                        ops.append(op)
-            if change.missing:
-                ops += [op for op in change.missing if op not in ops]
+            if (slot := change.slot) is not None:
+                segment = change.context.paths.at("queue", slot.lane.name, slot.segment)
+                before = slot.then if segment in opened else slot.ops
+                if slot.opens:
+                    opened.add(segment)
+                ops += [op for op in before if op not in ops]
+            ops += [op for op in change.missing if op not in ops]
             ops += change.listing
         return Multi(tuple(ops))
 
@@ -700,13 +587,16 @@ class Plan:
 
     def learn(self, multi: Multi, outcome: Outcome) -> None:
         """Remember the server's clock, and which segments are open."""
-        opens = False
-        for change in self.changes:
-            opens = opens or change.slot is not None
+        opens = any(change.slot is not None for change in self.changes)
         for context in self.contexts:
             context.clock.learn(outcome)
-            if opens:
-                remember_opened(context, multi, outcome)
+            for name, memory in list(context.segments.open.items()) if opens else ():
+                if not (memory.ops and {op.path for op in memory.ops} & {op.path for op in multi.ops}):
+                    continue
+                if outcome.committed:
+                    memory.ops = memory.then  # segments that now exist need no create
+                else:
+                    context.segments.open.pop(name, None)  # looked up again
 
     def explain(self, multi: Multi, outcome: Outcome, *, uncertain: bool) -> Refusal:
         """What a refusal says."""
@@ -715,11 +605,8 @@ class Plan:
             why = _why(change, path, multi, outcome)
             if why is not None:
                 return Refusal(why, change, path, outcome, multi, uncertain)
-        return Refusal(Why.OTHER, self._changed_at(path), path, outcome, multi, uncertain)
-
-    def _changed_at(self, path: str) -> Change:
-        """The change that has to do with a path."""
-        return next((change for change in self.changes if change.touches(path)), self.changes[0])
+        change = next((change for change in self.changes if change.touches(path)), self.changes[0])
+        return Refusal(Why.OTHER, change, path, outcome, multi, uncertain)
 
 
 def _why(change: Change, path: str, multi: Multi, outcome: Outcome) -> Why | None:
@@ -732,14 +619,16 @@ def _why(change: Change, path: str, multi: Multi, outcome: Outcome) -> Why | Non
     inside = change.batch is not None and path.startswith(f"{change.context.paths.batch(change.batch)}/")
     if inside and change.touches(path):  # a merged plan may take several members off the same batch
         return Why.BATCH
-    if change.slot is not None and reopens(change.context, change.slot, multi, outcome):
-        return Why.PLACE
-    return None
-
-
-def one(change: Change) -> Plan:
-    """A plan of one change."""
-    return Plan([change])
+    if change.slot is None:
+        return None
+    lane, failure = change.context.paths.at("queue", change.slot.lane.name), outcome.failure
+    segment, creates = f"{lane}/{change.slot.segment}", isinstance(multi.ops[outcome.failed or 0], Create)
+    if path.startswith(f"{segment}/"):
+        return Why.PLACE if failure is Failure.NO_NODE else None
+    if path == lane and failure is Failure.NO_NODE and creates:
+        return None  # a lane that cannot be created has nothing to stand under: the queue was deleted
+    moved = path in {lane, segment} and failure in {Failure.NO_NODE, Failure.NODE_EXISTS, Failure.BAD_VERSION}
+    return Why.PLACE if moved else None
 
 
 def mergeable(plans: Iterable[Plan], most: int) -> Iterator[list[Plan]]:
@@ -794,18 +683,11 @@ class CommitResult:
         return self.plan.changes[0].after if self.refusal is None else None
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """A transaction that was sent among others, and how it ended at first."""
 
     multi: Multi
     outcome: Outcome
-
-
-def give_up(_refusal: Refusal) -> Procedure[Plan | None]:
-    """For plans that are not made anew."""
-    return None
-    yield  # pragma: no cover
 
 
 def anew(build: Callable[[], Procedure[Plan]]) -> Rebuild:
@@ -831,21 +713,17 @@ def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
             return (yield from build())
         if refusal.why is not Why.OTHER or not change.lists(path, refusal.outcome.failure):
             return None
-        change.superseded = yield from _is_superseded(change)
-        if change.superseded:
+        record = change.context.paths.task(change.task_id, "state")
+        node: Node | None = yield Get(record)
+        # Whatever its version says, the record may not be the one that the change was made from.
+        if change.before is not None and (node is None or TaskState.decode(record, node.data).nonce != change.before):
+            change.superseded = True
             return None
         change.context.warn_once(path, f"{described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on")
         change.drop(path)
         return Plan([change])
 
     return rebuild
-
-
-def _is_superseded(change: Change) -> Procedure[bool]:
-    """Whether the task's record is not the one that a change was made from, whatever its version says."""
-    path = change.context.paths.task(change.task_id, "state")
-    node: Node | None = yield Get(path)
-    return change.before is not None and (node is None or TaskState.decode(path, node.data).nonce != change.before)
 
 
 def alone(_context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
@@ -856,23 +734,25 @@ def alone(_context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi
 
 
 def commit(
-    plan: Plan, rebuild: Rebuild = give_up, *, first: Sent | None = None, requested: bool = False, by: Sending = alone
+    plan: Plan,
+    rebuild: Rebuild | None = None,
+    *,
+    first: Sent | None = None,
+    requested: bool = False,
+    by: Sending = alone,
 ) -> Procedure[CommitResult]:
     """Carry out a plan; what is missing around it is made, and what it is not a member of any more is left out.
 
-    Every other refusal goes to `rebuild`. Three refusals alike, of the same operation for the same reason, with
-    nothing gained in between, are no race any more: `CorruptRecord` names the path. `first`: how it ended when it was
-    sent before, among others. `requested`: an earlier call sent this plan and did not hear of it.
-    `by`: how it is sent; by `send`, it may go together with what other calls send at the same time.
+    Every other refusal goes to `rebuild`, or stands. Three refusals alike, of the same operation for the same reason,
+    with nothing gained in between, are no race any more: `CorruptRecord` names the path. `first`: how it ended when it
+    was sent before, among others. `requested`: an earlier call sent this plan and did not hear of it. `by`: how it is
+    sent; by `send`, it may go together with what other calls send at the same time.
     Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
     """
     tries, uncertain = None, requested
     while True:
         try:
-            if first is None:
-                multi, outcome = yield from by(plan.changes[0].context, plan.multi)
-            else:
-                multi, outcome = first.multi, first.outcome
+            multi, outcome = first or (yield from by(plan.changes[0].context, plan.multi))
             unknown = outcome.unknown
             if unknown:
                 plan.learn(multi, outcome)  # a segment that it may have opened is looked for again
@@ -884,7 +764,13 @@ def commit(
             raise
         plan.learn(multi, outcome)
         if outcome.committed:
-            yield from _follow(plan)
+            try:
+                for change in plan.changes:
+                    if change.on_commit is not None:
+                        yield from change.on_commit()
+            except BaseException:  # cut off at one batch, the client remembers the others, too
+                _remember_batches(plan)
+                raise
             return CommitResult(plan, outcome)
         first, requested, uncertain = None, False, uncertain or unknown
         refusal = plan.explain(multi, outcome, uncertain=uncertain)
@@ -897,59 +783,43 @@ def commit(
         plan = better
 
 
+def remember_batch(context: Context, name: str) -> None:
+    """Remember a batch whose last member may have been taken off, to end it later."""
+    context.pending.batches.add(name)
+    context.run.finish_later()
+
+
 def _remember_batches(plan: Plan) -> None:
-    """Remember the batches whose last member a transaction may have taken off: its caller may never ask again."""
+    """Its caller may never ask again what became of a transaction."""
     for change in plan.changes:
         if change.batch is not None:
-            change.context.pending.batches.add(change.batch)
-            change.context.run.finish_later()
+            remember_batch(change.context, change.batch)
 
 
-def _follow(plan: Plan) -> Procedure[None]:
-    """What follows a commit; cut off at one batch, the client remembers the others, too."""
-    try:
-        for change in plan.changes:
-            if change.on_commit is not None:
-                yield from change.on_commit()
-    except BaseException:
-        _remember_batches(plan)
-        raise
-
-
-def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild) -> Procedure[Plan | None]:
-    outcome = refusal.outcome
+def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild | None) -> Procedure[Plan | None]:
+    outcome, change = refusal.outcome, refusal.change
     gone = outcome.failure is Failure.NO_NODE and refusal.why in {Why.OTHER, Why.PARENT, Why.PLACE}
-    if gone and (yield from restored(refusal.change.context, refusal.path)):
+    if gone and (yield from restored(change.context, refusal.path)):
         return plan
-    if refusal.change.turns(refusal.path):
+    if change.turns(refusal.path):
         why = f"{described(outcome, refusal.multi)}, whatever its task's record tells; it is written all the same"
-        refusal.change.context.warn_once(refusal.path, why)
+        change.context.warn_once(refusal.path, why)
         return plan
     match refusal.why:
         case Why.PARENT:
-            parent = refusal.change.misjudged(refusal.path, outcome.failure)
+            parent = change.misjudged(refusal.path, outcome.failure)
             if parent is None:
-                yield from refusal.change.make_parent[refusal.path]()
+                yield from change.make_parent[refusal.path]()
             else:
-                refusal.change.judge_anew(parent)
+                change.missing = tuple(op for op in change.parents if (op in change.missing) is not (op == parent))
             return plan
         case Why.BATCH:
-            _leave_batch(refusal)
+            change.leave_batch(refusal.path)
             return plan
         case Why.PLACE:
             for context in plan.contexts:
                 context.segments.open.clear()
-    return (yield from rebuild(refusal))
-
-
-def _leave_batch(refusal: Refusal) -> None:
-    """A batch holds up no task. One that failed in an earlier run of its id is noted among the failed already."""
-    change, path = refusal.change, refusal.path
-    if path == change.context.paths.batch(change.batch or "", "failed", change.task_id):
-        change.drop(path)
-        return
-    change.context.report(path, f"task {change.task_id!r} is no member of its batch any more; it goes on without it")
-    change.leave_batch()
+    return None if rebuild is None else (yield from rebuild(refusal))
 
 
 def send_together(plans: Sequence[Plan]) -> Procedure[list[Sent]]:
@@ -957,6 +827,7 @@ def send_together(plans: Sequence[Plan]) -> Procedure[list[Sent]]:
     opened: set[str] = set()  # requests of one session are carried out in order: the first one opens for all
     multis = [plan.multi(opened) for plan in plans]
     outcomes: list[Outcome] = yield Pipeline(tuple(multis))
-    for plan, multi, outcome in zip(plans, multis, outcomes, strict=True):
-        plan.learn(multi, outcome)
-    return [Sent(multi, outcome) for multi, outcome in zip(multis, outcomes, strict=True)]
+    sent = list(map(Sent, multis, outcomes))
+    for plan, each in zip(plans, sent, strict=True):
+        plan.learn(*each)
+    return sent

@@ -33,7 +33,6 @@ class NewTask:
     """A validated message, ready to be written."""
 
     task_id: str
-    generated: bool
     data: bytes
     metadata: bytes
     filters: dict[str, str]
@@ -42,9 +41,10 @@ class NewTask:
     """None: not given, which leaves an update's time as it is."""
     policy: RetryPolicy | None
     lock: float | None
-    update: bool
-    requeue: bool
     nonce: str
+    generated: bool = False
+    update: bool = False
+    requeue: bool = False
     stamp: str = ""
     """Its place in the default order, given when it is about to be written, and kept by each later try."""
     batch: str | None = None
@@ -89,7 +89,7 @@ class NewTask:
             policy=self.policy,
             lock=self.lock,
             batch=self.batch,
-            metadata=self.metadata != NO_METADATA,
+            metadata=self.has_metadata,
         )
 
     def ops(self, context: Context, place: str, index: str | None, due: int | None) -> list[WriteOp]:
@@ -110,7 +110,7 @@ class NewTask:
         if self._fixed is None or self._fixed[0] != self.task_id:
             at, task = self.task_id, context.paths.task
             parts: list[WriteOp] = [Create(task(at)), Create(task(at, "data"), self.data)]
-            if self.metadata != NO_METADATA:
+            if self.has_metadata:
                 parts.append(Create(task(at, "metadata"), self.metadata))
             if self.filters:
                 parts.append(Create(task(at, "filters")))
@@ -126,8 +126,7 @@ class NewTask:
 def prepare(context: Context, conf: Conf, message: Message, batch: str | None = None) -> NewTask:
     """Validate a message against the queue. Raises `ConfigError` or `TaskTooLarge`; nothing is written."""
     if not isinstance(message, Message):
-        msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
-        raise ConfigError(msg)
+        raise ConfigError(f"enqueue_many takes Message objects, not {type(message).__name__}")
     on_conflict = check_on_conflict(message.on_conflict)
     filters = parse_filters(conf.types, message.filters) if message.filters else {}
     timed = message.delay is not None or message.not_before is not None
@@ -150,27 +149,24 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         not_before=not_before,
         only_new=on_conflict == "skip",
     )
-    _check_size(context, new)
-    return new
+    return _fitting(context, new)
 
 
 def with_filters(context: Context, conf: Conf, new: NewTask, filters: Mapping[str, object]) -> NewTask:
     """A tree that was prepared without filters, with these. Raises `ConfigError` or `TaskTooLarge`."""
     parsed = parse_filters(conf.types, filters)
-    whole = replace(new, filters=parsed, lane=Lane(new.lane.priority, parsed), _fixed=None)
-    _check_size(context, whole)
-    return whole
+    return _fitting(context, replace(new, filters=parsed, lane=Lane(new.lane.priority, parsed), _fixed=None))
 
 
-def _check_size(context: Context, new: NewTask) -> None:
+def _fitting(context: Context, new: NewTask) -> NewTask:
     """Refuse what ZooKeeper would answer by dropping the connection."""
     size = new.size(context)
     if size > MAX_REQUEST:
-        msg = (
+        raise TaskTooLarge(
             f"task {new.task_id!r} needs {size:,} bytes, ZooKeeper takes {MAX_REQUEST:,} in one request "
             f"(data: {len(new.data):,} bytes); store large data elsewhere and enqueue its address"
         )
-        raise TaskTooLarge(msg)
+    return new
 
 
 def stamped(context: Context, new: NewTask) -> Procedure[None]:
@@ -190,13 +186,6 @@ def due_of(context: Context, new: NewTask) -> Procedure[int | None]:
     if new.not_before is None:
         return now + int((new.delay or 0.0) * 1000)
     return new.not_before if new.not_before > context.clock.certainly_past(now) else None
-
-
-def scheduled_index(context: Context, task_id: str, due: int) -> Procedure[str]:
-    """The index entry of a task that is due at a time; its bucket is there afterwards."""
-    index = index_path("scheduled", due, task_id)
-    yield from known_bucket(context, index)
-    return index
 
 
 def pack(new: NewTask) -> bytes:
@@ -230,7 +219,6 @@ def unpack(context: Context, path: str, raw: bytes) -> NewTask:
     with corrupt_unless_read(path, "a message of ours"):
         return NewTask(
             task_id=check_name("task id", head.task_id),
-            generated=False,
             data=data,
             metadata=head.metadata.encode(),
             filters=head.filters,
@@ -238,8 +226,6 @@ def unpack(context: Context, path: str, raw: bytes) -> NewTask:
             delay=head.delay,
             policy=head.policy,
             lock=lock_seconds(head.lock),
-            update=False,
-            requeue=False,
             nonce=context.marks.nonce(),
             stamp=check_name("stamp", head.stamp),
             not_before=head.not_before,
@@ -254,7 +240,16 @@ def content_ops(context: Context, new: NewTask, before: TaskState, *, fresh: boo
     paths, at = context.paths, new.task_id
     data, filters = paths.task(at, "data"), paths.task(at, "filters")
     ops: list[WriteOp] = [Delete(data), Create(data, new.data)] if fresh else [SetData(data, new.data)]
-    ops += _metadata_ops(paths.task(at, "metadata"), new, there=before.metadata, fresh=fresh)
+    # Metadata that were written once came with the data, as scans take it to be; without any, the data came with the
+    # record. So they are written with data that are made anew, even where there are none, and twice where they come to
+    # older data: nobody is to take them to have come together.
+    metadata = paths.task(at, "metadata")
+    if before.metadata:
+        ops.append(SetData(metadata, new.metadata))
+    elif fresh:
+        ops.append(Create(metadata, new.metadata))
+    elif new.has_metadata:
+        ops += [Create(metadata), SetData(metadata, new.metadata)]
     if new.filters and not before.filters:
         ops.append(Create(filters))
     for name in sorted({*before.filters, *new.filters}):
@@ -270,20 +265,6 @@ def content_ops(context: Context, new: NewTask, before: TaskState, *, fresh: boo
     return ops
 
 
-def _metadata_ops(path: str, new: NewTask, *, there: bool, fresh: bool) -> list[WriteOp]:
-    """Write a task's metadata. Those that were written once came with the data, as scans take it to be.
-
-    Without metadata, the data are taken to have come with the record: they are written with data that are made anew,
-    even where there are none. Metadata that come to older data are written twice: nobody is to take them to have come
-    together.
-    """
-    if there:
-        return [SetData(path, new.metadata)]
-    if fresh:
-        return [Create(path, new.metadata)]
-    return [Create(path), SetData(path, new.metadata)] if new.has_metadata else []
-
-
 # --- New tasks: the constructor of inserts, and what lists something in an index.
 
 
@@ -292,7 +273,8 @@ def insert(context: Context, new: NewTask) -> Procedure[Change]:
     yield from stamped(context, new)
     due = (yield from due_of(context, new)) if new.delay or new.not_before is not None else None
     if due is not None:
-        index = yield from scheduled_index(context, new.task_id, due)
+        index = index_path("scheduled", due, new.task_id)
+        yield from known_bucket(context, index)
         change = listed_at(context, new.task_id, index)
         change.listing = new.ops(context, f"{new.lane.name}//{new.entry}", index, due)
         return change

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypeAlias, TypedDict
 
 from msgspec import structs
 
@@ -43,8 +43,10 @@ from ..read.configuration import default_conf, known_conf, read_conf
 from ..read.inspect import ended_ms
 from ..read.leases import lease_path, mark_path, ordering_time, server_time
 from ..read.nodes import read_nodes, read_stats, unless_corrupt
-from .commit import Change, Plan, Refusal, Why, commit, known_bucket, make_bucket, one, open_segment, parents_of
+from .commit import Change, Plan, Refusal, Why, commit, known_bucket, make_bucket, open_segment, remember_batch
 from .new_task import insert, listed_at, unpack
+
+Ops: TypeAlias = Sequence[WriteOp]
 
 # --- The record of a task after an event: every change of state but the claim's is spelt here.
 
@@ -71,7 +73,7 @@ class Current:
 
     def with_state(self, state: TaskState) -> Current:
         """The same reading with a record prepared for the change: its history has the present delivery, say."""
-        return dataclasses.replace(self, state=state)
+        return replace(self, state=state)
 
 
 def next_record(
@@ -88,7 +90,13 @@ def next_record(
         changes |= {"lease": None, "bound": False, "ended": now if after in {State.FINISHED, State.DEAD} else None}
         if after is not State.FINISHED:
             changes |= {"consumer": None, "claimed": None, "started": None}
-    index = _index_of(after, task_id, now, due)
+    index = None
+    if due is not None:
+        index = index_path("requeued" if after is State.FINISHED else "scheduled", due, task_id)
+    elif after is State.DEAD:
+        index = f"dlq/{task_id}"
+    elif after in {State.FINISHED, State.CANCELLED}:
+        index = index_path(str(after), now, task_id)
     if event is Event.PROMOTE:
         changes["was_due"] = before.due
     elif due is not None or event is Event.FAIL:
@@ -105,27 +113,6 @@ def still_ended(current: Current) -> int | None:
     return known if current.state.state is State.FINISHED else None
 
 
-def _index_of(after: State, task_id: str, now: int, due: int | None) -> str | None:
-    if due is not None:
-        return index_path("requeued" if after is State.FINISHED else "scheduled", due, task_id)
-    if after is State.DEAD:
-        return f"dlq/{task_id}"
-    return index_path(str(after), now, task_id) if after in {State.FINISHED, State.CANCELLED} else None
-
-
-def leaves_batch(before: TaskState, after: TaskState) -> bool:
-    """Whether a change of state ends the part that a task has in a batch."""
-    pending = before.state in {State.INSERTED, State.CLAIMED}
-    return pending and (after.state in ENDED or after.batch is None)
-
-
-def fails_batch(before: TaskState, after: TaskState) -> bool:
-    """Whether a run ended in failure, also where another one follows it."""
-    if after.state is State.INSERTED:
-        return not before.history or before.history[-1].outcome != "finished"
-    return after.state in FAILED
-
-
 # --- Whether an earlier try of a transaction whose reply was lost is what stands in the tree.
 
 
@@ -140,21 +127,20 @@ def written(
     path = context.paths.task(task_id, "state")
     node: Node | None = yield Get(path)
     if node is None:
-        msg = f"task {task_id!r} was changed or not, and has been collected meanwhile"
-        raise OutcomeUnknown(msg)
+        raise OutcomeUnknown(f"task {task_id!r} was changed or not, and has been collected meanwhile")
     state = TaskState.decode(path, node.data)
     if mark in state.settled or state.entry.startswith(mark):
         return Outcome(committed=True)
     if settled is not None and may_have_dropped(state, settled[-1:]):
-        msg = f"whether task {task_id!r} was changed cannot be told any more: others have changed it since"
-        raise OutcomeUnknown(msg)
+        raise OutcomeUnknown(
+            f"whether task {task_id!r} was changed cannot be told any more: others have changed it since"
+        )
     return None
 
 
-def deleted(context: Context, task_id: str) -> Procedure[Outcome | None]:
-    """Whether a task is gone."""
-    gone = (yield Exists(context.paths.task(task_id))) is None
-    return Outcome(committed=True) if gone else None
+def deleted(path: str) -> Procedure[Outcome | None]:
+    """Whether a znode is gone: a task, or that of a batch's open members."""
+    return Outcome(committed=True) if (yield Exists(path)) is None else None
 
 
 # --- Ending a batch: ``open`` is deleted in the transaction that enqueues what follows, once no member is left in it.
@@ -188,18 +174,12 @@ def close_after(context: Context, name: str | None) -> Procedure[None]:
     try:
         yield from close_batch(context, name)
     except TransportError:
-        _remember(context, name)
+        remember_batch(context, name)
     except ZkmqError as error:
         context.report(context.paths.batch(name), str(error), damage=str(error))
     except BaseException:
-        _remember(context, name)
+        remember_batch(context, name)
         raise
-
-
-def _remember(context: Context, name: str | None) -> None:
-    if name is not None:
-        context.pending.batches.add(name)
-        context.run.finish_later()
 
 
 def close_pending(context: Context) -> Procedure[None]:
@@ -218,10 +198,8 @@ def close_batches(context: Context) -> Procedure[None]:
             yield from close_after(context, name)
 
 
-def close_batch(context: Context, name: str | None) -> Procedure[None]:
+def close_batch(context: Context, name: str) -> Procedure[None]:
     """End a batch if the last of its members has ended. Raises `CorruptRecord` for a record that cannot be read."""
-    if name is None:
-        return
     stat: Stat | None = yield Exists(context.paths.batch(name, "open"))
     if stat is None or stat.children:
         return
@@ -238,35 +216,30 @@ def _ending(context: Context, name: str) -> Procedure[Plan | None]:
     if node is None:
         return None
     record = load_batch(base, node.data)
-    following, lost = yield from _following(context, base, record, follow_up)
+    path, then, following = f"{base}/then", record.get("then"), list[Change]()
+    lost: str | None = None
+    if follow_up is not None:
+        following.append(Change(context, str(then), [Delete(path)]))
+        if not record.get("refused"):
+            try:
+                new = unpack(context, path, follow_up.data)
+            except CorruptRecord as error:
+                lost = f"{error}; nothing follows the batch"
+            else:
+                new.stamp = context.marks.stamp((yield from ordering_time(context)))
+                following.append((yield from insert(context, new)))
+    elif then:
+        lost = f"{path} is missing: task {then!r} cannot follow the batch"
     now = yield from server_time(context)
     index = index_path("batches-done", now, name)
     yield from known_bucket(context, index)
     done = dump(record | {"done": now} | ({"refused": clip(lost)} if lost else {}))
     closing = Change(context, name, [Delete(f"{base}/open"), SetData(base, done, node.stat.version)])
-    closing.proof = partial(_closed, context, name)
+    closing.proof = partial(deleted, f"{base}/open")
     closing.preconditions[base] = frozenset({Failure.BAD_VERSION})
     if lost:
-        closing.on_commit = partial(_notify, context, f"{base}/then", lost)
+        closing.on_commit = partial(_notify, context, path, lost)
     return Plan([closing, *following, listed_at(context, name, index)])
-
-
-def _following(
-    context: Context, base: str, record: dict[str, Any], node: Node | None
-) -> Procedure[tuple[list[Change], str | None]]:
-    """What enqueues the task that follows, or why it cannot; then only its notice is deleted."""
-    path, follow_up = f"{base}/then", record.get("then")
-    if node is None:
-        return [], f"{path} is missing: task {follow_up!r} cannot follow the batch" if follow_up else None
-    drop = Change(context, str(follow_up), [Delete(path)])
-    if record.get("refused"):
-        return [drop], None
-    try:
-        new = unpack(context, path, node.data)
-    except CorruptRecord as error:
-        return [drop], f"{error}; nothing follows the batch"
-    new.stamp = context.marks.stamp((yield from ordering_time(context)))
-    return [drop, (yield from insert(context, new))], None
 
 
 def _notify(context: Context, path: str, why: str) -> Procedure[None]:
@@ -275,31 +248,19 @@ def _notify(context: Context, path: str, why: str) -> Procedure[None]:
     yield  # pragma: no cover
 
 
-def _closed(context: Context, name: str) -> Procedure[Outcome | None]:
-    gone = (yield Exists(context.paths.batch(name, "open"))) is None
-    return Outcome(committed=True) if gone else None
-
-
 def _anew(context: Context, name: str, refusal: Refusal) -> Procedure[Plan | None]:
     """The plan made anew where its record changed or a segment came or went; without a follow-up whose id is in use."""
-    if refusal.why in {Why.CHANGED, Why.PLACE} or (yield from _follow_up_is_in_use(context, name, refusal)):
-        return (yield from _ending(context, name))
-    return None
-
-
-def _follow_up_is_in_use(context: Context, name: str, refusal: Refusal) -> Procedure[bool]:
-    """The id of the task that follows is another task's: note it, and end the batch without it."""
-    base, task_id = context.paths.batch(name), refusal.change.task_id
-    taken = refusal.outcome.failure is Failure.NODE_EXISTS and refusal.path == context.paths.task(task_id)
-    if not taken:
-        return False
-    node: Node | None = yield Get(base)
-    if node is None:
-        return False
-    why = f"task {task_id!r}, which should follow the batch, was not enqueued: its id is in use"
-    context.report(base, why)
-    yield from transact(Multi((SetData(base, dump(load_batch(base, node.data) | {"refused": clip(why)})),)), never)
-    return True
+    if refusal.why not in {Why.CHANGED, Why.PLACE}:
+        base, task_id = context.paths.batch(name), refusal.change.task_id
+        taken = refusal.outcome.failure is Failure.NODE_EXISTS and refusal.path == context.paths.task(task_id)
+        node: Node | None = (yield Get(base)) if taken else None
+        if node is None:
+            return None
+        why = f"task {task_id!r}, which should follow the batch, was not enqueued: its id is in use"
+        context.report(base, why)
+        refused = dump(load_batch(base, node.data) | {"refused": clip(why)})
+        yield from transact(Multi((SetData(base, refused),)), never)
+    return (yield from _ending(context, name))
 
 
 # --- A redriven task is a member of its batch again: the batch waits for it, and opens again if it was done.
@@ -318,27 +279,22 @@ def rejoin(context: Context, current: Current) -> Procedure[list[Change]]:
     base, task_id = context.paths.batch(current.state.batch), current.task_id
     paths = (base, f"{base}/open", f"{base}/open/{task_id}", f"{base}/failed/{task_id}")
     batch, members, member, failed = yield from read_nodes(paths)
-    creates = [] if members is not None else (yield from _reopening(context, current.state.batch, batch))
-    if batch is None or creates is None:
+    if batch is None:
         return []
-    ops: list[WriteOp] = [] if failed is None else [Delete(paths[3])]
+    ops: list[WriteOp] = []
+    if members is None:  # it is done, or was given up before it was written to its end
+        record = unless_corrupt(context, base, partial(load_batch, base, batch.data))
+        if record is None or "total" not in record:
+            return []
+        done = record.pop("done", None)
+        ops += [SetData(base, dump(record | {"then": None}), batch.stat.version), Create(f"{base}/open")]
+        if isinstance(done, int):
+            listed = context.paths.at(index_path("batches-done", done, current.state.batch))
+            ops += [] if (yield Exists(listed)) is None else [Delete(listed)]
+    ops += [] if failed is None else [Delete(paths[3])]
     if member is None:  # one that is there was left by somebody else, and holds up nothing
         ops.append(Create(paths[2]))
-    return [Change(context, task_id, [*creates, *ops])]
-
-
-def _reopening(context: Context, name: str, batch: Node | None) -> Procedure[list[WriteOp] | None]:
-    """What opens a batch that is done; None for one that is gone, or was given up before it was written to its end."""
-    base = context.paths.batch(name)
-    record = None if batch is None else unless_corrupt(context, base, partial(load_batch, base, batch.data))
-    if batch is None or record is None or "total" not in record:
-        return None
-    done = record.pop("done", None)
-    ops: list[WriteOp] = [SetData(base, dump(record | {"then": None}), batch.stat.version), Create(f"{base}/open")]
-    listed = context.paths.at(index_path("batches-done", done, name)) if isinstance(done, int) else None
-    if listed is not None and (yield Exists(listed)) is not None:
-        ops.append(Delete(listed))
-    return ops
+    return [Change(context, task_id, ops)]
 
 
 # --- The operations of which changes are made: where a task is listed, noted, and a member.
@@ -360,11 +316,6 @@ def beginning(context: Context, claimed: Claimed) -> SetData:
     return SetData(mark_path(context, claimed.task_id, claimed.state), note)
 
 
-def record_write(context: Context, current: Current, after: TaskState) -> SetData:
-    """Write the record, if it is still the one that was read: this fences every change."""
-    return SetData(context.paths.task(current.task_id, "state"), after.encode(), current.version)
-
-
 def unlist(context: Context, current: Current) -> list[WriteOp]:
     """The deletes that take a task from where it is listed."""
     if current.state.state is State.CLAIMED:
@@ -376,12 +327,6 @@ def unlist(context: Context, current: Current) -> list[WriteOp]:
 def place_of(context: Context, state: TaskState) -> str:
     """The entry that lists a task which is not claimed."""
     return context.paths.entry(state.place) if state.index is None else context.paths.at(state.index)
-
-
-def arrival(context: Context, after: TaskState) -> Create:
-    """The entry of a task that is listed; in a queue of strict order it holds the place it had from the first."""
-    rank = b"" if after.rank is None else str(after.rank).encode()
-    return Create(context.paths.entry(after.place) if after.index is None else context.paths.at(after.index), rank)
 
 
 def membership(context: Context, task_id: str, state: TaskState, *, failed: bool = False) -> list[WriteOp]:
@@ -415,9 +360,6 @@ _CHANGED: Final = frozenset({Failure.BAD_VERSION, Failure.NO_NODE})
 _GONE: Final = frozenset({Failure.NO_NODE})
 
 
-# --- a claim, and how it ends
-
-
 def claim(context: Context, claimed: Claimed, consumer: str, span: float | None, lease: float | None, now: int) -> Plan:
     """Taken by a consumer whose session lives; `claimed` is made the claim that the plan writes.
 
@@ -449,7 +391,7 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
         ops.append(Create(paths.current(consumer, task_id), consumer_note(prefetched=claimed.prefetched)))
     if deadline is not None:
         ops.append(Create(lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer})))
-    return one(Change(context, task_id, ops, after=claimed.state))
+    return Plan([Change(context, task_id, ops, after=claimed.state)])
 
 
 def finish(
@@ -474,79 +416,69 @@ def result_write(context: Context, current: Current, result: bytes) -> WriteOp:
 
 
 def fail(
-    context: Context, current: Current, nonce: str, error: str, due: int | None, guards: Sequence[WriteOp] = ()
+    context: Context, current: Current, nonce: str, error: str, due: int | None, guards: Ops = ()
 ) -> Procedure[Plan]:
     """The delivery failed; it goes back to its place, at `due` (server's milliseconds) or at once."""
     state = next_record(current.task_id, current.state, Event.FAIL, nonce, due=due)
     return (yield from relist(context, current, structs.replace(state, error=clip(error)), guards=guards))
 
 
-def release(
-    context: Context, current: Current, nonce: str, due: int | None, guards: Sequence[WriteOp] = ()
-) -> Procedure[Plan]:
+def release(context: Context, current: Current, nonce: str, due: int | None, guards: Ops = ()) -> Procedure[Plan]:
     """Given back: the delivery counts as no attempt."""
     state = next_record(current.task_id, current.state, Event.RELEASE, nonce, due=due)
-    return (
-        yield from relist(context, current, structs.replace(state, attempt=max(0, state.attempt - 1)), guards=guards)
-    )
+    state = structs.replace(state, attempt=max(0, state.attempt - 1))
+    return (yield from relist(context, current, state, guards=guards))
 
 
-def rescue(context: Context, current: Current, nonce: str, error: str, guards: Sequence[WriteOp]) -> Procedure[Plan]:
+def rescue(context: Context, current: Current, nonce: str, error: str, guards: Ops) -> Procedure[Plan]:
     """Nobody holds it any more: it goes back to its place."""
     state = next_record(current.task_id, current.state, Event.RESCUE, nonce)
     return (yield from relist(context, current, structs.replace(state, error=error), guards=guards))
 
 
 def to_dead(
-    context: Context, current: Current, event: Event, nonce: str, error: str, now: int, guards: Sequence[WriteOp] = ()
+    context: Context, current: Current, event: Event, nonce: str, error: str, now: int, guards: Ops = ()
 ) -> Procedure[Plan]:
     """It is dead: `event` is the one of the state table by which it came to that."""
     state = next_record(current.task_id, current.state, event, nonce, now=now)
     return (yield from relist(context, current, structs.replace(state, error=clip(error)), guards=guards))
 
 
-# --- what the clock and operators do
-
-
 def promote(context: Context, current: Current) -> Procedure[Plan]:
     """Its time has come: it goes to its lane."""
-    return (yield from relist(context, current, _promoted(context, current)))
+    state = next_record(current.task_id, current.state, Event.PROMOTE, context.marks.nonce())
+    return (yield from relist(context, current, state))
 
 
 def promote_to_end(context: Context, current: Current) -> Procedure[Plan]:
     """Its time has come: it goes to the end of its lane, whatever place it had."""
-    return (
-        yield from append(context, current, lambda place: structs.replace(_promoted(context, current), place=place))
-    )
+    state = next_record(current.task_id, current.state, Event.PROMOTE, context.marks.nonce())
+    return (yield from append(context, current, state))
 
 
-def _promoted(context: Context, current: Current) -> TaskState:
-    return next_record(current.task_id, current.state, Event.PROMOTE, context.marks.nonce())
-
-
-def cancel(context: Context, current: Current, extra: list[WriteOp], now: int) -> Procedure[Plan]:
+def cancel(context: Context, current: Current, extra: Ops, now: int) -> Procedure[Plan]:
     """Withdrawn; `extra` tells its consumer, and drops a run in escrow."""
     state = next_record(current.task_id, current.state, Event.CANCEL, context.marks.nonce(), now=now)
     return (yield from relist(context, current, structs.replace(state, requeue=False), extra))
 
 
-def redrive(context: Context, current: Current, entry: str, extra: list[WriteOp], batch: str | None) -> Procedure[Plan]:
+def redrive(context: Context, current: Current, entry: str, extra: Ops, batch: str | None) -> Procedure[Plan]:
     """Put back at the end of its lane: attempts are reset, the history is kept. `batch`: the one that it counts for."""
     fresh = next_record(current.task_id, current.state, Event.REDRIVE, context.marks.nonce())
+    fresh = structs.replace(fresh, place=f"{fresh.place.rpartition('/')[0]}/{entry}", batch=batch)
     fresh = structs.replace(
         fresh, attempt=0, error=None, claimed=None, started=None, ended=None, was_due=None, rank=None
     )
-    fresh = structs.replace(fresh, batch=batch)
-    return (yield from append(context, current, lambda place: structs.replace(fresh, place=place), extra, entry=entry))
+    return (yield from append(context, current, fresh, extra))
 
 
-def rewrite(context: Context, current: Current, after: TaskState, extra: list[WriteOp]) -> Plan:
+def rewrite(context: Context, current: Current, after: TaskState, extra: Ops) -> Plan:
     """Changed where it stands: its listing stays.
 
     A task that was dropped and enqueued anew may have the record's version, but its entry has another name.
     """
     same = [] if current.state.state is State.CLAIMED else [Check(place_of(context, current.state))]
-    return one(_change(context, current, after, [record_write(context, current, after), *same, *extra]))
+    return Plan([_change(context, current, after, [*same, *extra])])
 
 
 def delete(context: Context, current: Current, *, proof: bool = True) -> Plan:
@@ -559,79 +491,65 @@ def delete(context: Context, current: Current, *, proof: bool = True) -> Plan:
     # The record goes first: if that is another by now, the refusal says so.
     change = _change(context, current, None, [record, *unlist(context, current), *parts, *off])
     if proof:
-        change.proof = partial(deleted, context, current.task_id)
+        change.proof = partial(deleted, context.paths.task(current.task_id))
     _leave(change, current.state.batch)
-    return one(change)
+    return Plan([change])
 
 
-# --- what they are made of
-
-
-def relist(
-    context: Context,
-    current: Current,
-    after: TaskState,
-    extra: Sequence[WriteOp] = (),
-    *,
-    guards: Sequence[WriteOp] = (),
-) -> Procedure[Plan]:
+def relist(context: Context, current: Current, after: TaskState, extra: Ops = (), guards: Ops = ()) -> Procedure[Plan]:
     """From where it is listed to where `after` lists it."""
     if after.index is None and not after.placed:
-        at = lambda place: structs.replace(after, place=place, rank=None)  # noqa: E731
-        lane = Lane(after.priority, dict(after.filters))
-        return (yield from append(context, current, at, extra, guards=guards, lane=lane, entry=after.entry))
+        return (yield from append(context, current, structs.replace(after, rank=None), extra, guards=guards))
     return Plan([_moved(context, current, after, extra, guards, None)])
 
 
-def append(
-    context: Context,
-    current: Current,
-    after_at: Callable[[str], TaskState],
-    extra: Sequence[WriteOp] = (),
-    *,
-    guards: Sequence[WriteOp] = (),
-    lane: Lane | None = None,
-    entry: str | None = None,
-) -> Procedure[Plan]:
-    """To the end of a lane, its own unless another is given; `after_at` makes the record for a place."""
-    own, conf = Lane(current.state.priority, dict(current.state.filters)), (yield from known_conf(context))
-    slot = yield from open_segment(context, lane or own, ordered=conf.ordered)
-    place = f"{slot.lane.name}/{slot.segment}/{entry or current.state.entry}"
-    return one(_moved(context, current, after_at(place), extra, guards, slot))
+def append(context: Context, current: Current, after: TaskState, extra: Ops = (), guards: Ops = ()) -> Procedure[Plan]:
+    """To the end of its lane, whatever place `after` tells of."""
+    lane, conf = Lane(after.priority, dict(after.filters)), (yield from known_conf(context))
+    slot = yield from open_segment(context, lane, ordered=conf.ordered)
+    after = structs.replace(after, place=f"{slot.lane.name}/{slot.segment}/{after.entry}")
+    return Plan([_moved(context, current, after, extra, guards, slot)])
 
 
 def _moved(
-    context: Context,
-    current: Current,
-    after: TaskState,
-    extra: Sequence[WriteOp],
-    guards: Sequence[WriteOp],
-    slot: OpenSegment | None,
+    context: Context, current: Current, after: TaskState, extra: Ops, guards: Ops, slot: OpenSegment | None
 ) -> Change:
-    ops = [record_write(context, current, after), *guards, *unlist(context, current), *extra]
-    change = _change(context, current, after, ops)
-    change.slot, entry = slot, arrival(context, after)
+    before, entry = current.state, place_of(context, after)
+    change = _change(context, current, after, [*guards, *unlist(context, current), *extra])
+    change.slot = slot
     if after.index is not None:
-        change.make_parent[entry.path] = partial(make_bucket, context, entry.path.rpartition("/")[0])
+        change.make_parent[entry] = partial(make_bucket, context, entry.rpartition("/")[0])
     elif slot is None:
-        change.parents = parents_of(context, after)
-    if current.state.batch is not None and leaves_batch(current.state, after):
-        failed = fails_batch(current.state, after)
-        change.listing += membership(context, current.task_id, current.state, failed=failed)
-        _leave(change, current.state.batch)
-    change.listing.append(entry)
+        # The lane and the segment may have been deleted meanwhile. They are created with the entry, if at all: whoever
+        # meets an empty segment deletes it.
+        lane, segment, _ = after.place.split("/")
+        own = Lane(after.priority, dict(after.filters))
+        path, data = context.paths.at("queue", lane), (own if own.name == lane else own.mixed()).encode()
+        change.parents = Create(path, data), Create(f"{path}/{segment}")
+    # A run ends the part that its task has in a batch, also where another run follows it at once.
+    if before.batch is not None and before.state not in ENDED and (after.state in ENDED or after.batch is None):
+        failed = after.state in FAILED
+        if after.state is State.INSERTED:
+            failed = not before.history or before.history[-1].outcome != "finished"
+        change.listing += membership(context, current.task_id, before, failed=failed)
+        _leave(change, before.batch)
+    # In a queue of strict order the entry holds the place that the task had from the first.
+    change.listing.append(Create(entry, b"" if after.rank is None else str(after.rank).encode()))
     return change
 
 
 def _change(context: Context, current: Current, after: TaskState | None, ops: list[WriteOp]) -> Change:
+    """What is done to a task whose record is still the one that was read: this fences every change."""
+    record, result = (context.paths.task(current.task_id, part) for part in ("state", "result"))
+    if after is not None:
+        ops = [SetData(record, after.encode(), current.version), *ops]
     change = Change(context, current.task_id, ops, after=after, before=current.state.nonce)
-    result = context.paths.task(current.task_id, "result")
     for op in ops:
         if op.path == result and isinstance(op, Create | SetData):
             change.upsert[result] = op.data
     if after is not None:
         change.proof = partial(written, context, current.task_id, after.nonce)
-    change.preconditions[context.paths.task(current.task_id, "state")] = _CHANGED
+    change.preconditions[record] = _CHANGED
     change.preconditions[context.paths.task(current.task_id, "claim")] = _GONE
     return change
 
@@ -653,9 +571,25 @@ def with_history(context: Context, current: Current, plan: Plan) -> Procedure[Pl
     version = current.state.ended_zxid or current.zxid
     if audience is None or (version and not audience.wants(version)):
         return plan
-    history_entry = yield from _standing(context, current)
-    if history_entry is None or not audience.wants(history_entry.version):
-        return plan  # the archive has it; or it has changed since it was read, and the plan will be refused
+    paths = [context.paths.task(current.task_id, part) for part in ("state", "data", "metadata", "result")]
+    record, data, metadata, result = yield from read_nodes(paths)
+    if record is None or record.stat.version != current.version:
+        return plan  # it has changed since it was read, and the plan will be refused
+    state = current.state
+    with suppress(CorruptRecord):  # a caller may have added to its reading what the next record is to hold
+        state = TaskState.decode(paths[0], record.data)
+    history_entry = HistoryEntry(
+        current.task_id,
+        version=state.ended_zxid or record.stat.mzxid,
+        enqueued=(record if data is None else data).stat.ctime,
+        ended=ended_ms(state.state, state.started, state.ended, state.ended_zxid, record.stat) or record.stat.mtime,
+        state=state,
+        metadata=_text(metadata),
+        data=b"" if data is None else data.data,
+        result=None if result is None or state.state is State.DEAD else result.data,
+    )
+    if not audience.wants(history_entry.version):
+        return plan  # the archive has it
     return (yield from _with(context, history_entry, plan))
 
 
@@ -687,58 +621,23 @@ def _audience(context: Context) -> Procedure[Conf | None]:
     return replace(default_conf(), follow=True) if any(mark is not None for mark in marks) else None
 
 
-def _standing(context: Context, current: Current) -> Procedure[HistoryEntry | None]:
-    """The run as it stands; None where that is not what was read."""
-    task = partial(context.paths.task, current.task_id)
-    parts = (task("state"), task("data"), task("metadata"), task("result"))
-    record, data, metadata, result = yield from read_nodes(parts)
-    if record is None or record.stat.version != current.version:
-        return None
-    state = _stored(parts[0], record, current)
-    return HistoryEntry(
-        current.task_id,
-        version=state.ended_zxid or record.stat.mzxid,
-        enqueued=(record if data is None else data).stat.ctime,
-        ended=ended_ms(state.state, state.started, state.ended, state.ended_zxid, record.stat) or record.stat.mtime,
-        state=state,
-        metadata=_text(metadata),
-        data=b"" if data is None else data.data,
-        result=None if result is None or state.state is State.DEAD else result.data,
-    )
-
-
-def _stored(path: str, record: Node, current: Current) -> TaskState:
-    """The record as it stands: a caller may have added to its reading what the next record is to hold."""
-    try:
-        return TaskState.decode(path, record.data)
-    except CorruptRecord:
-        return current.state
-
-
 def _text(metadata: Node | None) -> str:
     return "{}" if metadata is None else metadata.data.decode(errors="replace")
 
 
 def _with(context: Context, history_entry: HistoryEntry, plan: Plan) -> Procedure[Plan]:
-    """The plan, and the write that keeps the history entry."""
-    now = yield from server_time(context)
-    path = context.paths.at(history_path(now, history_entry.task_id, history_entry.version))
-    write = _history_write(context, path, history_entry, request_size(plan.multi().ops))
+    """The plan, and the write that keeps the history entry; payload or result that do not fit are left out."""
+    now, task_id = (yield from server_time(context)), history_entry.task_id
+    path = context.paths.at(history_path(now, task_id, history_entry.version))
+    kept = [history_entry, replace(history_entry, data=b"")]
+    kept += [] if history_entry.result is None else [replace(history_entry, data=b"", result=None)]
+    writes = [Create(path, each.encode()) for each in kept]
+    beside = request_size(plan.multi().ops)
+    write = next((each for each in writes if beside + request_size([each]) <= MAX_REQUEST), writes[-1])
+    if write is not writes[0]:
+        context.run.report(path, f"the payload of task {task_id!r} does not fit; what ended is kept without")
     parent = partial(_ensure_parent, path.rpartition("/")[0])
-    return Plan([*plan.changes, Change(context, history_entry.task_id, listing=[write], make_parent={path: parent})])
-
-
-def _history_write(context: Context, path: str, history_entry: HistoryEntry, beside: int) -> Create:
-    """The write that keeps a history entry; payload or result that do not fit are left out, and reported."""
-    lighter = [history_entry, replace(history_entry, data=b"")]
-    lighter += [] if history_entry.result is None else [replace(history_entry, data=b"", result=None)]
-    writes = [Create(path, each.encode()) for each in lighter]
-    fits = next((write for write in writes if beside + request_size([write]) <= MAX_REQUEST), writes[-1])
-    if fits is not writes[0]:
-        context.run.report(
-            path, f"the payload of task {history_entry.task_id!r} does not fit; what ended is kept without"
-        )
-    return fits
+    return Plan([*plan.changes, Change(context, task_id, listing=[write], make_parent={path: parent})])
 
 
 def _ensure_parent(bucket: str) -> Procedure[None]:
