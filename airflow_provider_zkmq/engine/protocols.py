@@ -114,15 +114,11 @@ class WorkerInternals(Protocol):
     def run_maintenance(self) -> Any:
         """Rescue and promote what is due, as a claim would."""
 
-
-class BlockingWorkerInternals(WorkerInternals, Protocol):
-    """What the threads of a worker need of a queue besides."""
-
     @property
     def changes(self) -> int:
         """How often the queue has changed, as far as its client was told."""
 
-    def wait_for_change(self, seen: int, timeout: Duration) -> bool:
+    def wait_for_change(self, seen: int, timeout: Duration) -> Any:
         """Wait until `changes` is more than `seen`, or the queue is woken, at most `timeout` seconds."""
 
     def wake(self) -> None:
@@ -182,5 +178,5 @@ class WorkerQueue(Protocol):
 class BlockingWorkerQueue(WorkerQueue, Protocol):
     """A queue whose calls block, as the threads of a worker need it."""
 
-    def __internals__(self) -> BlockingWorkerInternals:
-        """What is not public."""
+    def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = ...) -> bool:
+        """See `WorkerQueue.exists`."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import cached_property, partial
+from operator import itemgetter
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar
 
 from ..core.claim.claim import (
+    ClaimRequest,
     Loop,
     go_on,
     ready,
@@ -48,8 +50,7 @@ from .methods import (
     SyncApi,
     SyncClaiming,
     claiming,
-    claiming_many,
-    claiming_one,
+    first,
     settling,
     shown,
     verb,
@@ -204,29 +205,43 @@ def _log(step: asyncio.Task[bool]) -> None:
         log.info("a cancelled step of a loop ended with: %s", error)
 
 
-class claim_loop(SyncAndAsync, Generic[P]):  # noqa: N801  reads like a decorator
-    """What asks for claims one after the other: the caller gets a loop. `returns`: what that is shown to be."""
+# --- Verbs that hand over claims.
 
-    def __init__(self, request: Callable[Concatenate[Context, P], Loop], *returns: str) -> None:
-        def sync(self: SyncClaiming[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> Claims[C]:
-            self._mark_used()
-            return Claims(self._session, request(self._subject, *args, **kwargs), self._receive)
+A = TypeVar("A")
+B = TypeVar("B")
+Handing: TypeAlias = SyncAndAsync[Context, P, A, Coroutine[Any, Any, B]]
+Requested: TypeAlias = Callable[Concatenate[Context, P], Procedure[ClaimRequest]]
 
-        def awaited(self: AsyncClaiming[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> AsyncClaims[C]:
-            self._mark_used()
-            return AsyncClaims(self._session, request(self._subject, *args, **kwargs), self._receive)
 
-        super().__init__(shown(sync, request), shown(awaited, request), *returns)
+def claim_or_none(request: Requested[P]) -> Handing[P, Claim | None, AsyncClaim | None]:
+    """The caller gets the one claim, if there is one."""
+    return claiming(request, first, "Claim | None")
 
-    @overload
-    def __get__(self, api: SyncClaiming[Context, C], owner: type) -> Callable[P, Claims[C]]: ...
-    @overload
-    def __get__(self, api: AsyncClaiming[Context, C], owner: type) -> Callable[P, AsyncClaims[C]]: ...
-    @overload
-    def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
-    def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of a API's class."""
-        return self.of(api, owner)
+
+def claim_several(request: Requested[P]) -> Handing[P, list[Claim], list[AsyncClaim]]:
+    """The caller gets a list."""
+    return claiming(request, list, "list[Claim]")
+
+
+def claim_one(request: Requested[P]) -> Handing[P, Claim, AsyncClaim]:
+    """The caller gets the one claim; the procedure raises where there is none."""
+    return claiming(request, itemgetter(0), "Claim")
+
+
+def claim_loop(
+    request: Callable[Concatenate[Context, P], Loop],
+) -> SyncAndAsync[Context, P, Claims[Claim], AsyncClaims[AsyncClaim]]:
+    """What asks for claims one after the other: the caller gets a loop."""
+
+    def sync(self: SyncClaiming[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> Claims[C]:
+        self._mark_used()
+        return Claims(self._session, request(self._subject, *args, **kwargs), self._receive)
+
+    def awaited(self: AsyncClaiming[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> AsyncClaims[C]:
+        self._mark_used()
+        return AsyncClaims(self._session, request(self._subject, *args, **kwargs), self._receive)
+
+    return SyncAndAsync(shown(sync, request), shown(awaited, request), "Claims[Claim]")
 
 
 # --- What can be asked of claims and of queues: each verb once for both APIs, see `methods`.
@@ -376,11 +391,11 @@ class QueueMethods(Api[Context], Generic[U]):
     open_batch = verb(open_shared, marks_used=True)
     seal_batch = verb(seal)
     enqueue = verb(enqueue_one, marks_used=True)
-    claim = claiming(request_claim, "Claim | None", "AsyncClaim | None")
-    claim_many = claiming_many(request_claims, "list[Claim]", "list[AsyncClaim]")
-    claims = claim_loop(request_loop, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
-    claim_task = claiming(request_by_id, "Claim | None", "AsyncClaim | None")
-    claim_handle = claiming_one(request_handle, "Claim", "AsyncClaim")
+    claim = claim_or_none(request_claim)
+    claim_many = claim_several(request_claims)
+    claims = claim_loop(request_loop)
+    claim_task = claim_or_none(request_by_id)
+    claim_handle = claim_one(request_handle)
     ready = verb(ready)
 
     @property
