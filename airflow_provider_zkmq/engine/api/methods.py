@@ -23,8 +23,6 @@ from ..zk.drivers import arun, run
 from ..zk.session import Session
 from .claim_handles import ClaimHandle, handed_over, handed_over_async
 
-# --- The two kinds of API: objects whose calls block, and objects whose calls are awaited.
-
 S = TypeVar("S")
 T = TypeVar("T")
 C = TypeVar("C")
@@ -95,9 +93,8 @@ class SyncClaiming(SyncApi[S], Generic[S, C]):
     ) -> T:
         """Claim what is asked for; the caller gets what `choose` makes of the claims.
 
-        After `deliver`, inside of `handed_over`, nothing may happen but returns: an interrupt of the calling thread is
-        raised at the next call or end of a ``with`` block; one that fell there would lose a claim that the client does
-        not remember any more.
+        After `deliver`, inside of `handed_over`, nothing may happen but returns: an interrupt is raised at the next call
+        or end of a ``with`` block, and would lose a claim that the client does not remember any more.
         """
         call_deadline = call_deadline or self._session.call_deadline()
         request = run(self._session, make_request(self._subject), call_deadline)
@@ -186,8 +183,8 @@ def verb(
 
 def claiming(
     make_request: Callable[Concatenate[S, P], Procedure[ClaimRequest]],
-    choose: Callable[[list[Any]], Any],
     returns: str,
+    choose: Callable[[list[Any]], Any] = lambda claims: claims[0] if claims else None,
 ) -> SyncAndAsync[S, P, Any, Any]:
     """A procedure that asks for claims; what `choose` makes of them is handed over to the caller, or given back."""
 
@@ -198,11 +195,6 @@ def claiming(
         return await self._take(lambda subject: make_request(subject, *args, **kwargs), choose)
 
     return SyncAndAsync(shown(sync, make_request), shown(awaited, make_request), returns)
-
-
-def first(claims: list[C]) -> C | None:
-    """The one claim that was asked for, if there was one."""
-    return claims[0] if claims else None
 
 
 def settling(

@@ -42,20 +42,8 @@ from ..working.worker import Worker
 from ..zk.drivers import arun, run
 from ..zk.session import Session
 from .claim_handles import DELIVERY_SECONDS, ClaimHandle, task_of
-from .methods import (
-    Api,
-    AsyncApi,
-    AsyncClaiming,
-    SyncAndAsync,
-    SyncApi,
-    SyncClaiming,
-    claiming,
-    first,
-    settling,
-    shown,
-    verb,
-)
-from .queue_internals import AsyncQueueInternals, QueueInternals
+from .methods import Api, AsyncApi, AsyncClaiming, SyncAndAsync, SyncApi, SyncClaiming, claiming, settling, shown, verb
+from .queue_internals import AsyncQueueInternals, OfQueue, QueueInternals
 from .unit_of_work import AsyncUnitOfWork, TransactionMethods, UnitOfWork
 
 # --- Loops over claims: `q.claims`, blocking and on an event loop.
@@ -78,11 +66,6 @@ class LoopOf(Generic[C]):
         self._receive = receive
         self._claim: C | None = None
         self._ended = False
-
-    def _come_back(self) -> None:
-        """The body is done with its claim."""
-        if self._claim is not None:
-            self._loop.result = self._claim.result
 
     def _next_claim(self) -> C:
         """The next one, for the body.
@@ -116,7 +99,8 @@ class Claims(LoopOf[C]):
         """Settle what the body has left, and claim the next one."""
         if self._ended:
             raise StopIteration
-        self._come_back()
+        if self._claim is not None:
+            self._loop.result = self._claim.result
         if run(self._session, go_on(self._loop, Caller())):
             return self._next_claim()
         self._ended, self._claim = True, None
@@ -156,7 +140,8 @@ class AsyncClaims(LoopOf[C]):
         await self._still()
         if self._ended:
             raise StopAsyncIteration
-        self._come_back()
+        if self._claim is not None:
+            self._loop.result = self._claim.result
         caller = Caller()
         self._step = OF_CALLS.do(arun(self._session, go_on(self._loop, caller)))
         try:
@@ -205,8 +190,6 @@ def _log(step: asyncio.Task[bool]) -> None:
         log.info("a cancelled step of a loop ended with: %s", error)
 
 
-# --- Verbs that hand over claims.
-
 A = TypeVar("A")
 B = TypeVar("B")
 Handing: TypeAlias = SyncAndAsync[Context, P, A, Coroutine[Any, Any, B]]
@@ -215,17 +198,17 @@ Requested: TypeAlias = Callable[Concatenate[Context, P], Procedure[ClaimRequest]
 
 def claim_or_none(request: Requested[P]) -> Handing[P, Claim | None, AsyncClaim | None]:
     """The caller gets the one claim, if there is one."""
-    return claiming(request, first, "Claim | None")
+    return claiming(request, "Claim | None")
 
 
 def claim_several(request: Requested[P]) -> Handing[P, list[Claim], list[AsyncClaim]]:
     """The caller gets a list."""
-    return claiming(request, list, "list[Claim]")
+    return claiming(request, "list[Claim]", list)
 
 
 def claim_one(request: Requested[P]) -> Handing[P, Claim, AsyncClaim]:
     """The caller gets the one claim; the procedure raises where there is none."""
-    return claiming(request, itemgetter(0), "Claim")
+    return claiming(request, "Claim", itemgetter(0))
 
 
 def claim_loop(
@@ -244,8 +227,6 @@ def claim_loop(
     return SyncAndAsync(shown(sync, request), shown(awaited, request), "Claims[Claim]")
 
 
-# --- What can be asked of claims and of queues: each verb once for both APIs, see `methods`.
-
 T = TypeVar("T")
 U = TypeVar("U", bound=TransactionMethods)
 
@@ -258,6 +239,7 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
 
     def __init__(self, session: Session, handle: ClaimHandle, begin: Callable[[], U]) -> None:
         super().__init__(session, handle)
+        self._context, self._claimed = handle.context, handle.claimed
         self._begin = begin
         self.result: bytes | str | None = None
 
@@ -272,21 +254,17 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
 
     def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
         """Where there is no queue any more, there is no claim either."""
-        return lost_with_queue(self._subject.context, self._claimed, error)
-
-    @property
-    def _claimed(self) -> Claimed:
-        return self._subject.claimed
+        return lost_with_queue(self._context, self._claimed, error)
 
     @cached_property
     def task(self) -> Task:
         """The task as it was handed out."""
-        return task_of(self._subject.context, self._claimed)
+        return task_of(self._context, self._claimed)
 
     @property
     def queue(self) -> str:
         """The name of the queue that it was taken from."""
-        return self._subject.context.queue
+        return self._context.queue
 
     @property
     def token(self) -> int:
@@ -320,13 +298,13 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
 
     def mark_begun(self) -> int | None:
         """Its handler begins now: kept with what settles the claim. The server's time, as far as it is known."""
-        clock = self._subject.context.clock
+        clock = self._context.clock
         self._claimed.began = clock.monotonic()
         return clock.at(self._claimed.began)
 
     def mark_ended(self) -> None:
         """Its handler has ended now: kept with what settles the claim, which may take a while."""
-        self._claimed.handled = self._subject.context.clock.monotonic()
+        self._claimed.handled = self._context.clock.monotonic()
 
     def settle_later(
         self, outcome: Handled, progress: Settlement, on_settled: Callable[[bool, Exception | None], None]
@@ -336,7 +314,7 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
         `on_settled` is called with whether it was a success, or what kept it from being ended: in any thread. It must
         not wait.
         """
-        context, claimed = self._subject.context, self._claimed
+        context, claimed = self._context, self._claimed
         with self._session.memory:
             settle_later(context, claimed, partial(settle_by_outcome, context, claimed, outcome, progress), on_settled)
 
@@ -350,18 +328,13 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
         return f"<{type(self).__name__} {self.token} of task {self._claimed.task_id!r}>"
 
 
-class QueueMethods(Api[Context], Generic[U]):
-    """What queues of both APIs are: a new verb is one line here.
-
-    `used`: called with each claim and enqueue;
-    `begin` begins a transaction over the same connection.
-    """
+class QueueMethods(OfQueue, Generic[U]):
+    """What queues of both APIs are: a new verb is one line here. `begin` begins a transaction on the connection."""
 
     def __init__(
         self, session: Session, context: Context, used: Callable[[Context], None], begin: Callable[[], U]
     ) -> None:
-        super().__init__(session, context)
-        self._used = used
+        super().__init__(session, context, used)
         self._begin = begin
 
     pause = verb(admin.pause)
@@ -399,10 +372,6 @@ class QueueMethods(Api[Context], Generic[U]):
     ready = verb(ready)
 
     @property
-    def _context(self) -> Context:
-        return self._subject
-
-    @property
     def name(self) -> str:
         """The queue's name."""
         return self._context.queue
@@ -418,19 +387,8 @@ class QueueMethods(Api[Context], Generic[U]):
         known = self._context.registration.consumer
         return str(self._context.describe["name"]) if known is None else known.id
 
-    def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
-        """What fails where there is no such queue fails for that, whatever else it would say."""
-        return nodes.missing_queue(self._context, error)
-
-    def _mark_used(self) -> None:
-        """The queue is claimed from or enqueued to: its client takes part in clean-up from now on."""
-        self._used(self._subject)
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._context.paths.base} at {self._session.config.hosts}>"
-
-
-# --- The blocking API: `Queue` and `Claim`.
 
 
 class Claim(ClaimMethods[UnitOfWork], SyncApi[ClaimHandle]):
@@ -456,9 +414,6 @@ class Queue(QueueMethods[UnitOfWork], SyncClaiming[Context, Claim]):
     def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
         """A worker that claims, runs `handler` and settles; the options are `Worker`'s."""
         return Worker(self, handler, **options)
-
-
-# --- The asynchronous API: `AsyncQueue` and `AsyncClaim`, the same names, awaitable.
 
 
 class AsyncClaim(ClaimMethods[AsyncUnitOfWork], AsyncApi[ClaimHandle]):

@@ -27,9 +27,7 @@ from ..working.async_worker import OF_CALLS
 from ..zk.connection import CallDeadline, left
 from ..zk.session import Session
 from .claim_handles import UNKNOWN_SESSION, ClaimHandle, task_of
-from .methods import Api, AsyncClaiming, SyncAndAsync, SyncClaiming, claiming, first, verb
-
-# --- One unit of work of either API: what it has taken and put, and the session that it is bound to.
+from .methods import Api, AsyncClaiming, SyncAndAsync, SyncClaiming, claiming, verb
 
 
 class Transaction:
@@ -104,11 +102,6 @@ class Transaction:
                 raise self._session.unavailable(call_deadline.limit)
             yield Wait(self._session.changed, seen, min(wait, left(deadline)))
 
-    def held(self) -> dict[Context, Claimed]:
-        """The queues that it has taken from, each with one of its claims; once it has ended, the adopted one only."""
-        adopted = {} if self.adopted is None else {self.adopted.context: self.adopted.claimed}
-        return adopted if self.transaction.ended else dict(self.transaction.taken) | adopted
-
     def add(self, context: Context, claimed: Claimed) -> Task:
         """Make a claim part of it; returns the task."""
         self._session_id = self._session_id or claimed.session
@@ -137,7 +130,7 @@ P = ParamSpec("P")
 def _taking(
     request: Callable[Concatenate[Transaction, P], Procedure[ClaimRequest]],
 ) -> SyncAndAsync[Transaction, P, Task | None, Coroutine[Any, Any, Task | None]]:
-    return claiming(request, first, "Task | None")
+    return claiming(request, "Task | None")
 
 
 def _try_take(
@@ -217,7 +210,11 @@ class TransactionMethods(Api[Transaction]):
 
     def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
         """Where a queue that it has taken from is not there any more, what it took is lost: `ClaimLost`."""
-        for context, claimed in self._subject.held().items():
+        tx = self._subject
+        held = {} if tx.transaction.ended else dict(tx.transaction.taken)
+        if tx.adopted is not None:  # a settlement may have withdrawn it
+            held[tx.adopted.context] = tx.adopted.claimed
+        for context, claimed in held.items():
             lost = yield from lost_with_queue(context, claimed, error)
             if lost is not None:
                 return lost

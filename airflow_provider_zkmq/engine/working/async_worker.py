@@ -140,9 +140,6 @@ async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
         await asyncio.wait(pending, timeout=CANCEL_SECONDS)
 
 
-# --- The worker on an event loop: coroutines instead of threads, otherwise `Worker`.
-
-
 class AsyncWorker(Working[WorkerQueue]):
     """Claims tasks of one queue and awaits a handler on each; the parameters are those of `Worker`.
 
@@ -205,9 +202,8 @@ class AsyncWorker(Working[WorkerQueue]):
         if self._working is not None:
             await asyncio.wait({self._working})
             self._working.result()
-        self._raise_what_ended_it()
-
-    # --- from its beginning to its end
+        if self._error is not None:
+            raise self._error
 
     def _begin(self, *, until_empty: bool) -> bool:
         if self._started or self._stopping.is_set():
@@ -237,23 +233,19 @@ class AsyncWorker(Working[WorkerQueue]):
                     await asyncio.wait({everything}, timeout=self.grace)
         finally:
             try:
-                await self._wind_up(loops, others)
+                try:
+                    await end(loops)
+                    self._settler.background.do(self._settler.give_back(self._prefetched.overdue(every=True)))
+                    await self._settler.background.wait(GIVE_UP_SECONDS)
+                finally:  # heartbeats last: they go on until everything in hand is settled
+                    for task in others:
+                        task.cancel()
+                await end(others)
             finally:
                 self._over.set()
         for loop in loops:
             if loop.done() and not loop.cancelled():
                 loop.result()
-
-    async def _wind_up(self, loops: list[asyncio.Task[bool]], others: list[asyncio.Task[Any]]) -> None:
-        """End what still runs; heartbeats last, as they go on until everything in hand is settled."""
-        try:
-            await end(loops)
-            self._settler.background.do(self._settler.give_back(self._prefetched.overdue(every=True)))
-            await self._settler.background.wait(GIVE_UP_SECONDS)
-        finally:
-            for task in others:
-                task.cancel()
-        await end(others)
 
     # --- claiming: the waiting ends at once when the worker is told to stop; what comes after that is given back
 
@@ -292,10 +284,7 @@ class AsyncWorker(Working[WorkerQueue]):
         self._come.set()
 
     async def _unless_stopped(self, task: asyncio.Task[T], *others: asyncio.Event) -> T | None:
-        """Wait for a task, or until told to stop; its result where it has come to one. Raises what it raised.
-
-        `others`: what ends the waiting, too.
-        """
+        """The result of a task, if it comes to one before the worker is told to stop, or one of the others is set."""
         ends = [asyncio.create_task(event.wait()) for event in (self._stopping, *others)]
         try:
             await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)

@@ -100,16 +100,11 @@ class Deliveries:
 
     def give_up(self, delivery: Delivery) -> bool:
         """The worker ends without waiting any longer; False if how it ends is decided already."""
-        with self._lock:
-            if delivery.outcome is not None:
-                return False
-            delivery.outcome = self.outlasted if delivery.begun else NOT_BEGUN
-            return True
-
-    # --- what could not be settled by whatever means: another delivery's thread must not wait for that
+        with self._lock:  # which its holder may take again
+            return self.decide(delivery, self.outlasted if delivery.begun else NOT_BEGUN)
 
     def leave(self, delivery: Delivery) -> None:
-        """To be tried again later."""
+        """It could not be settled by whatever means: it is tried again later, and holds up no other thread."""
         with self._lock:
             self._left.append(delivery)
 
@@ -119,10 +114,8 @@ class Deliveries:
             left, self._left = self._left, []
             return left
 
-    # --- heartbeats: a third of the span after the last one
-
     def due(self) -> list[Delivery]:
-        """What is to be extended now."""
+        """What is to be extended now: a third of its span has passed since the last time."""
         now = time.monotonic()
         return [each for each in self.held() if each.span and each.due <= now and not each.claim.settled]
 
@@ -231,9 +224,6 @@ class PrefetchedDeliveries:
         with self._lock:
             since = self._waiting[0][1] if self._waiting else None
         return most if since is None else min(most, max(0.0, since + HELD_SECONDS - time.monotonic()))
-
-
-# --- How many tasks a worker may still claim, where it is to end after so many.
 
 
 class Budget:

@@ -132,13 +132,28 @@ class Tally:
 
     def settled(self, delivery: Delivery, *, success: bool) -> DeliveryResult:
         """The delivery is settled. One whose handler was not called counts as neither."""
-        if delivery.begun:
-            with self._lock:
-                self.finished += success
-                self.failed += not success
-            if not success:
-                _log_failure(delivery)
-            self._call_on_settled(delivery, delivery.progress.outcome)
+        if not delivery.begun:
+            return DeliveryResult.SETTLED
+        with self._lock:
+            self.finished += success
+            self.failed += not success
+        if not success:  # which attempt ended otherwise than well, why, and what follows
+            follows = delivery.progress.follows
+            which = (delivery.claim.task.attempt, delivery.claim.task.id, delivery.claim.queue)
+            match delivery.progress.outcome:
+                case Snooze(delay):
+                    log.info("snoozed for %s: attempt %d of task %r in queue %r, which is not counted", delay, *which)
+                case Retry(error) | Error(error) if follows is not None and follows.state is State.DEAD:
+                    message = "dead: attempt %d of task %r in queue %r failed and was its last: %s"
+                    log.error(message, *which, error_text(error))
+                case Retry(error) | Error(error):
+                    due = None if follows is None else follows.due
+                    when = "" if due is None else f" at {datetime.fromtimestamp(due / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+                    message = "failed: attempt %d of task %r in queue %r, which is tried again%s: %s"
+                    log.info(message, *which, when, error_text(error))
+                case _:
+                    log.info("rolled back by its handler: attempt %d of task %r in queue %r", *which)
+        self._call_on_settled(delivery, delivery.progress.outcome)
         return DeliveryResult.SETTLED
 
     def judge(self, delivery: Delivery, error: BaseException) -> DeliveryResult:
@@ -166,25 +181,6 @@ class Tally:
                 self._on_settled(delivery.claim.task, outcome)
             except Exception:  # noqa: BLE001  whatever a callback of the user's raises
                 log.exception("on_settled failed for task %r", delivery.claim.task.id)
-
-
-def _log_failure(delivery: Delivery) -> None:
-    """Say in the log which attempt ended otherwise than well, why, and what follows."""
-    task, queue, outcome = delivery.claim.task, delivery.claim.queue, delivery.progress.outcome
-    follows = delivery.progress.follows
-    which = (task.attempt, task.id, queue)
-    match outcome:
-        case Snooze(delay):
-            log.info("snoozed for %s: attempt %d of task %r in queue %r, which is not counted", delay, *which)
-        case Retry(error) | Error(error) if follows is not None and follows.state is State.DEAD:
-            log.error("dead: attempt %d of task %r in queue %r failed and was its last: %s", *which, error_text(error))
-        case Retry(error) | Error(error):
-            due = None if follows is None else follows.due
-            when = "" if due is None else f" at {datetime.fromtimestamp(due / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-            message = "failed: attempt %d of task %r in queue %r, which is tried again%s: %s"
-            log.info(message, *which, when, error_text(error))
-        case _:
-            log.info("rolled back by its handler: attempt %d of task %r in queue %r", *which)
 
 
 # --- Watching a worker's queue: what a worker tells its monitor, and Carmine's ready-made one.
@@ -242,9 +238,6 @@ def monitor(
     return look
 
 
-# --- A worker whose queue is not there: it says so once, and waits for the queue to come.
-
-
 class Absence:
     """Whether a worker has logged its queue's absence. One lock guards it: each of its threads may be the first."""
 
@@ -275,8 +268,6 @@ class Absence:
             log.info("worker on queue %r: the queue is there", self._queue)
 
 
-# --- What both workers go by: how long they wait, what ends them, and who they tell what went wrong.
-
 #: How long one claim waits for a task.
 IDLE_SECONDS: Final = 30.0
 #: The same in a worker that ends with the last task, while others are in hand that may be given back.
@@ -286,12 +277,9 @@ MAINTENANCE_SECONDS: Final = 1.0
 #: How long the end of a worker waits beyond the grace for what is in hand to be settled.
 GIVE_UP_SECONDS: Final = 2.0
 
-# --- How a worker waits: its calls and pauses block a thread, or are awaited on an event loop. What both workers do is
-# written once, as coroutines over this.
-
 
 class BlockingCalls:
-    """Blocks the thread; see `run_blocking`."""
+    """How a worker waits: it blocks the thread. What both workers do is written once, as coroutines over this."""
 
     judged: type[BaseException] = BaseException
     """What a try at settling may raise and be tried again for; anything else is meant for the program."""
@@ -331,11 +319,8 @@ class AwaitedCalls(BlockingCalls):
         await asyncio.sleep(seconds)
 
 
-# --- Settling what a worker has in hand: again and again, until it is known to be settled or lost.
-
-
-class Settler(ABC):
-    """Settles deliveries."""
+class Settler:
+    """Settles deliveries: again and again, until each is known to be settled or lost."""
 
     def __init__(self, deliveries: Deliveries, tally: Tally, calls: BlockingCalls) -> None:
         self._deliveries = deliveries
@@ -379,10 +364,6 @@ class Settler(ABC):
         except self._calls.judged as error:
             return self._tally.judge(delivery, error)
         return self._tally.settled(delivery, success=success)
-
-    @abstractmethod
-    def settle_later(self, delivery: Delivery) -> None:
-        """Settle together with others, without waiting for it; it is in hand until that is known."""
 
     def settled(self, delivery: Delivery, success: bool, error: Exception | None) -> None:
         """How a delivery ended that was settled together with others."""
@@ -495,8 +476,6 @@ class Working(ABC, Generic[Q]):
         self._stopping.set()
         return True
 
-    # --- how both differ
-
     @abstractmethod
     def _set_up(self) -> None:
         """Make what it works with."""
@@ -525,8 +504,6 @@ class Working(ABC, Generic[Q]):
     def _wake_idle(self) -> None:
         """Wake who waits for the queue: something is prefetched that can be begun at once."""
 
-    # --- what it tells
-
     def _log_start(self) -> None:
         """Say in the log who begins to work, on what, and with how many tasks in hand at once."""
         chosen = {name: value for name, value in self._choice.items() if value is not None and value != "absolute"}
@@ -536,19 +513,13 @@ class Working(ABC, Generic[Q]):
         log.info(message, self.queue.consumer, self.queue.name, what, self._slots, mode)
 
     def _log_absence(self, error: QueueNotFound, since: int) -> None:
-        """The queue is not there: log it once, to wait for it. Raises `error` where nothing is waited for.
-
-        `since`: see `Absence.warn_absent`.
-        """
+        """The queue is not there: log it once, to wait for it. Raises `error` where nothing is waited for."""
         if self._until_empty:
             raise error
         self._absence.warn_absent(error, since)
 
     def _ended_by(self, error: Exception) -> bool:
-        """Whether what a claim raised ends the worker: it is refused, or no other try would end otherwise.
-
-        Anything else, of the transport or of something foreign in the queue, is logged, and claiming goes on.
-        """
+        """Whether what a claim raised ends the worker: no other try would end otherwise. Anything else is logged."""
         self._look_ended("unavailable")
         if not (isinstance(error, ConfigError) or self._internals.closed):
             self._warn("worker on queue", error)
@@ -559,10 +530,6 @@ class Working(ABC, Generic[Q]):
             self._error = SessionLost("the connection was closed")
             self._error.__cause__ = error
         return True
-
-    def _raise_what_ended_it(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     def _unbegun(self) -> Handled:
         """How a delivery ends whose handler is not called: another task may be handled in its place."""
@@ -592,10 +559,7 @@ class Working(ABC, Generic[Q]):
             return Poll(self.queue.name, size, self._dry_runs, self._last_look)
 
     async def _beat(self, wanted: Callable[[], bool]) -> None:
-        """Extend the claims in hand, each time a third of its span has passed, while `wanted` says so.
-
-        It has a thread or a task of its own, and waits for nothing else.
-        """
+        """Extend the claims in hand, each in time, while `wanted` says so. It waits for nothing else."""
         while wanted():
             self._pulse.clear()
             for delivery in self._deliveries.due():
@@ -607,8 +571,6 @@ class Working(ABC, Generic[Q]):
                 else:
                     self._deliveries.beaten(delivery, good=True)
             await self._calls.wait(self._pulse, self._deliveries.seconds_until_extension(MAINTENANCE_SECONDS))
-
-    # --- claiming
 
     async def _check_wanted(self) -> None:
         """Raise `ConfigError` for what the queue refuses. One that is not there can refuse nothing yet."""

@@ -172,7 +172,8 @@ class Worker(Working[BlockingWorkerQueue]):
         self._over.set()
         if self._absence.noticed:
             self._internals.wake()  # whoever waits for the queue still
-        self._raise_what_ended_it()
+        if self._error is not None:
+            raise self._error
 
     def _alive(self) -> threading.Thread | None:
         """A thread that is still at work; of a worker without any, the keeper."""
