@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Generator
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self
 
 from ...environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
@@ -363,9 +362,7 @@ class Client(ClientMethods, SyncApi[str]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -397,9 +394,7 @@ class AsyncZkmq(ClientMethods, AsyncApi[str]):
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def queue(self, name: str) -> AsyncQueue:

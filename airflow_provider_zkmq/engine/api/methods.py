@@ -12,7 +12,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from types import MethodType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from ..core.claim.claim import ClaimRequest
 from ..core.context import Claimed, Context
@@ -26,6 +26,8 @@ from .claim_handles import ClaimHandle, handed_over, handed_over_async
 S = TypeVar("S")
 T = TypeVar("T")
 C = TypeVar("C")
+Requests: TypeAlias = Callable[[S], Procedure[ClaimRequest]]
+Choosing: TypeAlias = Callable[[list[C]], T]
 
 
 class Api(Generic[S]):
@@ -85,16 +87,11 @@ class SyncClaiming(SyncApi[S], Generic[S, C]):
     def _receive(self, context: Context, claimed: Claimed) -> C:
         """What the caller gets for a claim. May neither block nor fail."""
 
-    def _take(
-        self,
-        make_request: Callable[[S], Procedure[ClaimRequest]],
-        choose: Callable[[list[C]], T],
-        call_deadline: CallDeadline | None = None,
-    ) -> T:
+    def _take(self, make_request: Requests[S], choose: Choosing[C, T], call_deadline: CallDeadline | None = None) -> T:
         """Claim what is asked for; the caller gets what `choose` makes of the claims.
 
-        After `deliver`, inside of `handed_over`, nothing may happen but returns: an interrupt is raised at the next call
-        or end of a ``with`` block, and would lose a claim that the client does not remember any more.
+        After `deliver`, inside of `handed_over`, nothing may happen but returns: an interrupt is raised at the next
+        call or end of a ``with`` block, and would lose a claim that the client does not remember any more.
         """
         call_deadline = call_deadline or self._session.call_deadline()
         request = run(self._session, make_request(self._subject), call_deadline)
@@ -111,10 +108,7 @@ class AsyncClaiming(AsyncApi[S], Generic[S, C]):
         """What the caller gets for a claim. May not fail."""
 
     async def _take(
-        self,
-        make_request: Callable[[S], Procedure[ClaimRequest]],
-        choose: Callable[[list[C]], T],
-        call_deadline: CallDeadline | None = None,
+        self, make_request: Requests[S], choose: Choosing[C, T], call_deadline: CallDeadline | None = None
     ) -> T:
         """Claim what is asked for. Cancelled, it gives back all that it took."""
         call_deadline = call_deadline or self._session.call_deadline()
@@ -133,17 +127,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class SyncAndAsync(Generic[S, P, A, B]):
-    """Two functions of one name: the blocking API's, which returns an `A`, and the awaited one's, which returns a `B`.
+    """Two functions of one name: the blocking API's, which returns an `A`, and the awaited one's, a `B`."""
 
-    `returns`: what the blocking one is shown to return, instead of what its annotations say.
-    """
-
-    def __init__(self, sync: Callable[..., Any], awaited: Callable[..., Any], returns: str | None = None) -> None:
+    def __init__(self, sync: Callable[..., Any], awaited: Callable[..., Any]) -> None:
         self.functions: Final = (sync, awaited)
-        texts = () if returns is None else (returns, returns.replace("Claim", "AsyncClaim"))
-        for function, text in zip(self.functions, texts, strict=False):
-            signature = inspect.signature(function).replace(return_annotation=text)
-            function.__signature__ = signature  # type: ignore[attr-defined]
 
     def __set_name__(self, owner: type, name: str) -> None:
         for function in self.functions:
@@ -194,7 +181,8 @@ def claiming(
     async def awaited(self: AsyncClaiming[S, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
         return await self._take(lambda subject: make_request(subject, *args, **kwargs), choose)
 
-    return SyncAndAsync(shown(sync, make_request), shown(awaited, make_request), returns)
+    shown(awaited, make_request, returns=returns.replace("Claim", "AsyncClaim"))
+    return SyncAndAsync(shown(sync, make_request, returns=returns), awaited)
 
 
 def settling(
@@ -208,8 +196,11 @@ def settling(
     return verb(shown(of_handle, procedure, 2))
 
 
-def shown(function: F, procedure: Callable[..., Any], taken: int = 1) -> F:
-    """A function that shows a procedure's documentation, result and parameters, less the first `taken` ones."""
+def shown(function: F, procedure: Callable[..., Any], taken: int = 1, returns: str | None = None) -> F:
+    """A function that shows a procedure's documentation, result and parameters, less the first `taken` ones.
+
+    `returns`: what it is shown to return instead.
+    """
     signature, own = inspect.signature(procedure), inspect.signature(function)
     leading = [
         parameter.replace(
@@ -220,8 +211,8 @@ def shown(function: F, procedure: Callable[..., Any], taken: int = 1) -> F:
         if parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
     ]
     rest = list(signature.parameters.values())[taken:]
-    returned: object = signature.return_annotation
-    if str(returned).startswith("Procedure["):  # what it returns at its end; `claiming` says what a request comes to
+    returned: object = returns or signature.return_annotation
+    if str(returned).startswith("Procedure["):  # what it returns at its end
         returned = str(returned).removeprefix("Procedure[").removesuffix("]")
     functools.update_wrapper(function, procedure)
     signature = signature.replace(parameters=[*leading, *rest], return_annotation=returned)

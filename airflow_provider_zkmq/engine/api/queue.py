@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Coroutine
 from functools import cached_property, partial
 from operator import itemgetter
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar
 
 from ..core.claim.claim import (
@@ -121,9 +120,7 @@ class Claims(LoopOf[C]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -179,9 +176,7 @@ class AsyncClaims(LoopOf[C]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
@@ -224,7 +219,8 @@ def claim_loop(
         self._mark_used()
         return AsyncClaims(self._session, request(self._subject, *args, **kwargs), self._receive)
 
-    return SyncAndAsync(shown(sync, request), shown(awaited, request), "Claims[Claim]")
+    shown(awaited, request, returns="AsyncClaims[AsyncClaim]")
+    return SyncAndAsync(shown(sync, request, returns="Claims[Claim]"), awaited)
 
 
 T = TypeVar("T")

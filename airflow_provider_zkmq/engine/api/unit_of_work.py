@@ -27,7 +27,10 @@ from ..working.async_worker import OF_CALLS
 from ..zk.connection import CallDeadline, left
 from ..zk.session import Session
 from .claim_handles import UNKNOWN_SESSION, ClaimHandle, task_of
-from .methods import Api, AsyncClaiming, SyncAndAsync, SyncClaiming, claiming, verb
+from .methods import Api, AsyncClaiming, Choosing, Requests, SyncAndAsync, SyncClaiming, claiming, verb
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Transaction:
@@ -119,12 +122,6 @@ class Transaction:
         self.open = False
         for context in tuple(self._contexts):
             context.signal.fire()
-
-
-# --- ZkQueue's `UnitOfWork`, blocking and on an event loop.
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 
 def _taking(
@@ -259,10 +256,7 @@ class UnitOfWork(TransactionMethods, SyncClaiming[Transaction, Task]):
             self._turn.release()
 
     def _take(
-        self,
-        make_request: Callable[[Transaction], Procedure[ClaimRequest]],
-        choose: Callable[[list[Task]], T],
-        call_deadline: CallDeadline | None = None,
+        self, make_request: Requests[Transaction], choose: Choosing[Task, T], call_deadline: CallDeadline | None = None
     ) -> T:
         """Claim what is asked for; the subject remembers it, so an interrupt after the handing over loses nothing."""
         call_deadline = self._take_turn()
@@ -309,10 +303,7 @@ class AsyncUnitOfWork(TransactionMethods, AsyncClaiming[Transaction, Task]):
             self._turn.release()
 
     async def _take(
-        self,
-        make_request: Callable[[Transaction], Procedure[ClaimRequest]],
-        choose: Callable[[list[Task]], T],
-        call_deadline: CallDeadline | None = None,
+        self, make_request: Requests[Transaction], choose: Choosing[Task, T], call_deadline: CallDeadline | None = None
     ) -> T:
         call_deadline = await self._take_turn()
         try:

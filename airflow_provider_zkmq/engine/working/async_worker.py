@@ -216,7 +216,7 @@ class AsyncWorker(Working[WorkerQueue]):
         """From its beginning to its end. What goes on beside the handling of tasks waits for nothing of the others."""
         duties: list[Coroutine[Any, Any, None]] = [self._keep()]
         if self._extends:
-            duties.append(self._beat(lambda: True))
+            duties.append(self._keep_extending(lambda: True))
         if self._monitor is not None:
             duties.append(self._watch(self._monitor))
         others: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in duties]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from ..core.model.policy import Error, Retry, Snooze, Success
 from ..core.model.selectors import FilterMethods, Selector
@@ -23,7 +23,7 @@ from ..core.read.inspect import Task
 from ..core.tasks.outcome import Handled, error_text
 from ..errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, SessionLost, TransportError, ZkmqError
 from ..log import log
-from ..protocols import WorkerClaim, WorkerQueue, WorkerTransaction
+from ..protocols import Choice, ClaimOptions, WorkerClaim, WorkerQueue, WorkerTransaction
 from .deliveries import NOT_BEGUN, Budget, Deliveries, Delivery, Handler, PrefetchedDeliveries, Settled
 
 # --- One task, handled: what its handler gets, and what becomes of what it returns or raises.
@@ -417,7 +417,7 @@ class Working(ABC, Generic[Q]):
             msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
             raise ConfigError(msg)
         self._transactional = transactional
-        self._choice: dict[str, Any] = {"node": node, "filter_method": filter_method, "selector": selector}
+        self._choice = Choice(node=node, filter_method=filter_method, selector=selector)
         self._lease, self._throttle = optional_seconds("lease", lease), seconds("throttle", throttle)
         self.grace = seconds("grace", grace)
         most = whole_number("prefetch", prefetch, 0)
@@ -558,7 +558,7 @@ class Working(ABC, Generic[Q]):
         with self._looking:
             return Poll(self.queue.name, size, self._dry_runs, self._last_look)
 
-    async def _beat(self, wanted: Callable[[], bool]) -> None:
+    async def _keep_extending(self, wanted: Callable[[], bool]) -> None:
         """Extend the claims in hand, each in time, while `wanted` says so. It waits for nothing else."""
         while wanted():
             self._pulse.clear()
@@ -642,12 +642,9 @@ class Working(ABC, Generic[Q]):
         return deliveries[0] if deliveries else None
 
     async def _claim_many(self, most: int, timeout: float, **stopping: Callable[[], bool]) -> Sequence[WorkerClaim]:
-        options: dict[str, Any] = {**self._choice, "lease": self._lease, "timeout": timeout, **stopping}
+        options = cast("ClaimOptions", {**self._choice, "lease": self._lease, "timeout": timeout, **stopping})
         if most > 1:
-            claims: Sequence[WorkerClaim] = await self._calls.result(
-                self.queue.claim_many(most, **options, prefetch=True)
-            )
-            return claims
+            return list(await self._calls.result(self.queue.claim_many(most, **options, prefetch=True)))
         claim = await self._calls.result(self.queue.claim(**options))
         return [] if claim is None else [claim]
 

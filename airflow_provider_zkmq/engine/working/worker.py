@@ -253,7 +253,7 @@ class Worker(Working[BlockingWorkerQueue]):
     def _run_heartbeat(self) -> None:
         """Until the last handler has returned and what it did is settled, or was given up, also after `stop`."""
         wanted = lambda: not self._over.is_set() and (self._alive() is not None or bool(self._deliveries))  # noqa: E731
-        run_blocking(self._beat(wanted))
+        run_blocking(self._keep_extending(wanted))
 
     def _watch(self, monitor: Monitor) -> None:
         while self._goes_on() and not self._stopping.wait(MAINTENANCE_SECONDS):
