@@ -54,7 +54,11 @@ class Tls:
             raise ConfigError(msg)
         for name in ("ca", "cert", "key"):
             path = getattr(self, name)
-            if path is not None and not _is_file(path):
+            try:
+                readable = path is None or Path(path).is_file()
+            except (OSError, ValueError):  # their messages hold the path, which may be the key itself
+                readable = False
+            if not readable:
                 msg = f"tls {name} {_as_path(path)} is not a readable file: give the path of a PEM file"
                 raise ConfigError(msg)
         if not isinstance(self.key_password, str | None):
@@ -118,19 +122,19 @@ _SPANS = tuple(spec.name for spec in fields(ConnectionConfig) if spec.name.endsw
 
 def check_hosts(hosts: object) -> str:
     """``host:port,host:port`` each with its port, 2181 where none is given. Raises `ConfigError`."""
-    parts = [_with_port(part.strip()) for part in hosts.split(",")] if isinstance(hosts, str) else []
-    if not parts or None in parts:
+    checked: list[str] = []
+    for part in hosts.split(",") if isinstance(hosts, str) else ():
+        host = _HOST.match(part.strip())
+        port = int((host and host[2]) or 2181)
+        if host is None or not 1 <= port <= 65_535:
+            checked = []
+            break
+        checked.append(f"{host[1]}:{port}")
+    if not checked:
         shown = re.sub(r"(?s).*@", "…@", hosts) if isinstance(hosts, str) else type(hosts).__name__
         msg = f"hosts {shown!r} is not understood: write 'host:port' or 'host1:port,host2:port'"
         raise ConfigError(msg)
-    return ",".join(filter(None, parts))
-
-
-def _with_port(part: str) -> str | None:
-    """A host with its port; None for what is none."""
-    host = _HOST.match(part)
-    port = int((host and host[2]) or 2181)
-    return f"{host[1]}:{port}" if host and 1 <= port <= 65_535 else None
+    return ",".join(checked)
 
 
 def _auth(value: object) -> tuple[str, str] | None:
@@ -144,29 +148,18 @@ def _auth(value: object) -> tuple[str, str] | None:
         if user == "digest" and ":" in password:
             user, password = password.split(":", 1)
         if ":" not in user:
-            _check_sendable(user, password)
+            # What cannot be sent would end the connection's thread, or have every server drop the connection.
+            try:
+                size = len(f"{user}:{password}".encode())
+                why = f"has {size:,} bytes, more than {_LONGEST_AUTH:,}" if size > _LONGEST_AUTH else None
+            except UnicodeEncodeError:
+                why = "cannot be written as UTF-8"
+            if why:
+                msg = f"auth is not understood: what is given {why}"
+                raise ConfigError(msg) from None
             return user, password
     msg = "auth is not understood: give 'user:password' or (user, password), the user without a colon"
     raise ConfigError(msg)
-
-
-def _check_sendable(user: str, password: str) -> None:
-    """Raise `ConfigError` for what would end the connection's thread, or have every server drop the connection."""
-    try:
-        size = len(f"{user}:{password}".encode())
-    except UnicodeEncodeError:
-        size = None
-    if size is None or size > _LONGEST_AUTH:
-        why = "cannot be written as UTF-8" if size is None else f"has {size:,} bytes, more than {_LONGEST_AUTH:,}"
-        msg = f"auth is not understood: what is given {why}"
-        raise ConfigError(msg) from None
-
-
-def _is_file(path: Any) -> bool:
-    try:
-        return Path(path).is_file()
-    except (OSError, ValueError):  # their messages hold the path, which may be the key itself
-        return False
 
 
 def _as_path(path: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 from .core.model.selectors import FilterMethods, Selector
 from .core.model.values import Duration
@@ -93,6 +93,22 @@ class WorkerClaim(Protocol):
         """A transaction with this claim in it, as a handler gets it."""
 
 
+class Choice(TypedDict, total=False):
+    """Which tasks fit, in the terms of a queue's `claim`."""
+
+    node: Mapping[str, object] | None
+    filter_method: FilterMethods
+    selector: Selector | str | None
+
+
+class ClaimOptions(Choice, total=False):
+    """What else a claim is told."""
+
+    timeout: Duration
+    lease: Duration | None
+    stopping: Callable[[], bool]
+
+
 class WorkerInternals(Protocol):
     """What a worker needs of a queue that is not public (`engine.internals`). Calls that return `Any` block, or not."""
 
@@ -100,12 +116,7 @@ class WorkerInternals(Protocol):
     def closed(self) -> bool:
         """Whether the queue's connection has been closed: nothing can be done with it any more."""
 
-    def check_wanted(
-        self,
-        node: Mapping[str, object] | None = None,
-        filter_method: FilterMethods = "absolute",
-        selector: Selector | str | None = None,
-    ) -> Any:
+    def check_wanted(self, **choice: Unpack[Choice]) -> Any:
         """Raise `ConfigError` for what the queue's declarations refuse, `QueueNotFound` where there is none."""
 
     def pending(self) -> Any:
@@ -114,15 +125,11 @@ class WorkerInternals(Protocol):
     def run_maintenance(self) -> Any:
         """Rescue and promote what is due, as a claim would."""
 
-
-class BlockingWorkerInternals(WorkerInternals, Protocol):
-    """What the threads of a worker need of a queue besides."""
-
     @property
     def changes(self) -> int:
         """How often the queue has changed, as far as its client was told."""
 
-    def wait_for_change(self, seen: int, timeout: Duration) -> bool:
+    def wait_for_change(self, seen: int, timeout: Duration) -> Any:
         """Wait until `changes` is more than `seen`, or the queue is woken, at most `timeout` seconds."""
 
     def wake(self) -> None:
@@ -143,33 +150,13 @@ class WorkerQueue(Protocol):
     def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = ...) -> Any:
         """Whether the queue is there; waits for it at most `timeout` seconds (None: to the end), until `stopping`."""
 
-    def claim(
-        self,
-        node: Mapping[str, object] | None = None,
-        filter_method: FilterMethods = "absolute",
-        *,
-        selector: Selector | str | None = None,
-        timeout: Duration = 0,
-        lease: Duration | None = None,
-        stopping: Callable[[], bool] = ...,
-    ) -> Any:
+    def claim(self, **options: Unpack[ClaimOptions]) -> Any:
         """Take the first task that fits, a `WorkerClaim` or None, waiting at most `timeout` seconds.
 
         It ends when `stopping` says so, or gives back what it took when it is cancelled.
         """
 
-    def claim_many(
-        self,
-        n: int,
-        node: Mapping[str, object] | None = None,
-        filter_method: FilterMethods = "absolute",
-        *,
-        selector: Selector | str | None = None,
-        timeout: Duration = 0,
-        lease: Duration | None = None,
-        stopping: Callable[[], bool] = ...,
-        prefetch: bool = False,
-    ) -> Any:
+    def claim_many(self, n: int, *, prefetch: bool = False, **options: Unpack[ClaimOptions]) -> Any:
         """Take the first `n` tasks that fit, or as many as there are, waiting at most `timeout` seconds for the first.
 
         `prefetch`: the handling of all but the first begins later; see `WorkerClaim.begin`.
@@ -182,5 +169,5 @@ class WorkerQueue(Protocol):
 class BlockingWorkerQueue(WorkerQueue, Protocol):
     """A queue whose calls block, as the threads of a worker need it."""
 
-    def __internals__(self) -> BlockingWorkerInternals:
-        """What is not public."""
+    def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = ...) -> bool:
+        """See `WorkerQueue.exists`."""

@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine import AsyncWorker, ClaimLost, ConfigError, Su
 from airflow_provider_zkmq.engine.blocking import run_blocking
 from airflow_provider_zkmq.engine.working import async_worker, deliveries
 from airflow_provider_zkmq.engine.working.async_worker import Background
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery, PrefetchedDeliveries, WorkerOptions
+from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery, PrefetchedDeliveries
 from tests.integration.fronts import KINDS
 from tests.support import eventually
 from tests.unit.listed import Made, workers
@@ -86,12 +86,9 @@ def requested(count: int) -> ClaimRequest:
     return ClaimRequest(*(ListClaim() for _ in range(count)))
 
 
-def options(**given: Any) -> WorkerOptions:
-    usual: dict[str, Any] = {
-        "threads": 1, "node": None, "filter_method": "absolute", "selector": None, "grace": 1, "transactional": False,
-        "lease": None, "heartbeat": True, "throttle": 0, "prefetch": 32,
-    }  # fmt: skip
-    return WorkerOptions.of(**(usual | given))
+def prefetched(**given: Any) -> PrefetchedDeliveries:
+    """What a worker has prefetched that was made with these options: nothing."""
+    return Worker(requested(0), print, **given)._prefetched
 
 
 def ends(queue: Any) -> list[Any]:
@@ -117,7 +114,7 @@ def test_how_many_are_claimed_follows_from_how_fast_handlers_are(subtests: pytes
         ({"heartbeat": False}, [0.0], [1]),
     ):
         with subtests.test(given=given, seconds=seconds):
-            taken: PrefetchedDeliveries = PrefetchedDeliveries(options(**given))
+            taken = prefetched(**given)
             seen = [taken.room]
             for each in seconds:
                 taken.handled(each)
@@ -125,12 +122,12 @@ def test_how_many_are_claimed_follows_from_how_fast_handlers_are(subtests: pytes
             assert seen == [1, *rooms]
     for wrong in (-1, 1.5, "2", True):
         with subtests.test(prefetch=wrong), pytest.raises(ConfigError, match="prefetch"):
-            options(prefetch=wrong)
+            prefetched(prefetch=wrong)
 
 
 def test_what_waits_comes_in_order_and_is_overdue_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what has waited for too long is given back."""
-    taken: PrefetchedDeliveries = PrefetchedDeliveries(options())
+    taken = prefetched()
     first, second, third = (Delivery(ListClaim(prefetched=True), None) for _ in range(3))
     taken.put([first, second])
     assert (taken.overdue(), taken.until_overdue(0.5)) == ([], 0.5)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -21,8 +21,6 @@ from ..zk.connection import CallDeadline
 from ..zk.drivers import arun, run
 from ..zk.session import Session
 
-# --- Calls that block, in a thread of their own beside the event loop.
-
 T = TypeVar("T")
 
 
@@ -32,28 +30,19 @@ async def in_thread(call: Callable[[], T]) -> T:
     Not on the loop's own threads: of those there are few, so that many clients that wait for one server would wait
     behind one another.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]  # what was returned
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
 
     def work() -> None:
-        result, failure = None, None
         try:
             result = call()
         except BaseException as error:  # noqa: BLE001  it is the caller's
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, result, failure)
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
     threading.Thread(target=work, name="zkmq-aside", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
 # --- A claim in a caller's hand: what claims of both APIs, workers and transactions know of it.
@@ -115,11 +104,9 @@ DELIVERY_SECONDS: Final = 1.0
 def handed_over(
     session: Session, request: ClaimRequest, receive: Callable[[list[Claimed]], T], call_deadline: CallDeadline
 ) -> T:
-    """Claim, and hand what `receive` makes of it to the caller; cut off, the client gives it back before it claims.
+    """Claim, and hand what `receive` makes of it to the caller: all of it, or none.
 
-    What was claimed together is delivered by one statement: the caller has all of it, or none.
-
-    Since it may never claim again, that is also done in the background, as soon as there is a connection.
+    Cut off, the client gives it back before it claims again, and in the background as soon as there is a connection.
     Nothing that an interrupt could cut in two stands between `deliver` and the return.
     """
     context, caller = request.context, Caller()

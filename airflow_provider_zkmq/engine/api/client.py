@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Generator
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self
 
 from ...environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
@@ -73,13 +72,9 @@ def _finish_pending(session: Session, context: Context) -> None:
                 context.pending.finishing = False
                 return
         if _goes_on(session, context):
-            session.changed.wait(seen, max(least, _pause(session, context)))
-
-
-def _pause(session: Session, context: Context) -> float:
-    """How long what is pending, or deferred meanwhile, may wait unless the connection changes."""
-    with session.memory:
-        return until_due(context, RETRY_SECONDS if session.connected.is_set() else LOOK_SECONDS)
+            with session.memory:  # what is pending, or deferred meanwhile, may wait so long
+                pause = until_due(context, RETRY_SECONDS if session.connected.is_set() else LOOK_SECONDS)
+            session.changed.wait(seen, max(least, pause))
 
 
 def _goes_on(session: Session, context: Context) -> bool:
@@ -94,13 +89,13 @@ def _goes_on(session: Session, context: Context) -> bool:
         return context.pending.finishing
 
 
-# --- What a client lends to the procedures on one of its queues: time, chance, its session, and a memory to begin with.
+def new_context(session: Session, queue: str, clock: Clock | None = None) -> Context:
+    """A client's empty memory of one queue, and what it lends to procedures. Raises `ConfigError`.
 
-
-def new_context(session: Session, queue: str, consumer_name: str | None = None, clock: Clock | None = None) -> Context:
-    """A client's empty memory of one queue; `clock`: the server's, as its queues know it. Raises `ConfigError`."""
+    `clock`: the server's, as its queues know it.
+    """
     config = session.config
-    name = consumer_name or f"{socket.gethostname().split('.')[0][:40]}-{os.getpid()}"
+    name = f"{socket.gethostname().split('.')[0][:40]}-{os.getpid()}"
     context = Context(
         queue=queue,
         root=config.root,
@@ -214,7 +209,13 @@ class MaintenanceThread:
                 pause = ERROR_PAUSE
             if not self._stopped.is_set():
                 self._wake.wait(pause)
-        self._look_at_the_rest()
+        # The client is being closed: the queues that it has used for less than a second are looked at now. So do
+        # clients clean up, too, that live no longer than one enqueue.
+        with self._lock:
+            rest = [context for name, (_, context) in self._due.items() if name not in self._seen]
+        for context in rest:
+            if self._session.connected.is_set() and not self._session.closed:
+                self._look(context)
 
     def _round(self) -> float:
         """Look at what is due; returns the seconds until the next is. Without a connection it waits for that."""
@@ -234,17 +235,6 @@ class MaintenanceThread:
             nearest = min((due for due, _ in self._due.values()), default=time.monotonic() + ERROR_PAUSE)
         return max(0.0, min(MAX_PAUSE, nearest - time.monotonic()))
 
-    def _look_at_the_rest(self) -> None:
-        """The client is being closed: the queues that it has used for less than a second are looked at now.
-
-        So do clients clean up, too, that live no longer than one enqueue.
-        """
-        with self._lock:
-            rest = [context for name, (_, context) in self._due.items() if name not in self._seen]
-        for context in rest:
-            if self._session.connected.is_set() and not self._session.closed:
-                self._look(context)
-
     def _look(self, context: Context) -> float:
         """Clean up if it is due; returns the seconds until the next look."""
         self._seen.add(context.queue)
@@ -262,9 +252,6 @@ class MaintenanceThread:
                 log.warning("clean-up of queue %r: %s", context.queue, error, exc_info=not isinstance(error, ZkmqError))
         spread = random.uniform(0, min(MAX_SPREAD, SPREAD * interval))  # noqa: S311  no secret, only spread
         return max(MIN_PAUSE, pause + spread)
-
-
-# --- The clients of both APIs: a connection to ZooKeeper and the queues on it.
 
 
 class ClientMethods(Api[str]):
@@ -375,9 +362,7 @@ class Client(ClientMethods, SyncApi[str]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -409,9 +394,7 @@ class AsyncZkmq(ClientMethods, AsyncApi[str]):
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def queue(self, name: str) -> AsyncQueue:

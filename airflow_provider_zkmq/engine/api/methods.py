@@ -7,30 +7,27 @@ parameters (less the subject, which the API provides), its documentation and the
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
-from operator import itemgetter
 from types import MethodType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from ..core.claim.claim import ClaimRequest
 from ..core.context import Claimed, Context
 from ..core.protocol import Procedure
 from ..errors import TransportError, ZkmqError
-from ..zk.connection import CallDeadline, left
+from ..zk.connection import CallDeadline
 from ..zk.drivers import arun, run
 from ..zk.session import Session
 from .claim_handles import ClaimHandle, handed_over, handed_over_async
 
-# --- The two kinds of API: objects whose calls block, and objects whose calls are awaited.
-
 S = TypeVar("S")
 T = TypeVar("T")
 C = TypeVar("C")
+Requests: TypeAlias = Callable[[S], Procedure[ClaimRequest]]
+Choosing: TypeAlias = Callable[[list[C]], T]
 
 
 class Api(Generic[S]):
@@ -90,17 +87,11 @@ class SyncClaiming(SyncApi[S], Generic[S, C]):
     def _receive(self, context: Context, claimed: Claimed) -> C:
         """What the caller gets for a claim. May neither block nor fail."""
 
-    def _take(
-        self,
-        make_request: Callable[[S], Procedure[ClaimRequest]],
-        choose: Callable[[list[C]], T],
-        call_deadline: CallDeadline | None = None,
-    ) -> T:
+    def _take(self, make_request: Requests[S], choose: Choosing[C, T], call_deadline: CallDeadline | None = None) -> T:
         """Claim what is asked for; the caller gets what `choose` makes of the claims.
 
-        After `deliver`, inside of `handed_over`, nothing may happen but returns: an interrupt of the calling thread is
-        raised at the next call or end of a ``with`` block; one that fell there would lose a claim that the client does
-        not remember any more.
+        After `deliver`, inside of `handed_over`, nothing may happen but returns: an interrupt is raised at the next
+        call or end of a ``with`` block, and would lose a claim that the client does not remember any more.
         """
         call_deadline = call_deadline or self._session.call_deadline()
         request = run(self._session, make_request(self._subject), call_deadline)
@@ -117,10 +108,7 @@ class AsyncClaiming(AsyncApi[S], Generic[S, C]):
         """What the caller gets for a claim. May not fail."""
 
     async def _take(
-        self,
-        make_request: Callable[[S], Procedure[ClaimRequest]],
-        choose: Callable[[list[C]], T],
-        call_deadline: CallDeadline | None = None,
+        self, make_request: Requests[S], choose: Choosing[C, T], call_deadline: CallDeadline | None = None
     ) -> T:
         """Claim what is asked for. Cancelled, it gives back all that it took."""
         call_deadline = call_deadline or self._session.call_deadline()
@@ -130,213 +118,76 @@ class AsyncClaiming(AsyncApi[S], Generic[S, C]):
         return await handed_over_async(self._session, request, receive, call_deadline)
 
 
-class SyncInTurn(SyncClaiming[S, C]):
-    """A blocking API whose calls are carried out one after the other, from whichever threads they come.
-
-    A call waits for its turn as long as it would for a server. Raises `Unavailable` past that: it has sent nothing.
-    """
-
-    def __init__(self, session: Session, subject: S) -> None:
-        super().__init__(session, subject)
-        self._turn = threading.RLock()
-
-    def _carry_out(self, call: Callable[[S], Procedure[T]], call_deadline: CallDeadline | None = None) -> T:
-        """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
-        call_deadline = self._begin()
-        try:
-            return super()._carry_out(call, call_deadline)
-        finally:
-            self._turn.release()
-
-    def _take(
-        self,
-        make_request: Callable[[S], Procedure[ClaimRequest]],
-        choose: Callable[[list[C]], T],
-        call_deadline: CallDeadline | None = None,
-    ) -> T:
-        """Claim what is asked for; the subject remembers it, so an interrupt after the handing over loses nothing."""
-        call_deadline = self._begin()
-        try:
-            return super()._take(make_request, choose, call_deadline)
-        finally:
-            self._turn.release()
-
-    def _begin(self) -> CallDeadline:
-        call_deadline = self._session.call_deadline()
-        call_deadline.begin()
-        if not self._turn.acquire(timeout=left(call_deadline.deadline())):
-            raise self._session.unavailable(call_deadline.limit)
-        return call_deadline
-
-
-class AsyncInTurn(AsyncClaiming[S, C]):
-    """An awaited API whose calls are carried out one after the other, from whichever coroutines they come."""
-
-    def __init__(self, session: Session, subject: S) -> None:
-        super().__init__(session, subject)
-        self._turn = asyncio.Lock()
-
-    async def _carry_out(self, call: Callable[[S], Procedure[T]], call_deadline: CallDeadline | None = None) -> T:
-        """Carry out the procedure that `call` makes of the subject, when it is this call's turn."""
-        call_deadline = await self._begin()
-        try:
-            return await super()._carry_out(call, call_deadline)
-        finally:
-            self._turn.release()
-
-    async def _take(
-        self,
-        make_request: Callable[[S], Procedure[ClaimRequest]],
-        choose: Callable[[list[C]], T],
-        call_deadline: CallDeadline | None = None,
-    ) -> T:
-        """Claim what is asked for, when it is this call's turn."""
-        call_deadline = await self._begin()
-        try:
-            return await super()._take(make_request, choose, call_deadline)
-        finally:
-            self._turn.release()
-
-    async def _begin(self) -> CallDeadline:
-        call_deadline = self._session.call_deadline()
-        call_deadline.begin()
-        try:
-            async with asyncio.timeout(left(call_deadline.deadline())):
-                await self._turn.acquire()
-        except TimeoutError:
-            raise self._session.unavailable(call_deadline.limit) from None
-        return call_deadline
-
-
 # --- Verbs: one procedure is a blocking method of one API and a coroutine of the other.
 
 P = ParamSpec("P")
+A = TypeVar("A")
+B = TypeVar("B")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class SyncAndAsync:
-    """Two functions of one name: the blocking API's and the awaited one's. Subclasses say what their types are.
+class SyncAndAsync(Generic[S, P, A, B]):
+    """Two functions of one name: the blocking API's, which returns an `A`, and the awaited one's, a `B`."""
 
-    `returns`: what the two are shown to return, instead of what their annotations say.
-    """
-
-    def __init__(self, sync: Callable[..., Any], awaited: Callable[..., Any], *returns: str) -> None:
+    def __init__(self, sync: Callable[..., Any], awaited: Callable[..., Any]) -> None:
         self.functions: Final = (sync, awaited)
-        for function, text in zip(self.functions, returns, strict=bool(returns)):
-            signature = inspect.signature(function).replace(return_annotation=text)
-            function.__signature__ = signature  # type: ignore[attr-defined]
 
     def __set_name__(self, owner: type, name: str) -> None:
         for function in self.functions:
             function.__name__, function.__qualname__ = name, f"{owner.__qualname__}.{name}"
 
-    def of(self, api: object, owner: type) -> Any:
+    @overload
+    def __get__(self, api: SyncApi[S], owner: type) -> Callable[P, A]: ...
+    @overload
+    def __get__(self, api: AsyncApi[S], owner: type) -> Callable[P, B]: ...
+    @overload
+    def __get__(self, api: None, owner: type[SyncApi[S]]) -> Callable[Concatenate[SyncApi[S], P], A]: ...
+    @overload
+    def __get__(self, api: None, owner: type[AsyncApi[S]]) -> Callable[Concatenate[AsyncApi[S], P], B]: ...
+    def __get__(self, api: object, owner: type) -> Any:
         """The function of one API, bound where it is asked of an object."""
         function = self.functions[issubclass(owner, AsyncApi)]
         return function if api is None else MethodType(function, api)
 
 
-class verb(SyncAndAsync, Generic[S, P, T]):  # noqa: N801  reads like a decorator
+def verb(
+    procedure: Callable[Concatenate[S, P], Procedure[T]], *, marks_used: bool = False
+) -> SyncAndAsync[S, P, T, Coroutine[Any, Any, T]]:
     """A procedure on an API's subject. `marks_used`: its queue takes part in clean-up from the first call on."""
 
-    def __init__(self, procedure: Callable[Concatenate[S, P], Procedure[T]], *, marks_used: bool = False) -> None:
-        def sync(self: SyncApi[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
-            if marks_used:
-                self._mark_used()
-            return self._carry_out(lambda subject: procedure(subject, *args, **kwargs))
+    def sync(self: SyncApi[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if marks_used:
+            self._mark_used()
+        return self._carry_out(lambda subject: procedure(subject, *args, **kwargs))
 
-        async def awaited(self: AsyncApi[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
-            if marks_used:
-                self._mark_used()
-            return await self._carry_out(lambda subject: procedure(subject, *args, **kwargs))
+    async def awaited(self: AsyncApi[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if marks_used:
+            self._mark_used()
+        return await self._carry_out(lambda subject: procedure(subject, *args, **kwargs))
 
-        super().__init__(shown(sync, procedure), shown(awaited, procedure))
-
-    @overload
-    def __get__(self, api: SyncApi[S], owner: type) -> Callable[P, T]: ...
-    @overload
-    def __get__(self, api: AsyncApi[S], owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    @overload
-    def __get__(self, api: None, owner: type[SyncApi[S]]) -> Callable[Concatenate[SyncApi[S], P], T]: ...
-    @overload
-    def __get__(
-        self, api: None, owner: type[AsyncApi[S]]
-    ) -> Callable[Concatenate[AsyncApi[S], P], Coroutine[Any, Any, T]]: ...
-    def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of an API's class."""
-        function = self.functions[issubclass(owner, AsyncApi)]
-        return function if api is None else MethodType(function, api)
+    return SyncAndAsync(shown(sync, procedure), shown(awaited, procedure))
 
 
-def first(claims: list[C]) -> C | None:
-    """The one claim that was asked for, if there was one."""
-    return claims[0] if claims else None
+def claiming(
+    make_request: Callable[Concatenate[S, P], Procedure[ClaimRequest]],
+    returns: str,
+    choose: Callable[[list[Any]], Any] = lambda claims: claims[0] if claims else None,
+) -> SyncAndAsync[S, P, Any, Any]:
+    """A procedure that asks for claims; what `choose` makes of them is handed over to the caller, or given back."""
+
+    def sync(self: SyncClaiming[S, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self._take(lambda subject: make_request(subject, *args, **kwargs), choose)
+
+    async def awaited(self: AsyncClaiming[S, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return await self._take(lambda subject: make_request(subject, *args, **kwargs), choose)
+
+    shown(awaited, make_request, returns=returns.replace("Claim", "AsyncClaim"))
+    return SyncAndAsync(shown(sync, make_request, returns=returns), awaited)
 
 
-class claiming(SyncAndAsync, Generic[S, P]):  # noqa: N801  reads like a decorator
-    """A procedure that asks for a claim; what the API makes of it is handed over to the caller, or given back.
-
-    `returns`: what the blocking and the awaited one are shown to return.
-    """
-
-    choose: Callable[[list[Any]], Any] = staticmethod(first)
-    """What the caller gets for what was claimed."""
-
-    def __init__(self, make_request: Callable[Concatenate[S, P], Procedure[ClaimRequest]], *returns: str) -> None:
-        choose = self.choose
-
-        def sync(self: SyncClaiming[S, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
-            return self._take(lambda subject: make_request(subject, *args, **kwargs), choose)
-
-        async def awaited(self: AsyncClaiming[S, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
-            return await self._take(lambda subject: make_request(subject, *args, **kwargs), choose)
-
-        super().__init__(shown(sync, make_request), shown(awaited, make_request), *returns)
-
-    @overload
-    def __get__(self, api: SyncClaiming[S, C], owner: type) -> Callable[P, C | None]: ...
-    @overload
-    def __get__(self, api: AsyncClaiming[S, C], owner: type) -> Callable[P, Coroutine[Any, Any, C | None]]: ...
-    @overload
-    def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
-    def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of an API's class."""
-        return self.of(api, owner)
-
-
-class claiming_many(claiming[S, P]):  # noqa: N801  reads like a decorator
-    """`claiming` for a procedure that asks for several claims at once: the caller gets a list."""
-
-    choose = list
-
-    @overload  # type: ignore[override]  # the caller gets a list
-    def __get__(self, api: SyncClaiming[S, C], owner: type) -> Callable[P, list[C]]: ...
-    @overload
-    def __get__(self, api: AsyncClaiming[S, C], owner: type) -> Callable[P, Coroutine[Any, Any, list[C]]]: ...
-    @overload
-    def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
-    def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of an API's class."""
-        return self.of(api, owner)
-
-
-class claiming_one(claiming[S, P]):  # noqa: N801  reads like a decorator
-    """`claiming` for a procedure that raises where there is no claim."""
-
-    choose = itemgetter(0)
-
-    @overload
-    def __get__(self, api: SyncClaiming[S, C], owner: type) -> Callable[P, C]: ...
-    @overload
-    def __get__(self, api: AsyncClaiming[S, C], owner: type) -> Callable[P, Coroutine[Any, Any, C]]: ...
-    @overload
-    def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
-    def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of an API's class."""
-        return self.of(api, owner)
-
-
-def settling(procedure: Callable[Concatenate[Context, Claimed, P], Procedure[T]]) -> verb[ClaimHandle, P, T]:
+def settling(
+    procedure: Callable[Concatenate[Context, Claimed, P], Procedure[T]],
+) -> SyncAndAsync[ClaimHandle, P, T, Coroutine[Any, Any, T]]:
     """A procedure on a claim as a verb of claims."""
 
     def of_handle(handle: ClaimHandle, /, *args: P.args, **kwargs: P.kwargs) -> Procedure[T]:
@@ -345,29 +196,25 @@ def settling(procedure: Callable[Concatenate[Context, Claimed, P], Procedure[T]]
     return verb(shown(of_handle, procedure, 2))
 
 
-def shown(function: F, procedure: Callable[..., Any], taken: int = 1) -> F:
-    """A function that shows a procedure's documentation, result and parameters, less the first `taken` ones."""
+def shown(function: F, procedure: Callable[..., Any], taken: int = 1, returns: str | None = None) -> F:
+    """A function that shows a procedure's documentation, result and parameters, less the first `taken` ones.
+
+    `returns`: what it is shown to return instead.
+    """
     signature, own = inspect.signature(procedure), inspect.signature(function)
     leading = [
-        parameter.replace(kind=parameter.POSITIONAL_OR_KEYWORD, annotation=_annotation(parameter))
+        parameter.replace(
+            kind=parameter.POSITIONAL_OR_KEYWORD,
+            annotation=parameter.empty if parameter.name == "self" else parameter.annotation,
+        )
         for parameter in own.parameters.values()
         if parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
     ]
     rest = list(signature.parameters.values())[taken:]
+    returned: object = returns or signature.return_annotation
+    if str(returned).startswith("Procedure["):  # what it returns at its end
+        returned = str(returned).removeprefix("Procedure[").removesuffix("]")
     functools.update_wrapper(function, procedure)
-    signature = signature.replace(parameters=[*leading, *rest], return_annotation=_returned(signature))
+    signature = signature.replace(parameters=[*leading, *rest], return_annotation=returned)
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
-
-
-def _annotation(parameter: inspect.Parameter) -> object:
-    return parameter.empty if parameter.name == "self" else parameter.annotation
-
-
-def _returned(signature: inspect.Signature) -> object:
-    """What is returned at the end of a procedure; what a claim is handed over as depends on the API."""
-    text = str(signature.return_annotation)
-    if not text.startswith("Procedure["):
-        return signature.return_annotation
-    inner = text.removeprefix("Procedure[").removesuffix("]")
-    return signature.empty if inner == ClaimRequest.__name__ else inner

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import cached_property, partial
-from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from operator import itemgetter
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar
 
 from ..core.claim.claim import (
+    ClaimRequest,
     Loop,
     go_on,
     ready,
@@ -40,21 +41,8 @@ from ..working.worker import Worker
 from ..zk.drivers import arun, run
 from ..zk.session import Session
 from .claim_handles import DELIVERY_SECONDS, ClaimHandle, task_of
-from .methods import (
-    Api,
-    AsyncApi,
-    AsyncClaiming,
-    SyncAndAsync,
-    SyncApi,
-    SyncClaiming,
-    claiming,
-    claiming_many,
-    claiming_one,
-    settling,
-    shown,
-    verb,
-)
-from .queue_internals import AsyncQueueInternals, QueueInternals
+from .methods import Api, AsyncApi, AsyncClaiming, SyncAndAsync, SyncApi, SyncClaiming, claiming, settling, shown, verb
+from .queue_internals import AsyncQueueInternals, OfQueue, QueueInternals
 from .unit_of_work import AsyncUnitOfWork, TransactionMethods, UnitOfWork
 
 # --- Loops over claims: `q.claims`, blocking and on an event loop.
@@ -77,11 +65,6 @@ class LoopOf(Generic[C]):
         self._receive = receive
         self._claim: C | None = None
         self._ended = False
-
-    def _come_back(self) -> None:
-        """The body is done with its claim."""
-        if self._claim is not None:
-            self._loop.result = self._claim.result
 
     def _next_claim(self) -> C:
         """The next one, for the body.
@@ -115,7 +98,8 @@ class Claims(LoopOf[C]):
         """Settle what the body has left, and claim the next one."""
         if self._ended:
             raise StopIteration
-        self._come_back()
+        if self._claim is not None:
+            self._loop.result = self._claim.result
         if run(self._session, go_on(self._loop, Caller())):
             return self._next_claim()
         self._ended, self._claim = True, None
@@ -136,9 +120,7 @@ class Claims(LoopOf[C]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -155,7 +137,8 @@ class AsyncClaims(LoopOf[C]):
         await self._still()
         if self._ended:
             raise StopAsyncIteration
-        self._come_back()
+        if self._claim is not None:
+            self._loop.result = self._claim.result
         caller = Caller()
         self._step = OF_CALLS.do(arun(self._session, go_on(self._loop, caller)))
         try:
@@ -193,9 +176,7 @@ class AsyncClaims(LoopOf[C]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
@@ -204,32 +185,43 @@ def _log(step: asyncio.Task[bool]) -> None:
         log.info("a cancelled step of a loop ended with: %s", error)
 
 
-class claim_loop(SyncAndAsync, Generic[P]):  # noqa: N801  reads like a decorator
-    """What asks for claims one after the other: the caller gets a loop. `returns`: what that is shown to be."""
-
-    def __init__(self, request: Callable[Concatenate[Context, P], Loop], *returns: str) -> None:
-        def sync(self: SyncClaiming[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> Claims[C]:
-            self._mark_used()
-            return Claims(self._session, request(self._subject, *args, **kwargs), self._receive)
-
-        def awaited(self: AsyncClaiming[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> AsyncClaims[C]:
-            self._mark_used()
-            return AsyncClaims(self._session, request(self._subject, *args, **kwargs), self._receive)
-
-        super().__init__(shown(sync, request), shown(awaited, request), *returns)
-
-    @overload
-    def __get__(self, api: SyncClaiming[Context, C], owner: type) -> Callable[P, Claims[C]]: ...
-    @overload
-    def __get__(self, api: AsyncClaiming[Context, C], owner: type) -> Callable[P, AsyncClaims[C]]: ...
-    @overload
-    def __get__(self, api: None, owner: type) -> Callable[..., Any]: ...
-    def __get__(self, api: object, owner: type) -> Any:
-        """The verb of an object, or of a API's class."""
-        return self.of(api, owner)
+A = TypeVar("A")
+B = TypeVar("B")
+Handing: TypeAlias = SyncAndAsync[Context, P, A, Coroutine[Any, Any, B]]
+Requested: TypeAlias = Callable[Concatenate[Context, P], Procedure[ClaimRequest]]
 
 
-# --- What can be asked of claims and of queues: each verb once for both APIs, see `methods`.
+def claim_or_none(request: Requested[P]) -> Handing[P, Claim | None, AsyncClaim | None]:
+    """The caller gets the one claim, if there is one."""
+    return claiming(request, "Claim | None")
+
+
+def claim_several(request: Requested[P]) -> Handing[P, list[Claim], list[AsyncClaim]]:
+    """The caller gets a list."""
+    return claiming(request, "list[Claim]", list)
+
+
+def claim_one(request: Requested[P]) -> Handing[P, Claim, AsyncClaim]:
+    """The caller gets the one claim; the procedure raises where there is none."""
+    return claiming(request, "Claim", itemgetter(0))
+
+
+def claim_loop(
+    request: Callable[Concatenate[Context, P], Loop],
+) -> SyncAndAsync[Context, P, Claims[Claim], AsyncClaims[AsyncClaim]]:
+    """What asks for claims one after the other: the caller gets a loop."""
+
+    def sync(self: SyncClaiming[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> Claims[C]:
+        self._mark_used()
+        return Claims(self._session, request(self._subject, *args, **kwargs), self._receive)
+
+    def awaited(self: AsyncClaiming[Context, C], /, *args: P.args, **kwargs: P.kwargs) -> AsyncClaims[C]:
+        self._mark_used()
+        return AsyncClaims(self._session, request(self._subject, *args, **kwargs), self._receive)
+
+    shown(awaited, request, returns="AsyncClaims[AsyncClaim]")
+    return SyncAndAsync(shown(sync, request, returns="Claims[Claim]"), awaited)
+
 
 T = TypeVar("T")
 U = TypeVar("U", bound=TransactionMethods)
@@ -243,6 +235,7 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
 
     def __init__(self, session: Session, handle: ClaimHandle, begin: Callable[[], U]) -> None:
         super().__init__(session, handle)
+        self._context, self._claimed = handle.context, handle.claimed
         self._begin = begin
         self.result: bytes | str | None = None
 
@@ -257,21 +250,17 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
 
     def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
         """Where there is no queue any more, there is no claim either."""
-        return lost_with_queue(self._subject.context, self._claimed, error)
-
-    @property
-    def _claimed(self) -> Claimed:
-        return self._subject.claimed
+        return lost_with_queue(self._context, self._claimed, error)
 
     @cached_property
     def task(self) -> Task:
         """The task as it was handed out."""
-        return task_of(self._subject.context, self._claimed)
+        return task_of(self._context, self._claimed)
 
     @property
     def queue(self) -> str:
         """The name of the queue that it was taken from."""
-        return self._subject.context.queue
+        return self._context.queue
 
     @property
     def token(self) -> int:
@@ -305,13 +294,13 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
 
     def mark_begun(self) -> int | None:
         """Its handler begins now: kept with what settles the claim. The server's time, as far as it is known."""
-        clock = self._subject.context.clock
+        clock = self._context.clock
         self._claimed.began = clock.monotonic()
         return clock.at(self._claimed.began)
 
     def mark_ended(self) -> None:
         """Its handler has ended now: kept with what settles the claim, which may take a while."""
-        self._claimed.handled = self._subject.context.clock.monotonic()
+        self._claimed.handled = self._context.clock.monotonic()
 
     def settle_later(
         self, outcome: Handled, progress: Settlement, on_settled: Callable[[bool, Exception | None], None]
@@ -321,7 +310,7 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
         `on_settled` is called with whether it was a success, or what kept it from being ended: in any thread. It must
         not wait.
         """
-        context, claimed = self._subject.context, self._claimed
+        context, claimed = self._context, self._claimed
         with self._session.memory:
             settle_later(context, claimed, partial(settle_by_outcome, context, claimed, outcome, progress), on_settled)
 
@@ -335,18 +324,13 @@ class ClaimMethods(Api[ClaimHandle], Generic[U]):
         return f"<{type(self).__name__} {self.token} of task {self._claimed.task_id!r}>"
 
 
-class QueueMethods(Api[Context], Generic[U]):
-    """What queues of both APIs are: a new verb is one line here.
-
-    `used`: called with each claim and enqueue;
-    `begin` begins a transaction over the same connection.
-    """
+class QueueMethods(OfQueue, Generic[U]):
+    """What queues of both APIs are: a new verb is one line here. `begin` begins a transaction on the connection."""
 
     def __init__(
         self, session: Session, context: Context, used: Callable[[Context], None], begin: Callable[[], U]
     ) -> None:
-        super().__init__(session, context)
-        self._used = used
+        super().__init__(session, context, used)
         self._begin = begin
 
     pause = verb(admin.pause)
@@ -376,16 +360,12 @@ class QueueMethods(Api[Context], Generic[U]):
     open_batch = verb(open_shared, marks_used=True)
     seal_batch = verb(seal)
     enqueue = verb(enqueue_one, marks_used=True)
-    claim = claiming(request_claim, "Claim | None", "AsyncClaim | None")
-    claim_many = claiming_many(request_claims, "list[Claim]", "list[AsyncClaim]")
-    claims = claim_loop(request_loop, "Claims[Claim]", "AsyncClaims[AsyncClaim]")
-    claim_task = claiming(request_by_id, "Claim | None", "AsyncClaim | None")
-    claim_handle = claiming_one(request_handle, "Claim", "AsyncClaim")
+    claim = claim_or_none(request_claim)
+    claim_many = claim_several(request_claims)
+    claims = claim_loop(request_loop)
+    claim_task = claim_or_none(request_by_id)
+    claim_handle = claim_one(request_handle)
     ready = verb(ready)
-
-    @property
-    def _context(self) -> Context:
-        return self._subject
 
     @property
     def name(self) -> str:
@@ -403,19 +383,8 @@ class QueueMethods(Api[Context], Generic[U]):
         known = self._context.registration.consumer
         return str(self._context.describe["name"]) if known is None else known.id
 
-    def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
-        """What fails where there is no such queue fails for that, whatever else it would say."""
-        return nodes.missing_queue(self._context, error)
-
-    def _mark_used(self) -> None:
-        """The queue is claimed from or enqueued to: its client takes part in clean-up from now on."""
-        self._used(self._subject)
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._context.paths.base} at {self._session.config.hosts}>"
-
-
-# --- The blocking API: `Queue` and `Claim`.
 
 
 class Claim(ClaimMethods[UnitOfWork], SyncApi[ClaimHandle]):
@@ -441,9 +410,6 @@ class Queue(QueueMethods[UnitOfWork], SyncClaiming[Context, Claim]):
     def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
         """A worker that claims, runs `handler` and settles; the options are `Worker`'s."""
         return Worker(self, handler, **options)
-
-
-# --- The asynchronous API: `AsyncQueue` and `AsyncClaim`, the same names, awaitable.
 
 
 class AsyncClaim(ClaimMethods[AsyncUnitOfWork], AsyncApi[ClaimHandle]):

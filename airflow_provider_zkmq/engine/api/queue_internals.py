@@ -18,12 +18,25 @@ from ..zk.session import Session
 from .methods import Api, AsyncApi, SyncApi, verb
 
 
-class QueueInternalMethods(Api[Context]):
-    """What the internals of queues of both APIs are. `used`: called with each enqueue, as a queue's own is."""
+class OfQueue(Api[Context]):
+    """What calls on queues have in common. `used`: called with each claim and enqueue."""
 
     def __init__(self, session: Session, context: Context, used: Callable[[Context], None]) -> None:
         super().__init__(session, context)
+        self._context = context
         self._used = used
+
+    def _mark_used(self) -> None:
+        """The queue is claimed from or enqueued to: its client takes part in clean-up from now on."""
+        self._used(self._context)
+
+    def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
+        """What fails where there is no such queue fails for that, whatever else it would say."""
+        return nodes.missing_queue(self._context, error)
+
+
+class QueueInternalMethods(OfQueue):
+    """What the internals of queues of both APIs are."""
 
     # For workers, and for triggers that claim.
     check_wanted = verb(wanted)
@@ -57,19 +70,11 @@ class QueueInternalMethods(Api[Context]):
     @property
     def changes(self) -> int:
         """How often the queue has changed, as far as this client was told: the `seen` of `wait_for_change`."""
-        return self._subject.signal.count
+        return self._context.signal.count
 
     def wake(self) -> None:
         """Wake every call of this client that waits for the queue to change; they look again."""
-        self._subject.signal.fire()
-
-    def _mark_used(self) -> None:
-        """The queue is enqueued to: its client takes part in clean-up from now on."""
-        self._used(self._subject)
-
-    def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
-        """What fails where there is no such queue fails for that, as the queue's own verbs do."""
-        return nodes.missing_queue(self._subject, error)
+        self._context.signal.fire()
 
 
 class QueueInternals(QueueInternalMethods, SyncApi[Context]):

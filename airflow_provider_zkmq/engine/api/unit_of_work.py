@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..core.claim.claim import ClaimRequest, claim, wanted
 from ..core.context import Caller, Claimed, Context
@@ -22,12 +24,13 @@ from ..core.tasks.transaction import put
 from ..errors import SessionLost, ZkmqError
 from ..log import log
 from ..working.async_worker import OF_CALLS
-from ..zk.connection import left
+from ..zk.connection import CallDeadline, left
 from ..zk.session import Session
 from .claim_handles import UNKNOWN_SESSION, ClaimHandle, task_of
-from .methods import Api, AsyncInTurn, SyncInTurn, claiming, verb
+from .methods import Api, AsyncClaiming, Choosing, Requests, SyncAndAsync, SyncClaiming, claiming, verb
 
-# --- One unit of work of either API: what it has taken and put, and the session that it is bound to.
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Transaction:
@@ -39,7 +42,7 @@ class Transaction:
         self.adopted: ClaimHandle | None = None
         """The claim that a worker's handler was called for."""
         self.context_of = context_of
-        self._used = used
+        self.used = used
         """Called with each queue that is claimed from or put into."""
         self._session = session
         self._session_id = session.id
@@ -69,7 +72,7 @@ class Transaction:
         if span > 0:
             yield SetTimeout(span)
         request = yield from wanted(context, node, filter_method, selector, None)
-        self._used(context)
+        self.used(context)
         self._contexts.add(context)
         taking = claim(context, request, span, caller, stopping=lambda: not self.open or caller.left)
         claimed = yield from unless_missing(context, taking)
@@ -102,16 +105,6 @@ class Transaction:
                 raise self._session.unavailable(call_deadline.limit)
             yield Wait(self._session.changed, seen, min(wait, left(deadline)))
 
-    def held(self) -> dict[Context, Claimed]:
-        """The queues that it has taken from, each with one of its claims; once it has ended, the adopted one only."""
-        adopted = {} if self.adopted is None else {self.adopted.context: self.adopted.claimed}
-        return adopted if self.transaction.ended else dict(self.transaction.taken) | adopted
-
-    def mark_used(self) -> None:
-        """What was put is enqueued: its client takes part in the clean-up of those queues from now on."""
-        for each in self.transaction.put:
-            self._used(each.context)
-
     def add(self, context: Context, claimed: Claimed) -> Task:
         """Make a claim part of it; returns the task."""
         self._session_id = self._session_id or claimed.session
@@ -131,9 +124,10 @@ class Transaction:
             context.signal.fire()
 
 
-# --- ZkQueue's `UnitOfWork`, blocking and on an event loop.
-
-T = TypeVar("T")
+def _taking(
+    request: Callable[Concatenate[Transaction, P], Procedure[ClaimRequest]],
+) -> SyncAndAsync[Transaction, P, Task | None, Coroutine[Any, Any, Task | None]]:
+    return claiming(request, "Task | None")
 
 
 def _try_take(
@@ -176,7 +170,8 @@ def _commit(tx: Transaction, result: bytes | str | None = None) -> Procedure[lis
     tx.check(ending=True)
     ids = yield from transaction.commit(tx.transaction, result)
     tx.open = False
-    tx.mark_used()
+    for each in tx.transaction.put:
+        tx.used(each.context)
     return ids
 
 
@@ -204,7 +199,7 @@ def _settle(tx: Transaction, outcome: Handled, progress: Settlement) -> Procedur
 class TransactionMethods(Api[Transaction]):
     """What units of work of both APIs are."""
 
-    try_take = claiming(_try_take, "Task | None", "Task | None")
+    try_take = _taking(_try_take)
     put = verb(_put)
     commit = verb(_commit)
     rollback = verb(_rollback)
@@ -212,7 +207,11 @@ class TransactionMethods(Api[Transaction]):
 
     def _explain(self, error: ZkmqError) -> Procedure[ZkmqError | None]:
         """Where a queue that it has taken from is not there any more, what it took is lost: `ClaimLost`."""
-        for context, claimed in self._subject.held().items():
+        tx = self._subject
+        held = {} if tx.transaction.ended else dict(tx.transaction.taken)
+        if tx.adopted is not None:  # a settlement may have withdrawn it
+            held[tx.adopted.context] = tx.adopted.claimed
+        for context, claimed in held.items():
             lost = yield from lost_with_queue(context, claimed, error)
             if lost is not None:
                 return lost
@@ -236,12 +235,42 @@ class TransactionMethods(Api[Transaction]):
         return self._subject.add(context, claimed)
 
 
-class UnitOfWork(TransactionMethods, SyncInTurn[Transaction, Task]):
+class UnitOfWork(TransactionMethods, SyncClaiming[Transaction, Task]):
     """Take tasks and put tasks, in one transaction across queues; leaving its context uncommitted rolls back.
 
     Bound to the session it began in: once that ended, what it had taken is given back by the server and only
-    `rollback` is left to do. Its methods may be called from several threads. Each taking counts as a delivery.
+    `rollback` is left to do. Its methods may be called from several threads: they are carried out one after the other,
+    and each waits for its turn as long as it would for a server. Raises `Unavailable` past that: it has sent nothing.
+    Each taking counts as a delivery.
     """
+
+    def __init__(self, session: Session, subject: Transaction) -> None:
+        super().__init__(session, subject)
+        self._turn = threading.RLock()
+
+    def _carry_out(self, call: Callable[[Transaction], Procedure[T]], call_deadline: CallDeadline | None = None) -> T:
+        call_deadline = self._take_turn()
+        try:
+            return super()._carry_out(call, call_deadline)
+        finally:
+            self._turn.release()
+
+    def _take(
+        self, make_request: Requests[Transaction], choose: Choosing[Task, T], call_deadline: CallDeadline | None = None
+    ) -> T:
+        """Claim what is asked for; the subject remembers it, so an interrupt after the handing over loses nothing."""
+        call_deadline = self._take_turn()
+        try:
+            return super()._take(make_request, choose, call_deadline)
+        finally:
+            self._turn.release()
+
+    def _take_turn(self) -> CallDeadline:
+        call_deadline = self._session.call_deadline()
+        call_deadline.begin()
+        if not self._turn.acquire(timeout=left(call_deadline.deadline())):
+            raise self._session.unavailable(call_deadline.limit)
+        return call_deadline
 
     def __enter__(self) -> Self:
         return self
@@ -257,8 +286,40 @@ class UnitOfWork(TransactionMethods, SyncInTurn[Transaction, Task]):
             _report(error, trouble)
 
 
-class AsyncUnitOfWork(TransactionMethods, AsyncInTurn[Transaction, Task]):
+class AsyncUnitOfWork(TransactionMethods, AsyncClaiming[Transaction, Task]):
     """`UnitOfWork` on an event loop: ``async with zk.transaction() as tx:``. Its calls are made one after the other."""
+
+    def __init__(self, session: Session, subject: Transaction) -> None:
+        super().__init__(session, subject)
+        self._turn = asyncio.Lock()
+
+    async def _carry_out(
+        self, call: Callable[[Transaction], Procedure[T]], call_deadline: CallDeadline | None = None
+    ) -> T:
+        call_deadline = await self._take_turn()
+        try:
+            return await super()._carry_out(call, call_deadline)
+        finally:
+            self._turn.release()
+
+    async def _take(
+        self, make_request: Requests[Transaction], choose: Choosing[Task, T], call_deadline: CallDeadline | None = None
+    ) -> T:
+        call_deadline = await self._take_turn()
+        try:
+            return await super()._take(make_request, choose, call_deadline)
+        finally:
+            self._turn.release()
+
+    async def _take_turn(self) -> CallDeadline:
+        call_deadline = self._session.call_deadline()
+        call_deadline.begin()
+        try:
+            async with asyncio.timeout(left(call_deadline.deadline())):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise self._session.unavailable(call_deadline.limit) from None
+        return call_deadline
 
     async def __aenter__(self) -> Self:
         return self
@@ -268,13 +329,14 @@ class AsyncUnitOfWork(TransactionMethods, AsyncInTurn[Transaction, Task]):
     ) -> None:
         if not self.open:
             return
-        await OF_CALLS.to_its_end(self._undo(error))  # who could roll back again after that?
 
-    async def _undo(self, error: BaseException | None) -> None:
-        try:
-            await self.rollback()
-        except Exception as trouble:  # noqa: BLE001  the error that goes on its way is the handler's
-            _report(error, trouble)
+        async def undo() -> None:
+            try:
+                await self.rollback()
+            except Exception as trouble:  # noqa: BLE001  the error that goes on its way is the handler's
+                _report(error, trouble)
+
+        await OF_CALLS.to_its_end(undo())  # who could roll back again after that?
 
 
 def _report(error: BaseException | None, trouble: Exception) -> None:

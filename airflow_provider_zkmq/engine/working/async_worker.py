@@ -6,36 +6,32 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from ..core.model.policy import Retry
-from ..core.model.selectors import FilterMethods, Selector
-from ..core.model.values import Duration, seconds
 from ..core.tasks.outcome import Handled
 from ..log import log
 from ..protocols import WorkerClaim, WorkerQueue
-from .deliveries import NOT_BEGUN, Deliveries, Delivery, Handler, Settled, WorkerOptions, check_handler
+from .deliveries import NOT_BEGUN, Deliveries, Delivery
 from .handling import (
-    CANCEL_SECONDS,
     GIVE_UP_SECONDS,
     LEFT_SECONDS,
     MAINTENANCE_SECONDS,
     AwaitedCalls,
-    Calls,
-    Heartbeat,
+    BlockingCalls,
     Monitor,
     RunningAsync,
     Settler,
     Tally,
     Working,
-    all_of,
-    end,
-    is_cancelled,
     outcome_of,
-    until,
     watching,
 )
+
+#: How long a cancelled task is waited for, and how often it is told again to end.
+CANCEL_SECONDS: Final = 1.0
+MOST_CANCELLATIONS: Final = 3
 
 # --- What goes on on an event loop whatever becomes of who asked for it.
 
@@ -91,7 +87,7 @@ OF_CALLS: Final = Background()
 class LoopSettler(Settler):
     """Settles deliveries; what does not end in time goes on in the background."""
 
-    def __init__(self, deliveries: Deliveries, tally: Tally, calls: Calls) -> None:
+    def __init__(self, deliveries: Deliveries, tally: Tally, calls: BlockingCalls) -> None:
         super().__init__(deliveries, tally, calls)
         self.background = Background()
         self.later = set[asyncio.Future[None]]()
@@ -124,18 +120,27 @@ class LoopSettler(Settler):
 
     def leave(self, delivery: Delivery) -> None:
         """It is tried again in the background."""
-        self.background.do(self._settle_left(delivery))
 
-    async def _settle_left(self, delivery: Delivery) -> None:
-        await asyncio.sleep(LEFT_SECONDS)
-        delivery.progress.refusals = 0
-        await self.settle(delivery)
+        async def settle_left() -> None:
+            await asyncio.sleep(LEFT_SECONDS)
+            delivery.progress.refusals = 0
+            await self.settle(delivery)
 
-
-# --- The worker on an event loop: coroutines instead of threads, otherwise `Worker`.
+        self.background.do(settle_left())
 
 
-class AsyncWorker(Working):
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until they have ended; one that swallows a cancellation gets another, and is then left alone."""
+    for _ in range(MOST_CANCELLATIONS):
+        pending = {task for task in tasks if not task.done()}
+        if not pending:
+            return
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=CANCEL_SECONDS)
+
+
+class AsyncWorker(Working[WorkerQueue]):
     """Claims tasks of one queue and awaits a handler on each; the parameters are those of `Worker`.
 
     `threads`: tasks in hand at once; 0: none, it only monitors. `monitor` may be a coroutine function, too, and
@@ -144,49 +149,27 @@ class AsyncWorker(Working):
     or dead by their policies.
     """
 
+    _calls = AwaitedCalls()
     _settler: LoopSettler
     _stopping: asyncio.Event
 
-    def __init__(
-        self,
-        queue: WorkerQueue,
-        handler: Handler,
-        *,
-        threads: int = 1,
-        node: Mapping[str, object] | None = None,
-        filter_method: FilterMethods = "absolute",
-        selector: Selector | str | None = None,
-        grace: Duration = 30.0,
-        transactional: bool = False,
-        lease: Duration | None = None,
-        heartbeat: bool = True,
-        throttle: Duration = 0,
-        prefetch: int = 32,
-        limit: int | None = None,
-        on_settled: Settled | None = None,
-        monitor: Monitor | None = None,
-        auto_start: bool | float = False,
-    ) -> None:
-        options = WorkerOptions.of(
-            threads=threads, node=node, filter_method=filter_method, selector=selector, grace=grace,
-            transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle, prefetch=prefetch,
-            limit=limit, on_settled=on_settled,
-        )  # fmt: skip
-        check_handler(handler, awaited=True)
-        super().__init__(queue, handler, options, AwaitedCalls(), asyncio.Event())
-        self.queue = queue
-        self._come = asyncio.Event()
+    def _set_up(self) -> None:
         self._settler = LoopSettler(self._deliveries, self._tally, self._calls)
-        self._heartbeat = Heartbeat(self._deliveries, self._calls, asyncio.Event())
-        self._filling = asyncio.Lock()
-        self._monitor = monitor
-        self._started = False
-        self._over = asyncio.Event()
+        self._filling, self._come = asyncio.Lock(), asyncio.Event()
         self._working: asyncio.Task[None] | None = None
-        if auto_start is True and self._begin(until_empty=False):
+
+    def _start_after(self, delay: float) -> None:
+        async def start() -> None:
+            await self._calls.wait(self._stopping, delay)
+            try:
+                await self.start()
+            except Exception as error:  # noqa: BLE001  for whoever joins
+                self._error = error
+
+        if delay > 0:
+            OF_CALLS.do(start())
+        elif self._begin(until_empty=False):
             self._working = asyncio.get_running_loop().create_task(self._work())
-        elif auto_start is not False:
-            OF_CALLS.do(self._start_by_itself(seconds("auto_start", auto_start)))
 
     async def run(self, *, until_empty: bool = False) -> None:
         """Work until `stop` is called; `until_empty`: or until nothing that fits is left to claim.
@@ -211,18 +194,6 @@ class AsyncWorker(Working):
         self._working = asyncio.create_task(self._work())
         return True
 
-    def stop(self, *, forgive: bool = False) -> bool:
-        """Claim nothing more. False if it was stopping already.
-
-        `forgive`: what outlasts the grace is given back and counts no attempt: its handler ends with the process.
-        """
-        if forgive:
-            self._deliveries.forgive()
-        if self._stopping.is_set():
-            return False
-        self._stopping.set()
-        return True
-
     async def join(self) -> None:
         """Wait until it has ended; after `stop`, handlers have `grace` seconds. Raises what ended it otherwise."""
         if self._started:
@@ -231,9 +202,8 @@ class AsyncWorker(Working):
         if self._working is not None:
             await asyncio.wait({self._working})
             self._working.result()
-        self._raise_what_ended_it()
-
-    # --- from its beginning to its end
+        if self._error is not None:
+            raise self._error
 
     def _begin(self, *, until_empty: bool) -> bool:
         if self._started or self._stopping.is_set():
@@ -242,57 +212,40 @@ class AsyncWorker(Working):
         self._log_start()
         return True
 
-    async def _start_by_itself(self, delay: float) -> None:
-        """Start after so many seconds, unless it is stopped before; what refuses that is raised by `join`."""
-        await until(self._stopping, delay)
-        try:
-            await self.start()
-        except Exception as error:  # noqa: BLE001  for whoever joins
-            self._error = error
-
     async def _work(self) -> None:
-        others: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in self._duties()]
-        loops = [asyncio.create_task(self._loop()) for _ in range(self._options.threads)]
+        """From its beginning to its end. What goes on beside the handling of tasks waits for nothing of the others."""
+        duties: list[Coroutine[Any, Any, None]] = [self._keep()]
+        if self._extends:
+            duties.append(self._keep_extending(lambda: True))
+        if self._monitor is not None:
+            duties.append(self._watch(self._monitor))
+        others: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in duties]
+        loops = [asyncio.create_task(self._loop()) for _ in range(self._slots)]
         try:
-            await self._until_ended(loops, others)
+            if not loops:
+                await self._stopping.wait()
+            else:  # until every loop has ended, or the grace after a stop is over
+                everything = asyncio.create_task(asyncio.wait(loops))
+                stopped = asyncio.create_task(self._stopping.wait())
+                others += [everything, stopped]
+                await asyncio.wait({everything, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if not everything.done():
+                    await asyncio.wait({everything}, timeout=self.grace)
         finally:
             try:
-                await self._wind_up(loops, others)
+                try:
+                    await end(loops)
+                    self._settler.background.do(self._settler.give_back(self._prefetched.overdue(every=True)))
+                    await self._settler.background.wait(GIVE_UP_SECONDS)
+                finally:  # heartbeats last: they go on until everything in hand is settled
+                    for task in others:
+                        task.cancel()
+                await end(others)
             finally:
                 self._over.set()
         for loop in loops:
             if loop.done() and not loop.cancelled():
                 loop.result()
-
-    def _duties(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """What goes on beside the handling of tasks; none of it waits for another."""
-        yield self._keep()
-        if self._options.heartbeat:
-            yield self._heartbeat.run()
-        if self._monitor is not None:
-            yield self._watch(self._monitor)
-
-    async def _until_ended(self, loops: list[asyncio.Task[bool]], others: list[asyncio.Task[Any]]) -> None:
-        """Until every loop has ended, or the grace after a stop is over; without any, until the stop."""
-        if not loops:
-            await self._stopping.wait()
-            return
-        everything, stopped = asyncio.create_task(all_of(loops)), asyncio.create_task(self._stopping.wait())
-        others += [everything, stopped]
-        await asyncio.wait({everything, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not everything.done():
-            await asyncio.wait({everything}, timeout=self.grace)
-
-    async def _wind_up(self, loops: list[asyncio.Task[bool]], others: list[asyncio.Task[Any]]) -> None:
-        """End what still runs; heartbeats last, as they go on until everything in hand is settled."""
-        try:
-            await end(loops)
-            self._settler.background.do(self._settler.give_back(self._prefetched.overdue(every=True)))
-            await self._settler.background.wait(GIVE_UP_SECONDS)
-        finally:
-            for task in others:
-                task.cancel()
-        await end(others)
 
     # --- claiming: the waiting ends at once when the worker is told to stop; what comes after that is given back
 
@@ -307,8 +260,18 @@ class AsyncWorker(Working):
             return await self._take_or_fill()
 
     async def _request(self, most: int, timeout: float) -> Sequence[WorkerClaim]:
+        """Claim, and stop waiting when told to; what came too late for that, or for a cancellation, is given back."""
         self._come.clear()
-        return await self._claim_unless_stopped(self._claim_many(most, timeout))
+        claiming = asyncio.create_task(self._claim_many(most, timeout))
+        try:
+            await self._unless_stopped(claiming, self._come)
+        except asyncio.CancelledError:
+            self._settler.background.do(self._unclaim(claiming))
+            raise
+        if claiming.done():
+            return () if claiming.cancelled() else claiming.result()
+        await self._settler.background.to_its_end(self._unclaim(claiming))
+        return ()
 
     async def _queue_comes(self) -> bool:
         coming = asyncio.create_task(self.queue.exists(None))
@@ -320,26 +283,8 @@ class AsyncWorker(Working):
     def _wake_idle(self) -> None:
         self._come.set()
 
-    async def _claim_unless_stopped(
-        self, requested: Coroutine[Any, Any, Sequence[WorkerClaim]]
-    ) -> Sequence[WorkerClaim]:
-        """Claim, and stop waiting when told to; what came too late for that, or for a cancellation, is given back."""
-        claiming = asyncio.create_task(requested)
-        try:
-            await self._unless_stopped(claiming, self._come)
-        except asyncio.CancelledError:
-            self._settler.background.do(self._unclaim(claiming))
-            raise
-        if claiming.done():
-            return () if claiming.cancelled() else claiming.result()
-        await self._settler.background.to_its_end(self._unclaim(claiming))
-        return ()
-
     async def _unless_stopped(self, task: asyncio.Task[T], *others: asyncio.Event) -> T | None:
-        """Wait for a task, or until told to stop; its result where it has come to one. Raises what it raised.
-
-        `others`: what ends the waiting, too.
-        """
+        """The result of a task, if it comes to one before the worker is told to stop, or one of the others is set."""
         ends = [asyncio.create_task(event.wait()) for event in (self._stopping, *others)]
         try:
             await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
@@ -378,8 +323,11 @@ class AsyncWorker(Working):
                 raise  # meant for the program
             return Retry(error)
         except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
-            ended_on_purpose = isinstance(error, asyncio.CancelledError) and is_cancelled()
-            return self._deliveries.outlasted if ended_on_purpose else Retry(error)
+            me = asyncio.current_task()
+            ended_on_purpose = me is not None and me.cancelling() > 0
+            if isinstance(error, asyncio.CancelledError) and ended_on_purpose:
+                return self._deliveries.outlasted
+            return Retry(error)
         finally:
             delivery.claim.mark_ended()
             self._prefetched.handled(time.monotonic() - began)
@@ -408,7 +356,7 @@ class AsyncWorker(Working):
                 if self._busy():
                     await self._internals.run_maintenance()
             except Exception as error:  # noqa: BLE001  the next look may go well
-                self._report_maintenance(error)
+                self._warn("looking after queue", error)
             await self._return(self._prefetched.overdue(every=self.stopping))
             await asyncio.sleep(self._prefetched.until_overdue(MAINTENANCE_SECONDS))
 
@@ -417,6 +365,6 @@ class AsyncWorker(Working):
         while True:
             await asyncio.sleep(MAINTENANCE_SECONDS)
             with watching(self.queue.name):
-                answer = monitor(self._looks.poll(self.queue.name, await self._size()))
+                answer = monitor(self._poll(await self._size()))
                 if isinstance(answer, Awaitable):
                     await answer

@@ -1,89 +1,22 @@
-"""A worker's options, and the deliveries that it holds."""
+"""The deliveries that a worker holds, and how many tasks it may claim."""
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias
 
 from ..core.model.policy import Retry, Snooze
-from ..core.model.selectors import FilterMethods, Selector
-from ..core.model.values import Duration, optional_seconds, optional_whole_number, seconds, whole_number
 from ..core.read.inspect import Task
 from ..core.tasks.outcome import Handled, Settlement
-from ..errors import ConfigError
 from ..protocols import WorkerClaim, WorkerTransaction
-
-# --- What both workers are told: checked once, when a worker is made.
 
 Handler: TypeAlias = Callable[..., Any]
 Settled: TypeAlias = Callable[[Task, Handled | None], object]
-
-
-class Choice(TypedDict):
-    """Which tasks fit, in the terms of a queue's `claim`."""
-
-    node: Mapping[str, object] | None
-    filter_method: FilterMethods
-    selector: Selector | str | None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """How a worker works; see `Worker`. `of` checks what a caller gives."""
-
-    threads: int
-    choice: Choice
-    grace: float
-    transactional: bool
-    lease: float | None
-    heartbeat: bool
-    throttle: float
-    prefetch: int
-    limit: int | None
-    on_settled: Settled | None
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        threads: object,
-        node: Mapping[str, object] | None,
-        filter_method: FilterMethods,
-        selector: Selector | str | None,
-        grace: Duration,
-        transactional: bool,
-        lease: Duration | None,
-        heartbeat: bool,
-        throttle: Duration,
-        prefetch: object,
-        limit: object = None,
-        on_settled: Settled | None = None,
-    ) -> WorkerOptions:
-        """Check what both workers check. Raises `ConfigError`."""
-        count = whole_number("threads", threads, 0)
-        if transactional and lease is not None:
-            msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
-            raise ConfigError(msg)
-        choice = Choice(node=node, filter_method=filter_method, selector=selector)
-        span, pause, timeout = optional_seconds("lease", lease), seconds("throttle", throttle), seconds("grace", grace)
-        prefetch = whole_number("prefetch", prefetch, 0)
-        most = optional_whole_number("limit", limit, 1)
-        return cls(count, choice, timeout, transactional, span, heartbeat, pause, prefetch, most, on_settled)
-
-
-def check_handler(handler: object, *, awaited: bool) -> None:
-    """Raise `ConfigError` for a handler of the other kind, or of none."""
-    coroutine = inspect.iscoroutinefunction(handler)
-    if not callable(handler) or coroutine is not awaited:
-        kind = "coroutine function" if awaited else "plain function"
-        msg = f"handler {handler!r} is no {kind}: give one that takes a task and returns its result"
-        raise ConfigError(msg)
 
 
 # --- What a worker has in hand: who decides how a delivery ends, and when its claim is to be extended.
@@ -110,13 +43,6 @@ class Delivery:
     left: bool = False
     """A try to settle it has failed for good once: it is tried again later."""
 
-    def ending(self) -> WorkerClaim | WorkerTransaction:
-        """Who settles it: the claim, or the transaction that adopted the claim, in which no more is taken then."""
-        if self.transaction is None:
-            return self.claim
-        self.transaction.close()
-        return self.transaction
-
 
 class Deliveries:
     """The table of what is in hand, shared by a worker's threads.
@@ -137,7 +63,7 @@ class Deliveries:
 
     def add(self, claim: WorkerClaim, span: float | None, transaction: WorkerTransaction | None = None) -> Delivery:
         """Something was claimed."""
-        delivery = Delivery(claim, span, _next_extension(span), transaction)
+        delivery = Delivery(claim, span, time.monotonic() + (span or 0.0) / 3, transaction)
         with self._lock:
             self._all[id(delivery)] = delivery
         return delivery
@@ -172,22 +98,13 @@ class Deliveries:
             delivery.outcome = outcome
             return True
 
-    def forgive(self) -> None:
-        """What is given up from here on counts no attempt, although its handler has run: it ends with the process."""
-        self.outlasted = NOT_BEGUN
-
     def give_up(self, delivery: Delivery) -> bool:
         """The worker ends without waiting any longer; False if how it ends is decided already."""
-        with self._lock:
-            if delivery.outcome is not None:
-                return False
-            delivery.outcome = self.outlasted if delivery.begun else NOT_BEGUN
-            return True
-
-    # --- what could not be settled by whatever means: another delivery's thread must not wait for that
+        with self._lock:  # which its holder may take again
+            return self.decide(delivery, self.outlasted if delivery.begun else NOT_BEGUN)
 
     def leave(self, delivery: Delivery) -> None:
-        """To be tried again later."""
+        """It could not be settled by whatever means: it is tried again later, and holds up no other thread."""
         with self._lock:
             self._left.append(delivery)
 
@@ -197,31 +114,22 @@ class Deliveries:
             left, self._left = self._left, []
             return left
 
-    # --- heartbeats: a third of the span after the last one
-
     def due(self) -> list[Delivery]:
-        """What is to be extended now."""
+        """What is to be extended now: a third of its span has passed since the last time."""
         now = time.monotonic()
         return [each for each in self.held() if each.span and each.due <= now and not each.claim.settled]
 
     def beaten(self, delivery: Delivery, *, good: bool) -> None:
         """It was extended, or that failed: then it is tried again soon, while there is time."""
+        span = delivery.span or 0.0
         with self._lock:
-            delivery.due = _next_extension(delivery.span) if good else _retry_extension(delivery.span)
+            delivery.due = time.monotonic() + (span / 3 if good else min(SOON_SECONDS, span / 12))
 
     def seconds_until_extension(self, most: float) -> float:
         """Seconds until something is to be extended, at the most `most`."""
         now = time.monotonic()
         waits = [each.due - now for each in self.held() if each.span and not each.claim.settled]
         return min(most, max(0.0, min(waits, default=most)))
-
-
-def _next_extension(span: float | None) -> float:
-    return time.monotonic() + (span or 0.0) / 3
-
-
-def _retry_extension(span: float | None) -> float:
-    return time.monotonic() + min(SOON_SECONDS, (span or 0.0) / 12)
 
 
 # --- What a worker has prefetched: what its handlers soon get to, given back where they do not.
@@ -240,36 +148,31 @@ class PrefetchedDeliveries:
     """The deliveries that wait for a thread, in the order in which they were claimed, and how many there may be.
 
     One lock guards them; nothing is sent and nobody waited for under it. Whoever takes one out decides on its end.
-    Where a pause, the lock or a transaction belongs to each single task, nothing is prefetched.
+    `most`: so many are claimed at once at the most.
     """
 
-    def __init__(self, options: WorkerOptions) -> None:
-        alone = options.transactional or options.throttle > 0 or not options.heartbeat
-        self._most = 1 if alone else max(1, min(MOST_AT_ONCE, options.prefetch))
+    def __init__(self, most: int) -> None:
+        self._most = max(1, min(MOST_AT_ONCE, most))
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Delivery, float]] = deque()
         self._seconds: float | None = None
-        self._idle = 0
+        self.idle = 0
+        """How many threads wait for the queue: nothing is prefetched that they could begin at once."""
 
     def __bool__(self) -> bool:
         """Whether anything waits for a thread."""
         return bool(self._waiting)
 
-    @property
-    def idle(self) -> bool:
-        """Whether a thread waits for the queue: nothing is prefetched that it could begin at once."""
-        return self._idle > 0
-
     @contextmanager
     def requesting(self, *, idle: bool) -> Iterator[None]:
         """A thread asks the queue for tasks; `idle`: it waits until there are some."""
         with self._lock:
-            self._idle += idle
+            self.idle += idle
         try:
             yield
         finally:
             with self._lock:
-                self._idle -= idle
+                self.idle -= idle
 
     @property
     def room(self) -> int:
@@ -278,7 +181,7 @@ class PrefetchedDeliveries:
         One as well while a thread is idle. A thread claims when none is waiting, and where that may be several, one
         thread does it for all: together they have no more than the limit waiting.
         """
-        return 1 if self._idle else self._limit
+        return 1 if self.idle else self._limit
 
     @property
     def fast(self) -> bool:
@@ -323,9 +226,6 @@ class PrefetchedDeliveries:
         return most if since is None else min(most, max(0.0, since + HELD_SECONDS - time.monotonic()))
 
 
-# --- How many tasks a worker may still claim, where it is to end after so many.
-
-
 class Budget:
     """What is left of a worker's limit. One lock guards it: several threads claim.
 
@@ -334,25 +234,20 @@ class Budget:
     """
 
     def __init__(self, limit: int | None) -> None:
-        self._left = limit
+        self.left = limit
         self._lock = threading.Lock()
-
-    @property
-    def spent(self) -> bool:
-        """Whether nothing is left of it now."""
-        return self._left == 0
 
     def take(self, most: int) -> int:
         """How many may be claimed, at the most `most`; they are taken out."""
         with self._lock:
-            if self._left is None:
+            if self.left is None:
                 return most
-            count = min(most, self._left)
-            self._left -= count
+            count = min(most, self.left)
+            self.left -= count
             return count
 
     def put_back(self, count: int) -> None:
         """So many of them were not claimed, or not begun."""
         with self._lock:
-            if self._left is not None:
-                self._left += count
+            if self.left is not None:
+                self.left += count

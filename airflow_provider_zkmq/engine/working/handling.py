@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from ..core.model.policy import Error, Retry, Snooze, Success
+from ..core.model.selectors import FilterMethods, Selector
 from ..core.model.states import State
-from ..core.model.values import Duration, seconds, whole_number
+from ..core.model.values import Duration, optional_seconds, optional_whole_number, seconds, whole_number
 from ..core.read.inspect import Task
 from ..core.tasks.outcome import Handled, error_text
 from ..errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, SessionLost, TransportError, ZkmqError
 from ..log import log
-from ..protocols import WorkerClaim, WorkerQueue
-from .deliveries import NOT_BEGUN, Budget, Deliveries, Delivery, Handler, PrefetchedDeliveries, WorkerOptions
+from ..protocols import Choice, ClaimOptions, WorkerClaim, WorkerQueue, WorkerTransaction
+from .deliveries import NOT_BEGUN, Budget, Deliveries, Delivery, Handler, PrefetchedDeliveries, Settled
 
 # --- One task, handled: what its handler gets, and what becomes of what it returns or raises.
 
@@ -99,14 +101,6 @@ def outcome_of(returned: object) -> Handled:
     raise TypeError(msg)
 
 
-def call(work: Callable[[], object]) -> Handled:
-    """Run a handler in a thread of its worker's; whatever it raises is an outcome, too, and ends no thread."""
-    try:
-        return outcome_of(work())
-    except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
-        return Retry(error)
-
-
 # --- What becomes of a delivery after a try at settling it: one decision and one report for each, for both workers.
 
 #: The pause between two tries at settling while ZooKeeper is away.
@@ -138,24 +132,47 @@ class Tally:
 
     def settled(self, delivery: Delivery, *, success: bool) -> DeliveryResult:
         """The delivery is settled. One whose handler was not called counts as neither."""
-        if delivery.begun:
-            with self._lock:
-                self.finished += success
-                self.failed += not success
-            if not success:
-                _log_failure(delivery)
-            self._call_on_settled(delivery, delivery.progress.outcome)
+        if not delivery.begun:
+            return DeliveryResult.SETTLED
+        with self._lock:
+            self.finished += success
+            self.failed += not success
+        if not success:  # which attempt ended otherwise than well, why, and what follows
+            follows = delivery.progress.follows
+            which = (delivery.claim.task.attempt, delivery.claim.task.id, delivery.claim.queue)
+            match delivery.progress.outcome:
+                case Snooze(delay):
+                    log.info("snoozed for %s: attempt %d of task %r in queue %r, which is not counted", delay, *which)
+                case Retry(error) | Error(error) if follows is not None and follows.state is State.DEAD:
+                    message = "dead: attempt %d of task %r in queue %r failed and was its last: %s"
+                    log.error(message, *which, error_text(error))
+                case Retry(error) | Error(error):
+                    due = None if follows is None else follows.due
+                    when = "" if due is None else f" at {datetime.fromtimestamp(due / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+                    message = "failed: attempt %d of task %r in queue %r, which is tried again%s: %s"
+                    log.info(message, *which, when, error_text(error))
+                case _:
+                    log.info("rolled back by its handler: attempt %d of task %r in queue %r", *which)
+        self._call_on_settled(delivery, delivery.progress.outcome)
         return DeliveryResult.SETTLED
 
     def judge(self, delivery: Delivery, error: BaseException) -> DeliveryResult:
         """What becomes of a delivery that a try at settling it raised `error` for; it is reported."""
-        delivery_result = _delivery_result(delivery, error)
-        _report(delivery, delivery_result, error)
-        if delivery_result is DeliveryResult.LATER:
-            delivery.left = True
-        if delivery_result is DeliveryResult.LOST and delivery.begun:
-            self._call_on_settled(delivery, None)
-        return delivery_result
+        task_id = delivery.claim.task.id
+        if isinstance(error, ClaimLost) or (isinstance(error, SessionLost) and delivery.claim.over):
+            log.warning("task %r: %s", task_id, error)
+            if delivery.begun:
+                self._call_on_settled(delivery, None)
+            return DeliveryResult.LOST
+        if isinstance(error, TransportError):
+            log.warning("task %r: %s; trying again", task_id, error)
+            return DeliveryResult.AGAIN
+        if delivery.left:
+            log.warning("task %r can still not be settled: %s", task_id, error)
+        else:
+            log.error("task %r could not be settled; this will be tried again", task_id, exc_info=error)
+        delivery.left = True
+        return DeliveryResult.LATER
 
     def _call_on_settled(self, delivery: Delivery, outcome: Handled | None) -> None:
         """Tell the worker's owner; what he raises ends no thread."""
@@ -164,44 +181,6 @@ class Tally:
                 self._on_settled(delivery.claim.task, outcome)
             except Exception:  # noqa: BLE001  whatever a callback of the user's raises
                 log.exception("on_settled failed for task %r", delivery.claim.task.id)
-
-
-def _log_failure(delivery: Delivery) -> None:
-    """Say in the log which attempt ended otherwise than well, why, and what follows."""
-    task, queue, outcome = delivery.claim.task, delivery.claim.queue, delivery.progress.outcome
-    follows = delivery.progress.follows
-    which = (task.attempt, task.id, queue)
-    match outcome:
-        case Snooze(delay):
-            log.info("snoozed for %s: attempt %d of task %r in queue %r, which is not counted", delay, *which)
-        case Retry(error) | Error(error) if follows is not None and follows.state is State.DEAD:
-            log.error("dead: attempt %d of task %r in queue %r failed and was its last: %s", *which, error_text(error))
-        case Retry(error) | Error(error):
-            due = None if follows is None else follows.due
-            when = "" if due is None else f" at {datetime.fromtimestamp(due / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-            message = "failed: attempt %d of task %r in queue %r, which is tried again%s: %s"
-            log.info(message, *which, when, error_text(error))
-        case _:
-            log.info("rolled back by its handler: attempt %d of task %r in queue %r", *which)
-
-
-def _delivery_result(delivery: Delivery, error: BaseException) -> DeliveryResult:
-    if isinstance(error, ClaimLost) or (isinstance(error, SessionLost) and delivery.claim.over):
-        return DeliveryResult.LOST
-    return DeliveryResult.AGAIN if isinstance(error, TransportError) else DeliveryResult.LATER
-
-
-def _report(delivery: Delivery, delivery_result: DeliveryResult, error: BaseException) -> None:
-    task_id = delivery.claim.task.id
-    match delivery_result:
-        case DeliveryResult.LOST:
-            log.warning("task %r: %s", task_id, error)
-        case DeliveryResult.AGAIN:
-            log.warning("task %r: %s; trying again", task_id, error)
-        case DeliveryResult.LATER if delivery.left:
-            log.warning("task %r can still not be settled: %s", task_id, error)
-        case _:
-            log.error("task %r could not be settled; this will be tried again", task_id, exc_info=error)
 
 
 # --- Watching a worker's queue: what a worker tells its monitor, and Carmine's ready-made one.
@@ -224,26 +203,6 @@ class Poll:
 
 
 Monitor = Callable[[Poll], object]
-
-
-class Looks:
-    """What a worker's threads found when they looked for tasks. One lock guards it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._dry_runs = 0
-        self._last = "nothing"
-
-    def ended(self, what: str) -> None:
-        """A look has ended: ``"handled"``, ``"nothing"`` or ``"unavailable"``."""
-        with self._lock:
-            self._last = what
-            self._dry_runs = 0 if what == "handled" else self._dry_runs + 1
-
-    def poll(self, queue: str, size: int) -> Poll:
-        """How it stands now."""
-        with self._lock:
-            return Poll(queue, size, self._dry_runs, self._last)
 
 
 @contextmanager
@@ -279,9 +238,6 @@ def monitor(
     return look
 
 
-# --- A worker whose queue is not there: it says so once, and waits for the queue to come.
-
-
 class Absence:
     """Whether a worker has logged its queue's absence. One lock guards it: each of its threads may be the first."""
 
@@ -312,8 +268,6 @@ class Absence:
             log.info("worker on queue %r: the queue is there", self._queue)
 
 
-# --- What both workers go by: how long they wait, what ends them, and who they tell what went wrong.
-
 #: How long one claim waits for a task.
 IDLE_SECONDS: Final = 30.0
 #: The same in a worker that ends with the last task, while others are in hand that may be given back.
@@ -323,75 +277,20 @@ MAINTENANCE_SECONDS: Final = 1.0
 #: How long the end of a worker waits beyond the grace for what is in hand to be settled.
 GIVE_UP_SECONDS: Final = 2.0
 
-# --- Waiting on an event loop: for an event or a while, for many tasks, and for tasks that are to end.
 
-#: How long a cancelled task is waited for, and how often it is told again to end.
-CANCEL_SECONDS: Final = 1.0
-MOST_CANCELLATIONS: Final = 3
+class BlockingCalls:
+    """How a worker waits: it blocks the thread. What both workers do is written once, as coroutines over this."""
 
-
-async def until(event: asyncio.Event, span: float) -> None:
-    """Wait for the event, `span` seconds at the most; a cancellation is never swallowed."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(span):
-            await event.wait()
-
-
-async def all_of(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait for all of the tasks, however they end."""
-    await asyncio.wait(tasks)
-
-
-async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until they have ended; one that swallows a cancellation gets another, and is then left alone."""
-    for _ in range(MOST_CANCELLATIONS):
-        pending = {task for task in tasks if not task.done()}
-        if not pending:
-            return
-        for task in pending:
-            task.cancel()
-        await asyncio.wait(pending, timeout=CANCEL_SECONDS)
-
-
-def is_cancelled() -> bool:
-    """Whether the running task was asked to end."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-# --- How a worker waits: its calls and pauses block a thread, or are awaited on an event loop.
-
-
-class Calls(ABC):
-    """How a worker waits. What both workers do is written once, as coroutines over this."""
-
-    judged: type[BaseException]
+    judged: type[BaseException] = BaseException
     """What a try at settling may raise and be tried again for; anything else is meant for the program."""
-
-    @abstractmethod
-    async def result(self, call: Any) -> Any:
-        """What a call of a queue or of a claim returns."""
-
-    @abstractmethod
-    async def wait(self, event: Any, seconds: float) -> None:
-        """Wait for an event, so many seconds at the most."""
-
-    @abstractmethod
-    async def sleep(self, seconds: float) -> None:
-        """Pause."""
-
-
-class BlockingCalls(Calls):
-    """Blocks the thread; see `run_blocking`."""
-
-    judged = BaseException
+    event: Callable[[], Any] = threading.Event
 
     async def result(self, call: Any) -> Any:
-        """It is there already."""
+        """What a call of a queue or of a claim returns: it is there already."""
         return call
 
-    async def wait(self, event: threading.Event, seconds: float) -> None:
-        """Block for it."""
+    async def wait(self, event: Any, seconds: float) -> None:
+        """Wait for an event, so many seconds at the most."""
         event.wait(seconds)
 
     async def sleep(self, seconds: float) -> None:
@@ -399,31 +298,31 @@ class BlockingCalls(Calls):
         time.sleep(seconds)  # noqa: ASYNC251  there is no event loop
 
 
-class AwaitedCalls(Calls):
+class AwaitedCalls(BlockingCalls):
     """Awaits on the running event loop, which cancellations and interrupts are to end."""
 
     judged = Exception
+    event = asyncio.Event
 
     async def result(self, call: Any) -> Any:
         """Await it."""
         return await call
 
-    async def wait(self, event: asyncio.Event, seconds: float) -> None:
-        """Await it."""
-        await until(event, seconds)
+    async def wait(self, event: Any, seconds: float) -> None:
+        """Wait for an event, so many seconds at the most; a cancellation is never swallowed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
 
     async def sleep(self, seconds: float) -> None:
         """Let others go on."""
         await asyncio.sleep(seconds)
 
 
-# --- Settling what a worker has in hand: again and again, until it is known to be settled or lost.
+class Settler:
+    """Settles deliveries: again and again, until each is known to be settled or lost."""
 
-
-class Settler(ABC):
-    """Settles deliveries."""
-
-    def __init__(self, deliveries: Deliveries, tally: Tally, calls: Calls) -> None:
+    def __init__(self, deliveries: Deliveries, tally: Tally, calls: BlockingCalls) -> None:
         self._deliveries = deliveries
         self._tally = tally
         self._calls = calls
@@ -457,15 +356,14 @@ class Settler(ABC):
     async def attempt(self, delivery: Delivery) -> DeliveryResult:
         """Try once."""
         try:
-            settling = delivery.ending().settle(delivery.outcome or NOT_BEGUN, delivery.progress)
-            success = await self._calls.result(settling)
+            ending: WorkerClaim | WorkerTransaction = delivery.claim
+            if delivery.transaction is not None:  # it adopted the claim, and takes no more then
+                delivery.transaction.close()
+                ending = delivery.transaction
+            success = await self._calls.result(ending.settle(delivery.outcome or NOT_BEGUN, delivery.progress))
         except self._calls.judged as error:
             return self._tally.judge(delivery, error)
         return self._tally.settled(delivery, success=success)
-
-    @abstractmethod
-    def settle_later(self, delivery: Delivery) -> None:
-        """Settle together with others, without waiting for it; it is in hand until that is known."""
 
     def settled(self, delivery: Delivery, success: bool, error: Exception | None) -> None:
         """How a delivery ended that was settled together with others."""
@@ -482,79 +380,79 @@ class Settler(ABC):
         self._deliveries.leave(delivery)
 
 
-# --- A worker's heartbeat: it extends the locks and leases of what is in hand, and waits for nothing else.
-
-
-class Heartbeat:
-    """Extends the claims of one worker, in a thread or a task of its own. `pulse`: an event of the worker's kind."""
-
-    def __init__(self, deliveries: Deliveries, calls: Calls, pulse: Any) -> None:
-        self._deliveries = deliveries
-        self._calls = calls
-        self._pulse = pulse
-
-    def wake(self) -> None:
-        """There is one more to extend."""
-        self._pulse.set()
-
-    async def run(self, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Extend what is due, each time a third of its span has passed, while `wanted` says so."""
-        while wanted():
-            self._pulse.clear()
-            for delivery in self._deliveries.due():
-                await self._extend(delivery)
-            await self._calls.wait(self._pulse, self._deliveries.seconds_until_extension(MAINTENANCE_SECONDS))
-
-    async def _extend(self, delivery: Delivery) -> None:
-        """Extend one; a failure is tried again soon."""
-        try:
-            await self._calls.result(delivery.claim.extend(delivery.span or 0.0))
-        except Exception as error:  # noqa: BLE001  the others are to be extended, too
-            log.warning("extending task %r: %s", delivery.claim.task.id, error)
-            self._deliveries.beaten(delivery, good=False)
-        else:
-            self._deliveries.beaten(delivery, good=True)
-
-
 #: So many different damages a worker remembers to have logged.
 MOST_WARNED: Final = 1_000
 
+Q = TypeVar("Q", bound=WorkerQueue)
 
-class Working(ABC):
-    """What both workers are and do; how they wait is `calls`, and `stopping` is set once they are to stop."""
 
+class Working(ABC, Generic[Q]):
+    """What both workers are and do; how they wait is said by their `_calls`."""
+
+    _calls: BlockingCalls
     _settler: Settler
-    _heartbeat: Heartbeat
 
     def __init__(
         self,
-        queue: WorkerQueue,
+        queue: Q,
         handler: Handler,
-        options: WorkerOptions,
-        calls: Calls,
-        stopping: threading.Event | asyncio.Event,
+        *,
+        threads: int = 1,
+        node: Mapping[str, object] | None = None,
+        filter_method: FilterMethods = "absolute",
+        selector: Selector | str | None = None,
+        grace: Duration = 30.0,
+        transactional: bool = False,
+        lease: Duration | None = None,
+        heartbeat: bool = True,
+        throttle: Duration = 0,
+        prefetch: int = 32,
+        limit: int | None = None,
+        on_settled: Settled | None = None,
+        monitor: Monitor | None = None,
+        auto_start: bool | Duration = False,
     ) -> None:
+        self._slots = whole_number("threads", threads, 0)
+        if transactional and lease is not None:
+            msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
+            raise ConfigError(msg)
+        self._transactional = transactional
+        self._choice = Choice(node=node, filter_method=filter_method, selector=selector)
+        self._lease, self._throttle = optional_seconds("lease", lease), seconds("throttle", throttle)
+        self.grace = seconds("grace", grace)
+        most = whole_number("prefetch", prefetch, 0)
+        self._budget = Budget(optional_whole_number("limit", limit, 1))
+        awaited = isinstance(self._calls, AwaitedCalls)
+        if not callable(handler) or inspect.iscoroutinefunction(handler) is not awaited:
+            kind = "coroutine function" if awaited else "plain function"
+            msg = f"handler {handler!r} is no {kind}: give one that takes a task and returns its result"
+            raise ConfigError(msg)
+        self.queue = queue
         self.handler = handler
-        self.grace = options.grace
-        self._queue = queue
         self._internals = queue.__internals__()
-        self._calls = calls
-        self._stopping = stopping
-        self._options = options
+        self._extends = heartbeat
+        self._pulse, self._stopping, self._over = self._calls.event(), self._calls.event(), self._calls.event()
         self._deliveries = Deliveries()
-        self._prefetched = PrefetchedDeliveries(options)
-        self._budget = Budget(options.limit)
-        self._tally = Tally(options.on_settled)
-        self._looks = Looks()
+        # Where a pause, the lock or a transaction belongs to each single task, nothing is prefetched.
+        alone = transactional or self._throttle > 0 or not heartbeat
+        self._prefetched = PrefetchedDeliveries(1 if alone else most)
+        self._tally = Tally(on_settled)
         self._absence = Absence(queue.name)
         self._until_empty = False
         self._error: Exception | None = None
         self._warned: set[str] = set()
+        self._started = False
+        self._looking = threading.Lock()
+        self._dry_runs, self._last_look = 0, "nothing"
+        self._monitor = monitor
+        self._set_up()
+        if auto_start is not False:
+            self._start_after(0.0 if auto_start is True else seconds("auto_start", auto_start))
 
     @property
     def stopping(self) -> bool:
         """Whether it was told to stop, or has ended."""
-        return self._stopping.is_set()
+        return bool(self._stopping.is_set())
 
     @property
     def finished(self) -> int:
@@ -566,81 +464,25 @@ class Working(ABC):
         """How many deliveries ended otherwise."""
         return self._tally.failed
 
-    def _log_start(self) -> None:
-        """Say in the log who begins to work, on what, and with how many tasks in hand at once."""
-        (choice, queue), options = (self._options.choice, self._queue), self._options
-        chosen = {name: value for name, value in choice.items() if value is not None and value != "absolute"}
-        what = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all tasks"
-        mode = f"lease {options.lease:g} s" if options.lease else "session-bound"
-        message = "worker started: consumer %s on queue %r; %s; threads %d, %s"
-        log.info(message, queue.consumer, queue.name, what, options.threads, mode)
+    def stop(self, *, forgive: bool = False) -> bool:
+        """Claim nothing more; callable from a signal handler. False if it was stopping already.
 
-    def _log_absence(self, error: QueueNotFound, since: int) -> None:
-        """The queue is not there: log it once, to wait for it. Raises `error` where nothing is waited for.
-
-        `since`: see `Absence.warn_absent`.
+        `forgive`: what outlasts the grace is given back and counts no attempt: its handler ends with the process.
         """
-        if self._until_empty:
-            raise error
-        self._absence.warn_absent(error, since)
-
-    def _claim_timeout(self, *, idle: bool) -> float:
-        """Seconds to wait for a task: to the end, unless the worker ends with the last one.
-
-        `idle`: the last look found nothing; one that follows upon a task waits for nothing, so that it can be told at
-        once what it found.
-        """
-        if not idle:
-            return 0.0
-        if not self._until_empty:
-            return IDLE_SECONDS
-        return BUSY_SECONDS if self._deliveries else 0.0
-
-    def _ended_by(self, error: Exception) -> bool:
-        """Whether what a claim raised ends the worker: it is refused, or no other try would end otherwise.
-
-        Anything else, of the transport or of something foreign in the queue, is logged, and claiming goes on.
-        """
-        self._looks.ended("unavailable")
-        if isinstance(error, ConfigError) or self._internals.closed:
-            self._error = error if isinstance(error, ConfigError | SessionLost) else _closed(error)
-            return True
-        self._warn("worker on queue", error)
-        return False
-
-    def _raise_what_ended_it(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _has_enough(self) -> bool:
-        """Whether nothing more is to be handled: the worker has had its limit."""
-        return self._budget.spent and not self._prefetched
-
-    def _unbegun(self) -> Handled:
-        """How a delivery ends whose handler is not called: another task may be handled in its place."""
-        self._budget.put_back(1)
-        return NOT_BEGUN
-
-    def _busy(self) -> bool:
-        """Whether every slot has a task in hand: nobody looks after the queue by claiming."""
-        return 0 < self._options.threads <= len(self._deliveries)
-
-    def _report_maintenance(self, error: Exception) -> None:
-        self._warn("looking after queue", error)
-
-    def _warn(self, what: str, error: Exception) -> None:
-        """Tell what went wrong. What is damaged stays so until somebody mends it: each such error is told once."""
-        if isinstance(error, CorruptRecord):
-            if str(error) in self._warned:
-                return
-            self._warned = {*self._warned, str(error)} if len(self._warned) < MOST_WARNED else {str(error)}
-        log.warning("%s %r: %s", what, self._queue.name, error, exc_info=not isinstance(error, ZkmqError))
-
-    # --- claiming
+        if forgive:
+            self._deliveries.outlasted = NOT_BEGUN
+        if self._stopping.is_set():
+            return False
+        self._stopping.set()
+        return True
 
     @abstractmethod
-    def stop(self, *, forgive: bool = False) -> bool:
-        """Claim nothing more."""
+    def _set_up(self) -> None:
+        """Make what it works with."""
+
+    @abstractmethod
+    def _start_after(self, delay: float) -> None:
+        """Start after so many seconds."""
 
     @abstractmethod
     async def _handle(self, delivery: Delivery) -> None:
@@ -662,17 +504,85 @@ class Working(ABC):
     def _wake_idle(self) -> None:
         """Wake who waits for the queue: something is prefetched that can be begun at once."""
 
+    def _log_start(self) -> None:
+        """Say in the log who begins to work, on what, and with how many tasks in hand at once."""
+        chosen = {name: value for name, value in self._choice.items() if value is not None and value != "absolute"}
+        what = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all tasks"
+        mode = f"lease {self._lease:g} s" if self._lease else "session-bound"
+        message = "worker started: consumer %s on queue %r; %s; threads %d, %s"
+        log.info(message, self.queue.consumer, self.queue.name, what, self._slots, mode)
+
+    def _log_absence(self, error: QueueNotFound, since: int) -> None:
+        """The queue is not there: log it once, to wait for it. Raises `error` where nothing is waited for."""
+        if self._until_empty:
+            raise error
+        self._absence.warn_absent(error, since)
+
+    def _ended_by(self, error: Exception) -> bool:
+        """Whether what a claim raised ends the worker: no other try would end otherwise. Anything else is logged."""
+        self._look_ended("unavailable")
+        if not (isinstance(error, ConfigError) or self._internals.closed):
+            self._warn("worker on queue", error)
+            return False
+        if isinstance(error, ConfigError | SessionLost):
+            self._error = error
+        else:  # what its claim met when the connection was closed
+            self._error = SessionLost("the connection was closed")
+            self._error.__cause__ = error
+        return True
+
+    def _unbegun(self) -> Handled:
+        """How a delivery ends whose handler is not called: another task may be handled in its place."""
+        self._budget.put_back(1)
+        return NOT_BEGUN
+
+    def _busy(self) -> bool:
+        """Whether every slot has a task in hand: nobody looks after the queue by claiming."""
+        return 0 < self._slots <= len(self._deliveries)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """Tell what went wrong. What is damaged stays so until somebody mends it: each such error is told once."""
+        if isinstance(error, CorruptRecord):
+            if str(error) in self._warned:
+                return
+            self._warned = {*self._warned, str(error)} if len(self._warned) < MOST_WARNED else {str(error)}
+        log.warning("%s %r: %s", what, self.queue.name, error, exc_info=not isinstance(error, ZkmqError))
+
+    def _look_ended(self, what: str) -> None:
+        """A look for tasks has ended: ``"handled"``, ``"nothing"`` or ``"unavailable"``."""
+        with self._looking:
+            self._last_look = what
+            self._dry_runs = 0 if what == "handled" else self._dry_runs + 1
+
+    def _poll(self, size: int) -> Poll:
+        with self._looking:
+            return Poll(self.queue.name, size, self._dry_runs, self._last_look)
+
+    async def _keep_extending(self, wanted: Callable[[], bool]) -> None:
+        """Extend the claims in hand, each in time, while `wanted` says so. It waits for nothing else."""
+        while wanted():
+            self._pulse.clear()
+            for delivery in self._deliveries.due():
+                try:
+                    await self._calls.result(delivery.claim.extend(delivery.span or 0.0))
+                except Exception as error:  # noqa: BLE001  the others are to be extended, too
+                    log.warning("extending task %r: %s", delivery.claim.task.id, error)
+                    self._deliveries.beaten(delivery, good=False)
+                else:
+                    self._deliveries.beaten(delivery, good=True)
+            await self._calls.wait(self._pulse, self._deliveries.seconds_until_extension(MAINTENANCE_SECONDS))
+
     async def _check_wanted(self) -> None:
         """Raise `ConfigError` for what the queue refuses. One that is not there can refuse nothing yet."""
         try:
-            await self._calls.result(self._internals.check_wanted(**self._options.choice))
+            await self._calls.result(self._internals.check_wanted(**self._choice))
         except QueueNotFound as error:
             self._log_absence(error, 0)
 
     async def _loop(self) -> bool:
         """Claim and handle, one after the other, until told to stop; False: an error ended it."""
         idle = False
-        while not (self.stopping or self._has_enough()):
+        while not (self.stopping or (self._budget.left == 0 and not self._prefetched)):
             try:
                 busy = bool(self._deliveries)
                 delivery = self._prefetched.take() or await self._claim(idle=idle)
@@ -684,16 +594,20 @@ class Working(ABC):
                 await self._calls.wait(self._stopping, RETRY_SECONDS)
             else:
                 idle = delivery is None
-                self._looks.ended("nothing" if idle else "handled")
+                self._look_ended("nothing" if idle else "handled")
                 if delivery is not None:
                     await self._handle(delivery)
-                    await self._calls.wait(self._stopping, self._options.throttle)
+                    await self._calls.wait(self._stopping, self._throttle)
                 elif self._until_empty and not (busy or self._deliveries):  # else it may have come back meanwhile
                     return True
         return True
 
     async def _claim(self, *, idle: bool) -> Delivery | None:
-        """Claim, for all if handlers are fast; None: there was nothing, or no queue, and it was waited for."""
+        """Claim, for all if handlers are fast; None: there was nothing, or no queue, and it was waited for.
+
+        `idle`: the last look found nothing; one that follows upon a task waits for nothing, so that it can be told at
+        once what it found.
+        """
         if idle or not self._prefetched.fast:
             return await self._fill(idle=idle)
         return await self._claim_for_all()
@@ -705,9 +619,19 @@ class Working(ABC):
     async def _fill(self, *, idle: bool) -> Delivery | None:
         """Claim, where handlers are fast more than one; the first of them is the caller's."""
         since = self._absence.ended
+        claims: Sequence[WorkerClaim] = []
         try:
             with self._prefetched.requesting(idle=idle):
-                claims = await self._claim_within_limit(self._claim_timeout(idle=idle))
+                timeout = 0.0
+                if idle and self._until_empty:
+                    timeout = BUSY_SECONDS if self._deliveries else 0.0
+                elif idle:
+                    timeout = IDLE_SECONDS
+                most = self._budget.take(self._prefetched.room)
+                try:
+                    claims = await self._request(most, timeout) if most else []
+                finally:
+                    self._budget.put_back(most - len(claims))
         except QueueNotFound as error:
             await self._await_queue(error, since)
             return None
@@ -717,30 +641,17 @@ class Working(ABC):
             self._wake_idle()
         return deliveries[0] if deliveries else None
 
-    async def _claim_within_limit(self, timeout: float) -> Sequence[WorkerClaim]:
-        most = self._budget.take(self._prefetched.room)
-        claims: Sequence[WorkerClaim] = []
-        try:
-            if most:
-                claims = await self._request(most, timeout)
-        finally:
-            self._budget.put_back(most - len(claims))
-        return claims
-
     async def _claim_many(self, most: int, timeout: float, **stopping: Callable[[], bool]) -> Sequence[WorkerClaim]:
-        options: dict[str, Any] = {**self._options.choice, "lease": self._options.lease, "timeout": timeout, **stopping}
+        options = cast("ClaimOptions", {**self._choice, "lease": self._lease, "timeout": timeout, **stopping})
         if most > 1:
-            claims: Sequence[WorkerClaim] = await self._calls.result(
-                self._queue.claim_many(most, **options, prefetch=True)
-            )
-            return claims
-        claim = await self._calls.result(self._queue.claim(**options))
+            return list(await self._calls.result(self.queue.claim_many(most, **options, prefetch=True)))
+        claim = await self._calls.result(self.queue.claim(**options))
         return [] if claim is None else [claim]
 
     def _add(self, claim: WorkerClaim) -> Delivery:
-        transaction = claim.transaction() if self._options.transactional else None
+        transaction = claim.transaction() if self._transactional else None
         delivery = self._deliveries.add(claim, claim.span, transaction)
-        self._heartbeat.wake()  # one more to extend
+        self._pulse.set()  # one more to extend
         return delivery
 
     async def _return(self, deliveries: list[Delivery]) -> None:
@@ -762,10 +673,3 @@ class Working(ABC):
         except QueueNotFound as error:
             await self._await_queue(error, since)
         return int(await self._calls.result(self._internals.pending()))
-
-
-def _closed(error: Exception) -> SessionLost:
-    """What ended a worker whose connection was closed, whatever its claim was doing then: `error` is what that met."""
-    lost = SessionLost("the connection was closed")
-    lost.__cause__ = error
-    return lost

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..blocking import run_blocking
-from ..core.model.selectors import FilterMethods, Selector
-from ..core.model.values import Duration, seconds
+from ..core.model.policy import Retry
+from ..core.tasks.outcome import Handled
 from ..errors import ZkmqError
 from ..log import log
-from ..protocols import BlockingWorkerInternals, BlockingWorkerQueue, WorkerClaim
-from .deliveries import NOT_BEGUN, Delivery, Handler, Settled, WorkerOptions, check_handler
+from ..protocols import BlockingWorkerQueue, WorkerClaim
+from .deliveries import NOT_BEGUN, Delivery
 from .handling import (
     GIVE_UP_SECONDS,
     LEFT_SECONDS,
@@ -21,43 +21,13 @@ from .handling import (
     RETRY_SECONDS,
     BlockingCalls,
     DeliveryResult,
-    Heartbeat,
     Monitor,
     Running,
     Settler,
     Working,
-    call,
+    outcome_of,
     watching,
 )
-
-# --- A worker's threads: daemons that do not end silently.
-
-
-def guarded(work: Callable[[], None], name: str, queue: str) -> threading.Thread:
-    """A thread that carries out `work` for the worker on a queue; not started yet."""
-    return threading.Thread(target=_guard, args=(work, queue), name=name, daemon=True)
-
-
-def _guard(work: Callable[[], None], queue: str) -> None:
-    """No thread of a worker ends silently, or before its time: whatever it met is logged, and it goes on."""
-    while True:
-        try:
-            work()
-        except BaseException:  # noqa: BLE001  also what was meant to end a thread
-            log.exception("a thread of the worker on queue %r met an error and goes on", queue)
-            time.sleep(RETRY_SECONDS)
-        else:
-            return
-
-
-def call_after(delay: float, call: Callable[[], object]) -> None:
-    """Call something after so many seconds; at once where there are none."""
-    if delay == 0:
-        call()
-        return
-    timer = threading.Timer(delay, call)
-    timer.daemon = True
-    timer.start()
 
 
 class ThreadSettler(Settler):
@@ -75,7 +45,7 @@ class ThreadSettler(Settler):
                 self.leave(delivery)
 
 
-class Worker(Working):
+class Worker(Working[BlockingWorkerQueue]):
     """Claims tasks of one queue and runs a handler on each.
 
     The handler gets the task (`Running`); what it returns (bytes, text or None) is the result, or it returns
@@ -109,60 +79,41 @@ class Worker(Working):
 
     """
 
-    _internals: BlockingWorkerInternals
+    _calls = BlockingCalls()
     _settler: ThreadSettler
     _stopping: threading.Event
 
-    def __init__(
-        self,
-        queue: BlockingWorkerQueue,
-        handler: Handler,
-        *,
-        threads: int = 1,
-        node: Mapping[str, object] | None = None,
-        filter_method: FilterMethods = "absolute",
-        selector: Selector | str | None = None,
-        grace: Duration = 30.0,
-        transactional: bool = False,
-        lease: Duration | None = None,
-        heartbeat: bool = True,
-        throttle: Duration = 0,
-        prefetch: int = 32,
-        limit: int | None = None,
-        on_settled: Settled | None = None,
-        monitor: Monitor | None = None,
-        auto_start: bool | Duration = False,
-    ) -> None:
-        options = WorkerOptions.of(
-            threads=threads, node=node, filter_method=filter_method, selector=selector, grace=grace,
-            transactional=transactional, lease=lease, heartbeat=heartbeat, throttle=throttle, prefetch=prefetch,
-            limit=limit, on_settled=on_settled,
-        )  # fmt: skip
-        check_handler(handler, awaited=False)
-        super().__init__(queue, handler, options, BlockingCalls(), threading.Event())
-        self.queue = queue
+    def _set_up(self) -> None:
         self._settler = ThreadSettler(self._deliveries, self._tally, self._calls)
-        self._heartbeat = Heartbeat(self._deliveries, self._calls, threading.Event())
-        self._filling = threading.Lock()
-        self._over = threading.Event()
-        self._started = False
-        self._lock = threading.Lock()
-        self._make_threads(monitor)
-        if auto_start is not False:
-            call_after(0.0 if auto_start is True else seconds("auto_start", auto_start), self.start)
-
-    def _make_threads(self, monitor: Monitor | None) -> None:
-        threads = self._options.threads
-        self._threads = [self._thread(self._work, f"zkmq-worker-{n}") for n in range(threads)]
+        self._filling, self._lock = threading.Lock(), threading.Lock()
+        self._threads = [self._thread(self._work, f"zkmq-worker-{n}") for n in range(self._slots)]
         self._maintenance = self._thread(self._keep, "zkmq-keeper")
-        self._others = (
-            [self._thread(self._run_heartbeat, "zkmq-heartbeat")] if threads and self._options.heartbeat else []
-        )
-        if monitor is not None:
-            self._others.append(self._thread(partial(self._watch, monitor), "zkmq-monitor"))
+        self._others = [self._thread(self._run_heartbeat, "zkmq-heartbeat")] if self._slots and self._extends else []
+        if self._monitor is not None:
+            self._others.append(self._thread(partial(self._watch, self._monitor), "zkmq-monitor"))
+
+    def _start_after(self, delay: float) -> None:
+        if delay == 0:
+            self.start()
+            return
+        timer = threading.Timer(delay, self.start)
+        timer.daemon = True
+        timer.start()
 
     def _thread(self, work: Callable[[], None], name: str) -> threading.Thread:
-        return guarded(work, name, self.queue.name)
+        """A thread of the worker, not started yet. It never ends silently, or before its time."""
+
+        def guard() -> None:
+            while True:
+                try:
+                    work()
+                except BaseException:  # noqa: BLE001  also what was meant to end a thread
+                    log.exception("a thread of the worker on queue %r met an error and goes on", self.queue.name)
+                    time.sleep(RETRY_SECONDS)
+                else:
+                    return
+
+        return threading.Thread(target=guard, name=name, daemon=True)
 
     def run(self, *, until_empty: bool = False) -> None:
         """Work until `stop` is called; `until_empty`: or until nothing that fits is left to claim.
@@ -191,11 +142,8 @@ class Worker(Working):
 
         `forgive`: what outlasts the grace is given back and counts no attempt: its handler ends with the process.
         """
-        if forgive:
-            self._deliveries.forgive()
-        if self._stopping.is_set():
+        if not super().stop(forgive=forgive):
             return False
-        self._stopping.set()
         # The waiting threads are woken from another one: a signal handler may have interrupted the holder of a lock.
         threading.Thread(target=self._internals.wake, daemon=True).start()
         return True
@@ -212,24 +160,8 @@ class Worker(Working):
         self._stopping.set()
         if alive is None:  # what was handled last may be on its way still
             self._deliveries.wait_empty(self.grace if deadline is None else max(0.0, deadline - time.monotonic()))
-        self._give_up()
-        self._over.set()
-        if self._absence.noticed:
-            self._internals.wake()  # whoever waits for the queue still
-        self._raise_what_ended_it()
-
-    def _alive(self) -> threading.Thread | None:
-        """A thread that is still at work; of a worker without any, the keeper."""
-        return next((thread for thread in self._threads or [self._maintenance] if thread.is_alive()), None)
-
-    def _goes_on(self) -> bool:
-        return not self._stopping.is_set() and (not self._threads or self._alive() is not None)
-
-    def _give_up(self) -> None:
-        """Settle what handlers still have in hand; what they do with it afterwards is refused.
-
-        Each in a thread of its own, which goes on where ZooKeeper is away for longer than we wait here.
-        """
+        # What handlers still have in hand is settled; what they do with it afterwards is refused. Each has a thread of
+        # its own, which goes on where ZooKeeper is away for longer than we wait here.
         for delivery in self._deliveries.held():
             if self._deliveries.give_up(delivery):
                 self._thread(partial(self._settle, delivery), "zkmq-give-up").start()
@@ -237,6 +169,18 @@ class Worker(Working):
             run_blocking(self._settler.settle_left())
         else:
             log.warning("worker on queue %r: not everything in hand could be settled yet", self.queue.name)
+        self._over.set()
+        if self._absence.noticed:
+            self._internals.wake()  # whoever waits for the queue still
+        if self._error is not None:
+            raise self._error
+
+    def _alive(self) -> threading.Thread | None:
+        """A thread that is still at work; of a worker without any, the keeper."""
+        return next((thread for thread in self._threads or [self._maintenance] if thread.is_alive()), None)
+
+    def _goes_on(self) -> bool:
+        return not self._stopping.is_set() and (not self._threads or self._alive() is not None)
 
     def _settle(self, delivery: Delivery) -> None:
         run_blocking(self._settler.settle(delivery))
@@ -263,7 +207,7 @@ class Worker(Working):
     async def _handle(self, delivery: Delivery) -> None:
         """Run the handler and settle; where handlers are fast, together with others."""
         begun = not self.stopping and await self._settler.begin(delivery) and self._deliveries.begin(delivery)
-        outcome = call(lambda: self._run(delivery)) if begun else self._unbegun()
+        outcome = self._run(delivery) if begun else self._unbegun()
         if not self._deliveries.decide(delivery, outcome):
             return
         if self._prefetched.fast and delivery.transaction is None:
@@ -271,13 +215,19 @@ class Worker(Working):
         else:
             await self._settler.settle(delivery)
 
-    def _run(self, delivery: Delivery) -> object:
-        task, began = Running(delivery.claim), time.monotonic()
+    def _run(self, delivery: Delivery) -> Handled:
+        """Call the handler; whatever it raises is an outcome, too, and ends no thread."""
         try:
-            return self.handler(task) if delivery.transaction is None else self.handler(task, delivery.transaction)
-        finally:
-            delivery.claim.mark_ended()
-            self._prefetched.handled(time.monotonic() - began)
+            task, began = Running(delivery.claim), time.monotonic()
+            more = () if delivery.transaction is None else (delivery.transaction,)
+            try:
+                returned = self.handler(task, *more)
+            finally:
+                delivery.claim.mark_ended()
+                self._prefetched.handled(time.monotonic() - began)
+            return outcome_of(returned)
+        except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
+            return Retry(error)
 
     # --- maintenance, heartbeat and monitor: none waits for another
 
@@ -286,7 +236,12 @@ class Worker(Working):
         tried = time.monotonic()
         while self._goes_on():
             seen = self._internals.changes
-            self._run_maintenance()
+            try:
+                if self._busy():
+                    self._internals.run_maintenance()
+            except ZkmqError as error:
+                self._warn("looking after queue", error)
+                self._stopping.wait(RETRY_SECONDS)
             if time.monotonic() - tried >= LEFT_SECONDS:
                 run_blocking(self._settler.settle_left())
                 tried = time.monotonic()
@@ -295,20 +250,12 @@ class Worker(Working):
             self._internals.wait_for_change(seen, self._prefetched.until_overdue(MAINTENANCE_SECONDS))
         run_blocking(self._return(self._prefetched.overdue(every=True)))
 
-    def _run_maintenance(self) -> None:
-        try:
-            if self._busy():
-                self._internals.run_maintenance()
-        except ZkmqError as error:
-            self._report_maintenance(error)
-            self._stopping.wait(RETRY_SECONDS)
-
     def _run_heartbeat(self) -> None:
         """Until the last handler has returned and what it did is settled, or was given up, also after `stop`."""
         wanted = lambda: not self._over.is_set() and (self._alive() is not None or bool(self._deliveries))  # noqa: E731
-        run_blocking(self._heartbeat.run(wanted))
+        run_blocking(self._keep_extending(wanted))
 
     def _watch(self, monitor: Monitor) -> None:
         while self._goes_on() and not self._stopping.wait(MAINTENANCE_SECONDS):
             with watching(self.queue.name):
-                monitor(self._looks.poll(self.queue.name, run_blocking(self._size())))
+                monitor(self._poll(run_blocking(self._size())))
