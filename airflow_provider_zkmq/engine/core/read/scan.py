@@ -15,12 +15,12 @@ from msgspec import structs
 
 from ..context import Context
 from ..model.records import TaskState
-from ..model.selectors import FilterTypes, Selector, as_selector
+from ..model.selectors import Selector, as_selector
 from ..model.states import State
 from ..model.values import Moment, load, optional_milliseconds, whole_number
 from ..protocol import Node, Procedure, Sync
 from .configuration import read_conf
-from .inspect import COLUMNS, Row, as_state, checked_columns, checked_ids, znodes_of
+from .inspect import COLUMNS, Row, as_state, checked_columns, checked_ids
 from .leases import Lapsed, certainly_past, lapsed_tasks
 from .nodes import SLIM_AT_ONCE, WHOLE_AT_ONCE, read_nodes, read_stats, unless_corrupt
 
@@ -67,50 +67,27 @@ def scan(
     """
     ids, names = checked_ids(task_ids), checked_columns(columns)
     window = min(whole_number("in_flight", in_flight, 1), MAX_IN_FLIGHT)
-    wanted = yield from _sought(context, states, selector, since)
-    parts = frozenset(filter(None, (COLUMNS[name].part for name in (*names, *wanted.columns()))))
-    scanning = _Scan(context, parts, window)
-    yield from scanning.read(ids)
-    if missing := scanning.missing(ids):
-        yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
-        yield from scanning.read(missing)
-    rows = [row for each in ids if (row := scanning.rows.get(each)) is not None and wanted.accepts(row)]
-    values = {name: list(map(COLUMNS[name].value, rows)) for name in names}
-    return Scanned(values, tuple(scanning.missing(missing)), tuple(scanning.corrupt))
-
-
-@dataclass(frozen=True, slots=True)
-class _Sought:
-    """Which tasks a caller asks to see; None for any."""
-
-    states: frozenset[State] | None
-    selector: Selector | None
-    types: FilterTypes
-    since: int | None
-
-    def columns(self) -> list[str]:
-        """What has to be read to judge that."""
-        requested = {"filters": self.selector, "enqueued_ms": self.since}
-        return [name for name, value in requested.items() if value is not None]
-
-    def accepts(self, row: Row) -> bool:
-        """Whether a task is asked for."""
-        return (
-            (self.states is None or row.record.state in self.states)
-            and (self.since is None or row.enqueued >= self.since)
-            and (self.selector is None or self.selector.matches(row.record.filters, self.types))
-        )
-
-
-def _sought(
-    context: Context, states: Sequence[State | str] | None, selector: Selector | str | None, since: Moment | None
-) -> Procedure[_Sought]:
-    """What is asked for. Raises `ConfigError`, also where the queue does not exist."""
     chosen = None if states is None else frozenset(filter(None, map(as_state, states)))
     begin = optional_milliseconds("since", since)
     conf = yield from read_conf(context)
     bound = None if selector is None else as_selector(selector).bind(conf.types)
-    return _Sought(chosen, bound, conf.types, begin)
+
+    def accepts(row: Row) -> bool:
+        return (
+            (chosen is None or row.record.state in chosen)
+            and (begin is None or row.enqueued >= begin)
+            and (bound is None or bound.matches(row.record.filters, conf.types))
+        )
+
+    wanted = names if begin is None else (*names, "enqueued_ms")
+    scanning = _Scan(context, frozenset(filter(None, (COLUMNS[name].part for name in wanted))), window)
+    yield from scanning.read(ids)
+    if missing := scanning.missing(ids):
+        yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
+        yield from scanning.read(missing)
+    rows = [row for each in ids if (row := scanning.rows.get(each)) is not None and accepts(row)]
+    values = {name: list(map(COLUMNS[name].value, rows)) for name in names}
+    return Scanned(values, tuple(scanning.missing(missing)), tuple(scanning.corrupt))
 
 
 @dataclass(slots=True)
@@ -131,9 +108,15 @@ class _Scan:
         return [each for each in ids if each not in self.rows and each not in self.corrupt]
 
     def read(self, ids: Sequence[str]) -> Procedure[None]:
-        """Read tasks, so many at a time as may be in flight together; of payloads no more than is bearable."""
-        znodes = znodes_of(self.parts)
-        payloads = not self.parts.isdisjoint(("data", "result"))
+        """Read tasks, so many at a time as may be in flight together; of payloads no more than is bearable.
+
+        A row is made for each record that is there; what is corrupt is reported and noted.
+        """
+        wanted = set(self.parts)
+        if "enqueued" in wanted and "data" not in wanted:
+            wanted.add("metadata")  # seldom large, it tells when a task was enqueued
+        znodes = ("state", *(name for name in ("data", "metadata", "result") if name in wanted))
+        payloads = not wanted.isdisjoint(("data", "result"))
         at_once = SLIM_AT_ONCE if payloads else _ZNODES_AT_ONCE // len(znodes)
         most, at = at_once * self.in_flight, 0
         size = min(most, WHOLE_AT_ONCE) if payloads else most
@@ -142,27 +125,27 @@ class _Scan:
             paths = [self.context.paths.task(each, znode) for each in group for znode in znodes]
             nodes = yield from read_nodes(paths, at_once * len(znodes), self.in_flight)
             trees = {znode: nodes[start :: len(znodes)] for start, znode in enumerate(znodes)}
-            rows = self._decoded(group, paths[:: len(znodes)], trees["state"])
+            rows: list[Row | None] = []
+            for task_id, path, node in zip(group, paths[:: len(znodes)], trees["state"], strict=True):
+                row = None
+                if node is not None:
+                    record = unless_corrupt(self.context, path, partial(TaskState.decode, path, node.data))
+                    if record is None:
+                        self.corrupt[task_id] = None
+                    else:
+                        row = self.rows[task_id] = Row(task_id, record, node.stat)
+                rows.append(row)
             yield from self._complete(rows, trees)
             at += len(group)
-            size = min(most, _bearable(size, nodes)) if payloads else most
-
-    def _decoded(self, ids: Sequence[str], paths: Sequence[str], nodes: Sequence[Node | None]) -> list[Row | None]:
-        """A row for each record that is there; what is corrupt is reported and noted."""
-        rows: list[Row | None] = []
-        for task_id, path, node in zip(ids, paths, nodes, strict=True):
-            row = None
-            if node is not None:
-                record = unless_corrupt(self.context, path, partial(TaskState.decode, path, node.data))
-                if record is None:
-                    self.corrupt[task_id] = None
-                else:
-                    row = self.rows[task_id] = Row(task_id, record, node.stat)
-            rows.append(row)
-        return rows
+            if payloads:  # a few times more, if they stay as small
+                total = sum(len(node.data) for node in nodes if node is not None)
+                size = max(1, min(most, size * _GROWTH, size * _BYTES_IN_FLIGHT // max(1, total)))
 
     def _complete(self, rows: Sequence[Row | None], trees: Mapping[str, Sequence[Node | None]]) -> Procedure[None]:
-        """Add what else was read, and what has to be asked for besides."""
+        """Add what else was read, and what has to be asked for besides.
+
+        Those whose claims have ended by their deadline are what follows it, as `Task` has it.
+        """
         there = [row for row in rows if row is not None]
         for row, node in _pairs(rows, trees.get("data")):
             row.data = node.data
@@ -170,30 +153,23 @@ class _Scan:
             row.result = node.data
         if "metadata" in self.parts:
             for row, node in _pairs(rows, trees.get("metadata")):
-                row.metadata = self._metadata(row.id, node)
+                path = self.context.paths.task(row.id, "metadata")
+                row.metadata = unless_corrupt(self.context, path, partial(load, path, node.data)) or {}
         if "enqueued" in self.parts:
             yield from self._enqueued(rows, trees)
         if "clock" in self.parts and any(row.record.due is not None or row.record.dedupe is not None for row in there):
             past = yield from certainly_past(self.context)
             for row in there:
                 row.past = past
-        if any(row.record.lease is not None and row.record.state is State.CLAIMED for row in there):
-            yield from self._lapse(there)
-
-    def _lapse(self, rows: Sequence[Row]) -> Procedure[None]:
-        """Those whose claims have ended by their deadline are what follows it, as `Task` has it."""
-        if self.lapsed is None:
-            self.lapsed = yield from lapsed_tasks(self.context)
-        for row in rows:
-            if row.id in self.lapsed and row.record.state is State.CLAIMED:
-                row.lapsed = True
-                now = self.lapsed[row.id]._asdict()
-                row.record = structs.replace(row.record, **now, consumer=None, claimed=None)
-
-    def _metadata(self, task_id: str, node: Node) -> dict[str, Any]:
-        """A task's metadata; what cannot be read is reported, and nothing is known."""
-        path = self.context.paths.task(task_id, "metadata")
-        return unless_corrupt(self.context, path, partial(load, path, node.data)) or {}
+        claimed = [row for row in there if row.record.state is State.CLAIMED]
+        if any(row.record.lease is not None for row in claimed):
+            if self.lapsed is None:
+                self.lapsed = yield from lapsed_tasks(self.context)
+            for row in claimed:
+                if row.id in self.lapsed:
+                    row.lapsed = True
+                    now = self.lapsed[row.id]._asdict()
+                    row.record = structs.replace(row.record, **now, consumer=None, claimed=None)
 
     def _enqueued(self, rows: Sequence[Row | None], trees: Mapping[str, Sequence[Node | None]]) -> Procedure[None]:
         """When the present run of each was enqueued: the data's znode is made anew for each run of an id.
@@ -216,12 +192,6 @@ class _Scan:
         stats = (yield from read_stats(paths)) if paths else []
         for row, stat in zip(unknown.values(), stats, strict=True):
             row.enqueued = (stat or row.stat).ctime
-
-
-def _bearable(size: int, nodes: Sequence[Node | None]) -> int:
-    """How many tasks to ask for after so many whose znodes these were: a few times more, if they stay as small."""
-    total = sum(len(node.data) for node in nodes if node is not None)
-    return max(1, min(size * _GROWTH, size * _BYTES_IN_FLIGHT // max(1, total)))
 
 
 def _pairs(rows: Sequence[Row | None], nodes: Sequence[Node | None] | None) -> Iterator[tuple[Row, Node]]:

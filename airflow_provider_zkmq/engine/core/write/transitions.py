@@ -699,7 +699,7 @@ def _standing(context: Context, current: Current) -> Procedure[HistoryEntry | No
         current.task_id,
         version=state.ended_zxid or record.stat.mzxid,
         enqueued=(record if data is None else data).stat.ctime,
-        ended=ended_ms(state.state, state.started, state.ended, state.ended_zxid, record.stat) or record.stat.mtime,
+        ended=ended_ms(state, record.stat) or record.stat.mtime,
         state=state,
         metadata=_text(metadata),
         data=b"" if data is None else data.data,
