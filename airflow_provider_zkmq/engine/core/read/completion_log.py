@@ -219,10 +219,10 @@ def _add_standing(
     for chunk in chunked(list(versions), at_once(parts)):
         for task_id, nodes in (yield from read_trees(context, chunk, parts)):
             if _version(context, task_id, nodes) == versions[task_id] and (torn or _whole(nodes)):
-                task = yield from assemble(context, task_id, nodes, strict=False)
+                row = yield from assemble(context, task_id, nodes, strict=False)
                 # The transaction that ends a run may insert the one that was in escrow: that is not the run that ended.
-                if task is not None and task.state in ENDED:
-                    runs[task_id, versions[task_id]] = replace(task, version=versions[task_id])
+                if row is not None and row.record.state in ENDED:
+                    runs[task_id, versions[task_id]] = replace(row.task(), version=versions[task_id])
 
 
 def _version(context: Context, task_id: str, nodes: Sequence[Node | None]) -> int | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from msgspec import structs
 
 from ...errors import ConfigError, CorruptRecord, TaskNotFound
 from ..context import Context
@@ -20,12 +22,12 @@ from ..protocol import Children, Get, Node, Pipeline, Procedure, Stat, Sync, Wat
 from .configuration import read_conf
 from .leases import (
     DEADLINES,
+    Lapsed,
     count_scheduled,
     lapsed_among,
     lapsed_of,
     lapsed_tasks,
     server_time,
-    status_at,
     status_of,
 )
 from .nodes import (
@@ -55,8 +57,7 @@ def as_state(state: State | str | None) -> State | None:
     try:
         return None if state is None else State(state)
     except ValueError:
-        msg = f"state {state!r} is unknown: use one of {', '.join(State)}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"state {state!r} is unknown: use one of {', '.join(State)}") from None
 
 
 def as_status(status: Status | str | None) -> Status | None:
@@ -64,8 +65,7 @@ def as_status(status: Status | str | None) -> Status | None:
     try:
         return None if status is None else Status(status)
     except ValueError:
-        msg = f"status {status!r} is unknown: use one of {', '.join(Status)}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"status {status!r} is unknown: use one of {', '.join(Status)}") from None
 
 
 def task_ids(context: Context, state: State | None) -> Procedure[list[str]]:
@@ -342,70 +342,6 @@ class Task:
         return optional_moment_of(self.due_ms)
 
 
-def task_of_history_entry(path: str, entry: HistoryEntry) -> Task:
-    """A run that has left what listed it, as the task that it was. Raises `CorruptRecord`."""
-    stat = Stat(entry.version, entry.version, entry.ended, entry.ended, 0, 0, 0)
-    data = Node(entry.data, stat._replace(ctime=entry.enqueued))
-    metadata, status = load(path, entry.metadata.encode()), derive_status(entry.state.state, scheduled=False)
-    return _build(entry.task_id, entry.state, stat, status, data, entry.result, metadata, {})
-
-
-def _build(
-    task_id: str,
-    record: TaskState,
-    stat: Stat,
-    status: Status,
-    data: Node | None,
-    result: bytes | None,
-    metadata: dict[str, Any],
-    claim: Mapping[str, Any],
-) -> Task:
-    times = times_of(record, stat)
-    return Task(
-        id=task_id,
-        state=record.state,
-        status=status,
-        attempt=record.attempt,
-        priority=record.priority,
-        filters=dict(record.filters),
-        metadata=metadata,
-        data=b"" if data is None else data.data,
-        result=result,
-        error=record.error,
-        consumer=record.consumer,
-        enqueued_ms=(stat if data is None else data.stat).ctime,  # data are made anew for each run of the same id
-        claimed_ms=times.claimed,
-        ended_ms=times.ended,
-        due_ms=record.was_due if record.due is None else record.due,
-        history=history_of(record, times),
-        version=stat.mzxid,
-        progress=claim.get("progress"),
-        note=claim.get("note"),
-        dedupe_ms=record.dedupe,
-        batch=record.batch,
-        started_ms=times.started,
-    )
-
-
-class RunTimes(NamedTuple):
-    """When a run was claimed, when its handler began and when it ended; None for what is not known, or has not come.
-
-    Of a finished run whose handler nobody told of, it began when it was claimed.
-    """
-
-    claimed: int | None
-    started: int | None
-    ended: int | None
-
-
-def times_of(record: TaskState, stat: Stat, *, lapsed: bool = False) -> RunTimes:
-    """The times of a run. `lapsed`: its claim has ended by its deadline, and nobody has given it back yet."""
-    ended = None if lapsed else ended_ms(record, stat)
-    claimed = claimed_before(record.claimed, ended)
-    began = claimed if record.started is None and record.state is State.FINISHED else record.started
-    return RunTimes(claimed, began, ended)
-
-
 def ended_ms(record: TaskState, stat: Stat) -> int | None:
     """When a run ended: when its handler did, else when its record was written, though not once more for another run.
 
@@ -417,12 +353,107 @@ def ended_ms(record: TaskState, stat: Stat) -> int | None:
     return (record.ended if own else None) or stat.mtime
 
 
-def history_of(record: TaskState, times: RunTimes) -> tuple[Attempt, ...]:
-    """The deliveries that have ended, also the one that finished the run, which its record tells of by itself."""
-    if record.state is not State.FINISHED or times.claimed is None or times.ended is None:
-        return record.history
-    number, consumer = record.attempt, record.consumer or ""
-    return (*record.history, Attempt(number, consumer, times.claimed, times.ended, "finished", None, record.started))
+class RunTimes(NamedTuple):
+    """When a run was claimed, when its handler began and when it ended; None for what is not known, or has not come."""
+
+    claimed: int | None
+    started: int | None
+    ended: int | None
+
+
+@dataclass(slots=True)
+class Row:
+    """What was read of a task: its record, and of the rest of its tree what was asked for.
+
+    ``claim``: what its claim says. ``enqueued``: when its present run was enqueued.
+    """
+
+    id: str
+    record: TaskState
+    stat: Stat
+    data: bytes = b""
+    result: bytes | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    claim: Mapping[str, Any] = field(default_factory=dict)
+    enqueued: int = 0
+    status: Status | None = None
+    lapsed: bool = False
+    """Its claim has ended by its deadline, and nobody has given it back yet."""
+
+    @property
+    def times(self) -> RunTimes:
+        """The times of its run; of a finished one whose handler nobody told of, it began when it was claimed."""
+        record, ended = self.record, None if self.lapsed else ended_ms(self.record, self.stat)
+        claimed = claimed_before(record.claimed, ended)
+        began = claimed if record.started is None and record.state is State.FINISHED else record.started
+        return RunTimes(claimed, began, ended)
+
+    @property
+    def history(self) -> tuple[Attempt, ...]:
+        """The deliveries that have ended, also the one that finished the run, which its record tells of by itself."""
+        record, (claimed, _, ended) = self.record, self.times
+        if record.state is not State.FINISHED or claimed is None or ended is None:
+            return record.history
+        last = Attempt(record.attempt, record.consumer or "", claimed, ended, "finished", None, record.started)
+        return (*record.history, last)
+
+    def lapse(self, now: Lapsed) -> None:
+        """Make it what follows its claim, which has ended by its deadline."""
+        self.lapsed, self.claim, self.status = True, {}, derive_status(now.state, scheduled=False)
+        self.record = structs.replace(self.record, **now._asdict(), consumer=None, claimed=None)
+
+    def task(self) -> Task:
+        """The task, of which all columns are known."""
+        values = {name: column.value(self) for name, column in COLUMNS.items()}
+        return Task(**values, progress=self.claim.get("progress"), note=self.claim.get("note"))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's value, and what of the task's tree it is made of besides its record."""
+
+    value: Callable[[Row], Any]
+    part: str | None = None
+
+
+#: By the names of what they are in `Task`.
+COLUMNS: Final[dict[str, Column]] = {
+    "id": Column(lambda row: row.id),
+    "state": Column(lambda row: row.record.state),
+    "status": Column(lambda row: row.status, part="clock"),
+    "attempt": Column(lambda row: row.record.attempt),
+    "priority": Column(lambda row: row.record.priority),
+    "filters": Column(lambda row: dict(row.record.filters)),
+    "metadata": Column(lambda row: row.metadata, part="metadata"),
+    "data": Column(lambda row: row.data, part="data"),
+    "result": Column(lambda row: row.result, part="result"),
+    "error": Column(lambda row: row.record.error),
+    "consumer": Column(lambda row: row.record.consumer),
+    "enqueued_ms": Column(lambda row: row.enqueued, part="enqueued"),
+    "claimed_ms": Column(lambda row: row.times.claimed),
+    "started_ms": Column(lambda row: row.times.started),
+    "ended_ms": Column(lambda row: row.times.ended),
+    "due_ms": Column(lambda row: row.record.was_due if row.record.due is None else row.record.due),
+    "history": Column(lambda row: row.history),
+    "version": Column(lambda row: row.stat.mzxid),
+    "dedupe_ms": Column(lambda row: row.record.dedupe),
+    "batch": Column(lambda row: row.record.batch),
+}
+
+
+def checked_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of columns, each once. Raises `ConfigError` naming those that are unknown."""
+    if isinstance(names, str) or not names or not COLUMNS.keys() >= set(names):
+        raise ConfigError(f"columns {names!r} are not understood: a list of some of {', '.join(COLUMNS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def task_of_history_entry(path: str, entry: HistoryEntry) -> Task:
+    """A run that has left what listed it, as the task that it was. Raises `CorruptRecord`."""
+    stat = Stat(entry.version, entry.version, entry.ended, entry.ended, 0, 0, 0)
+    metadata, status = load(path, entry.metadata.encode()), derive_status(entry.state.state, scheduled=False)
+    row = Row(entry.task_id, entry.state, stat, entry.data, entry.result, metadata, {}, entry.enqueued, status)
+    return row.task()
 
 
 def read_task(context: Context, task_id: str) -> Procedure[Task]:
@@ -443,26 +474,19 @@ def read_tasks(
     """The tasks among `ids` that exist, in order; what is malformed is reported and left out (`strict`: raised)."""
     tasks: list[Task] = []
     for chunk in chunked(ids, at_once(parts)):
-        held: dict[str, TaskState] = {}
-        read: list[Task] = []
+        rows: list[Row] = []
         for task_id, nodes in (yield from read_trees(context, chunk, parts)):
-            task = yield from assemble(context, task_id, nodes, strict=strict)
-            if task is not None:
-                read.append(task)
-            if task is not None and task.state is State.CLAIMED and nodes[0] is not None:
-                held[task_id] = TaskState.decode(task_id, nodes[0].data)
-        lapsed = yield from lapsed_among(context, held)
-        for task in read:
-            now = lapsed.get(task.id)
-            if now is None:
-                tasks.append(task)
-                continue
-            ended = replace(task, consumer=None, claimed_ms=None, progress=None, note=None)
-            tasks.append(replace(ended, **now._asdict(), status=derive_status(now.state, scheduled=False)))
+            row = yield from assemble(context, task_id, nodes, strict=strict)
+            rows += [] if row is None else [row]
+        lapsed = yield from lapsed_among(context, {row.id: row.record for row in rows})
+        for row in rows:
+            if row.id in lapsed:
+                row.lapse(lapsed[row.id])
+        tasks += [row.task() for row in rows]
     return tasks
 
 
-def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict: bool) -> Procedure[Task | None]:
+def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict: bool) -> Procedure[Row | None]:
     """The task of which these znodes were read; None where it is not there, or its record cannot be read.
 
     What cannot be read is reported, and nothing is known of it. `strict`: raises `CorruptRecord` instead.
@@ -483,8 +507,10 @@ def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict
     if state is None:
         return None
     status = yield from status_of(context, state)
-    content = None if result is None else result.data
-    return _build(task_id, state, record.stat, status, data, content, of_caller, progress)
+    row = Row(task_id, state, record.stat, metadata=of_caller, claim=progress, status=status)
+    row.data, row.result = b"" if data is None else data.data, None if result is None else result.data
+    row.enqueued = (record if data is None else data).stat.ctime  # data are made anew for each run of the same id
+    return row
 
 
 # --- Tasks by their ids, by what they are, or both.
@@ -584,74 +610,6 @@ def list_ids(
             state = now[each.task_id].state if each.task_id in now else each.state.state
             matching += [each.task_id] if wanted.accepts(state, each.state.filters) else []
     return matching
-
-
-# --- The columns of a scan: what each is made of, and how.
-
-
-@dataclass(slots=True)
-class Row:
-    """What was read of a task: its record, and of the rest of its tree what was asked for.
-
-    ``past``: a time of the server's clock that has certainly come, where it is needed. ``enqueued``: when its present
-    run was enqueued.
-    """
-
-    id: str
-    record: TaskState
-    stat: Stat
-    data: bytes = b""
-    result: bytes | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    enqueued: int = 0
-    past: int = 0
-    lapsed: bool = False
-    """Its claim has ended by its deadline, and nobody has given it back yet."""
-
-    @property
-    def times(self) -> RunTimes:
-        """The times of its run."""
-        return times_of(self.record, self.stat, lapsed=self.lapsed)
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column's value, and what of the task's tree it is made of besides its record."""
-
-    value: Callable[[Row], Any]
-    part: str | None = None
-
-
-#: By the names of what they are in `Task`.
-COLUMNS: Final[dict[str, Column]] = {
-    "id": Column(lambda row: row.id),
-    "state": Column(lambda row: row.record.state),
-    "status": Column(lambda row: status_at(row.past, row.record), part="clock"),
-    "attempt": Column(lambda row: row.record.attempt),
-    "priority": Column(lambda row: row.record.priority),
-    "filters": Column(lambda row: dict(row.record.filters)),
-    "metadata": Column(lambda row: row.metadata, part="metadata"),
-    "data": Column(lambda row: row.data, part="data"),
-    "result": Column(lambda row: row.result, part="result"),
-    "error": Column(lambda row: row.record.error),
-    "consumer": Column(lambda row: row.record.consumer),
-    "enqueued_ms": Column(lambda row: row.enqueued, part="enqueued"),
-    "claimed_ms": Column(lambda row: row.times.claimed),
-    "started_ms": Column(lambda row: row.times.started),
-    "ended_ms": Column(lambda row: row.times.ended),
-    "due_ms": Column(lambda row: row.record.was_due if row.record.due is None else row.record.due),
-    "history": Column(lambda row: history_of(row.record, row.times)),
-    "version": Column(lambda row: row.stat.mzxid),
-    "dedupe_ms": Column(lambda row: row.record.dedupe),
-    "batch": Column(lambda row: row.record.batch),
-}
-
-
-def checked_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of columns, each once. Raises `ConfigError` naming those that are unknown."""
-    if isinstance(names, str) or not names or not COLUMNS.keys() >= set(names):
-        raise ConfigError(f"columns {names!r} are not understood: a list of some of {', '.join(COLUMNS)}")
-    return tuple(dict.fromkeys(names))
 
 
 # --- Why is nobody taking this task? Consumers announce what they accept, so that the question has an answer.

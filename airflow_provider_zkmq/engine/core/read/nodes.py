@@ -435,11 +435,8 @@ def listing(context: Context, path: str, *, max_age: float | None = None) -> Pro
         if entry.fresh or (young and entry.watch is not None):
             return entry.value  # type: ignore[no-any-return]
         if not entry.pending:
-            return (yield from _list(context, path, entry))
+            break
         yield Wait(entry.signal, entry.signal.count, turn=True)
-
-
-def _list(context: Context, path: str, entry: CachedRead) -> Procedure[list[str] | None]:
     watch, read_at = context.new_watch(), context.run.monotonic()
     entry.pending = True
     try:

@@ -6,12 +6,10 @@ decodes the fields, of which its columns are made, with several requests on thei
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
-
-from msgspec import structs
 
 from ..context import Context
 from ..model.records import TaskState
@@ -21,7 +19,7 @@ from ..model.values import Moment, load, optional_milliseconds, whole_number
 from ..protocol import Node, Procedure, Sync
 from .configuration import read_conf
 from .inspect import COLUMNS, Row, as_state, checked_columns, checked_ids
-from .leases import Lapsed, certainly_past, lapsed_tasks
+from .leases import Lapsed, certainly_past, lapsed_tasks, status_at
 from .nodes import SLIM_AT_ONCE, WHOLE_AT_ONCE, read_nodes, read_stats, unless_corrupt
 
 #: So many znodes without payloads are asked for in one request.
@@ -124,77 +122,71 @@ class _Scan:
             group = ids[at : at + size]
             paths = [self.context.paths.task(each, znode) for each in group for znode in znodes]
             nodes = yield from read_nodes(paths, at_once * len(znodes), self.in_flight)
-            trees = {znode: nodes[start :: len(znodes)] for start, znode in enumerate(znodes)}
-            rows: list[Row | None] = []
-            for task_id, path, node in zip(group, paths[:: len(znodes)], trees["state"], strict=True):
-                row = None
-                if node is not None:
-                    record = unless_corrupt(self.context, path, partial(TaskState.decode, path, node.data))
-                    if record is None:
-                        self.corrupt[task_id] = None
-                    else:
-                        row = self.rows[task_id] = Row(task_id, record, node.stat)
-                rows.append(row)
-            yield from self._complete(rows, trees)
+            there: list[tuple[Row, dict[str, Node | None]]] = []
+            for number, task_id in enumerate(group):
+                start = number * len(znodes)
+                found = dict(zip(znodes, nodes[start : start + len(znodes)], strict=True))
+                node, path = found["state"], paths[start]
+                if node is None:
+                    continue
+                record = unless_corrupt(self.context, path, partial(TaskState.decode, path, node.data))
+                if record is None:
+                    self.corrupt[task_id] = None
+                    continue
+                row = self.rows[task_id] = Row(task_id, record, node.stat)
+                there.append((row, found))
+            yield from self._complete(there)
             at += len(group)
             if payloads:  # a few times more, if they stay as small
                 total = sum(len(node.data) for node in nodes if node is not None)
                 size = max(1, min(most, size * _GROWTH, size * _BYTES_IN_FLIGHT // max(1, total)))
 
-    def _complete(self, rows: Sequence[Row | None], trees: Mapping[str, Sequence[Node | None]]) -> Procedure[None]:
+    def _complete(self, there: Sequence[tuple[Row, Mapping[str, Node | None]]]) -> Procedure[None]:
         """Add what else was read, and what has to be asked for besides.
 
         Those whose claims have ended by their deadline are what follows it, as `Task` has it.
         """
-        there = [row for row in rows if row is not None]
-        for row, node in _pairs(rows, trees.get("data")):
-            row.data = node.data
-        for row, node in _pairs(rows, trees.get("result")):
-            row.result = node.data
-        if "metadata" in self.parts:
-            for row, node in _pairs(rows, trees.get("metadata")):
+        for row, found in there:
+            data, result, metadata = found.get("data"), found.get("result"), found.get("metadata")
+            if data is not None:
+                row.data = data.data
+            if result is not None:
+                row.result = result.data
+            if metadata is not None and "metadata" in self.parts:
                 path = self.context.paths.task(row.id, "metadata")
-                row.metadata = unless_corrupt(self.context, path, partial(load, path, node.data)) or {}
+                row.metadata = unless_corrupt(self.context, path, partial(load, path, metadata.data)) or {}
         if "enqueued" in self.parts:
-            yield from self._enqueued(rows, trees)
-        if "clock" in self.parts and any(row.record.due is not None or row.record.dedupe is not None for row in there):
-            past = yield from certainly_past(self.context)
-            for row in there:
-                row.past = past
-        claimed = [row for row in there if row.record.state is State.CLAIMED]
+            yield from self._enqueued(there)
+        rows = [row for row, _ in there]
+        if "clock" in self.parts:
+            timed = any(row.record.due is not None or row.record.dedupe is not None for row in rows)
+            past = (yield from certainly_past(self.context)) if timed else 0
+            for row in rows:
+                row.status = status_at(past, row.record)
+        claimed = [row for row in rows if row.record.state is State.CLAIMED]
         if any(row.record.lease is not None for row in claimed):
             if self.lapsed is None:
                 self.lapsed = yield from lapsed_tasks(self.context)
             for row in claimed:
                 if row.id in self.lapsed:
-                    row.lapsed = True
-                    now = self.lapsed[row.id]._asdict()
-                    row.record = structs.replace(row.record, **now, consumer=None, claimed=None)
+                    row.lapse(self.lapsed[row.id])
 
-    def _enqueued(self, rows: Sequence[Row | None], trees: Mapping[str, Sequence[Node | None]]) -> Procedure[None]:
+    def _enqueued(self, there: Sequence[tuple[Row, Mapping[str, Node | None]]]) -> Procedure[None]:
         """When the present run of each was enqueued: the data's znode is made anew for each run of an id.
 
         The metadata's is not: as long as it was never written again, it came with the data, and nobody need ask for
         these. Where there is none, the data came with the record (`core.write.escrow`). Of others the data are asked
         for, but for their bytes.
         """
-        unknown = {row.id: row for row in rows if row is not None}
-        if "data" not in trees:
-            for row, node in zip(rows, trees["metadata"], strict=True):
-                if row is not None and node is None:
-                    row.enqueued = row.stat.ctime
-                    del unknown[row.id]
-        for row, node in _pairs(rows, trees.get("data", trees.get("metadata"))):
-            if "data" in trees or node.stat.version == 0:
-                row.enqueued = node.stat.ctime
-                del unknown[row.id]
-        paths = [self.context.paths.task(each, "data") for each in unknown]
-        stats = (yield from read_stats(paths)) if paths else []
-        for row, stat in zip(unknown.values(), stats, strict=True):
+        unknown: list[Row] = []
+        whole = "data" in self.parts
+        for row, found in there:
+            node = found["data" if whole else "metadata"]
+            known = node is not None if whole else node is None or node.stat.version == 0
+            if known:
+                row.enqueued = (row.stat if node is None else node.stat).ctime
+            else:
+                unknown.append(row)
+        stats = (yield from read_stats([self.context.paths.task(row.id, "data") for row in unknown])) if unknown else []
+        for row, stat in zip(unknown, stats, strict=True):
             row.enqueued = (stat or row.stat).ctime
-
-
-def _pairs(rows: Sequence[Row | None], nodes: Sequence[Node | None] | None) -> Iterator[tuple[Row, Node]]:
-    """The rows, and a znode of each, where both are there."""
-    pairs = zip(rows, nodes or (), strict=nodes is not None)
-    return ((row, node) for row, node in pairs if row is not None and node is not None)

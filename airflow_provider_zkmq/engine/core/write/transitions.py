@@ -682,7 +682,7 @@ def _audience(context: Context) -> Procedure[Conf | None]:
     """
     conf, watch = context.configuration.conf, context.configuration.watch
     if conf is not None and watch is not None and not watch.fired:
-        return conf if conf.has_readers else None
+        return conf if conf.follow or conf.archive is not None else None
     marks = yield from read_nodes((context.paths.at("archive"), context.paths.at("followed")))
     return replace(default_conf(), follow=True) if any(mark is not None for mark in marks) else None
 
