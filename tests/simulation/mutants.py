@@ -100,8 +100,8 @@ MUTANTS: Final = (
     Mutant(
         "what has left is read first",
         "read.completion_log",
-        "[*(yield from _standing(context, after)), *(yield from _left_between(context, after))]",
-        "[*(yield from _left_between(context, after)), *(yield from _standing(context, after))]",
+        "    found = yield from _standing(context, after)\n    left = yield from list_history(context, after)\n",
+        "    left = yield from list_history(context, after)\n    found = yield from _standing(context, after)\n",
     ),
     Mutant("the torn reading of a run", "read.completion_log", "== versions[task_id] and (torn or _whole(nodes))", "== versions[task_id]",
            test="tests/unit/test_log.py::test_a_run_whose_id_runs_anew_while_it_is_read_is_read_as_it_ended"),

@@ -33,7 +33,6 @@ from airflow_provider_zkmq.engine.core.model.policy import (
     ConsumeTimes,
     RetryPolicy,
     Settings,
-    exp_backoff,
     load_settings,
 )
 from airflow_provider_zkmq.engine.core.model.records import Attempt, Message, TaskState, clip
@@ -205,9 +204,10 @@ def test_the_text_of_a_selector_is_read_as_it_was_written(selector: Any, text: s
 @given(st.integers(-5, 100), st.floats(0, 1, exclude_max=True), st.floats(0, 1e6))
 def test_backoff_lies_between_half_a_power_and_a_power_of_two(attempt: int, rand: float, factor: float) -> None:
     """Times the factor, and between the least and the most."""
-    power = 2.0 ** min(max(attempt, 0), 36)
-    assert 0.5 * power * factor <= exp_backoff(attempt, rand, factor=factor) <= power * factor
-    assert 1 <= exp_backoff(attempt, rand, factor=factor, least=1, most=9) <= 9
+    power, most = 2.0 ** min(max(attempt, 0), 36), 8e9
+    backoff = RetryPolicy(factor=factor, max_backoff=most).backoff(attempt + 1, rand)
+    assert min(most, 0.5 * power * factor) <= backoff <= min(most, power * factor)
+    assert 1 <= RetryPolicy(factor=factor, min_backoff=1, max_backoff=9).backoff(attempt + 1, rand) <= 9
 
 
 @given(st.binary() | st.sampled_from([b"[]", b"3", b"null", b'{"x":1}', b'{"attempts":0}']))

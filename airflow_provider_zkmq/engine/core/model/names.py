@@ -51,18 +51,16 @@ def check_name(kind: str, name: object) -> str:
     """`name` if it may become a znode's name, else `ConfigError` naming `kind` and the rule."""
     if isinstance(name, str) and is_name(name):
         return name
-    msg = (
+    raise ConfigError(
         f"{kind} {name!r} is not allowed: 1 to 128 characters of A-Z a-z 0-9 . _ : + @ = - "
         "and neither '.' alone nor '..' anywhere"
     )
-    raise ConfigError(msg)
 
 
 def check_root(root: object) -> str:
     """A root such as ``/zkmq`` or ``/team/queues``, each part a valid name; not ``/`` alone, nor ZooKeeper's own."""
     if not isinstance(root, str) or not root.startswith("/") or root == "/":
-        msg = f"root {root!r} is not allowed: give an absolute znode path such as '/zkmq'"
-        raise ConfigError(msg)
+        raise ConfigError(f"root {root!r} is not allowed: give an absolute znode path such as '/zkmq'")
     parts = root.rstrip("/")[1:].split("/")
     if parts[0] == "zookeeper":
         msg = f"root {root!r} is not allowed: below /zookeeper stands what ZooKeeper keeps for itself, such as quotas"
@@ -75,16 +73,14 @@ def check_layout(root: str, data: bytes) -> None:
     if data == str(LAYOUT).encode():
         return
     if data.isdigit() and len(data) < 5:
-        msg = (
+        raise ConfigError(
             f"what stands under {root} has layout {data.decode()}, and this version knows layout {LAYOUT}: install the "
             "version of airflow-provider-zkmq that wrote it, or choose another root"
         )
-    else:
-        msg = (
-            f"{root} holds {data[:20]!r}, which is no version of a layout: choose another root; or, if its queues were "
-            f"written by this version, set it to {LAYOUT}"
-        )
-    raise ConfigError(msg)
+    raise ConfigError(
+        f"{root} holds {data[:20]!r}, which is no version of a layout: choose another root; or, if its queues were "
+        f"written by this version, set it to {LAYOUT}"
+    )
 
 
 def entry_name(stamp: str, task_id: str) -> str:
@@ -154,24 +150,8 @@ class Paths:
 
     def skeleton(self) -> tuple[str, ...]:
         """The queue's permanent znodes without configuration, parents first."""
-        names = (
-            "conf",
-            "queue",
-            "tasks",
-            "consumers",
-            "live",
-            "leases",
-            "locks",
-            "scheduled",
-            "requeued",
-            "finished",
-            "cancelled",
-            "dlq",
-            "batches",
-            "batches-done",
-            "clock",
-            "gc",
-        )
+        indexes = ("scheduled", "requeued", "finished", "cancelled", "dlq", "batches", "batches-done")
+        names = ("conf", "queue", "tasks", "consumers", "live", "leases", "locks", *indexes, "clock", "gc")
         return (self.base, *(self.at(name) for name in names))
 
     def resembles(self, names: Iterable[str]) -> bool:
@@ -290,14 +270,10 @@ def _name(priority: int, filters: tuple[tuple[str, str], ...] | None) -> str:
     head = f"p{MAX_PRIORITY - priority:05d}"
     if filters is None:
         return f"{head};{_MIXED}"
-    spelled = "".join(f";{_quote(name)}={_quote(value)}" for name, value in sorted(filters))
+    spelled = "".join(f";{quote(name, safe='')}={quote(value, safe='')}" for name, value in sorted(filters))
     if len(spelled) <= MAX_NAME:
         return head + spelled
     return f"{head};#{hashlib.sha256(spelled.encode()).hexdigest()[:24]}"
-
-
-def _quote(text: str) -> str:
-    return quote(text, safe="")
 
 
 @lru_cache(maxsize=4 * MAX_LANES)
@@ -338,16 +314,11 @@ def check_priority(priority: object) -> int:
     raise ConfigError(msg)
 
 
-def segment_name(number: int) -> str:
-    """A segment's name; names sort by number."""
-    return f"{number:08d}"
-
-
 def segments_of(names: Iterable[str]) -> list[str]:
     """Those of a lane's children that are segments of ours."""
     return [name for name in names if len(name) == 8 and name.isascii() and name.isdigit()]
 
 
 def next_segment(names: list[str]) -> str:
-    """The name after the last of a lane's segments."""
-    return segment_name(max(map(int, names), default=0) + 1)
+    """The name after the last of a lane's segments; names sort by number."""
+    return f"{max(map(int, names), default=0) + 1:08d}"

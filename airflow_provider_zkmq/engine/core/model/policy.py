@@ -19,22 +19,12 @@ MAX_EXPONENT: Final = 36
 MAX_ATTEMPTS: Final = 1_000_000
 
 
-def exp_backoff(attempt: int, rand: float, *, factor: float, least: float = 0.0, most: float | None = None) -> float:
-    """Carmine's binary exponential backoff with jitter, in the unit of `factor`.
-
-    ``0.5 · (2ⁿ + rand · 2ⁿ) · factor``, clamped to `least` and `most`; `rand` is in [0, 1).
-    """
-    power = 2.0 ** min(max(attempt, 0), MAX_EXPONENT)
-    value = max(least, 0.5 * (power + rand * power) * factor)
-    return value if most is None else min(value, most)
-
-
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How often and how soon a task is tried.
 
     ``attempts``: deliveries at the most, counted before the task is handed out; None: without bound.
-    ``factor``, ``min_backoff``, ``max_backoff``: durations, kept in seconds, see `exp_backoff`; a factor of 0 retries
+    ``factor``, ``min_backoff``, ``max_backoff``: durations, kept in seconds, see `backoff`; a factor of 0 retries
     after ``min_backoff``. ``final``: exceptions after which a task is not tried again, as classes or by name
     (``ValueError`` or ``package.module.Error``); their subclasses are final, too.
     """
@@ -80,18 +70,21 @@ class RetryPolicy:
         return any(name in {kind.__name__, _full_name(kind)} for kind in kinds for name in self.final)
 
     def backoff(self, attempt: int, rand: float) -> float:
-        """Seconds to wait after attempt number `attempt` failed."""
+        """Seconds to wait after attempt number `attempt` failed: Carmine's binary exponential backoff with jitter.
+
+        ``0.5 · (2ⁿ + rand · 2ⁿ) · factor``, clamped; n counts from 0, and `rand` is in [0, 1).
+        """
         if self.factor == 0:
             return self.min_backoff
-        return exp_backoff(attempt - 1, rand, factor=self.factor, least=self.min_backoff, most=self.max_backoff)
+        power = 2.0 ** min(max(attempt - 1, 0), MAX_EXPONENT)
+        return min(max(self.min_backoff, 0.5 * (power + rand * power) * self.factor), self.max_backoff)
 
 
 def checked_policy(policy: object) -> RetryPolicy | None:
     """A policy that a caller gave, or None. Raises `ConfigError` for anything else."""
     if isinstance(policy, RetryPolicy | None):
         return policy
-    msg = f"policy must be a RetryPolicy, not {type(policy).__name__}"
-    raise ConfigError(msg)
+    raise ConfigError(f"policy must be a RetryPolicy, not {type(policy).__name__}")
 
 
 def _full_name(kind: type) -> str:
@@ -105,8 +98,7 @@ def _names(value: object) -> tuple[str, ...]:
     for item in items:
         kind = isinstance(item, type) and issubclass(item, BaseException)
         if not (kind or (isinstance(item, str) and item)):
-            msg = f"RetryPolicy(final={value!r}): exception classes, or their names"
-            raise ConfigError(msg)
+            raise ConfigError(f"RetryPolicy(final={value!r}): exception classes, or their names")
         names.append(_full_name(item) if isinstance(item, type) else item)
     return tuple(names)
 
@@ -199,11 +191,6 @@ class Conf:
     order: str = "default"
     follow: bool = False
     """Streams follow what ends: runs that leave are kept for them."""
-
-    @property
-    def has_readers(self) -> bool:
-        """Whether anybody may still want a run that leaves what lists it."""
-        return self.follow or self.archive is not None
 
     def wants(self, version: int) -> bool:
         """Whether a run that leaves, and ended in that transaction, is to be kept; 0: it ends with this one."""

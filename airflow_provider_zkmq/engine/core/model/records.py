@@ -47,8 +47,7 @@ def check_on_conflict(word: object) -> OnConflict:
     for known in get_args(OnConflict):
         if word == known:
             return known  # type: ignore[no-any-return]  # it is one of its words
-    msg = f"on_conflict {word!r} is unknown: use one of {', '.join(get_args(OnConflict))}"
-    raise ConfigError(msg)
+    raise ConfigError(f"on_conflict {word!r} is unknown: use one of {', '.join(get_args(OnConflict))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,7 @@ class Message:
         """
         delay, moment = optional_seconds("delay", self.delay), optional_milliseconds("not_before", self.not_before)
         if delay is not None and moment is not None:
-            msg = f"a message has a delay ({self.delay}) or not_before ({self.not_before}), not both"
-            raise ConfigError(msg)
+            raise ConfigError(f"a message has a delay ({self.delay}) or not_before ({self.not_before}), not both")
         return delay, moment
 
 
@@ -112,8 +110,7 @@ def idempotency_series(queue: str, key: object) -> str:
     A dot and the message's position, from 0, in six digits follow. Another queue's ids differ.
     """
     if not isinstance(key, str) or not key:
-        msg = f"idempotency_key {key!r} is not allowed: a text that is not empty"
-        raise ConfigError(msg)
+        raise ConfigError(f"idempotency_key {key!r} is not allowed: a text that is not empty")
     return hashlib.blake2b(json.dumps([queue, key]).encode(), digest_size=16).hexdigest()
 
 
@@ -133,8 +130,7 @@ def skips_existing(messages: Sequence[Message]) -> bool:
     """Whether these messages leave existing tasks alone. Raises `ConfigError` where only some of them do."""
     skips = {each.on_conflict == "skip" for each in messages if isinstance(each, Message)}
     if len(skips) > 1:
-        msg = "on_conflict='skip' is for all messages of a call, or for none: make two calls"
-        raise ConfigError(msg)
+        raise ConfigError("on_conflict='skip' is for all messages of a call, or for none: make two calls")
     return True in skips
 
 
@@ -166,8 +162,7 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
         data = json.dumps(dict(metadata), separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
         refuse_deep(data, dict(metadata))
     except (TypeError, ValueError, RecursionError) as error:
-        msg = f"metadata must be a JSON object: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"metadata must be a JSON object: {error}") from error
     return data
 
 
@@ -179,10 +174,8 @@ def encode_data(what: str, data: object) -> bytes:
         try:
             return data.encode()
         except UnicodeEncodeError as error:
-            msg = f"{what} is no valid text: {error}"
-            raise ConfigError(msg) from error
-    msg = f"{what} must be bytes or text, not {type(data).__name__}"
-    raise ConfigError(msg)
+            raise ConfigError(f"{what} is no valid text: {error}") from error
+    raise ConfigError(f"{what} must be bytes or text, not {type(data).__name__}")
 
 
 # --- What the znodes hold: frozen records, whose types say what each field may be; what has no field is not read.
@@ -366,41 +359,12 @@ class Unreadable(Ended):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
+class HistoryEntry(Struct, frozen=True, omit_defaults=True):
     """What a run was: the record, the metadata's text, payload and result. Times are the server's, in milliseconds.
 
-    ``version``: the transaction in which it ended; 0: the one in which the entry was written.
+    ``version``: the transaction in which it ended; 0: the one in which the entry was written. ``size``: only as it is
+    stored, of the data, where a result follows them.
     """
-
-    task_id: str
-    version: int
-    enqueued: int
-    ended: int
-    state: TaskState
-    metadata: str
-    data: bytes
-    result: bytes | None = None
-
-    def encode(self) -> bytes:
-        """The stored bytes: a line of JSON, then the data and the result."""
-        size = None if self.result is None else len(self.data)
-        head = _Head(self.task_id, self.version, self.enqueued, self.ended, self.state, self.metadata, size)
-        return dump(head) + b"\n" + self.data + (self.result or b"")
-
-    @classmethod
-    def decode(cls, path: str, raw: bytes) -> HistoryEntry:
-        """Read what `encode` wrote. Raises `CorruptRecord`."""
-        line, _, body = raw.partition(b"\n")
-        head = load(path, line, _Head, "a run of ours")
-        result = None if head.size is None else body[head.size :]
-        return cls(
-            head.task_id, head.version, head.enqueued, head.ended, head.state, head.metadata, body[: head.size], result
-        )
-
-
-class _Head(Struct, frozen=True, omit_defaults=True):
-    """The first line of a history entry; ``size``: of the data, where a result follows them."""
 
     task_id: Part
     version: Zxid
@@ -408,7 +372,23 @@ class _Head(Struct, frozen=True, omit_defaults=True):
     ended: Milliseconds
     state: TaskState
     metadata: str
+    data: bytes = b""
+    result: bytes | None = None
     size: Count | None = None
+
+    def encode(self) -> bytes:
+        """The stored bytes: a line of JSON, then the data and the result."""
+        size = None if self.result is None else len(self.data)
+        head = structs.replace(self, data=b"", result=None, size=size)
+        return dump(head) + b"\n" + self.data + (self.result or b"")
+
+    @classmethod
+    def decode(cls, path: str, raw: bytes) -> HistoryEntry:
+        """Read what `encode` wrote. Raises `CorruptRecord`."""
+        line, _, body = raw.partition(b"\n")
+        head = load(path, line, cls, "a run of ours")
+        result = None if head.size is None else body[head.size :]
+        return structs.replace(head, data=body[: head.size], result=result, size=None)
 
 
 def history_path(when_ms: int, task_id: str, version: int) -> str:

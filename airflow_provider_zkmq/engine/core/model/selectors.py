@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
@@ -28,8 +28,7 @@ class OrderedEnum:
 
     def __init__(self, *values: str) -> None:
         if not values or len(set(values)) != len(values):
-            msg = f"OrderedEnum needs one or more different values, not {values!r}"
-            raise ConfigError(msg)
+            raise ConfigError(f"OrderedEnum needs one or more different values, not {values!r}")
         for value in values:
             _check_text("OrderedEnum value", value)
         object.__setattr__(self, "values", values)
@@ -55,8 +54,7 @@ class Integer:
         number = self.key(value) if isinstance(value, str) else value
         if isinstance(number, int) and not isinstance(number, bool) and -(1 << 63) <= number < 1 << 63:
             return str(number)
-        msg = f"filter {name!r}: {value!r} is not a whole number of 64 bits"
-        raise ConfigError(msg)
+        raise ConfigError(f"filter {name!r}: {value!r} is not a whole number of 64 bits")
 
     def key(self, text: str) -> int | None:
         """The number; None where the text is none."""
@@ -84,8 +82,7 @@ FilterTypes: TypeAlias = Mapping[str, FilterType]
 def _check_text(what: str, value: object) -> str:
     if isinstance(value, str) and value.isprintable() and value and len(value.encode()) <= MAX_VALUE_BYTES:
         return value
-    msg = f"{what} {value!r} is not allowed: 1 to {MAX_VALUE_BYTES} bytes of printable text"
-    raise ConfigError(msg)
+    raise ConfigError(f"{what} {value!r} is not allowed: 1 to {MAX_VALUE_BYTES} bytes of printable text")
 
 
 def check_types(declared: Mapping[str, FilterType]) -> dict[str, FilterType]:
@@ -93,8 +90,7 @@ def check_types(declared: Mapping[str, FilterType]) -> dict[str, FilterType]:
     for name, kind in declared.items():
         check_name("filter name", name)
         if not isinstance(kind, OrderedEnum | Integer | String):
-            msg = f"filter {name!r}: {kind!r} is no filter type; use OrderedEnum(…), Integer() or String()"
-            raise ConfigError(msg)
+            raise ConfigError(f"filter {name!r}: {kind!r} is no filter type; use OrderedEnum(…), Integer() or String()")
     return dict(declared)
 
 
@@ -125,24 +121,24 @@ class Declared(TypedDict):
 
 def declare_types(types: FilterTypes) -> dict[str, Declared]:
     """Filter types as they are stored."""
-    return {name: _declared(kind) for name, kind in sorted(types.items())}
-
-
-def _declared(kind: FilterType) -> Declared:
-    if isinstance(kind, OrderedEnum):
-        return {"type": "OrderedEnum", "values": list(kind.values)}
-    return {"type": "Integer" if isinstance(kind, Integer) else "String"}
+    declared: dict[str, Declared] = {}
+    for name, kind in sorted(types.items()):
+        if isinstance(kind, OrderedEnum):
+            declared[name] = {"type": "OrderedEnum", "values": list(kind.values)}
+        else:
+            declared[name] = {"type": "Integer" if isinstance(kind, Integer) else "String"}
+    return declared
 
 
 def declared_types(declared: Mapping[str, Declared]) -> dict[str, FilterType]:
     """Filter types from how they are stored. Raises `ConfigError`, `KeyError`."""
-    return check_types({name: _revive(entry) for name, entry in declared.items()})
-
-
-def _revive(entry: Declared) -> FilterType:
-    if entry["type"] == "OrderedEnum":
-        return OrderedEnum(*entry["values"])
-    return Integer() if entry["type"] == "Integer" else String()
+    types: dict[str, FilterType] = {}
+    for name, entry in declared.items():
+        if entry["type"] == "OrderedEnum":
+            types[name] = OrderedEnum(*entry["values"])
+        else:
+            types[name] = Integer() if entry["type"] == "Integer" else String()
+    return check_types(types)
 
 
 def parse_type(text: str) -> FilterType:
@@ -156,8 +152,7 @@ def parse_type(text: str) -> FilterType:
         case "string" | "str":
             return String()
         case _:
-            msg = f"filter type {text!r} is unknown: use enum:low,standard,high or integer or string"
-            raise ConfigError(msg)
+            raise ConfigError(f"filter type {text!r} is unknown: use enum:low,standard,high or integer or string")
 
 
 # --- One condition of a selector: a filter, an operator, a value.
@@ -257,10 +252,9 @@ class AnyOf:
 
     def __init__(self, count: int, *parts: Selector | str) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(parts):
-            msg = (
+            raise ConfigError(
                 f"AnyOf({count!r}, …) of {len(parts)} parts: the count is a whole number from 1 to the number of parts"
             )
-            raise ConfigError(msg)
         object.__setattr__(self, "count", count)
         object.__setattr__(self, "parts", tuple(as_selector(part) for part in parts))
 
@@ -294,48 +288,41 @@ def as_selector(value: Selector | str) -> Selector:
         return value
     if isinstance(value, str):
         return parse_selector(value)
-    msg = f"{value!r} is no selector: give text such as 'region==eu', AllOf(…) or AnyOf(n, …)"
-    raise ConfigError(msg)
+    raise ConfigError(f"{value!r} is no selector: give text such as 'region==eu', AllOf(…) or AnyOf(n, …)")
 
 
 def choose(
     types: FilterTypes,
     *,
     node: Mapping[str, object] | Selector | str | None = None,
-    filter_method: FilterMethod | Mapping[str, FilterMethod] = "absolute",
+    filter_method: FilterMethods = "absolute",
     selector: Selector | str | None = None,
 ) -> Selector:
     """What a consumer accepts: its `selector`, or what its `node` values allow; without either, everything.
 
-    A selector in the place of the `node` is one.
+    A selector in the place of the `node` is one. zkmq's filter methods: `absolute` is equality; `at_least`: the node
+    is good enough for the task.
     """
     if node is not None and selector is not None:
-        msg = "give either node= with filter_method=, or selector=, not both"
-        raise ConfigError(msg)
+        raise ConfigError("give either node= with filter_method=, or selector=, not both")
     if node is not None and not isinstance(node, Mapping):
         node, selector = None, node
     if selector is not None:
         return as_selector(selector).bind(types)
     if not node:
         return EVERYTHING
-    return AllOf(*(_of_node(types, name, value, filter_method) for name, value in sorted(node.items())))
-
-
-def _of_node(
-    types: FilterTypes, name: str, value: object, method: FilterMethod | Mapping[str, FilterMethod]
-) -> Condition:
-    """zkmq's filter methods: `absolute` is equality; `at_least`: the node is good enough for the task."""
-    kind = declared_type(types, name)
-    chosen = method if isinstance(method, str) else method.get(name, "absolute")
-    if chosen not in {"absolute", "at_least"}:
-        msg = f"filter_method {chosen!r} is unknown: use 'absolute' or 'at_least'"
-        raise ConfigError(msg)
-    if chosen == "at_least" and isinstance(kind, String):
-        if not isinstance(method, str):
-            msg = f"filter {name!r} is a String: filter_method 'at_least' needs an ordered type"
-            raise ConfigError(msg)
-        chosen = "absolute"  # one method for all of a node's values: a String knows only equality
-    return Condition(name, "<=" if chosen == "at_least" else "==", kind.parse(name, value))
+    conditions: list[Condition] = []
+    for name, value in sorted(node.items()):
+        kind = declared_type(types, name)
+        method = filter_method if isinstance(filter_method, str) else filter_method.get(name, "absolute")
+        if method not in {"absolute", "at_least"}:
+            raise ConfigError(f"filter_method {method!r} is unknown: use 'absolute' or 'at_least'")
+        if method == "at_least" and isinstance(kind, String):
+            if not isinstance(filter_method, str):
+                raise ConfigError(f"filter {name!r} is a String: filter_method 'at_least' needs an ordered type")
+            method = "absolute"  # one method for all of a node's values: a String knows only equality
+        conditions.append(Condition(name, "<=" if method == "at_least" else "==", kind.parse(name, value)))
+    return AllOf(*conditions)
 
 
 _TOKEN: Final = re.compile(
@@ -360,11 +347,9 @@ class _Tokens:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.items = list(self._scan(text))
+        self.items: list[tuple[str, str]] = []
         self.at = 0
         self.depth = 0
-
-    def _scan(self, text: str) -> Iterable[tuple[str, str]]:
         position, end = 0, len(text.rstrip())
         while position < end:
             match = _TOKEN.match(text, position)
@@ -372,7 +357,8 @@ class _Tokens:
                 raise self.refusal(f"unexpected {text[position:].strip()[:12]!r}")
             position = match.end()
             value = match[match.lastgroup]
-            yield match.lastgroup, re.sub(r"\\(.)", r"\1", value) if match.lastgroup == "quoted" else value
+            unquoted = re.sub(r"\\(.)", r"\1", value) if match.lastgroup == "quoted" else value
+            self.items.append((match.lastgroup, unquoted))
 
     def refusal(self, why: str) -> ConfigError:
         example = "write for example 'performance_class<=standard, region==eu'"
@@ -404,24 +390,19 @@ class _Tokens:
 
     def part(self) -> Selector:
         name = self.next("word")
-        if name in {"all", "any"} and self.peek() == ("punct", "("):
-            return self.group(name)
-        return Condition(name, self.next("op"), self.next("word", "quoted"))
-
-    def group(self, name: str) -> Selector:
+        if name not in {"all", "any"} or self.peek() != ("punct", "("):
+            return Condition(name, self.next("op"), self.next("word", "quoted"))
         self.at += 1
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise self.refusal(f"it is nested deeper than {MAX_DEPTH}")
-        count = self.count() if name == "any" else 0
+        count = "0"
+        if name == "any":
+            count = self.next("word")
+            if not (count.isascii() and count.isdigit() and len(count) < 6):
+                raise self.refusal(f"any(n, …) needs a whole number, not {count!r}")
+            if self.next("punct") != ",":
+                raise self.refusal("a comma belongs after the count of any(n, …)")
         parts = self.parts(until=")")
         self.depth -= 1
-        return AllOf(*parts) if name == "all" else AnyOf(count, *parts)
-
-    def count(self) -> int:
-        text = self.next("word")
-        if not (text.isascii() and text.isdigit() and len(text) < 6):
-            raise self.refusal(f"any(n, …) needs a whole number, not {text!r}")
-        if self.next("punct") != ",":
-            raise self.refusal("a comma belongs after the count of any(n, …)")
-        return int(text)
+        return AllOf(*parts) if name == "all" else AnyOf(int(count), *parts)

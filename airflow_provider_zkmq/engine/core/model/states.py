@@ -103,14 +103,7 @@ def step(task_id: str, state: State, event: Event) -> State:
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        msg = f"task {task_id!r} is {state}: {event} is not possible"
-        raise IllegalTransition(msg) from None
-
-
-_PLAIN = {
-    State.DEAD: Status.DEAD,
-    State.CANCELLED: Status.CANCELLED,
-}
+        raise IllegalTransition(f"task {task_id!r} is {state}: {event} is not possible") from None
 
 
 #: The state that each status is a part of.
@@ -141,5 +134,7 @@ def derive_status(state: State, *, scheduled: bool, requeue: bool = False, windo
             if requeue:
                 return Status.DONE_WITH_REQUEUE
             return Status.DONE_WITH_BACKOFF if window else Status.DONE_AWAITING_GC
-        case _:
-            return _PLAIN[state]
+        case State.DEAD:
+            return Status.DEAD
+        case State.CANCELLED:
+            return Status.CANCELLED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from calendar import timegm
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -46,7 +46,7 @@ def named(what: str, value: object) -> str:
 
 T = TypeVar("T")
 #: The last millisecond of the year 9999: what is later is no time that could be shown.
-MAX_MS: Final = 253_402_300_799_999
+LATEST: Final = 253_402_300_799_999
 #: Transactions of ZooKeeper are numbered by 64 bits.
 MAX_ZXID: Final = (1 << 63) - 1
 MAX_PRIORITY: Final = 9_999
@@ -55,7 +55,7 @@ MAX_PRIORITY: Final = 9_999
 PATH_PART: Final = r"(?!\.\.?(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+"
 Part: TypeAlias = Annotated[str, Meta(pattern=rf"\A{PATH_PART}\Z")]
 #: A time of the server's clock, in milliseconds since 1970.
-Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_MS)]
+Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=LATEST)]
 Zxid: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_ZXID)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
@@ -86,9 +86,7 @@ def load(path: str, data: bytes, kind: Any = dict[str, Any], what: str = "a JSON
     return record
 
 
-@lru_cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+_decoder: Final = lru_cache(msgspec.json.Decoder)
 
 
 @contextlib.contextmanager
@@ -111,19 +109,18 @@ def refuse_deep(data: bytes, record: object) -> None:
     """Raise `ValueError` for JSON that is nested deeper than can be read again; `data`: how it is stored."""
     if data.count(b"{") + data.count(b"[") <= MAX_NESTING:
         return
-    level, depth = [record], 0
-    while level:
-        depth += 1
-        if depth > MAX_NESTING:
-            msg = f"nested more than {MAX_NESTING} deep"
-            raise ValueError(msg)
-        level = [item for value in level for item in _inside(value)]
-
-
-def _inside(value: object) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else []
+    level: list[Any] = [record]
+    for _ in range(MAX_NESTING):
+        inside: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inside += value.values()
+            elif isinstance(value, list | tuple):
+                inside += value
+        if not inside:
+            return
+        level = inside
+    raise ValueError(f"nested more than {MAX_NESTING} deep")
 
 
 def shown(value: str) -> str:
@@ -141,8 +138,7 @@ def whole_number(what: str, value: object, least: int = 0) -> int:
     """A whole number of `least` or more; `what` is the parameter's name. Raises `ConfigError`, which names it."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
-    msg = f"{named(what, value)} is not allowed: a whole number, {least} or more"
-    raise ConfigError(msg)
+    raise ConfigError(f"{named(what, value)} is not allowed: a whole number, {least} or more")
 
 
 def optional_whole_number(what: str, value: object, least: int = 0) -> int | None:
@@ -199,8 +195,7 @@ def lock_seconds(value: object) -> float | None:
     """A lock time: more than 0 seconds, or None. Raises `ConfigError`."""
     span = optional_seconds("lock", value)
     if span == 0:
-        msg = "a lock of 0 seconds would end at once; leave it out for none"
-        raise ConfigError(msg)
+        raise ConfigError("a lock of 0 seconds would end at once; leave it out for none")
     return span
 
 
@@ -228,15 +223,11 @@ def parse_duration(value: Duration | str, what: str = "") -> float:
             return seconds(what, float(text))
         match = _ISO.fullmatch(text) or _UNITS.fullmatch(text)
         if text and match is not None:
-            return seconds(what, _total(match.groupdict()))
+            # Decimal: exactly to the digits that were written.
+            parts = [Decimal(n.replace(",", ".")) * _MILLISECONDS[unit] for unit, n in match.groupdict().items() if n]
+            return seconds(what, float(sum(parts, Decimal()) / 1000))
     msg = f"{named(what, value)} is no duration: write seconds (90), units (1h30m, 250ms) or ISO 8601 (PT1H30M)"
     raise ConfigError(msg)
-
-
-def _total(counts: Mapping[str, str | None]) -> float:
-    """Seconds from a number for each unit, exactly to the digits that were written."""
-    parts = [Decimal(text.replace(",", ".")) * _MILLISECONDS[unit] for unit, text in counts.items() if text]
-    return float(sum(parts, Decimal()) / 1000)
 
 
 def spell_duration(span: float) -> str:
@@ -258,8 +249,6 @@ def spell_seconds(value: float) -> bytes:
 
 #: A `datetime.datetime` with a zone, which `pendulum.DateTime` is, too.
 Moment: TypeAlias = datetime
-#: The last millisecond of the year 9999.
-LATEST: Final = 253_402_300_799_999
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -274,8 +263,7 @@ def milliseconds(what: str, value: object) -> int:
     try:
         return min(LATEST, timegm(value.utctimetuple()) * 1000 - (-value.microsecond // 1000))
     except (OverflowError, ValueError) as error:
-        msg = f"{named(what, value)} is not allowed: in UTC it lies outside the years 1 to 9999"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{named(what, value)} is not allowed: in UTC it lies outside the years 1 to 9999") from error
 
 
 def optional_milliseconds(what: str, value: object) -> int | None:
@@ -288,21 +276,19 @@ def parse_moment(value: Moment | str, what: str = "") -> Moment:
 
     Such as ``2026-11-22T10:31:05Z`` or ``2026-11-22 11:31:05+01:00``; ``UTC`` after it is a zone, too.
     """
-    moment = _read(value, what) if isinstance(value, str) else value
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            moment = datetime.fromisoformat(text.removesuffix("UTC").rstrip() + "Z" if text.endswith("UTC") else text)
+        except ValueError:
+            msg = f"{named(what, value)} is no moment: write ISO 8601 with a zone, such as 2026-11-22T10:31:05Z"
+            raise ConfigError(msg) from None
+        if moment.utcoffset() is None:
+            msg = f"{named(what, value)} has no zone: end it with Z for UTC, or with an offset such as +01:00"
+            raise ConfigError(msg)
+    else:
+        moment = value
     milliseconds(what, moment)
-    return moment
-
-
-def _read(text: str, what: str) -> datetime:
-    plain = text.strip()
-    try:
-        moment = datetime.fromisoformat(plain.removesuffix("UTC").rstrip() + "Z" if plain.endswith("UTC") else plain)
-    except ValueError:
-        msg = f"{named(what, text)} is no moment: write ISO 8601 with a zone, such as 2026-11-22T10:31:05Z"
-        raise ConfigError(msg) from None
-    if moment.utcoffset() is None:
-        msg = f"{named(what, text)} has no zone: end it with Z for UTC, or with an offset such as +01:00"
-        raise ConfigError(msg)
     return moment
 
 
@@ -313,8 +299,7 @@ def moment_of(ms: int) -> DateTime:
     try:
         return pendulum.instance(_EPOCH + timedelta(milliseconds=ms))
     except (OverflowError, TypeError) as error:
-        msg = f"{abbreviated(ms)} milliseconds since 1970 are no time: {error}"
-        raise CorruptRecord(msg) from error
+        raise CorruptRecord(f"{abbreviated(ms)} milliseconds since 1970 are no time: {error}") from error
 
 
 def optional_moment_of(ms: int | None) -> DateTime | None:
@@ -337,5 +322,4 @@ def wait_event(event: object) -> WaitFor:
     try:
         return WaitFor(str(event))
     except ValueError:
-        msg = f"cannot wait for {event!r}: use 'completion' or 'claim'"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"cannot wait for {event!r}: use 'completion' or 'claim'") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from ...errors import CorruptRecord
 from ..context import Context
@@ -20,6 +20,7 @@ from .nodes import (
     WHOLE_AT_ONCE,
     Part,
     Record,
+    Unread,
     at_once,
     checked_parts,
     chunked,
@@ -68,50 +69,11 @@ def versions_of(context: Context, history_entries: Sequence[KeptRuns]) -> Proced
     """The runs that history entries hold: by their names, or by the Stat of an entry written as its run ended."""
     versions = {each.place: each.name.version for each in history_entries}
     own = [place for place, version in versions.items() if version == 0]
-    for place, stat in zip(own, (yield from read_stats([_path(context, place) for place in own])), strict=True):
+    stats = yield from read_stats([context.paths.at("unarchived", place) for place in own])
+    for place, stat in zip(own, stats, strict=True):
         versions[place] = 0 if stat is None else stat.czxid
     ended = [Ended(each.name.task_id, versions[each.place], each.place) for each in history_entries]
     return [each for each in ended if each.version]
-
-
-def read_history_entries(context: Context, places: Sequence[str]) -> Procedure[list[Task | None]]:
-    """The runs that are kept at these places, None for what is gone.
-
-    What is corrupt is reported, and told with its bytes as data and the reason as error: there is no other place from
-    which it could be mended.
-    """
-    paths = [_path(context, place) for place in places]
-    nodes = yield from read_nodes(paths, WHOLE_AT_ONCE)
-    return [None if node is None else _task(context, path, node) for path, node in zip(paths, nodes, strict=True)]
-
-
-def _path(context: Context, place: str) -> str:
-    return context.paths.at("unarchived", place)
-
-
-def _task(context: Context, path: str, node: Node) -> Task:
-    history_entry = _history_entry(context, path, node)
-    try:
-        return task_of_history_entry(path, history_entry)
-    except CorruptRecord as error:
-        return task_of_history_entry(path, _is_listed(context, path, node, error))
-
-
-def _history_entry(context: Context, path: str, node: Node) -> HistoryEntry:
-    """The history entry; of a corrupt one, which is reported, what can be known."""
-    try:
-        history_entry = HistoryEntry.decode(path, node.data)
-    except CorruptRecord as error:
-        return _is_listed(context, path, node, error)
-    return replace(history_entry, version=history_entry.version or node.stat.czxid)
-
-
-def _is_listed(context: Context, path: str, node: Node, error: CorruptRecord) -> HistoryEntry:
-    context.report(path, str(error))
-    name, came = parse_history_name(path.rpartition("/")[2]), node.stat.ctime
-    state = TaskState(State.DEAD, "", "", error=clip(str(error)))
-    version = (name.version if name else 0) or node.stat.czxid
-    return HistoryEntry(name.task_id if name else "", version, came, came, state, "{}", node.data)
 
 
 # --- The log of ended runs: which ended after one transaction and up to another, and each as it was when it ended.
@@ -140,54 +102,50 @@ def ended_between(context: Context, after: int, until: int | None = None) -> Pro
     """
     yield from read_conf(context)
     yield Sync(context.paths.base)  # whoever told `until` may have asked a server that is ahead of ours
+    found = yield from _standing(context, after)
+    left = yield from list_history(context, after)
+    found += yield from versions_of(context, [each for each in left if not 0 < each.name.version <= after])
     ended: dict[tuple[str, int], Ended] = {}
-    found = [*(yield from _standing(context, after)), *(yield from _left_between(context, after))]
-    for each in (_is_between(one, until) for one in found):
+    for run in found:
+        each = run
+        if until is not None and isinstance(run, Unreadable):  # written once more since: nobody knows when it ended
+            each = run._replace(version=min(run.version, until))
         if after < each.version and (until is None or each.version <= until):
             ended.setdefault((each.id, each.version), each)
     return sorted(ended.values(), key=lambda each: (each.version, each.id))
 
 
-def _is_between(each: Ended, until: int | None) -> Ended:
-    """A run; a damaged one that was written once more since is told all the same: nobody knows when it ended."""
-    if until is None or not isinstance(each, Unreadable):
-        return each
-    return each._replace(version=min(each.version, until))
-
-
 def _standing(context: Context, after: int) -> Procedure[list[Ended]]:
+    """Those whose tasks stand. One whose record was written once more ended when it was written first."""
     listed: dict[str, None] = {}
     for index in _BUCKETED:
-        listed |= dict.fromkeys((yield from _new_entries(context, index, after)))
-    listed |= dict.fromkeys((yield from _new_dead(context, after)))
+        parent = context.paths.at(index)
+        buckets = yield from changed_buckets(parent, after)
+        listings = yield from list_children([f"{parent}/{name}" for name in buckets])
+        new: list[str] = []
+        mixed: list[str] = []
+        for (bucket, is_new), names in zip(buckets.items(), listings, strict=True):
+            entries = [f"{parent}/{bucket}/{name}" for name in names if entry_time(name) is not None]
+            (new if is_new else mixed).extend(entries)
+        new += yield from _created(mixed, after)
+        tasks = [entry_task(entry.rpartition("/")[2]) for entry in new]
+        listed |= dict.fromkeys(filter(None, tasks))
+    dlq = context.paths.at("dlq")
+    stat: Stat | None = yield Exists(dlq)
+    if stat is not None and stat.pzxid > after:
+        entries = [f"{dlq}/{name}" for name in sorted((yield Children(dlq)) or ()) if is_name(name)]
+        dead = yield from _created(entries, after)
+        listed |= dict.fromkeys(entry.rpartition("/")[2] for entry in dead)
     ended: list[Ended] = []
     for chunk in chunked(list(listed)):
         nodes = yield from read_nodes([context.paths.task(each, "state") for each in chunk])
         for task_id, node in zip(chunk, nodes, strict=True):
-            ended += [] if node is None else _ended_in(context, task_id, node)
+            record = record_of(context, task_id, node, "it cannot be archived")
+            if isinstance(record, Record) and record.state.state in ENDED:
+                ended.append(Ended(task_id, version_of(record)))
+            elif node is not None and record is Unread.CORRUPT:
+                ended.append(Unreadable(task_id, node.stat.mzxid))
     return ended
-
-
-def _new_entries(context: Context, index: str, after: int) -> Procedure[list[str]]:
-    """The tasks that came into an index after a transaction."""
-    parent = context.paths.at(index)
-    buckets = yield from changed_buckets(parent, after)
-    listings = yield from list_children([f"{parent}/{name}" for name in buckets])
-    new: list[str] = []
-    mixed: list[str] = []
-    for (bucket, is_new), names in zip(buckets.items(), listings, strict=True):
-        (new if is_new else mixed).extend(f"{parent}/{bucket}/{name}" for name in names if entry_time(name) is not None)
-    new += yield from _created(mixed, after)
-    return [task for entry in new if (task := entry_task(entry.rpartition("/")[2]))]
-
-
-def _new_dead(context: Context, after: int) -> Procedure[list[str]]:
-    parent = context.paths.at("dlq")
-    stat: Stat | None = yield Exists(parent)
-    if stat is None or stat.pzxid <= after:
-        return []
-    entries = [f"{parent}/{name}" for name in sorted((yield Children(parent)) or ()) if is_name(name)]
-    return [entry.rpartition("/")[2] for entry in (yield from _created(entries, after))]
 
 
 def _created(entries: Sequence[str], after: int) -> Procedure[list[str]]:
@@ -198,23 +156,9 @@ def _created(entries: Sequence[str], after: int) -> Procedure[list[str]]:
     return [entry for entry, node in zip(entries, nodes, strict=True) if node is not None and node.stat.czxid > after]
 
 
-def _ended_in(context: Context, task_id: str, node: Node) -> list[Ended]:
-    """The run, if it has ended; one whose record was written once more ended when it was written first."""
-    record = record_of(context, task_id, node, "it cannot be archived")
-    if not isinstance(record, Record):
-        return [Unreadable(task_id, node.stat.mzxid)]
-    return [Ended(task_id, version_of(record))] if record.state.state in ENDED else []
-
-
 def version_of(record: Record) -> int:
     """The transaction in which a run that stands has ended."""
     return record.state.ended_zxid or record.stat.mzxid
-
-
-def _left_between(context: Context, after: int) -> Procedure[list[Ended]]:
-    history_entries = yield from list_history(context, after)
-    wanted = [each for each in history_entries if not each.name.version or each.name.version > after]
-    return (yield from versions_of(context, wanted))
 
 
 def latest_end(context: Context) -> Procedure[int]:
@@ -236,7 +180,8 @@ def latest_end(context: Context) -> Procedure[int]:
 
 # --- Runs of the log (`core.read.completion_log`) as they were when they ended, also those that have left since.
 
-_Key = tuple[str, int]
+#: By their ids and versions.
+_Runs: TypeAlias = dict[tuple[str, int], Task]
 
 
 def read_ended(context: Context, ended: Sequence[Ended], *, parts: Collection[Part] = PARTS) -> Procedure[list[Task]]:
@@ -249,35 +194,35 @@ def read_ended(context: Context, ended: Sequence[Ended], *, parts: Collection[Pa
     """
     yield from read_conf(context)
     chosen = checked_parts(parts)
-    runs: dict[_Key, Task] = {}
+    runs: _Runs = {}
     yield from _add_history(context, [each for each in ended if each.place is not None], runs)
     standing = [each for each in ended if each.place is None]
     yield from _add_standing(context, standing, chosen, runs, torn=False)
-    missing = [each for each in standing if _key(each) not in runs]
+    missing = [each for each in standing if each[:2] not in runs]
     if missing:
         yield Sync(context.paths.base)  # the server that we read from may lag behind
-        yield from _add_history(context, (yield from _history_of(context, missing)), runs)
-        left = [each for each in missing if _key(each) not in runs]
-        yield from _add_standing(context, left, chosen, runs, torn=True)
-    return [runs[key] for key in dict.fromkeys(map(_key, ended)) if key in runs]
-
-
-def _key(ended: Ended) -> _Key:
-    return (ended.id, ended.version)
+        wanted = {each[:2] for each in missing}
+        ids = {each.id for each in missing}
+        # Those that have left since left after they had ended.
+        left = yield from list_history(context, min(each.version for each in missing) - 1)
+        kept = yield from versions_of(context, [each for each in left if each.name.task_id in ids])
+        yield from _add_history(context, [each for each in kept if each[:2] in wanted], runs)
+        yield from _add_standing(context, [each for each in missing if each[:2] not in runs], chosen, runs, torn=True)
+    return [runs[key] for key in dict.fromkeys(each[:2] for each in ended) if key in runs]
 
 
 def _add_standing(
-    context: Context, ended: Sequence[Ended], parts: Collection[str], runs: dict[_Key, Task], *, torn: bool
+    context: Context, ended: Sequence[Ended], parts: Collection[str], runs: _Runs, *, torn: bool
 ) -> Procedure[None]:
     """Add the runs whose tasks stand as they ended. `torn`: also one that lacks a part, and will go on to."""
     versions = {each.id: each.version for each in ended}
     for chunk in chunked(list(versions), at_once(parts)):
         for task_id, nodes in (yield from read_trees(context, chunk, parts)):
             if _version(context, task_id, nodes) == versions[task_id] and (torn or _whole(nodes)):
-                task = yield from assemble(context, task_id, nodes, strict=False)
+                row = yield from assemble(context, task_id, nodes, strict=False)
                 # The transaction that ends a run may insert the one that was in escrow: that is not the run that ended.
-                if task is not None and task.state in ENDED:
-                    runs[task_id, versions[task_id]] = replace(task, version=versions[task_id])
+                if row is not None and row.record.state in ENDED:
+                    runs[task_id, versions[task_id]] = replace(row.task(), version=versions[task_id])
 
 
 def _version(context: Context, task_id: str, nodes: Sequence[Node | None]) -> int | None:
@@ -299,18 +244,22 @@ def _whole(nodes: Sequence[Node | None]) -> bool:
     )
 
 
-def _history_of(context: Context, ended: Sequence[Ended]) -> Procedure[list[Ended]]:
-    """Where runs are kept that have left: they left after they had ended."""
-    wanted = set(map(_key, ended))
-    history_entries = yield from list_history(context, min(each.version for each in ended) - 1)
-    ids = {each.id for each in ended}
-    kept = yield from versions_of(context, [each for each in history_entries if each.name.task_id in ids])
-    return [each for each in kept if _key(each) in wanted]
+def _add_history(context: Context, ended: Sequence[Ended], runs: _Runs) -> Procedure[None]:
+    """Add runs that have left. What stands at a place may be damaged, and would not tell which run it is.
 
-
-def _add_history(context: Context, ended: Sequence[Ended], runs: dict[_Key, Task]) -> Procedure[None]:
-    """Add runs that have left. What stands at a place may be damaged, and would not tell which run it is."""
-    tasks = yield from read_history_entries(context, [each.place or "" for each in ended])
-    for each, task in zip(ended, tasks, strict=True):
-        if task is not None:
-            runs[_key(each)] = replace(task, id=each.id, version=each.version)
+    What is corrupt is reported, and told with its bytes as data and the reason as error: there is no other place from
+    which it could be mended.
+    """
+    paths = [context.paths.at("unarchived", each.place or "") for each in ended]
+    nodes = yield from read_nodes(paths, WHOLE_AT_ONCE)
+    for each, path, node in zip(ended, paths, nodes, strict=True):
+        if node is None:
+            continue
+        try:
+            task = task_of_history_entry(path, HistoryEntry.decode(path, node.data))
+        except CorruptRecord as error:
+            context.report(path, str(error))
+            state, came = TaskState(State.DEAD, "", "", error=clip(str(error))), node.stat.ctime
+            damaged = HistoryEntry(each.id, each.version, came, came, state, "{}", node.data)
+            task = task_of_history_entry(path, damaged)
+        runs[each[:2]] = replace(task, id=each.id, version=each.version)

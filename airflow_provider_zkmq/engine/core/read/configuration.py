@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypedDict
 
-from ...errors import CorruptRecord, ZkmqError
-from ..context import Context
+from ...errors import CorruptRecord
+from ..context import CachedRead, Context
+from ..model.names import Paths
 from ..model.policy import Conf, RetryPolicy, Settings, load_settings
-from ..model.selectors import FilterType, FilterTypes
+from ..model.selectors import FilterType
 from ..model.values import SHORTEST_INTERVAL, Zxid, load, seconds, spell_seconds
-from ..protocol import Children, Get, Node, Procedure, Sync
+from ..protocol import Children, Exists, Get, Node, Pipeline, Procedure, Sync, Watch
 from .nodes import (
     THERE,
+    Relay,
     create_skeleton,
     list_children,
     queue_missing,
     read_nodes,
     refuse_missing,
-    reread,
     single_flight,
     unless_corrupt,
-    watched_parts,
 )
 
 # --- A queue's configuration: read under watches, so that a change takes effect everywhere without a restart.
@@ -70,35 +70,81 @@ def read_conf(context: Context, *, create: bool = False) -> Procedure[Conf]:
 
 
 def _read_conf(context: Context, *, create: bool) -> Procedure[Conf]:
-    parts = watched_parts(context)
+    parts = {name: context.listings.at(path) for name, path in _part_paths(context.paths).items()}
     if context.configuration.watch is None:
         for part in parts.values():
             part.watch = None
-    yield from reread(context, parts)
+    yield from _reread(context, parts)
     if parts[THERE].value is None and not create:
         yield Sync(context.root)  # the server that we read from may lag behind
-        yield from reread(context, parts)
+        yield from _reread(context, parts)
     if parts[THERE].value is None and create:
         yield from create_skeleton(context, DEFAULT_SETTINGS.encode(), DEFAULT_TIMES)
-        yield from reread(context, parts)
+        yield from _reread(context, parts)
     context.configuration.conf = None  # what is refused below must not be followed by what stood before
     if parts[THERE].value is None:
-        raise (yield from _not_there(context))
+        paths = (context.paths.at(THERE), context.paths.at("tasks"), context.paths.at("deleting"))
+        there, tasks, deleting = yield from read_nodes(paths)  # at one moment: it may have been created since
+        if tasks is not None and there is None and deleting is None:
+            raise CorruptRecord(
+                f"{paths[0]} is missing, although queue {context.queue!r} is there: "
+                "create it anew, empty, and configure the queue, or delete the queue by force"
+            )
+        raise (yield from queue_missing(context))
     context.configuration.conf = _parse(context, {name: part.value for name, part in parts.items()})
     context.configuration.parts = tuple(parts.values())
     return context.configuration.conf
 
 
-def _not_there(context: Context) -> Procedure[ZkmqError]:
-    """The error for a queue without configuration: it is damaged, or is not there, or being deleted."""
-    parts = (context.paths.at(THERE), context.paths.at("tasks"), context.paths.at("deleting"))
-    there, tasks, deleting = yield from read_nodes(parts)  # at one moment: it may have been created since
-    if tasks is not None and there is None and deleting is None:
-        return CorruptRecord(
-            f"{parts[0]} is missing, although queue {context.queue!r} is there: "
-            "create it anew, empty, and configure the queue, or delete the queue by force"
-        )
-    return (yield from queue_missing(context))
+_NAMES: Final = ("task_gc_lifetime", "task_gc_interval")
+_MARKS: Final = ("archive", "followed")
+#: Of these it matters only whether they are there.
+_BARE: Final = frozenset({"followed"})
+
+
+@lru_cache(maxsize=256)
+def _part_paths(paths: Paths) -> Mapping[str, str]:
+    """Where each part stands: every call of a queue's asks for all of them."""
+    return {name: paths.at(name) for name in (THERE, *_MARKS)} | {name: paths.conf(name) for name in _NAMES}
+
+
+def _reread(context: Context, parts: dict[str, CachedRead]) -> Procedure[None]:
+    """Read what has changed: each znode is under a watch of its own, so that one costs no reading of the others.
+
+    What is missing from a queue is looked for again under a watch that sees it come.
+    """
+    context.configuration.watch = context.new_watch()
+    stale = [name for name, part in parts.items() if not part.fresh]
+    yield from _read(context, parts, stale, _MARKS)
+    missing = [name for name in stale if parts[name].value is None and name not in _MARKS]
+    if missing and parts[THERE].value is not None:
+        yield from _read(context, parts, missing, missing)
+
+
+def _read(
+    context: Context, parts: dict[str, CachedRead], names: Sequence[str], optional: Sequence[str]
+) -> Procedure[None]:
+    """Read parts; only the watch of those that are `optional` stands on a missing znode too."""
+    ops: list[Get | Exists] = []
+    relay, paths = Relay(context.signal, partial(_changed, context)), _part_paths(context.paths)
+    watches = {name: Watch(relay) for name in names}
+    for name, watch in watches.items():
+        if name in optional:
+            ops.append(Exists(paths[name], watch))
+        if name not in _BARE:
+            ops.append(Get(paths[name], watch))
+    nodes = dict(zip([op.path for op in ops], (yield Pipeline(tuple(ops))), strict=False))
+    for name, watch in watches.items():
+        value = nodes[paths[name]]
+        parts[name].value, parts[name].watch = value, watch if value is not None or name in optional else None
+
+
+def _changed(context: Context) -> None:
+    """A part has changed: mark the configuration as a whole, and wake whoever waits for the queue."""
+    if context.configuration.watch is not None:
+        context.configuration.watch.fired = True
+    context.configuration.changed()
+    context.signal.fire()
 
 
 def known_conf(context: Context) -> Procedure[Conf]:
@@ -110,31 +156,32 @@ def known_conf(context: Context) -> Procedure[Conf]:
 
 
 def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
-    settings, types = _settings(context, nodes[THERE])
-    return Conf(
-        types=types,
-        policy=settings.policy,
-        gc_lifetime=_number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME),
-        gc_interval=max(SHORTEST_INTERVAL, _number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL)),
-        paused=settings.paused,
-        lock=settings.lock or None,
-        order=settings.order,
-        archive=None if nodes["archive"] is None else _archived(context, nodes["archive"]).get("watermark", 0),
-        follow=nodes["followed"] is not None,
-    )
-
-
-def _settings(context: Context, node: Node) -> tuple[Settings, FilterTypes]:
-    """The queue's settings; who has read them before goes on with those while they are damaged."""
+    """What was read; who has read the settings before goes on with those while they are damaged."""
     path, known = context.paths.at(THERE), context.configuration.settings
     try:
-        context.configuration.settings = load_settings(path, node.data)
+        settings, types = context.configuration.settings = load_settings(path, nodes[THERE].data)
     except CorruptRecord as error:
         if known is None:
             raise
         context.warn_once(path, f"{error}; what was read before holds", str(error))
-        return known
-    return context.configuration.settings
+        settings, types = known
+    lifetime = _number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME)
+    interval = max(SHORTEST_INTERVAL, _number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL))
+    archived: dict[str, Any] | None = None
+    if nodes["archive"] is not None:
+        mark, data = context.paths.at("archive"), nodes["archive"].data
+        archived = unless_corrupt(context, mark, partial(load_archive, mark, data), "nothing is collected") or {}
+    return Conf(
+        types=types,
+        policy=settings.policy,
+        gc_lifetime=lifetime,
+        gc_interval=interval,
+        paused=settings.paused,
+        lock=settings.lock or None,
+        order=settings.order,
+        archive=None if archived is None else archived.get("watermark", 0),
+        follow=nodes["followed"] is not None,
+    )
 
 
 def _number(context: Context, nodes: dict[str, Node | None], name: str, default: float) -> float:
@@ -148,12 +195,6 @@ def _number(context: Context, nodes: dict[str, Node | None], name: str, default:
         return default
 
 
-def _archived(context: Context, node: Node) -> dict[str, Any]:
-    """How far the queue is archived; an unreadable mark allows nothing to be collected."""
-    path = context.paths.at("archive")
-    return unless_corrupt(context, path, partial(load_archive, path, node.data), "nothing is collected") or {}
-
-
 class ArchiveRecord(TypedDict, total=False):
     """What the mark of an archive holds."""
 
@@ -165,13 +206,6 @@ class ArchiveRecord(TypedDict, total=False):
 def load_archive(path: str, data: bytes) -> dict[str, Any]:
     """How far an archive has come. Raises `CorruptRecord`."""
     return {**load(path, data, ArchiveRecord, "an archive's record")}
-
-
-def read_archive(context: Context) -> Procedure[tuple[dict[str, Any], int | None]]:
-    """The archive's record and version; ({}, None) where no archive was made yet."""
-    path = context.paths.at("archive")
-    node: Node | None = yield Get(path)
-    return ({}, None) if node is None else (load_archive(path, node.data), node.stat.version)
 
 
 # --- A queue's configuration as its users see it.
@@ -252,33 +286,28 @@ def consumers(context: Context) -> Procedure[list[Consumer]]:
     # The register is listed first: who registers in between is seen alive, and no live consumer is taken for dead.
     registered: list[str] = (yield Children(context.paths.at("consumers"))) or []
     live = frozenset((yield Children(context.paths.at("live"))) or ())
-    return (yield from _read_consumers(context, sorted(live.union(registered)), live))
-
-
-def _read_consumers(context: Context, names: Sequence[str], live: frozenset[str]) -> Procedure[list[Consumer]]:
-    """The consumers of these names; one that left meanwhile is left out."""
+    names = sorted(live.union(registered))
     nodes = yield from read_nodes([context.paths.consumer(name) for name in names])
     in_hand = yield from list_children([context.paths.consumer(name, "current") for name in names])
-    return [
-        _consumer(context, name, node, tuple(tasks), alive=name in live)
-        for name, node, tasks in zip(names, nodes, in_hand, strict=True)
-        if node is not None
-    ]
-
-
-def _consumer(context: Context, name: str, node: Node, in_hand: tuple[str, ...], *, alive: bool) -> Consumer:
-    path = context.paths.consumer(name)
-    record: dict[str, Any] = unless_corrupt(context, path, partial(load, path, node.data)) or {}
-    pid, accepts = record.get("pid"), record.get("accepts")
-    return Consumer(
-        id=name,
-        name=_text(record.get("name")),
-        host=_text(record.get("host")),
-        pid=pid if isinstance(pid, int) else None,
-        accepts=tuple(each for each in accepts if isinstance(each, str)) if isinstance(accepts, list) else (),
-        in_hand=in_hand,
-        alive=alive,
-    )
+    found: list[Consumer] = []
+    for name, node, tasks in zip(names, nodes, in_hand, strict=True):
+        if node is None:  # it left meanwhile
+            continue
+        path = context.paths.consumer(name)
+        record: dict[str, Any] = unless_corrupt(context, path, partial(load, path, node.data)) or {}
+        pid, accepts = record.get("pid"), record.get("accepts")
+        found.append(
+            Consumer(
+                id=name,
+                name=_text(record.get("name")),
+                host=_text(record.get("host")),
+                pid=pid if isinstance(pid, int) else None,
+                accepts=tuple(each for each in accepts if isinstance(each, str)) if isinstance(accepts, list) else (),
+                in_hand=tuple(tasks),
+                alive=name in live,
+            )
+        )
+    return found
 
 
 def _text(value: object) -> str | None:
@@ -316,13 +345,9 @@ def truncated_at(context: Context) -> Procedure[Truncation | None]:
 
 def read_truncated_at(context: Context, path: str, node: Node) -> int:
     """What the mark says; of one that cannot be read it is known only that nothing was deleted since it was written."""
-    highest = unless_corrupt(context, path, partial(_load, path, node.data), "its last write counts")
-    return node.stat.mzxid if highest is None else highest
-
-
-def _load(path: str, data: bytes) -> int:
-    """How far a mark says that clean-up has come. Raises `CorruptRecord`."""
-    return load(path, data, _Mark, "a mark of a queue that is followed").get("truncated_at", 0)
+    read = partial(load, path, node.data, _Mark, "a mark of a queue that is followed")
+    mark = unless_corrupt(context, path, read, "its last write counts")
+    return node.stat.mzxid if mark is None else mark.get("truncated_at", 0)
 
 
 class _Mark(TypedDict, total=False):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from msgspec import structs
 
 from ...errors import ConfigError, CorruptRecord, TaskNotFound
 from ..context import Context
@@ -26,7 +28,6 @@ from .leases import (
     lapsed_of,
     lapsed_tasks,
     server_time,
-    status_at,
     status_of,
 )
 from .nodes import (
@@ -56,8 +57,7 @@ def as_state(state: State | str | None) -> State | None:
     try:
         return None if state is None else State(state)
     except ValueError:
-        msg = f"state {state!r} is unknown: use one of {', '.join(State)}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"state {state!r} is unknown: use one of {', '.join(State)}") from None
 
 
 def as_status(status: Status | str | None) -> Status | None:
@@ -65,8 +65,7 @@ def as_status(status: Status | str | None) -> Status | None:
     try:
         return None if status is None else Status(status)
     except ValueError:
-        msg = f"status {status!r} is unknown: use one of {', '.join(Status)}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"status {status!r} is unknown: use one of {', '.join(Status)}") from None
 
 
 def task_ids(context: Context, state: State | None) -> Procedure[list[str]]:
@@ -84,25 +83,29 @@ def listed_ids(context: Context, state: State | None) -> Procedure[list[str]]:
 
     A state's lists are read in the order in which tasks go from one to the other, so that none is missed on its way.
     """
+    entries: list[str] = []
     match state:
         case None:
             return sorted((yield Children(context.paths.at("tasks"))) or ())
         case State.DEAD:
             return sorted((yield Children(context.paths.at("dlq"))) or ())
-        case State.FINISHED:
-            finished = yield from _two_levels(context, "finished")
-            return _tasks_of([*finished, *(yield from _two_levels(context, "requeued"))])
-        case State.CANCELLED:
-            return _tasks_of((yield from _two_levels(context, "cancelled")))
         case State.CLAIMED:
-            return (yield from _claimed_ids(context))
+            consumers = sorted((yield Children(context.paths.at("consumers"))) or ())
+            notes = yield from list_children([context.paths.consumer(name, "current") for name in consumers])
+            leases = (yield Children(context.paths.at("leases"))) or ()
+            leased = [name.rpartition(SEPARATOR)[0] for name in leases]
+            return sorted({task for names in notes for task in names} | set(filter(None, leased)))
+        case State.FINISHED:
+            entries += yield from _two_levels(context, "finished")
+            entries += yield from _two_levels(context, "requeued")
+        case State.CANCELLED:
+            entries += yield from _two_levels(context, "cancelled")
         case State.INSERTED:
             scheduled = yield from _two_levels(context, "scheduled")
-            return _tasks_of([*(yield from _pending_entries(context)), *scheduled])
-
-
-def _tasks_of(entries: Iterable[str]) -> list[str]:
-    """Each once, also one that was listed twice on its way."""
+            for lane in sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ())):
+                entries += yield from _two_levels(context, f"queue/{lane}")
+            entries += scheduled
+    # Each once, also one that was listed twice on its way.
     return list(dict.fromkeys(task for task in map(entry_task, entries) if task is not None))
 
 
@@ -115,26 +118,9 @@ def _two_levels(context: Context, index: str) -> Procedure[list[str]]:
 def _parts(context: Context, index: str) -> Procedure[list[str]]:
     """The buckets of an index, or the segments of a lane; what is neither is not looked into."""
     names: list[str] = (yield Children(context.paths.at(index))) or []
-    own = (
-        segments_of(names) if index.startswith("queue/") else [name for name in names if bucket_start(name) is not None]
-    )
-    return sorted(own)
-
-
-def _pending_entries(context: Context) -> Procedure[list[str]]:
-    lanes = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
-    entries: list[str] = []
-    for lane in lanes:
-        entries += yield from _two_levels(context, f"queue/{lane}")
-    return entries
-
-
-def _claimed_ids(context: Context) -> Procedure[list[str]]:
-    consumers = sorted((yield Children(context.paths.at("consumers"))) or ())
-    notes = yield from list_children([context.paths.consumer(name, "current") for name in consumers])
-    leases = (yield Children(context.paths.at("leases"))) or ()
-    leased = [name.rpartition(SEPARATOR)[0] for name in leases]
-    return sorted({task for names in notes for task in names} | set(filter(None, leased)))
+    if index.startswith("queue/"):
+        return sorted(segments_of(names))
+    return sorted(name for name in names if bucket_start(name) is not None)
 
 
 def counts(context: Context) -> Procedure[dict[str, int]]:
@@ -145,7 +131,9 @@ def counts(context: Context) -> Procedure[dict[str, int]]:
     the queue does not exist.
     """
     yield from read_conf(context)
-    pending = yield from _count_lanes(context)
+    pending = 0
+    for lane in sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ())):
+        pending += yield from _count_two(context, f"queue/{lane}")
     delayed, scheduled = yield from count_scheduled(context, (yield from _parts(context, "scheduled")))
     finished = (yield from _count_two(context, "finished")) + (yield from _count_two(context, "requeued"))
     cancelled = yield from _count_two(context, "cancelled")
@@ -170,14 +158,6 @@ def _sum(stats: Iterable[Stat | None]) -> int:
 def _count_two(context: Context, index: str) -> Procedure[int]:
     buckets = yield from _parts(context, index)
     return _sum((yield from read_stats([context.paths.at(index, bucket) for bucket in buckets])))
-
-
-def _count_lanes(context: Context) -> Procedure[int]:
-    lanes = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
-    total = 0
-    for lane in lanes:
-        total += yield from _count_two(context, f"queue/{lane}")
-    return total
 
 
 # --- How many tasks are pending, for who asks again and again: under watches, so that it costs by what has changed.
@@ -267,8 +247,7 @@ def member_ids(context: Context, batch: str) -> Procedure[list[str]]:
         yield Sync(base)  # the server that we read from may lag behind
         node = yield Get(base)
     if node is None:
-        msg = f"batch {batch!r} is not in queue {context.queue!r}: never enqueued, or collected"
-        raise TaskNotFound(msg)
+        raise TaskNotFound(f"batch {batch!r} is not in queue {context.queue!r}: never enqueued, or collected")
     total = load(base, node.data).get("total")
     named = set((yield Children(f"{base}/open")) or ())
     named.update((yield Children(f"{base}/failed")) or ())
@@ -363,116 +342,118 @@ class Task:
         return optional_moment_of(self.due_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class _TaskNodes:
-    """The znodes of a task that tell about it."""
-
-    state: Node
-    data: Node | None
-    metadata: Node | None
-    result: Node | None
-    claim: Node | None
-
-
-class _Content(NamedTuple):
-    """What the records in a task's tree say."""
-
-    state: TaskState
-    claim: dict[str, Any]
-    metadata: dict[str, Any]
-
-
-def _content(context: Context, task_id: str, tree: _TaskNodes, *, strict: bool) -> _Content | None:
-    """What a task's tree says; None where its record cannot be read, which is reported.
-
-    Of what else cannot be read, that is reported, and nothing is known. `strict`: raises `CorruptRecord` instead.
-    """
-
-    def read(part: str, node: Node | None, decode: Callable[[str, bytes], T]) -> T | None:
-        if node is None:
-            return None
-        path = context.paths.task(task_id, part)
-        look = partial(decode, path, node.data)
-        return look() if strict else unless_corrupt(context, path, look)
-
-    state = read("state", tree.state, TaskState.decode)
-    claim, metadata = read("claim", tree.claim, load_claim), read("metadata", tree.metadata, load)
-    return None if state is None else _Content(state, claim or {}, metadata or {})
-
-
-def _build(task_id: str, tree: _TaskNodes, content: _Content, status: Status) -> Task:
-    stat, state = tree.state.stat, content.state
-    ended = ended_ms(state.state, state.started, state.ended, state.ended_zxid, stat)
-    claimed = claimed_before(state.claimed, ended)
-    success = (state.attempt, state.consumer, claimed, state.started, ended)
-    came = stat if tree.data is None else tree.data.stat  # the data's znode is made anew for each run of the same id
-    return Task(
-        id=task_id,
-        state=state.state,
-        status=status,
-        attempt=state.attempt,
-        priority=state.priority,
-        filters=dict(state.filters),
-        metadata=content.metadata,
-        data=b"" if tree.data is None else tree.data.data,
-        result=None if tree.result is None else tree.result.data,
-        error=state.error,
-        consumer=state.consumer,
-        enqueued_ms=came.ctime,
-        claimed_ms=claimed,
-        ended_ms=ended,
-        due_ms=state.was_due if state.due is None else state.due,
-        history=with_success(state.state, state.history, success),
-        version=stat.mzxid,
-        progress=content.claim.get("progress"),
-        note=content.claim.get("note"),
-        dedupe_ms=state.dedupe,
-        batch=state.batch,
-        started_ms=started_ms(state.state, state.started, claimed),
-    )
-
-
-def task_of_history_entry(path: str, history_entry: HistoryEntry) -> Task:
-    """A run that has left what listed it, as the task that it was. Raises `CorruptRecord`."""
-    record = Node(
-        b"", Stat(history_entry.version, history_entry.version, history_entry.ended, history_entry.ended, 0, 0, 0)
-    )
-    data = Node(
-        history_entry.data,
-        Stat(history_entry.version, history_entry.version, history_entry.enqueued, history_entry.enqueued, 0, 0, 0),
-    )
-    content = _Content(history_entry.state, {}, load(path, history_entry.metadata.encode()))
-    result = None if history_entry.result is None else data._replace(data=history_entry.result)
-    status = derive_status(history_entry.state.state, scheduled=False)
-    return _build(history_entry.task_id, _TaskNodes(record, data, None, result, None), content, status)
-
-
-#: What a finished record tells of the delivery that succeeded: number, consumer, when it was claimed, begun and ended.
-Success: TypeAlias = tuple[int, str | None, int | None, int | None, int | None]
-
-
-def with_success(state: State, history: tuple[Attempt, ...], success: Success) -> tuple[Attempt, ...]:
-    """The deliveries that have ended, also the one that finished the run, which its record tells of by itself."""
-    number, consumer, claimed, started, ended = success
-    if state is not State.FINISHED or claimed is None or ended is None:
-        return history
-    return (*history, Attempt(number, consumer or "", claimed, ended, "finished", None, started))
-
-
-def started_ms(state: State, started: int | None, claimed: int | None) -> int | None:
-    """When the handler of a finished run began; where nobody told, when it was claimed."""
-    return claimed if started is None and state is State.FINISHED else started
-
-
-def ended_ms(state: State, started: int | None, ended: int | None, ended_zxid: int | None, stat: Stat) -> int | None:
+def ended_ms(record: TaskState, stat: Stat) -> int | None:
     """When a run ended: when its handler did, else when its record was written, though not once more for another run.
 
     The settlements of handlers may wait for each other, and for a server.
     """
-    if state not in ENDED:
+    if record.state not in ENDED:
         return None
-    own = started is not None or ended_zxid is not None
-    return (ended if own else None) or stat.mtime
+    own = record.started is not None or record.ended_zxid is not None
+    return (record.ended if own else None) or stat.mtime
+
+
+class RunTimes(NamedTuple):
+    """When a run was claimed, when its handler began and when it ended; None for what is not known, or has not come."""
+
+    claimed: int | None
+    started: int | None
+    ended: int | None
+
+
+@dataclass(slots=True)
+class Row:
+    """What was read of a task: its record, and of the rest of its tree what was asked for.
+
+    ``claim``: what its claim says. ``enqueued``: when its present run was enqueued.
+    """
+
+    id: str
+    record: TaskState
+    stat: Stat
+    data: bytes = b""
+    result: bytes | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    claim: Mapping[str, Any] = field(default_factory=dict)
+    enqueued: int = 0
+    status: Status | None = None
+    lapsed: bool = False
+    """Its claim has ended by its deadline, and nobody has given it back yet."""
+
+    @property
+    def times(self) -> RunTimes:
+        """The times of its run; of a finished one whose handler nobody told of, it began when it was claimed."""
+        record, ended = self.record, None if self.lapsed else ended_ms(self.record, self.stat)
+        claimed = claimed_before(record.claimed, ended)
+        began = claimed if record.started is None and record.state is State.FINISHED else record.started
+        return RunTimes(claimed, began, ended)
+
+    @property
+    def history(self) -> tuple[Attempt, ...]:
+        """The deliveries that have ended, also the one that finished the run, which its record tells of by itself."""
+        record, (claimed, _, ended) = self.record, self.times
+        if record.state is not State.FINISHED or claimed is None or ended is None:
+            return record.history
+        last = Attempt(record.attempt, record.consumer or "", claimed, ended, "finished", None, record.started)
+        return (*record.history, last)
+
+    def lapse(self, now: Lapsed) -> None:
+        """Make it what follows its claim, which has ended by its deadline."""
+        self.lapsed, self.claim, self.status = True, {}, derive_status(now.state, scheduled=False)
+        self.record = structs.replace(self.record, **now._asdict(), consumer=None, claimed=None)
+
+    def task(self) -> Task:
+        """The task, of which all columns are known."""
+        values = {name: column.value(self) for name, column in COLUMNS.items()}
+        return Task(**values, progress=self.claim.get("progress"), note=self.claim.get("note"))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's value, and what of the task's tree it is made of besides its record."""
+
+    value: Callable[[Row], Any]
+    part: str | None = None
+
+
+#: By the names of what they are in `Task`.
+COLUMNS: Final[dict[str, Column]] = {
+    "id": Column(lambda row: row.id),
+    "state": Column(lambda row: row.record.state),
+    "status": Column(lambda row: row.status, part="clock"),
+    "attempt": Column(lambda row: row.record.attempt),
+    "priority": Column(lambda row: row.record.priority),
+    "filters": Column(lambda row: dict(row.record.filters)),
+    "metadata": Column(lambda row: row.metadata, part="metadata"),
+    "data": Column(lambda row: row.data, part="data"),
+    "result": Column(lambda row: row.result, part="result"),
+    "error": Column(lambda row: row.record.error),
+    "consumer": Column(lambda row: row.record.consumer),
+    "enqueued_ms": Column(lambda row: row.enqueued, part="enqueued"),
+    "claimed_ms": Column(lambda row: row.times.claimed),
+    "started_ms": Column(lambda row: row.times.started),
+    "ended_ms": Column(lambda row: row.times.ended),
+    "due_ms": Column(lambda row: row.record.was_due if row.record.due is None else row.record.due),
+    "history": Column(lambda row: row.history),
+    "version": Column(lambda row: row.stat.mzxid),
+    "dedupe_ms": Column(lambda row: row.record.dedupe),
+    "batch": Column(lambda row: row.record.batch),
+}
+
+
+def checked_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of columns, each once. Raises `ConfigError` naming those that are unknown."""
+    if isinstance(names, str) or not names or not COLUMNS.keys() >= set(names):
+        raise ConfigError(f"columns {names!r} are not understood: a list of some of {', '.join(COLUMNS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def task_of_history_entry(path: str, entry: HistoryEntry) -> Task:
+    """A run that has left what listed it, as the task that it was. Raises `CorruptRecord`."""
+    stat = Stat(entry.version, entry.version, entry.ended, entry.ended, 0, 0, 0)
+    metadata, status = load(path, entry.metadata.encode()), derive_status(entry.state.state, scheduled=False)
+    row = Row(entry.task_id, entry.state, stat, entry.data, entry.result, metadata, {}, entry.enqueued, status)
+    return row.task()
 
 
 def read_task(context: Context, task_id: str) -> Procedure[Task]:
@@ -483,8 +464,7 @@ def read_task(context: Context, task_id: str) -> Procedure[Task]:
         yield Sync(context.paths.task(task_id))  # the server that we read from may lag behind
         tasks = yield from read_tasks(context, [task_id], strict=True)
     if not tasks:
-        msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
-        raise TaskNotFound(msg)
+        raise TaskNotFound(f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected")
     return tasks[0]
 
 
@@ -494,35 +474,43 @@ def read_tasks(
     """The tasks among `ids` that exist, in order; what is malformed is reported and left out (`strict`: raised)."""
     tasks: list[Task] = []
     for chunk in chunked(ids, at_once(parts)):
-        held: dict[str, TaskState] = {}
-        read: list[Task] = []
+        rows: list[Row] = []
         for task_id, nodes in (yield from read_trees(context, chunk, parts)):
-            task = yield from assemble(context, task_id, nodes, strict=strict)
-            if task is not None:
-                read.append(task)
-            if task is not None and task.state is State.CLAIMED and nodes[0] is not None:
-                held[task_id] = TaskState.decode(task_id, nodes[0].data)
-        lapsed = yield from lapsed_among(context, held)
-        tasks += [_lapsed(task, lapsed[task.id]) if task.id in lapsed else task for task in read]
+            row = yield from assemble(context, task_id, nodes, strict=strict)
+            rows += [] if row is None else [row]
+        lapsed = yield from lapsed_among(context, {row.id: row.record for row in rows})
+        for row in rows:
+            if row.id in lapsed:
+                row.lapse(lapsed[row.id])
+        tasks += [row.task() for row in rows]
     return tasks
 
 
-def _lapsed(task: Task, now: Lapsed) -> Task:
-    """A task whose claim has ended by its deadline, as what it is now."""
-    task = replace(task, consumer=None, claimed_ms=None, progress=None, note=None)
-    return replace(task, **now._asdict(), status=derive_status(now.state, scheduled=False))
+def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict: bool) -> Procedure[Row | None]:
+    """The task of which these znodes were read; None where it is not there, or its record cannot be read.
 
+    What cannot be read is reported, and nothing is known of it. `strict`: raises `CorruptRecord` instead.
+    """
+    record, data, metadata, result, claim = nodes
 
-def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict: bool) -> Procedure[Task | None]:
-    """The task of which these znodes were read; None where it is not there, or malformed, which is reported."""
-    record, *others = nodes
+    def read(part: str, node: Node | None, decode: Callable[[str, bytes], T]) -> T | None:
+        if node is None:
+            return None
+        path = context.paths.task(task_id, part)
+        look = partial(decode, path, node.data)
+        return look() if strict else unless_corrupt(context, path, look)
+
     if record is None:
         return None
-    tree = _TaskNodes(record, *others)
-    content = _content(context, task_id, tree, strict=strict)
-    if content is None:
+    state = read("state", record, TaskState.decode)
+    progress, of_caller = read("claim", claim, load_claim) or {}, read("metadata", metadata, load) or {}
+    if state is None:
         return None
-    return _build(task_id, tree, content, (yield from status_of(context, content.state)))
+    status = yield from status_of(context, state)
+    row = Row(task_id, state, record.stat, metadata=of_caller, claim=progress, status=status)
+    row.data, row.result = b"" if data is None else data.data, None if result is None else result.data
+    row.enqueued = (record if data is None else data).stat.ctime  # data are made anew for each run of the same id
+    return row
 
 
 # --- Tasks by their ids, by what they are, or both.
@@ -624,105 +612,6 @@ def list_ids(
     return matching
 
 
-# --- The columns of a scan: what each is made of, and how.
-
-
-@dataclass(slots=True)
-class Row:
-    """What was read of a task: its record, and of the rest of its tree what was asked for.
-
-    ``past``: a time of the server's clock that has certainly come, where it is needed. ``enqueued``: when its present
-    run was enqueued.
-    """
-
-    id: str
-    record: TaskState
-    stat: Stat
-    data: bytes = b""
-    result: bytes | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    enqueued: int = 0
-    past: int = 0
-    lapsed: bool = False
-    """Its claim has ended by its deadline, and nobody has given it back yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column's value, and what of the task's tree it is made of besides its record."""
-
-    value: Callable[[Row], Any]
-    part: str | None = None
-
-
-def _ended_ms(row: Row) -> int | None:
-    record = row.record
-    if row.lapsed:
-        return None
-    return ended_ms(record.state, record.started, record.ended, record.ended_zxid, row.stat)
-
-
-def _claimed_ms(row: Row) -> int | None:
-    return claimed_before(row.record.claimed, _ended_ms(row))
-
-
-def _started_ms(row: Row) -> int | None:
-    return started_ms(row.record.state, row.record.started, _claimed_ms(row))
-
-
-def _history(row: Row) -> object:
-    record = row.record
-    times = (_claimed_ms(row), record.started, _ended_ms(row))
-    return with_success(record.state, record.history, (record.attempt, record.consumer, *times))
-
-
-def _due_ms(row: Row) -> object:
-    return row.record.was_due if row.record.due is None else row.record.due
-
-
-def _status(row: Row) -> object:
-    record = row.record
-    return status_at(row.past, record.state, record.due, record.dedupe, requeue=record.requeue)
-
-
-#: By the names of what they are in `Task`.
-COLUMNS: Final[dict[str, Column]] = {
-    "id": Column(lambda row: row.id),
-    "state": Column(lambda row: row.record.state),
-    "status": Column(_status, part="clock"),
-    "attempt": Column(lambda row: row.record.attempt),
-    "priority": Column(lambda row: row.record.priority),
-    "filters": Column(lambda row: dict(row.record.filters)),
-    "metadata": Column(lambda row: row.metadata, part="metadata"),
-    "data": Column(lambda row: row.data, part="data"),
-    "result": Column(lambda row: row.result, part="result"),
-    "error": Column(lambda row: row.record.error),
-    "consumer": Column(lambda row: row.record.consumer),
-    "enqueued_ms": Column(lambda row: row.enqueued, part="enqueued"),
-    "claimed_ms": Column(_claimed_ms),
-    "started_ms": Column(_started_ms),
-    "ended_ms": Column(_ended_ms),
-    "due_ms": Column(_due_ms),
-    "history": Column(_history),
-    "version": Column(lambda row: row.stat.mzxid),
-    "dedupe_ms": Column(lambda row: row.record.dedupe),
-    "batch": Column(lambda row: row.record.batch),
-}
-
-
-def checked_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of columns, each once. Raises `ConfigError` naming those that are unknown."""
-    if isinstance(names, str) or not names or not COLUMNS.keys() >= set(names):
-        raise ConfigError(f"columns {names!r} are not understood: a list of some of {', '.join(COLUMNS)}")
-    return tuple(dict.fromkeys(names))
-
-
-def znodes_of(parts: Collection[str]) -> tuple[str, ...]:
-    """The znodes of each task that hold these parts; the metadata, seldom large, tell when it was enqueued."""
-    wanted = {*parts, "metadata"} if "enqueued" in parts and "data" not in parts else parts
-    return ("state", *(name for name in ("data", "metadata", "result") if name in wanted))
-
-
 # --- Why is nobody taking this task? Consumers announce what they accept, so that the question has an answer.
 
 
@@ -766,8 +655,7 @@ def explain(context: Context, task_id: str) -> Procedure[Explanation]:
     task: Task = yield from read_task(context, task_id)
     now = yield from server_time(context)
     matches = (yield from _matches(context, conf, task)) if task.state is State.INSERTED else ()
-    reasons = tuple(_reasons(conf, task, now, matches))
-    return Explanation(task.id, str(task.status), reasons, matches)
+    return Explanation(task.id, str(task.status), tuple(_reasons(conf, task, now, matches)), matches)
 
 
 def _reasons(conf: Conf, task: Task, now: int, matches: tuple[ConsumerMatch, ...]) -> Iterator[str]:
@@ -810,21 +698,21 @@ def _matches(context: Context, conf: Conf, task: Task) -> Procedure[tuple[Consum
     live = sorted((yield Children(context.paths.at("live"))) or ())
     parts = [(context.paths.consumer(name), context.paths.consumer(name, "current")) for name in live]
     nodes = yield from read_nodes([path for both in parts for path in both])
-    consumers = zip(live, nodes[::2], nodes[1::2], strict=True)
-    return tuple(
-        _match(context, conf, task, name, record, 0 if current is None else current.stat.children)
-        for name, record, current in consumers
-        if record is not None
-    )
-
-
-def _match(context: Context, conf: Conf, task: Task, name: str, record: Node, in_hand: int) -> ConsumerMatch:
-    try:
-        written: Any = load(context.paths.consumer(name), record.data).get("accepts", [])
-        accepts = tuple(text for text in written if isinstance(text, str))
-        refusals = [parse_selector(text).refusal(task.filters, conf.types) for text in accepts]
-    except (CorruptRecord, ConfigError, TypeError) as error:
-        return ConsumerMatch(name, (), f"what it accepts cannot be read: {error}", in_hand)
-    refusing = [why for why in refusals if why is not None]
-    why = "; ".join(refusing) if refusals and len(refusing) == len(refusals) else None
-    return ConsumerMatch(name, accepts, why if accepts else "it has announced nothing that it accepts", in_hand)
+    matches: list[ConsumerMatch] = []
+    for name, record, current in zip(live, nodes[::2], nodes[1::2], strict=True):
+        if record is None:
+            continue
+        in_hand = 0 if current is None else current.stat.children
+        try:
+            written: Any = load(context.paths.consumer(name), record.data).get("accepts", [])
+            accepts = tuple(text for text in written if isinstance(text, str))
+            refusals = [parse_selector(text).refusal(task.filters, conf.types) for text in accepts]
+        except (CorruptRecord, ConfigError, TypeError) as error:
+            matches.append(ConsumerMatch(name, (), f"what it accepts cannot be read: {error}", in_hand))
+            continue
+        refusing = [why for why in refusals if why is not None]
+        refuses = "; ".join(refusing) if len(refusing) == len(refusals) else None
+        if not accepts:
+            refuses = "it has announced nothing that it accepts"
+        matches.append(ConsumerMatch(name, accepts, refuses, in_hand))
+    return tuple(matches)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from ...errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
 from ..context import Claimed, Context
 from ..model.names import BUCKET_MS, bucket_start, entry_time, is_prefetched, lease_task
-from ..model.policy import RetryPolicy
 from ..model.records import Attempt, TaskState, load_claim, load_span
 from ..model.states import State, Status, derive_status
 from ..model.values import Moment, load, moment_of
@@ -20,6 +19,7 @@ from ..protocol import (
     EnsureRoot,
     Exists,
     Failure,
+    Get,
     Multi,
     Node,
     Outcome,
@@ -31,7 +31,7 @@ from ..protocol import (
     refused,
     transact,
 )
-from .configuration import read_archive, read_conf
+from .configuration import load_archive, read_conf
 from .nodes import (
     Record,
     list_children,
@@ -151,17 +151,14 @@ def zxid(context: Context) -> Procedure[int]:
 
 def archive(context: Context) -> Procedure[Archive]:
     """How far the queue's archive has come. Raises `CorruptRecord` for what is no archive's record, `QueueNotFound`."""
-    record, version = yield from read_archive(context)
+    path = context.paths.at("archive")
+    node: Node | None = yield Get(path)
+    record = {} if node is None else load_archive(path, node.data)
     stat: Stat | None = yield Exists(context.paths.base)
-    if version is None or stat is None:
+    if node is None or stat is None:
         yield from refuse_missing(context)
-    return Archive(
-        record.get("watermark", 0),
-        record.get("directory"),
-        record.get("run"),
-        version,
-        0 if stat is None else stat.czxid,
-    )
+    version, born = None if node is None else node.stat.version, 0 if stat is None else stat.czxid
+    return Archive(**record, version=version, born=born)
 
 
 # --- Which claim of a task is the current one.
@@ -171,18 +168,15 @@ T = TypeVar("T")
 
 def one_stands(context: Context, claims: Sequence[Claimed]) -> Procedure[Outcome | None]:
     """Whether what one transaction claimed stands, or at least one of them: one tells of all."""
-    nodes = yield from read_nodes([context.paths.task(claimed.task_id, "claim") for claimed in claims])
-    for claimed, node in zip(claims, nodes, strict=True):
-        if node is not None and _is_of(context, claimed, node):
-            return Outcome(committed=True, zxid=node.stat.czxid)
+    paths = [context.paths.task(claimed.task_id, "claim") for claimed in claims]
+    nodes = yield from read_nodes(paths)
+    for claimed, path, node in zip(claims, paths, nodes, strict=True):
+        try:
+            if node is not None and load(path, node.data).get("nonce") == claimed.state.nonce:
+                return Outcome(committed=True, zxid=node.stat.czxid)
+        except CorruptRecord:  # whatever it is, it is not this one
+            continue
     return None
-
-
-def _is_of(context: Context, claimed: Claimed, node: Node) -> bool:
-    try:
-        return load(context.paths.task(claimed.task_id, "claim"), node.data).get("nonce") == claimed.state.nonce
-    except CorruptRecord:
-        return False
 
 
 def current_claim(
@@ -203,24 +197,21 @@ def current_claim(
 def check_token(token: object) -> int:
     """Return a claim's token. Raises `ConfigError` for what is none."""
     if isinstance(token, bool) or not isinstance(token, int):
-        msg = f"token {token!r} is not allowed: the whole number that the claim got"
-        raise ConfigError(msg)
+        raise ConfigError(f"token {token!r} is not allowed: the whole number that the claim got")
     return token
 
 
 def _current(context: Context, task_id: str, token: int, nonce: str | None, *, whole: bool) -> Procedure[Claimed]:
     parts = ("state", "claim", "data", "metadata") if whole else ("state", "claim")
     node, claim, *content = yield from read_nodes([context.paths.task(task_id, part) for part in parts])
-    path = context.paths.task(task_id, "state")
     if node is None:
-        msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
-        raise TaskNotFound(msg)
-    state = TaskState.decode(path, node.data)
+        raise TaskNotFound(f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected")
+    state = TaskState.decode(context.paths.task(task_id, "state"), node.data)
     if claim is None or claim.stat.czxid != token or state.state is not State.CLAIMED:
         raise claim_lost(task_id, token, state)
     path = context.paths.task(task_id, "claim")
     record, prefetched = load_claim(path, claim.data), is_prefetched(path, claim.data)
-    plain = _plain_claim(record)
+    plain = {name: value for name, value in record.items() if name not in {"progress", "note", "ahead"}}
     if nonce is not None and plain.get("nonce", nonce) != nonce:
         raise claim_lost(task_id, token, state)
     if claim.stat.version and not prefetched and "progress" not in record:  # written once more, to say that it begins
@@ -228,16 +219,12 @@ def _current(context: Context, task_id: str, token: int, nonce: str | None, *, w
     found = Claimed(task_id, token, node.stat.version, state, node.stat.ctime, prefetched=prefetched, claim=plain)
     if whole:
         data, metadata = content
-        path = context.paths.task(task_id, "metadata")
         if data is not None:
             found.data, found.created = data.data, data.stat.ctime
         if metadata is not None:
+            path = context.paths.task(task_id, "metadata")
             found.metadata = unless_corrupt(context, path, partial(load, path, metadata.data))
     return found
-
-
-def _plain_claim(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in {"progress", "note", "ahead"}}
 
 
 def claim_lost(task_id: str, token: int, state: TaskState | None = None) -> ClaimLost:
@@ -293,17 +280,18 @@ def certainly_past(context: Context) -> Procedure[int]:
 # --- backoffs and dedupe windows
 
 
-def status_of(context: Context, state: TaskState) -> Procedure[Status]:
+def status_of(context: Context, record: TaskState) -> Procedure[Status]:
     """Carmine's word for a record; a backoff and a dedupe window are judged by the server's clock."""
-    timeless = state.due is None and state.dedupe is None
+    timeless = record.due is None and record.dedupe is None
     past = 0 if timeless else (yield from certainly_past(context))
-    return status_at(past, state.state, state.due, state.dedupe, requeue=state.requeue)
+    return status_at(past, record)
 
 
-def status_at(past: int, state: State, due: int | None, dedupe: int | None, *, requeue: bool) -> Status:
+def status_at(past: int, record: TaskState) -> Status:
     """Carmine's word for what a record says, by the server's clock."""
-    window = dedupe is not None and dedupe > past
-    return derive_status(state, scheduled=due is not None and due > past, requeue=requeue, window=window)
+    scheduled = record.due is not None and record.due > past
+    window = record.dedupe is not None and record.dedupe > past
+    return derive_status(record.state, scheduled=scheduled, requeue=record.requeue, window=window)
 
 
 def count_scheduled(context: Context, buckets: Sequence[str]) -> Procedure[tuple[int, int]]:
@@ -378,7 +366,10 @@ def lapsed_of(context: Context, paths: Sequence[str]) -> Procedure[dict[str, Lap
 
 
 def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure[dict[str, Lapsed]]:
-    """Those of some tasks whose claims have ended by their deadline, each with what it is now."""
+    """Those of some tasks whose claims have ended by their deadline, each with what it is now.
+
+    Pending again, or dead where it was the last delivery that is allowed; one that was not begun counts nothing.
+    """
     held = {each: state for each, state in states.items() if state.state is State.CLAIMED and state.lease is not None}
     if not held:
         return {}
@@ -390,22 +381,18 @@ def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure
     for number, (task_id, state) in enumerate(held.items()):
         lease, mark = nodes[number], nodes[len(held) + number]
         end = None if lease is None else end_of(context, leases[number], lease)
-        if end is not None and end <= past:
-            begun = mark is None or not is_prefetched(marks[number], mark.data)
-            lapsed[task_id] = _next(state, policy, end, begun=begun)
+        if end is None or end > past:
+            continue
+        if mark is not None and is_prefetched(marks[number], mark.data):
+            lapsed[task_id] = Lapsed(State.INSERTED, state.attempt - 1, state.error, state.history)
+            continue
+        last = not state.requeue and state.retry(policy).exhausted(state.attempt)
+        why = why_ended(state.consumer)
+        history = state.with_attempt("rescued", end, why).history
+        lapsed[task_id] = Lapsed(State.DEAD if last else State.INSERTED, state.attempt, why, history)
     return lapsed
 
 
 def why_ended(consumer: str | None) -> str:
     """What is kept as the error of a claim that has ended by its deadline."""
     return f"its lease ended ({consumer})"
-
-
-def _next(state: TaskState, policy: RetryPolicy, end: int, *, begun: bool) -> Lapsed:
-    """Pending again, or dead where it was the last delivery that is allowed; one that was not begun counts nothing."""
-    if not begun:
-        return Lapsed(State.INSERTED, state.attempt - 1, state.error, state.history)
-    last = not state.requeue and state.retry(policy).exhausted(state.attempt)
-    why = why_ended(state.consumer)
-    history = state.with_attempt("rescued", end, why).history
-    return Lapsed(State.DEAD if last else State.INSERTED, state.attempt, why, history)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from ...errors import ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
@@ -87,6 +87,8 @@ class Deadline:
 #: So many znodes are read in one request. A record seldom has a kilobyte and never more than twenty or so, so that a
 #: reply stays bearable. Payloads do not: whoever reads them asks for so few that each may hold a megabyte (`trees`).
 AT_ONCE: Final = 160
+#: A queue is there as long as this znode of it is.
+THERE: Final = "conf"
 T = TypeVar("T")
 
 
@@ -186,77 +188,6 @@ def single_flight(
         mine.fire()
 
 
-# --- The znodes of a queue's configuration as a client remembers them, each under a watch of its own.
-
-_NAMES: Final = ("task_gc_lifetime", "task_gc_interval")
-_MARKS: Final = ("archive", "followed")
-#: Of a queue: it is there as long as this is.
-THERE: Final = "conf"
-#: Of these it matters only whether they are there.
-_BARE: Final = frozenset({"followed"})
-
-
-@dataclass(slots=True, eq=False)
-class _Whole:
-    """The signal of each part's watch: it marks the configuration as a whole and wakes whoever waits for the queue."""
-
-    context: Context
-
-    @property
-    def count(self) -> int:
-        return self.context.signal.count
-
-    def fire(self) -> None:
-        if self.context.configuration.watch is not None:
-            self.context.configuration.watch.fired = True
-        self.context.configuration.changed()
-        self.context.signal.fire()
-
-    notify = fire
-
-    def notify_one(self, kind: Hashable) -> None:
-        """Nobody sits here."""
-
-
-def watched_parts(context: Context) -> dict[str, CachedRead]:
-    """What was read of each znode, under a watch of its own: one that changes costs no reading of the others."""
-    return {name: context.listings.at(path) for name, path in _part_paths(context.paths).items()}
-
-
-@lru_cache(maxsize=256)
-def _part_paths(paths: Paths) -> Mapping[str, str]:
-    """Where each part stands: every call of a queue's asks for all of them."""
-    return {name: paths.at(name) for name in (THERE, *_MARKS)} | {name: paths.conf(name) for name in _NAMES}
-
-
-def reread(context: Context, parts: dict[str, CachedRead]) -> Procedure[None]:
-    """Read what has changed. What is missing from a queue is looked for again under a watch that sees it come."""
-    context.configuration.watch = context.new_watch()
-    stale = [name for name, part in parts.items() if not part.fresh]
-    yield from _read(context, parts, stale, _MARKS)
-    missing = [name for name in stale if parts[name].value is None and name not in _MARKS]
-    if missing and parts[THERE].value is not None:
-        yield from _read(context, parts, missing, missing)
-
-
-def _read(
-    context: Context, parts: dict[str, CachedRead], names: Sequence[str], optional: Sequence[str]
-) -> Procedure[None]:
-    """Read parts; only the watch of those that are `optional` stands on a missing znode too."""
-    ops: list[Get | Exists] = []
-    watches, paths = {name: Watch(_Whole(context)) for name in names}, _part_paths(context.paths)
-    for name, watch in watches.items():
-        path = paths[name]
-        if name in optional:
-            ops.append(Exists(path, watch))
-        if name not in _BARE:
-            ops.append(Get(path, watch))
-    nodes = dict(zip([op.path for op in ops], (yield Pipeline(tuple(ops))), strict=False))
-    for name, watch in watches.items():
-        value = nodes[paths[name]]
-        parts[name].value, parts[name].watch = value, watch if value is not None or name in optional else None
-
-
 # --- A root: the version of its layout, which its own data are, and the queues under it.
 
 
@@ -337,11 +268,6 @@ def exists(
     yield Sync(context.root)  # the server that we read from may lag behind
     if deadline.passed:
         return (yield Exists(path)) is not None
-    return (yield from _awaited(context, path, deadline, stopping))
-
-
-def _awaited(context: Context, path: str, deadline: Deadline, stopping: Callable[[], bool]) -> Procedure[bool]:
-    """Wait for a znode; the watch goes with the wait."""
     watch = context.new_watch()
     try:
         while True:
@@ -389,17 +315,17 @@ def unless_missing(context: Context, procedure: Procedure[T]) -> Procedure[T]:
 
 
 def missing_queue(context: Context, error: ZkmqError) -> Procedure[QueueNotFound | None]:
-    """After an error: that there is no such queue, where this is why. What goes well costs nothing more."""
-    vague = isinstance(error, TaskNotFound | CorruptRecord) or type(error) is ZkmqError
-    return (yield from queue_missing(context)) if vague and not (yield from _is_there(context)) else None
+    """After an error: that there is no such queue, where this is why, as far as can be found out.
 
-
-def _is_there(context: Context) -> Procedure[bool]:
-    """Whether the queue is there, as far as can be found out."""
+    What goes well costs nothing more.
+    """
+    if not (isinstance(error, TaskNotFound | CorruptRecord) or type(error) is ZkmqError):
+        return None
     try:
-        return (yield from exists(context))
+        there = yield from exists(context)
     except ZkmqError:
-        return True
+        return None
+    return None if there else (yield from queue_missing(context))
 
 
 # --- The znodes of several tasks in one request, whole or without what the caller has no use for.
@@ -428,24 +354,22 @@ def at_once(parts: Collection[str]) -> int:
 def read_trees(
     context: Context, ids: Sequence[str], parts: Collection[str]
 ) -> Procedure[list[tuple[str, list[Node | None]]]]:
-    """Each task's record, data, metadata, result and claim, with None for what is missing or was not asked for."""
+    """Each task's record, data, metadata, result and claim, with None for what is missing or was not asked for.
+
+    The payloads' Stats are read without the payloads, too: they tell when the present run of an id was enqueued.
+    """
     wanted = ["state", *(znode for part, znode in _ZNODE.items() if part in parts)]
     paths = [context.paths.task(each, znode) for each in ids for znode in wanted]
     rows = iter((yield from read_nodes(paths, len(wanted) * at_once(parts))))
     trees = [{znode: next(rows) for znode in wanted} for _ in ids]
     if "data" not in parts:
-        for tree, bare in zip(trees, (yield from _bare_data(context, ids)), strict=True):
-            tree["data"] = bare
+        stats = yield from read_stats([context.paths.task(each, "data") for each in ids])
+        for tree, stat in zip(trees, stats, strict=True):
+            tree["data"] = None if stat is None else Node(b"", stat)
     return [
         (each, [tree.get(znode) for znode in ("state", *_ZNODE.values())])
         for each, tree in zip(ids, trees, strict=True)
     ]
-
-
-def _bare_data(context: Context, ids: Sequence[str]) -> Procedure[list[Node | None]]:
-    """The Stats of the payloads without the payloads: they tell when the present run of an id was enqueued."""
-    stats = yield from read_stats([context.paths.task(each, "data") for each in ids])
-    return [None if stat is None else Node(b"", stat) for stat in stats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,19 +402,20 @@ def read_tree(context: Context, task_id: str) -> Procedure[list[Znode]]:
 
 
 @dataclass(slots=True, eq=False)
-class _Fan:
-    """A signal that wakes those who wait for one entry, and nobody else."""
+class Relay:
+    """The signal of a watch that hands on what happens: that fires a signal, and wakes others."""
 
-    entry: CachedRead
+    signal: Signal
+    hand_on: Callable[[], None]
 
     @property
     def count(self) -> int:
-        return self.entry.signal.count
+        """How often the signal has fired."""
+        return self.signal.count
 
     def fire(self) -> None:
-        self.entry.signal.fire()
-        for subscriber in tuple(self.entry.subscribers):
-            subscriber.fire()
+        """Hand it on."""
+        self.hand_on()
 
     notify = fire
 
@@ -510,11 +435,8 @@ def listing(context: Context, path: str, *, max_age: float | None = None) -> Pro
         if entry.fresh or (young and entry.watch is not None):
             return entry.value  # type: ignore[no-any-return]
         if not entry.pending:
-            return (yield from _list(context, path, entry))
+            break
         yield Wait(entry.signal, entry.signal.count, turn=True)
-
-
-def _list(context: Context, path: str, entry: CachedRead) -> Procedure[list[str] | None]:
     watch, read_at = context.new_watch(), context.run.monotonic()
     entry.pending = True
     try:
@@ -557,7 +479,7 @@ def shared_nodes(context: Context, paths: list[str], mine: Signal) -> Procedure[
 
 
 def _refresh(stale: list[tuple[str, CachedRead]]) -> Procedure[None]:
-    watches = [Watch(_Fan(entry)) for _, entry in stale]
+    watches = [Watch(Relay(entry.signal, partial(_wake, entry))) for _, entry in stale]
     for _, entry in stale:
         entry.pending = True
     try:
@@ -572,6 +494,13 @@ def _refresh(stale: list[tuple[str, CachedRead]]) -> Procedure[None]:
         for _, entry in stale:
             entry.pending = False
             entry.signal.fire()
+
+
+def _wake(entry: CachedRead) -> None:
+    """Wake those who wait for one entry, and nobody else."""
+    entry.signal.fire()
+    for subscriber in tuple(entry.subscribers):
+        subscriber.fire()
 
 
 def unsubscribe(context: Context, paths: list[str], mine: Signal) -> None:

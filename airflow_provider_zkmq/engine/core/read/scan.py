@@ -6,22 +6,20 @@ decodes the fields, of which its columns are made, with several requests on thei
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from msgspec import structs
-
 from ..context import Context
 from ..model.records import TaskState
-from ..model.selectors import FilterTypes, Selector, as_selector
+from ..model.selectors import Selector, as_selector
 from ..model.states import State
 from ..model.values import Moment, load, optional_milliseconds, whole_number
 from ..protocol import Node, Procedure, Sync
 from .configuration import read_conf
-from .inspect import COLUMNS, Row, as_state, checked_columns, checked_ids, znodes_of
-from .leases import Lapsed, certainly_past, lapsed_tasks
+from .inspect import COLUMNS, Row, as_state, checked_columns, checked_ids
+from .leases import Lapsed, certainly_past, lapsed_tasks, status_at
 from .nodes import SLIM_AT_ONCE, WHOLE_AT_ONCE, read_nodes, read_stats, unless_corrupt
 
 #: So many znodes without payloads are asked for in one request.
@@ -67,50 +65,27 @@ def scan(
     """
     ids, names = checked_ids(task_ids), checked_columns(columns)
     window = min(whole_number("in_flight", in_flight, 1), MAX_IN_FLIGHT)
-    wanted = yield from _sought(context, states, selector, since)
-    parts = frozenset(filter(None, (COLUMNS[name].part for name in (*names, *wanted.columns()))))
-    scanning = _Scan(context, parts, window)
-    yield from scanning.read(ids)
-    if missing := scanning.missing(ids):
-        yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
-        yield from scanning.read(missing)
-    rows = [row for each in ids if (row := scanning.rows.get(each)) is not None and wanted.accepts(row)]
-    values = {name: list(map(COLUMNS[name].value, rows)) for name in names}
-    return Scanned(values, tuple(scanning.missing(missing)), tuple(scanning.corrupt))
-
-
-@dataclass(frozen=True, slots=True)
-class _Sought:
-    """Which tasks a caller asks to see; None for any."""
-
-    states: frozenset[State] | None
-    selector: Selector | None
-    types: FilterTypes
-    since: int | None
-
-    def columns(self) -> list[str]:
-        """What has to be read to judge that."""
-        requested = {"filters": self.selector, "enqueued_ms": self.since}
-        return [name for name, value in requested.items() if value is not None]
-
-    def accepts(self, row: Row) -> bool:
-        """Whether a task is asked for."""
-        return (
-            (self.states is None or row.record.state in self.states)
-            and (self.since is None or row.enqueued >= self.since)
-            and (self.selector is None or self.selector.matches(row.record.filters, self.types))
-        )
-
-
-def _sought(
-    context: Context, states: Sequence[State | str] | None, selector: Selector | str | None, since: Moment | None
-) -> Procedure[_Sought]:
-    """What is asked for. Raises `ConfigError`, also where the queue does not exist."""
     chosen = None if states is None else frozenset(filter(None, map(as_state, states)))
     begin = optional_milliseconds("since", since)
     conf = yield from read_conf(context)
     bound = None if selector is None else as_selector(selector).bind(conf.types)
-    return _Sought(chosen, bound, conf.types, begin)
+
+    def accepts(row: Row) -> bool:
+        return (
+            (chosen is None or row.record.state in chosen)
+            and (begin is None or row.enqueued >= begin)
+            and (bound is None or bound.matches(row.record.filters, conf.types))
+        )
+
+    wanted = names if begin is None else (*names, "enqueued_ms")
+    scanning = _Scan(context, frozenset(filter(None, (COLUMNS[name].part for name in wanted))), window)
+    yield from scanning.read(ids)
+    if missing := scanning.missing(ids):
+        yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
+        yield from scanning.read(missing)
+    rows = [row for each in ids if (row := scanning.rows.get(each)) is not None and accepts(row)]
+    values = {name: list(map(COLUMNS[name].value, rows)) for name in names}
+    return Scanned(values, tuple(scanning.missing(missing)), tuple(scanning.corrupt))
 
 
 @dataclass(slots=True)
@@ -131,9 +106,15 @@ class _Scan:
         return [each for each in ids if each not in self.rows and each not in self.corrupt]
 
     def read(self, ids: Sequence[str]) -> Procedure[None]:
-        """Read tasks, so many at a time as may be in flight together; of payloads no more than is bearable."""
-        znodes = znodes_of(self.parts)
-        payloads = not self.parts.isdisjoint(("data", "result"))
+        """Read tasks, so many at a time as may be in flight together; of payloads no more than is bearable.
+
+        A row is made for each record that is there; what is corrupt is reported and noted.
+        """
+        wanted = set(self.parts)
+        if "enqueued" in wanted and "data" not in wanted:
+            wanted.add("metadata")  # seldom large, it tells when a task was enqueued
+        znodes = ("state", *(name for name in ("data", "metadata", "result") if name in wanted))
+        payloads = not wanted.isdisjoint(("data", "result"))
         at_once = SLIM_AT_ONCE if payloads else _ZNODES_AT_ONCE // len(znodes)
         most, at = at_once * self.in_flight, 0
         size = min(most, WHOLE_AT_ONCE) if payloads else most
@@ -141,90 +122,71 @@ class _Scan:
             group = ids[at : at + size]
             paths = [self.context.paths.task(each, znode) for each in group for znode in znodes]
             nodes = yield from read_nodes(paths, at_once * len(znodes), self.in_flight)
-            trees = {znode: nodes[start :: len(znodes)] for start, znode in enumerate(znodes)}
-            rows = self._decoded(group, paths[:: len(znodes)], trees["state"])
-            yield from self._complete(rows, trees)
-            at += len(group)
-            size = min(most, _bearable(size, nodes)) if payloads else most
-
-    def _decoded(self, ids: Sequence[str], paths: Sequence[str], nodes: Sequence[Node | None]) -> list[Row | None]:
-        """A row for each record that is there; what is corrupt is reported and noted."""
-        rows: list[Row | None] = []
-        for task_id, path, node in zip(ids, paths, nodes, strict=True):
-            row = None
-            if node is not None:
+            there: list[tuple[Row, dict[str, Node | None]]] = []
+            for number, task_id in enumerate(group):
+                start = number * len(znodes)
+                found = dict(zip(znodes, nodes[start : start + len(znodes)], strict=True))
+                node, path = found["state"], paths[start]
+                if node is None:
+                    continue
                 record = unless_corrupt(self.context, path, partial(TaskState.decode, path, node.data))
                 if record is None:
                     self.corrupt[task_id] = None
-                else:
-                    row = self.rows[task_id] = Row(task_id, record, node.stat)
-            rows.append(row)
-        return rows
+                    continue
+                row = self.rows[task_id] = Row(task_id, record, node.stat)
+                there.append((row, found))
+            yield from self._complete(there)
+            at += len(group)
+            if payloads:  # a few times more, if they stay as small
+                total = sum(len(node.data) for node in nodes if node is not None)
+                size = max(1, min(most, size * _GROWTH, size * _BYTES_IN_FLIGHT // max(1, total)))
 
-    def _complete(self, rows: Sequence[Row | None], trees: Mapping[str, Sequence[Node | None]]) -> Procedure[None]:
-        """Add what else was read, and what has to be asked for besides."""
-        there = [row for row in rows if row is not None]
-        for row, node in _pairs(rows, trees.get("data")):
-            row.data = node.data
-        for row, node in _pairs(rows, trees.get("result")):
-            row.result = node.data
-        if "metadata" in self.parts:
-            for row, node in _pairs(rows, trees.get("metadata")):
-                row.metadata = self._metadata(row.id, node)
+    def _complete(self, there: Sequence[tuple[Row, Mapping[str, Node | None]]]) -> Procedure[None]:
+        """Add what else was read, and what has to be asked for besides.
+
+        Those whose claims have ended by their deadline are what follows it, as `Task` has it.
+        """
+        for row, found in there:
+            data, result, metadata = found.get("data"), found.get("result"), found.get("metadata")
+            if data is not None:
+                row.data = data.data
+            if result is not None:
+                row.result = result.data
+            if metadata is not None and "metadata" in self.parts:
+                path = self.context.paths.task(row.id, "metadata")
+                row.metadata = unless_corrupt(self.context, path, partial(load, path, metadata.data)) or {}
         if "enqueued" in self.parts:
-            yield from self._enqueued(rows, trees)
-        if "clock" in self.parts and any(row.record.due is not None or row.record.dedupe is not None for row in there):
-            past = yield from certainly_past(self.context)
-            for row in there:
-                row.past = past
-        if any(row.record.lease is not None and row.record.state is State.CLAIMED for row in there):
-            yield from self._lapse(there)
+            yield from self._enqueued(there)
+        rows = [row for row, _ in there]
+        if "clock" in self.parts:
+            timed = any(row.record.due is not None or row.record.dedupe is not None for row in rows)
+            past = (yield from certainly_past(self.context)) if timed else 0
+            for row in rows:
+                row.status = status_at(past, row.record)
+        claimed = [row for row in rows if row.record.state is State.CLAIMED]
+        if any(row.record.lease is not None for row in claimed):
+            if self.lapsed is None:
+                self.lapsed = yield from lapsed_tasks(self.context)
+            for row in claimed:
+                if row.id in self.lapsed:
+                    row.lapse(self.lapsed[row.id])
 
-    def _lapse(self, rows: Sequence[Row]) -> Procedure[None]:
-        """Those whose claims have ended by their deadline are what follows it, as `Task` has it."""
-        if self.lapsed is None:
-            self.lapsed = yield from lapsed_tasks(self.context)
-        for row in rows:
-            if row.id in self.lapsed and row.record.state is State.CLAIMED:
-                row.lapsed = True
-                now = self.lapsed[row.id]._asdict()
-                row.record = structs.replace(row.record, **now, consumer=None, claimed=None)
-
-    def _metadata(self, task_id: str, node: Node) -> dict[str, Any]:
-        """A task's metadata; what cannot be read is reported, and nothing is known."""
-        path = self.context.paths.task(task_id, "metadata")
-        return unless_corrupt(self.context, path, partial(load, path, node.data)) or {}
-
-    def _enqueued(self, rows: Sequence[Row | None], trees: Mapping[str, Sequence[Node | None]]) -> Procedure[None]:
+    def _enqueued(self, there: Sequence[tuple[Row, Mapping[str, Node | None]]]) -> Procedure[None]:
         """When the present run of each was enqueued: the data's znode is made anew for each run of an id.
 
         The metadata's is not: as long as it was never written again, it came with the data, and nobody need ask for
         these. Where there is none, the data came with the record (`core.write.escrow`). Of others the data are asked
         for, but for their bytes.
         """
-        unknown = {row.id: row for row in rows if row is not None}
-        if "data" not in trees:
-            for row, node in zip(rows, trees["metadata"], strict=True):
-                if row is not None and node is None:
-                    row.enqueued = row.stat.ctime
-                    del unknown[row.id]
-        for row, node in _pairs(rows, trees.get("data", trees.get("metadata"))):
-            if "data" in trees or node.stat.version == 0:
-                row.enqueued = node.stat.ctime
-                del unknown[row.id]
-        paths = [self.context.paths.task(each, "data") for each in unknown]
-        stats = (yield from read_stats(paths)) if paths else []
-        for row, stat in zip(unknown.values(), stats, strict=True):
+        unknown: list[Row] = []
+        whole = "data" in self.parts
+        for row, found in there:
+            node = found["data" if whole else "metadata"]
+            known = node is not None if whole else node is None or node.stat.version == 0
+            if known:
+                row.enqueued = (row.stat if node is None else node.stat).ctime
+            else:
+                unknown.append(row)
+        stats = (yield from read_stats([self.context.paths.task(row.id, "data") for row in unknown])) if unknown else []
+        for row, stat in zip(unknown, stats, strict=True):
             row.enqueued = (stat or row.stat).ctime
-
-
-def _bearable(size: int, nodes: Sequence[Node | None]) -> int:
-    """How many tasks to ask for after so many whose znodes these were: a few times more, if they stay as small."""
-    total = sum(len(node.data) for node in nodes if node is not None)
-    return max(1, min(size * _GROWTH, size * _BYTES_IN_FLIGHT // max(1, total)))
-
-
-def _pairs(rows: Sequence[Row | None], nodes: Sequence[Node | None] | None) -> Iterator[tuple[Row, Node]]:
-    """The rows, and a znode of each, where both are there."""
-    pairs = zip(rows, nodes or (), strict=nodes is not None)
-    return ((row, node) for row, node in pairs if row is not None and node is not None)

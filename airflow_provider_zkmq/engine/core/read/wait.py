@@ -43,7 +43,9 @@ def wait(
     `TaskNotFound` for a task that does not exist or was collected while it was waited for.
     """
     wanted = wait_event(event)
-    ids = [check_name("task id", task_id) for task_id in dict.fromkeys(_list(task_ids))]
+    if isinstance(task_ids, str):
+        raise ConfigError(f"wait takes a list of task ids, not the text {task_ids!r}")
+    ids = [check_name("task id", task_id) for task_id in dict.fromkeys(task_ids)]
     deadline = yield from Deadline.after(context, timeout)
     mine = context.run.new_signal()
     reported: dict[str, tuple[float, str]] = {}
@@ -61,7 +63,9 @@ def wait(
                 open_ids = ids  # what had failed was redriven meanwhile: it is waited for again
                 failed.clear()
             elif open_ids:
-                yield from _pause(context, mine, seen, deadline, open_ids, failed, wanted)
+                if deadline.passed:
+                    raise not_reached(context.queue, wanted, deadline, open_ids, failed)
+                yield from deadline.wait(mine, seen)
     finally:
         unsubscribe(
             context, [context.paths.task(task_id, part) for task_id in ids for part in ("state", "claim")], mine
@@ -76,43 +80,35 @@ def _read(context: Context, ids: Sequence[str]) -> Procedure[list[Task]]:
     return tasks
 
 
-def _list(task_ids: Sequence[str]) -> Sequence[str]:
-    if isinstance(task_ids, str):
-        msg = f"wait takes a list of task ids, not the text {task_ids!r}"
-        raise ConfigError(msg)
-    return task_ids
-
-
 def _look(
     context: Context, ids: Sequence[str], wanted: WaitFor, mine: Signal, failed: list[str]
 ) -> Procedure[tuple[list[str], list[str]]]:
-    """Which of the tasks have not got there yet, and which of these are claimed; `failed` gets those that failed."""
+    """Which of the tasks have not got there yet, and which of these are claimed; `failed` gets those that failed.
+
+    Their records are read under watches that fire `mine`. Raises `TaskNotFound`, `CorruptRecord`.
+    """
     left: list[str] = []
     claimed: list[str] = []
     for chunk in chunked(ids, WINDOW):
-        states = yield from _read_states(context, chunk, mine)
-        reached = [task_id for task_id, state in states.items() if _reached(state, wanted)]
-        unsubscribe(context, [context.paths.task(task_id, "state") for task_id in reached], mine)
-        failed += [task_id for task_id in reached if states[task_id].state in FAILED]
-        waiting = [task_id for task_id, state in states.items() if not _reached(state, wanted)]
-        claimed += [task_id for task_id in waiting if states[task_id].state is State.CLAIMED]
-        left += waiting
-    return left, claimed
-
-
-def _read_states(context: Context, ids: Sequence[str], mine: Signal) -> Procedure[dict[str, TaskState]]:
-    """The records of tasks, under watches that fire `mine`. Raises `TaskNotFound`, `CorruptRecord`."""
-    paths = [context.paths.task(task_id, "state") for task_id in ids]
-    nodes = yield from shared_nodes(context, paths, mine)
-    if None in nodes:  # the server that we are connected to may lag behind
-        yield Sync(context.paths.at("tasks"))
+        paths = [context.paths.task(task_id, "state") for task_id in chunk]
         nodes = yield from shared_nodes(context, paths, mine)
-    states: dict[str, TaskState] = {}
-    for task_id, path, node in zip(ids, paths, nodes, strict=True):
-        if node is None:
-            raise _missing(context, {task_id})
-        states[task_id] = TaskState.decode(path, node.data)
-    return states
+        if None in nodes:  # the server that we are connected to may lag behind
+            yield Sync(context.paths.at("tasks"))
+            nodes = yield from shared_nodes(context, paths, mine)
+        reached: list[str] = []
+        for task_id, path, node in zip(chunk, paths, nodes, strict=True):
+            if node is None:
+                raise _missing(context, {task_id})
+            record = TaskState.decode(path, node.data)
+            begun = record.state is State.CLAIMED or record.attempt > 0
+            if record.state in ENDED or (begun and wanted is WaitFor.CLAIM):
+                reached.append(path)
+                failed += [task_id] if record.state in FAILED else []
+            else:
+                left.append(task_id)
+                claimed += [task_id] if record.state is State.CLAIMED else []
+        unsubscribe(context, reached, mine)
+    return left, claimed
 
 
 def _report_progress(
@@ -133,12 +129,6 @@ def _report_progress(
                 yield Callback(partial(on_progress, task_id, progress, note))
 
 
-def _reached(state: TaskState, wanted: WaitFor) -> bool:
-    if state.state in ENDED:
-        return True
-    return wanted is WaitFor.CLAIM and (state.state is State.CLAIMED or state.attempt > 0)
-
-
 def _missing(context: Context, ids: set[str]) -> TaskNotFound:
     return TaskNotFound(f"not in queue {context.queue!r} (never enqueued, or collected): {_first(sorted(ids))}")
 
@@ -156,20 +146,6 @@ def failed_too(failed: Sequence[str]) -> str:
 
 def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-
-
-def _pause(
-    context: Context,
-    mine: Signal,
-    seen: int,
-    deadline: Deadline,
-    left: Sequence[str],
-    failed: Sequence[str],
-    wanted: WaitFor,
-) -> Procedure[None]:
-    if deadline.passed:
-        raise not_reached(context.queue, wanted, deadline, left, failed)
-    yield from deadline.wait(mine, seen)
 
 
 # --- Following one task until it has ended: by watches, without polling.
@@ -205,16 +181,12 @@ def follow(context: Context, task_id: str, on_change: OnChange, timeout: Duratio
             if task.state in ENDED and task.ended_ms is not None:
                 return task
             if record is not None:  # else it was enqueued anew since, and no watch stands on what was not there
-                yield from _wait(context, task, mine, seen, deadline)
+                if deadline.passed:
+                    why = f"task {task.id!r} of queue {context.queue!r} is {task.status} still after {deadline}"
+                    raise WaitTimeout(why, left=[task.id])
+                yield from deadline.wait(mine, seen)
     finally:
         unsubscribe(context, paths, mine)
-
-
-def _wait(context: Context, task: Task, mine: Signal, seen: int, deadline: Deadline) -> Procedure[None]:
-    if deadline.passed:
-        why = f"task {task.id!r} of queue {context.queue!r} is {task.status} still after {deadline}"
-        raise WaitTimeout(why, left=[task.id])
-    yield from deadline.wait(mine, seen)
 
 
 # --- Waiting for tasks that nobody knows by their ids yet: those that a selector accepts.
@@ -251,24 +223,30 @@ def find_matching(
                 context.run.report(context.paths.base, f"{error}; tasks that match {str(wanted)!r} are waited for")
             warned = True
             if not (yield from exists(context, deadline.left)):
-                msg = f"queue {context.queue!r} did not come within {deadline}: {error}"
-                raise WaitTimeout(msg, left=[str(wanted)]) from None
+                why = f"queue {context.queue!r} did not come within {deadline}: {error}"
+                raise WaitTimeout(why, left=[str(wanted)]) from None
 
 
 def _found(search: _Search, count: int, deadline: Deadline) -> Procedure[list[str]]:
     """Look, and again whenever something of it has changed, until there are `count` tasks. Raises `WaitTimeout`."""
-    mine = search.context.run.new_signal()
+    context = search.context
+    mine = context.run.new_signal()
     try:
         while True:
-            yield from read_conf(search.context)  # from memory, unless it has changed: the queue may have been deleted
+            yield from read_conf(context)  # from memory, unless it has changed: the queue may have been deleted
             seen = mine.count
             watch = Watch(mine)  # kept until the wait is over: a watch that nobody holds tells nobody
-            names = yield Children(search.context.paths.at("tasks"), watch)
+            names = yield Children(context.paths.at("tasks"), watch)
             matching = yield from search.look(sorted(names or ()), mine)
             if len(matching) >= count:
                 return matching
             if deadline.passed:
-                raise search.not_in_time(len(matching), count, deadline)
+                later = "" if search.since is None else f", enqueued since {moment_of(search.since)}"
+                raise WaitTimeout(
+                    f"queue {context.queue!r} has {len(matching)} task(s) that match {search.selector}{later}; {count} "
+                    f"did not come within {deadline}",
+                    left=[str(search.selector)],
+                )
             yield from deadline.wait(mine, seen)
     finally:
         search.stop_watching(list(search.early), mine)
@@ -289,7 +267,11 @@ class _Search:
 
     def look(self, names: list[str], mine: Signal) -> Procedure[list[str]]:
         """The tasks among `names` that count; what is known already is not read again."""
-        self._forget(set(names), mine)
+        gone = (self.accepted.keys() | self.early.keys()).difference(names)
+        self.stop_watching([name for name in gone if name in self.early], mine)
+        for name in gone:  # its id may come again
+            self.accepted.pop(name, None)
+            self.early.pop(name, None)
         yield from self._read([name for name in names if name not in self.accepted and name not in self.early])
         changed = yield from self._changed(mine)
         while changed:
@@ -298,27 +280,15 @@ class _Search:
             changed = yield from self._changed(mine)
         return [name for name in names if self.accepted.get(name)]
 
-    def _forget(self, names: set[str], mine: Signal) -> None:
-        """Forget tasks that are gone: their ids may come again."""
-        for name in self.accepted.keys() - names:
-            del self.accepted[name]
-        gone = list(self.early.keys() - names)
-        self.stop_watching(gone, mine)
-        for name in gone:
-            del self.early[name]
-
     def _read(self, names: list[str]) -> Procedure[None]:
         for chunk in chunked(names, SLIM_AT_ONCE):
             for task in (yield from read_tasks(self.context, chunk, parts=())):
-                self._judge(task)
-
-    def _judge(self, task: Task) -> None:
-        matches = self.selector.matches(task.filters, self.types)
-        self.early.pop(task.id, None)
-        if matches and self.since is not None and task.enqueued_ms < self.since:
-            self.early[task.id] = task.version
-        else:
-            self.accepted[task.id] = matches
+                matches = self.selector.matches(task.filters, self.types)
+                self.early.pop(task.id, None)
+                if matches and self.since is not None and task.enqueued_ms < self.since:
+                    self.early[task.id] = task.version
+                else:
+                    self.accepted[task.id] = matches
 
     def _changed(self, mine: Signal) -> Procedure[list[str]]:
         """The early tasks whose records have changed since they were read; a watch tells `mine` of the next change."""
@@ -335,12 +305,3 @@ class _Search:
 
     def _paths(self, names: Sequence[str]) -> list[str]:
         return [self.context.paths.task(name, "state") for name in names]
-
-    def not_in_time(self, there: int, wanted: int, deadline: Deadline) -> WaitTimeout:
-        """The error for too few of them."""
-        later = "" if self.since is None else f", enqueued since {moment_of(self.since)}"
-        return WaitTimeout(
-            f"queue {self.context.queue!r} has {there} task(s) that match {self.selector}{later}; {wanted} did not "
-            f"come within {deadline}",
-            left=[str(self.selector)],
-        )

@@ -582,7 +582,7 @@ def with_history(context: Context, current: Current, plan: Plan) -> Procedure[Pl
         current.task_id,
         version=state.ended_zxid or record.stat.mzxid,
         enqueued=(record if data is None else data).stat.ctime,
-        ended=ended_ms(state.state, state.started, state.ended, state.ended_zxid, record.stat) or record.stat.mtime,
+        ended=ended_ms(state, record.stat) or record.stat.mtime,
         state=state,
         metadata=_text(metadata),
         data=b"" if data is None else data.data,
@@ -616,7 +616,7 @@ def _audience(context: Context) -> Procedure[Conf | None]:
     """
     conf, watch = context.configuration.conf, context.configuration.watch
     if conf is not None and watch is not None and not watch.fired:
-        return conf if conf.has_readers else None
+        return conf if conf.follow or conf.archive is not None else None
     marks = yield from read_nodes((context.paths.at("archive"), context.paths.at("followed")))
     return replace(default_conf(), follow=True) if any(mark is not None for mark in marks) else None
 
