@@ -91,22 +91,6 @@ def without_first(function: Callable[..., Any], count: int) -> Callable[..., Any
     return called
 
 
-def take_fields(operator: Any, absent: Mapping[str, object]) -> None:
-    """Set an operator's fields to the arguments of their names that its function is called with.
-
-    `absent`: those fields, each with what a None that is given stands for. The default of an argument that is not given
-    is taken where the field is None.
-    """
-    bound = inspect.signature(operator.python_callable).bind_partial(*operator.op_args, **operator.op_kwargs)
-    named = {**operator.op_kwargs, **bound.arguments}
-    bound.apply_defaults()
-    for name, nothing in absent.items():
-        if name in named:
-            setattr(operator, name, nothing if named[name] is None else named[name])
-        elif getattr(operator, name) is None and name in bound.arguments:
-            setattr(operator, name, bound.arguments[name])
-
-
 def handler_of(
     function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any], log: Any
 ) -> Callable[..., Any]:
@@ -204,26 +188,23 @@ class Consumed:
         )  # fmt: skip
         if not self._failures:
             return
+        errors = dict(self._failures)
         try:
-            self._log_failed(queue, log, conn_id)
+            tasks = queue.tasks(ids=list(errors), parts=())
+            count_dead(queue.name, sum(task.state == "dead" for task in tasks))
+            for task in tasks:
+                line = "Failed, and %s on attempt %d: task %s of queue %r: %s; see: %s"
+                see = typed(conn_id, "show", queue.name, task.id)
+                values = (task.status, task.attempt, task.id, queue.name, errors[task.id], see)
+                (log.error if task.state == "dead" else log.warning)(line, *values)
+            if self.failed > len(errors):
+                log.warning("%d more task(s) of queue %r failed", self.failed - len(errors), queue.name)
+            others = [task_id for task_id in self._failed_ids if task_id not in errors]
+            for at in range(0, len(others), _AT_ONCE):  # of these the dead are counted alone
+                tasks = queue.tasks(ids=others[at : at + _AT_ONCE], parts=())
+                count_dead(queue.name, sum(task.state == "dead" for task in tasks))
         except ZkmqError as error:  # what was handled is settled, whatever can be read of it
             log.warning("What became of the %d task(s) that failed is not known now: %s", self.failed, error)
-
-    def _log_failed(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
-        """Tell of the first that failed, and count all that are dead. Raises `ZkmqError`."""
-        errors = dict(self._failures)
-        tasks = queue.tasks(ids=list(errors), parts=())
-        count_dead(queue.name, _dead_among(tasks))
-        for task in tasks:
-            line = "Failed, and %s on attempt %d: task %s of queue %r: %s; see: %s"
-            see = typed(conn_id, "show", queue.name, task.id)
-            values = (task.status, task.attempt, task.id, queue.name, errors[task.id], see)
-            (log.error if task.state == "dead" else log.warning)(line, *values)
-        if self.failed > len(errors):
-            log.warning("%d more task(s) of queue %r failed", self.failed - len(errors), queue.name)
-        others = [task_id for task_id in self._failed_ids if task_id not in errors]
-        for at in range(0, len(others), _AT_ONCE):
-            count_dead(queue.name, _dead_among(queue.tasks(ids=others[at : at + _AT_ONCE], parts=())))
 
     def check(self, queue: str, fail_on: str, error: type[AirflowException] = AirflowException) -> None:
         """Raise `error` where so many failures are to fail the Airflow task."""
@@ -233,20 +214,6 @@ class Consumed:
         more = [f"and {self.failed - _ERRORS} more"] if self.failed > _ERRORS else []
         what = f"{self.failed} of {self.handled} task(s) of queue {queue!r} failed"
         raise error(f"{what}, {self.finished} finished: {'; '.join([*lines, *more])}")
-
-
-def check_kind(transactional: object, lease: float | None) -> None:
-    """Raise `ValueError` for a kind of claim that there is not; `lease` in seconds."""
-    if transactional not in (True, False):
-        raise ValueError(f"@task.zkmq: transactional {transactional!r} is not allowed: True or False")
-    if transactional and lease is not None:
-        raise ValueError("@task.zkmq: a transaction ends with its session: give either transactional or lease")
-    if lease is not None and lease <= 0:
-        raise ValueError(f"@task.zkmq: lease {lease!r} is not allowed: more than 0 seconds")
-
-
-def _dead_among(tasks: Iterable[Task]) -> int:
-    return sum(task.state == "dead" for task in tasks)
 
 
 def _text(error: str | BaseException) -> str:
@@ -350,17 +317,14 @@ class ClaimsOfOthers:
         except AirflowTaskTimeout as error:
             if not self._handed:
                 raise
-            self._give_back()
+            if self._turn.acquire(timeout=1.0):  # else a thread waits for ZooKeeper: so would we
+                try:
+                    left = [Taken(each.reference, 0) for each in self._waiting]
+                    self._waiting.clear()
+                finally:
+                    self._turn.release()
+                give_back(lambda _: self._queue, left, self._log)
             raise AirflowFailException(f"{error}; no other try could handle what a function has begun") from None
-
-    def _give_back(self) -> None:
-        if self._turn.acquire(timeout=1.0):  # else a thread waits for ZooKeeper: so would we
-            try:
-                left = [Taken(each.reference, 0) for each in self._waiting]
-                self._waiting.clear()
-            finally:
-                self._turn.release()
-            give_back(lambda _: self._queue, left, self._log)
 
     def _hold(self, waiting: _Waiting, *, begins: bool = False) -> bool:
         """Take a claim over, or extend it; False where it does not hold any more, or is refused."""
@@ -410,8 +374,6 @@ def queue_of(claims: Iterable[ClaimReference], queue: str | None) -> str | None:
         raise ConfigError(f"@task.zkmq: the claims are of several queues, {', '.join(sorted(names))}: map over them")
     return next(iter(names), None)
 
-
-# --- `@task.zkmq`: a function that an Airflow task runs for each task that it claims from a queue.
 
 #: Fields that an argument of the function sets, if it has the field's name, and what None is then: no XCom is no claim.
 _OF_FUNCTION: Final = {"zkmq_queue": None, "selector": None, "claims": ()}
@@ -484,7 +446,12 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         check_choice("@task.zkmq: on_empty", on_empty, ("wait", "succeed", "skip", "fail"))
         check_choice("@task.zkmq: fail_on", fail_on, ("none", "any", "all"))
         seconds = span("lease", lease)
-        check_kind(transactional, seconds)
+        if transactional not in (True, False):
+            raise ValueError(f"@task.zkmq: transactional {transactional!r} is not allowed: True or False")
+        if transactional and seconds is not None:
+            raise ValueError("@task.zkmq: a transaction ends with its session: give either transactional or lease")
+        if seconds is not None and seconds <= 0:
+            raise ValueError(f"@task.zkmq: lease {seconds!r} is not allowed: more than 0 seconds")
         rest = without_first(python_callable, 1 + transactional)
         super().__init__(python_callable=rest, **kwargs)
         self._own = set(inspect.signature(python_callable).parameters) - set(inspect.signature(rest).parameters)
@@ -538,7 +505,15 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             threading.Thread(target=internals(self._queue).wake, daemon=True).start()
 
     def _consume(self, context: Context, deadline: float | None) -> dict[str, Any]:
-        take_fields(self, _OF_FUNCTION)
+        # An argument that the function is called with sets the field of its name; the default of one, an empty field.
+        bound = inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs)
+        given = {**self.op_kwargs, **bound.arguments}
+        bound.apply_defaults()
+        for name, nothing in _OF_FUNCTION.items():
+            if name in given:
+                setattr(self, name, nothing if given[name] is None else given[name])
+            elif getattr(self, name) is None and name in bound.arguments:
+                setattr(self, name, bound.arguments[name])
         if self.claims is not None:
             return self._consume_claims_of_others(context)
         backoff = Backoff(self.log, what="Waiting", longest=LONGEST_OF_A_WAIT)
@@ -552,7 +527,8 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             except AWAY as error:  # nothing had been handled
                 if self.on_empty != "wait" or seconds_left(deadline) == 0:
                     raise
-                self._defer_unless_blocking(deadline)
+                if self.deferrable:
+                    defer_until_ready(self, deadline)
                 backoff.block_after(error, LONGEST_OF_A_WAIT)
             finally:
                 self._queue = None
@@ -582,10 +558,15 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         while not (done := self._handle(queue, context, self.max_tasks)).handled:
             if self._cancelled_on_kill:
                 raise AirflowException("told to end before there was a task")
-            self._check_empty(queue, deadline)
             if self.on_empty == "succeed":
                 break
-            self._defer_unless_blocking(deadline)
+            if self.on_empty == "skip":
+                raise AirflowSkipException(f"queue {queue.name!r} has nothing to claim")
+            if self.on_empty == "fail" or seconds_left(deadline) == 0:
+                waited = self._span if self.on_empty == "wait" else None
+                raise AirflowException(nothing_came(queue.name, self.selector, waited))
+            if self.deferrable:
+                defer_until_ready(self, deadline)
             block_until_ready(queue, self.selector or None, seconds_left(deadline), lambda: self._cancelled_on_kill)
         return self._ended(done, queue)
 
@@ -622,18 +603,6 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             raise AirflowException(f"told to end after {done.handled} task(s); what was in hand is given back")
         done.check(queue.name, self.fail_on, failure)
         return done.summary()
-
-    def _check_empty(self, queue: AnyQueue, deadline: float | None) -> None:
-        """Raise where the end of waiting for work is no success."""
-        if self.on_empty == "skip":
-            raise AirflowSkipException(f"queue {queue.name!r} has nothing to claim")
-        waited = self.on_empty == "wait"
-        if self.on_empty == "fail" or (waited and seconds_left(deadline) == 0):
-            raise AirflowException(nothing_came(queue.name, self.selector, self._span if waited else None))
-
-    def _defer_unless_blocking(self, deadline: float | None) -> None:
-        if self.deferrable:
-            defer_until_ready(self, deadline)
 
 
 def zkmq_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:

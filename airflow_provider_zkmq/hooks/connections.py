@@ -6,8 +6,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
@@ -19,9 +19,6 @@ from .arguments import flag, kind_of, span
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
-# --- What kazoo logs of a connection that is tried again each second: a line a minute, in the logs of Airflow.
-
-_KAZOO: Final = "airflow_provider_zkmq.kazoo"
 _SECONDS_BETWEEN_LINES: Final = 60.0
 
 
@@ -44,14 +41,13 @@ class OneAMinute(logging.Filter):
         return True
 
 
+_ONE_A_MINUTE: Final = OneAMinute()
+
+
 def limit_kazoo_logging() -> None:
     """Thin out what kazoo logs in this process; once is enough."""
-    logger = logging.getLogger(_KAZOO)
-    if not any(isinstance(each, OneAMinute) for each in logger.filters):
-        logger.addFilter(OneAMinute())
+    logging.getLogger("airflow_provider_zkmq.kazoo").addFilter(_ONE_A_MINUTE)
 
-
-# --- An Airflow connection of type ``zkmq``, read as the arguments of `Zkmq.connect`.
 
 DEFAULT_CONN_ID: Final = "zkmq_default"
 DEFAULT_QUEUE: Final = "queue"
@@ -121,18 +117,14 @@ async def async_connection_options(conn_id: str) -> dict[str, Any]:
 
     """
     conn = await BaseHook.aget_connection(conn_id)
-    return connection_options(conn, await _extra(conn))
-
-
-async def _extra(conn: Connection) -> Mapping[str, Any]:
-    """Return a connection's extra, its secrets masked without blocking the loop, also by Airflow before 3.3.2."""
     extra = _parsed(conn)
-    if hasattr(conn, "aextra_dejson"):
-        return cast("Mapping[str, Any]", await conn.aextra_dejson())
-    from airflow.sdk.log import amask_secret
+    if hasattr(conn, "aextra_dejson"):  # it masks the secrets without blocking the loop, as the rest does before 3.3.2
+        extra = await conn.aextra_dejson()
+    else:
+        from airflow.sdk.log import amask_secret
 
-    await amask_secret(extra)
-    return cast("Mapping[str, Any]", extra)
+        await amask_secret(extra)
+    return connection_options(conn, extra)
 
 
 def _parsed(conn: Connection) -> Any:
@@ -153,19 +145,14 @@ def _known(where: str, extra: object) -> dict[str, Any]:
         raise ConfigError(f"{where}: extra must be a JSON object")
     values = {name: value for name, value in extra.items() if value not in (None, "")}
     if unknown := sorted(set(values) - _KNOWN):
-        raise ConfigError(f"{where}: unknown extra {_names(unknown)}; known: {', '.join(sorted(_KNOWN))}")
+        names = [name for name in unknown if _NAME.fullmatch(name)]
+        if len(names) < len(unknown):  # in a URI it may be a part of a password
+            names.append("whose name is not shown (in a connection's URI, & within a value must be written as %26)")
+        raise ConfigError(f"{where}: unknown extra {', '.join(names)}; known: {', '.join(sorted(_KNOWN))}")
     for name in ("root", "queue"):
         if not isinstance(values.get(name, ""), str):
             raise ConfigError(f"{where}: {name} must be text, not {kind_of(values[name])}")
     return values
-
-
-def _names(unknown: Sequence[str]) -> str:
-    """Return the names of unknown extras, but for what is no name: in a URI it may be a part of a password."""
-    names = [name for name in unknown if _NAME.fullmatch(name)]
-    if len(names) < len(unknown):
-        names.append("whose name is not shown (in a connection's URI, & within a value must be written as %26)")
-    return ", ".join(names)
 
 
 def _seconds(what: str, value: object) -> float | None:

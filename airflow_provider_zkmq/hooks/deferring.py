@@ -51,10 +51,7 @@ _METADATA: Final[tuple[Literal["metadata"]]] = ("metadata",)
 
 
 def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
-    """Return the state of an Airflow task instance; None where there is none.
-
-    It is asked of Airflow, in a task or in a thread of a trigger.
-    """
+    """Ask Airflow, in a task or in a thread of a trigger, for a task instance's state; None where there is none."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     states = RuntimeTaskInstance.get_task_states(
@@ -111,11 +108,8 @@ async def acancel_open(queue: AsyncQueue, ids: Sequence[str]) -> int:
     return count
 
 
-# --- The ids of many tasks in little room: what a deferral stores and logs is bounded, however many they are.
-#
-# And the command that tells more of one of them.
-#
-# Airflow keeps a trigger's arguments, encrypted, in a column that holds 65 535 bytes on MySQL, and logs each event.
+# --- The ids of many tasks in little room. Airflow keeps a trigger's arguments, encrypted, in a column that holds
+# 65 535 bytes on MySQL, and logs each event.
 
 #: The ids that a trigger is given take at most so many bytes; encrypted, a third more.
 ARGUMENT_BYTES: Final = 32_000

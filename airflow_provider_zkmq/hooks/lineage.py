@@ -7,15 +7,13 @@ nothing is imported. Servers and root are those of the connection, so that all w
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..environment import DEFAULT_ROOT, FILES
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Asset
-
-_INPUTS, _OUTPUTS = "inputs", "outputs"
 
 
 class _NamesQueue:
@@ -32,20 +30,23 @@ class _NamesQueue:
         """
         from airflow.providers.openlineage.extractors import OperatorLineage
 
+        from ..assets.zkmq import convert_asset_to_openlineage
+
         asset = queue_asset(self.zkmq_conn_id, self.zkmq_queue)
-        return OperatorLineage(**{self._lineage_side: [] if asset is None else [_dataset(asset)]})
+        queues = [] if asset is None else [convert_asset_to_openlineage(asset, None)]
+        return OperatorLineage(**{self._lineage_side: queues})
 
 
 class WritesQueue(_NamesQueue):
     """Says that an operator's output is the queue of its ``zkmq_conn_id`` and ``zkmq_queue``."""
 
-    _lineage_side = _OUTPUTS
+    _lineage_side = "outputs"
 
 
 class ReadsQueue(_NamesQueue):
     """Says that an operator's input is the queue of its ``zkmq_conn_id`` and ``zkmq_queue``."""
 
-    _lineage_side = _INPUTS
+    _lineage_side = "inputs"
 
 
 def queue_asset(conn_id: str, queue: str | None) -> Asset | None:
@@ -75,9 +76,3 @@ def record_lineage(conn_id: str, queue: str, directory: str) -> None:
     if asset is not None:
         collector.add_input_asset(hook, uri=asset.uri)
     collector.add_output_asset(hook, uri=(Path(directory).absolute() / queue).as_uri())
-
-
-def _dataset(asset: Asset) -> Any:
-    from ..assets.zkmq import convert_asset_to_openlineage
-
-    return convert_asset_to_openlineage(asset, None)

@@ -6,7 +6,7 @@ import base64
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
 
     from ..engine import AnyQueue, Batch, Task
-
-# --- What became of tasks, for XComs, for the end of an Airflow task, and for its log.
 
 #: How many tasks an error names.
 _SHOWN: Final = 5
@@ -78,21 +76,6 @@ def one_line(text: str, most: int) -> str:
 def clipped(text: str, most: int) -> str:
     """Return a text, cut where it is longer than `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def check_outcomes(queue: str, tasks: Iterable[Task]) -> None:
-    """Raise `AirflowException` naming the tasks that are dead or cancelled, the first few with their errors."""
-    bad = [task for task in tasks if task.state in {"dead", "cancelled"}]
-    if bad:
-        lines = [f"{task.id} is {task.state}" + (f" ({task.error})" if task.error else "") for task in bad]
-        raise AirflowException(f"{len(bad)} task(s) of queue {queue!r} failed: {few(lines)}")
-
-
-def check_batch(queue: str, batch: Batch) -> None:
-    """Raise `AirflowException` naming the first few members of a batch that ended dead or cancelled."""
-    if batch.failed:
-        members = f"{len(batch.failed)} of {batch.total} task(s) of batch {batch.name!r} of queue {queue!r}"
-        raise AirflowException(f"{members} ended dead or cancelled: {few(batch.failed)}")
 
 
 def few(lines: Sequence[str]) -> str:
@@ -164,8 +147,6 @@ def progress_log(log: Any) -> Callable[[str, float, str], None]:
     return report
 
 
-# --- What a sensor's XCom tells, bounded; and whether a deferred task may end in the triggerer with it.
-
 #: The least that leaves room for what is told besides ids.
 _LEAST: Final = 1_000
 #: Whose methods are known here: Airflow's own, and ours.
@@ -195,35 +176,35 @@ class XComResults:
         return asdict(self)
 
     def check(self, queue: str, ended_tasks: Sequence[Task] | Batch) -> None:
-        """Raise `AirflowException` for tasks, or members, that failed."""
+        """Raise `AirflowException` naming the first few tasks, or members, that are dead or cancelled."""
         if self.fail_on == "none":
             return
-        if isinstance(ended_tasks, Sequence):
-            check_outcomes(queue, ended_tasks)
-        else:
-            check_batch(queue, ended_tasks)
+        if not isinstance(ended_tasks, Sequence):
+            if ended_tasks.failed:
+                members = f"{len(ended_tasks.failed)} of {ended_tasks.total} task(s) of batch {ended_tasks.name!r}"
+                failed = few(ended_tasks.failed)
+                raise AirflowException(f"{members} of queue {queue!r} ended dead or cancelled: {failed}")
+            return
+        bad = [task for task in ended_tasks if task.state in {"dead", "cancelled"}]
+        if bad:
+            lines = [f"{task.id} is {task.state}" + (f" ({task.error})" if task.error else "") for task in bad]
+            raise AirflowException(f"{len(bad)} task(s) of queue {queue!r} failed: {few(lines)}")
 
     def to_xcom(self, queue: str, ended_tasks: Sequence[Task] | Batch) -> Any:
-        """Return the XCom."""
-        return self._tasks(queue, ended_tasks) if isinstance(ended_tasks, Sequence) else self._batch(ended_tasks)
-
-    def _batch(self, batch: Batch) -> dict[str, Any]:
-        failed = first_within(batch.failed, self.max_xcom_bytes - _LEAST // 2) if batch.failed else []
-        xcom: dict[str, Any] = {"batch": batch.name, "total": batch.total, "failed": failed}
-        more = len(batch.failed) - len(failed)
-        return xcom | {"more_failed": more} if more else xcom
-
-    def _tasks(self, queue: str, tasks: Sequence[Task]) -> Any:
-        xcom = [outcome(task) if self.results else {"id": task.id, "state": str(task.state)} for task in tasks]
-        return xcom if size(xcom) <= self.max_xcom_bytes else self._references(queue, tasks)
-
-    def _references(self, queue: str, tasks: Sequence[Task]) -> dict[str, Any]:
-        """Return which tasks they are, as far as there is room, and how to read them."""
-        ids = first_within([task.id for task in tasks], self.max_xcom_bytes - _LEAST)
+        """Return the XCom; of tasks that take too much room, which they are, and how to read them."""
+        if not isinstance(ended_tasks, Sequence):
+            failed = first_within(ended_tasks.failed, self.max_xcom_bytes - _LEAST // 2)
+            more = len(ended_tasks.failed) - len(failed)
+            xcom = {"batch": ended_tasks.name, "total": ended_tasks.total, "failed": failed}
+            return xcom | {"more_failed": more} if more else xcom
+        tasks = [outcome(task) if self.results else {"id": task.id, "state": str(task.state)} for task in ended_tasks]
+        if size(tasks) <= self.max_xcom_bytes:
+            return tasks
+        ids = first_within([task.id for task in ended_tasks], self.max_xcom_bytes - _LEAST)
         return {
             "queue": queue,
             "count": len(tasks),
-            "states": dict(Counter(str(task.state) for task in tasks)),
+            "states": dict(Counter(str(task.state) for task in ended_tasks)),
             "ids": ids,
             "more": len(tasks) - len(ids),
             "read": f"ZkmqHook().queue({queue!r}).tasks(ids=ids)",
@@ -252,16 +233,11 @@ def may_end_in_triggerer(operator: BaseOperator, context: Mapping[str, Any]) -> 
     backend = conf.get("core", "xcom_backend", fallback=_CORE_XCOM)
     if operator.outlets or operator.on_success_callback or backend != _CORE_XCOM:
         return False
-    if operator.multiple_outputs or _has_hook(operator):
+    if operator.multiple_outputs or getattr(operator, "_post_execute_hook", None) is not None:
+        return False
+    methods = (getattr(type(operator), name, None) for name in ("post_execute", "execute_complete"))
+    if not all(str(getattr(method, "__module__", "")).startswith(_KNOWN) for method in methods):
         return False
     if context["ti"].map_index is not None and context["ti"].map_index >= 0:
         return True
     return operator.get_dag() is None or next(operator.iter_mapped_dependants(), None) is None
-
-
-def _has_hook(operator: BaseOperator) -> bool:
-    """Whether a worker would call what the triggerer does not know of."""
-    if getattr(operator, "_post_execute_hook", None) is not None:
-        return True
-    methods = (getattr(type(operator), name, None) for name in ("post_execute", "execute_complete"))
-    return not all(str(getattr(method, "__module__", "")).startswith(_KNOWN) for method in methods)

@@ -104,22 +104,14 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             found = dead_letters(hook.queue(), how_many("dead_letters_shown", self.most))
         if found["dead"] or self.always:
-            text = str(
-                self.render_template(self.message, _with(context, zkmq={**found, "command": typed(self.zkmq_conn_id)}))
-            )
-            self._send(text, context)
+            values: Any = {**context, "zkmq": {**found, "command": typed(self.zkmq_conn_id)}}
+            text = str(self.render_template(self.message, values))
+            if self.send is None:
+                self.log.warning("%s", text)
+            elif isinstance(self.send, BaseNotifier):
+                # Rendering puts the texts in the templates' places: a second time, one notifier would send the first
+                # message again, and what a task's error says would be a template.
+                copy.copy(self.send)({**context, "zkmq_message": text})
+            else:
+                self.send(text)
         return found
-
-    def _send(self, text: str, context: Context) -> None:
-        if self.send is None:
-            self.log.warning("%s", text)
-        elif isinstance(self.send, BaseNotifier):
-            # Rendering puts the texts in the templates' places: told twice, one notifier would tell the first message
-            # again, and what a task's error says would be a template.
-            copy.copy(self.send)(_with(context, zkmq_message=text))
-        else:
-            self.send(text)
-
-
-def _with(context: Context, **more: object) -> Any:
-    return {**context, **more}

@@ -17,8 +17,6 @@ from ..hooks.zkmq import ZkmqHook
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from ..bridge import Imported
-
 _SHOWN = 5
 #: So many refusals have a line of their own in the log; all are in the XCom.
 _LINES = 20
@@ -119,39 +117,30 @@ class ZkmqImportOperator(BaseOperator):
 
         `AirflowFailException` names the first few messages that were refused.
         """
-        from ..bridge import import_file
+        from ..bridge import exported_from, import_file
 
         dry_run = flag("dry_run", self.dry_run)
-        name = self.zkmq_queue or self._named()
+        name = self.zkmq_queue
+        if not name:
+            if (origin := exported_from(self.path)) is None:
+                raise ConfigError(f"{self.path} does not say which queue its tasks are from: give zkmq_queue")
+            name = origin.queue
         with ZkmqHook(self.zkmq_conn_id, name) as hook:
             again = context["ti"].try_number > 1
             done = import_file(hook.queue(), self.path, dry_run, elsewhere=bool(self.zkmq_queue), again=again)
-        self._log_result(done)
-        if done.refused and self.fail_on_refused:
-            raise AirflowFailException(_refusals(self.path, done))
-        return done.as_dict()
-
-    def _named(self) -> str:
-        from ..bridge import exported_from
-
-        origin = exported_from(self.path)
-        if origin is None:
-            raise ConfigError(f"{self.path} does not say which queue its tasks are from: give zkmq_queue")
-        return origin.queue
-
-    def _log_result(self, done: Imported) -> None:
+        applied, refused = len(done.applied), len(done.refused)
         verb = "Would apply" if done.dry_run else "Applied"
-        numbers = (len(done.applied), len(done.refused), done.unchanged)
-        self.log.info("%s %d message(s) of %s; %d refused, %d unchanged", verb, numbers[0], self.path, *numbers[1:])
+        what = "%s %d message(s) of %s; %d refused, %d unchanged"
+        self.log.info(what, verb, applied, self.path, refused, done.unchanged)
         if done.before:
             what = "%d message(s) had been applied before, by a try that was cut off: %s"
             self.log.info(what, len(done.before), ", ".join(done.before[:_SHOWN]))
         for refusal in done.refused[:_LINES]:
             self.log.warning("Line %d, task %r: %s", refusal.line, refusal.id, refusal.reason)
-
-
-def _refusals(path: str, done: Imported) -> str:
-    lines = [f"line {refusal.line}, task {refusal.id!r}: {refusal.reason}" for refusal in done.refused]
-    applied = "would be applied" if done.dry_run else "were applied"
-    head = f"{len(done.refused)} message(s) of {path} were refused, {len(done.applied)} {applied}"
-    return f"{head}: {few(lines)}"
+        if refused and self.fail_on_refused:
+            lines = [f"line {refusal.line}, task {refusal.id!r}: {refusal.reason}" for refusal in done.refused]
+            ended = "would be applied" if done.dry_run else "were applied"
+            raise AirflowFailException(
+                f"{refused} message(s) of {self.path} were refused, {applied} {ended}: {few(lines)}"
+            )
+        return done.as_dict()

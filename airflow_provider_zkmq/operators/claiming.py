@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     from ..engine import AnyQueue
 
 # --- Waiting for work that fits, in the triggerer or on a worker, claiming nothing meanwhile.
-
-
-class Waiting(Protocol):
-    """An operator that goes on, in its `execute_complete`, with the trigger's event and the deadline that it gave."""
-
-    zkmq_queue: str | None
-    selector: str | None
-    zkmq_conn_id: str
-    log: Any
-
-    def defer(self, **kwargs: object) -> None:
-        """Raise what tells Airflow to defer: every operator's."""
-        ...
 
 
 def skip_missing_queue(error: QueueNotFound, on_empty: str, log: Any) -> list[Any]:
@@ -66,8 +53,11 @@ def block_until_ready(
     return queue.ready(selector=selector, timeout=left, stopping=stopping)
 
 
-def defer_until_ready(operator: Waiting, deadline: float | None) -> NoReturn:
-    """Give up the worker's slot until there is work, at the latest until the deadline, in seconds since 1970."""
+def defer_until_ready(operator: Any, deadline: float | None) -> NoReturn:
+    """Give up the worker's slot until there is work, at the latest until the deadline, in seconds since 1970.
+
+    The operator has a queue, a selector and a connection; its `execute_complete` gets the event and the deadline.
+    """
     where = "the connection's queue" if not operator.zkmq_queue else f"queue {operator.zkmq_queue!r}"
     operator.log.info("Waiting for work in %s that fits: %s", where, operator.selector or "any task")
     operator.defer(
@@ -135,34 +125,28 @@ def claims_of_events(context: Context, queue: str | None, log: Any) -> list[Clai
     `queue`: only those of this one; others' are left to whoever else the events started. Of very many the latest: a
     slow DAG is told again and again of what it has not accepted in time.
     """
-    events = context.get("triggering_asset_events") or {}
-    payloads = [_payload(event) for asset in events for event in events[asset]]
-    passed = [_claims_in(payload, log) for payload in payloads if "claims" in payload]
-    lists = [claims for claims in passed if claims is not None]
-    claims = [claim for each in lists for claim in each]
-    unique = {(claim["queue"], claim["id"], claim["token"]): claim for claim in claims}
+    by_asset = context.get("triggering_asset_events") or {}
+    unique: dict[tuple[str, str, int], ClaimReference] = {}
+    named = woken = False
+    for event in [event for asset in by_asset for event in by_asset[asset]]:
+        payload = (event.extra or {}).get("payload")
+        if not isinstance(payload, Mapping):
+            continue
+        woken = woken or ("counts" in payload and queue in (None, payload.get("queue")))
+        if "claims" not in payload:
+            continue
+        try:
+            claims = read_claims("the claims of an asset event", payload["claims"])
+        except ConfigError as error:  # another's event is no reason to leave ours to their leases
+            log.warning("An asset event is passed over: %s", error)
+            continue
+        named = True
+        unique |= {(claim["queue"], claim["id"], claim["token"]): claim for claim in claims}
     mine = [claim for claim in unique.values() if queue in {None, claim["queue"]}]
     if len(mine) < len(unique):
         log.info("%d claim(s) of other queues than %r are left to others", len(unique) - len(mine), queue)
-    woken = any("counts" in payload and queue in (None, payload.get("queue")) for payload in payloads)
-    return mine[-MOST:] if mine or (lists and not woken) else None
+    return mine[-MOST:] if mine or (named and not woken) else None
 
-
-def _claims_in(payload: Mapping[str, Any], log: Any) -> list[ClaimReference] | None:
-    """Return the claims of an event; None for one that is another's: it is no reason to leave ours to their leases."""
-    try:
-        return read_claims("the claims of an asset event", payload["claims"])
-    except ConfigError as error:
-        log.warning("An asset event is passed over: %s", error)
-        return None
-
-
-def _payload(event: Any) -> Mapping[str, Any]:
-    payload = (event.extra or {}).get("payload")
-    return payload if isinstance(payload, Mapping) else {}
-
-
-# --- `ZkmqClaimOperator`: take tasks for a DAG run, which settles them when its work is done.
 
 _NOTE: Final = "zkmq_claims"
 #: So many seconds claims hold where nobody extends them any more: Airflow that is gone keeps them for as long.
@@ -238,7 +222,12 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        _check(max_tasks, on_empty, claims, from_events=from_events)
+        check_number("ZkmqClaimOperator: max_tasks", max_tasks, most=MOST)
+        check_choice("ZkmqClaimOperator: on_empty", on_empty, ("skip", "wait", "fail"))
+        if claims is not None and (from_events or on_empty == "wait"):
+            raise ValueError(
+                "ZkmqClaimOperator: with claims there are no events to look at, and there is no work to wait for"
+            )
         self.zkmq_queue = zkmq_queue
         self.selector = selector
         self.max_tasks = max_tasks
@@ -284,33 +273,41 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         return max(_UNTIL_KEPT, self.lease) if kept else self.lease
 
     def _take(self, context: Context, deadline: float | None) -> list[ClaimReference]:
+        """Take tasks and note them. What cannot be noted is given back: a later try could not take it back."""
         state_store = TaskStateStore(context)
         noted = state_store.read(_NOTE)
-        if not noted:
-            self._refuse_another(context, state_store)
+        if not noted and state_store.fades:
+            # Airflow wipes the notes of what succeeded: one is there all the same if no try of this run did.
+            if noted is None and context["ti"].try_number > 1:
+                raise AirflowSkipException(
+                    "what an earlier try took is not known any more, as [state_store] clear_on_success is set: nothing "
+                    "is claimed, since it would be another task"
+                )
+            state_store.note(_NOTE, [])
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             # It goes on for as long an outage as what settles the claims does.
             left = RETRY_SECONDS if deadline is None else min(RETRY_SECONDS, deadline - time.time())
             outlasting = partial(outlast, self.log, "Claiming", left)
             if noted:
-                taken = self._back(hook, noted, outlasting)
+                now = list(noted)
+                try:
+                    taken = outlasting(lambda _: self._take_back(hook, now))
+                except BaseException:
+                    anew = [Taken(**after) for before, after in zip(noted, now, strict=True) if before != after]
+                    give_back(hook.queue, anew, self.log)
+                    raise
+                if not taken:
+                    raise AirflowSkipException("nothing is left of what an earlier try took; see the log above")
             else:
                 taken = outlasting(partial(self._fresh, context, hook, deadline))
-            self._note(hook, state_store, taken)
+            try:
+                state_store.note(_NOTE, [each._asdict() for each in taken])
+            except BaseException:
+                give_back(hook.queue, taken, self.log)
+                raise
+            for claim, _ in taken:
+                self.log.info("Took %s, attempt %d, token %d", shown(claim), claim["attempt"], claim["token"])
         return [each.claim for each in taken]
-
-    def _back(self, hook: ZkmqHook, noted: list[dict[str, Any]], outlasting: Callable[..., list[Taken]]) -> list[Taken]:
-        """Take what an earlier try noted. What was claimed anew, and then cannot be noted, is given back."""
-        now = list(noted)
-        try:
-            taken = outlasting(lambda _: self._take_back(hook, now))
-        except BaseException:
-            anew = [Taken(**after) for before, after in zip(noted, now, strict=True) if before != after]
-            give_back(hook.queue, anew, self.log)
-            raise
-        if not taken:
-            raise AirflowSkipException("nothing is left of what an earlier try took; see the log above")
-        return taken
 
     def _take_back(self, hook: ZkmqHook, noted: list[dict[str, Any]]) -> list[Taken]:
         """Take what an earlier try had, by its id, and nothing else: as it is, or claimed anew where it is pending.
@@ -348,16 +345,6 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
             return None
         count_claimed(queue.name, [again.task])
         return Taken(claim_reference(queue.name, again), enqueued)
-
-    def _refuse_another(self, context: Context, state_store: TaskStateStore) -> None:
-        """Where Airflow wipes the notes of what succeeded, one is there all the same if no try of this run did."""
-        if state_store.fades:
-            if state_store.read(_NOTE) is None and context["ti"].try_number > 1:
-                raise AirflowSkipException(
-                    "what an earlier try took is not known any more, as [state_store] clear_on_success is set: nothing "
-                    "is claimed, since it would be another task"
-                )
-            state_store.note(_NOTE, [])
 
     def _fresh(
         self, context: Context, hook: ZkmqHook, deadline: float | None, reached: Callable[[], None]
@@ -432,22 +419,3 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         if self.on_empty == "fail":
             raise AirflowException(why)
         raise AirflowSkipException(why)
-
-    def _note(self, hook: ZkmqHook, state_store: TaskStateStore, taken: list[Taken]) -> None:
-        """Note what was taken; what cannot be noted is given back: a later try could not take it back."""
-        try:
-            state_store.note(_NOTE, [each._asdict() for each in taken])
-        except BaseException:
-            give_back(hook.queue, taken, self.log)
-            raise
-        for claim, _ in taken:
-            self.log.info("Took %s, attempt %d, token %d", shown(claim), claim["attempt"], claim["token"])
-
-
-def _check(max_tasks: object, on_empty: object, claims: object, *, from_events: bool) -> None:
-    check_number("ZkmqClaimOperator: max_tasks", max_tasks, most=MOST)
-    check_choice("ZkmqClaimOperator: on_empty", on_empty, ("skip", "wait", "fail"))
-    if claims is not None and (from_events or on_empty == "wait"):
-        raise ValueError(
-            "ZkmqClaimOperator: with claims there are no events to look at, and there is no work to wait for"
-        )

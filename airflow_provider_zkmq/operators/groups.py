@@ -12,7 +12,7 @@ from ..engine import Duration
 from ..hooks.connections import DEFAULT_CONN_ID
 from .claiming import LEASE, ZkmqClaimOperator
 from .keeping import ZkmqKeepOperator
-from .settling import ZkmqSettleOperator, have_checked, have_noted, notes_its_end
+from .settling import ZkmqSettleOperator, prepare_work
 from .work_tasks import check_each, waited_for, work_ids
 
 if TYPE_CHECKING:
@@ -124,10 +124,7 @@ class ZkmqTaskGroup(TaskGroup):
             raise ValueError(f"ZkmqTaskGroup {self.group_id!r} has no work: make tasks in the body of its 'with'")
         inside = {task.task_id for task in tasks}
         roots = [task for task in tasks if task.upstream_task_ids.isdisjoint(inside)]
-        each = self._settling["each"]
-        for task in tasks:
-            have_noted(task)
-            have_checked(task, claim.output, claim.lease, claim.zkmq_conn_id, each=each)
+        noting = prepare_work(tasks, claim.output, claim.lease, claim.zkmq_conn_id, each=self._settling["each"])
         # Work that is mapped over the claims goes by their places, also after a clear.
         mapped = claim.has_dag() and next(claim.iter_mapped_dependants(), None) is not None
         claim.in_place = claim.in_place or mapped
@@ -138,7 +135,7 @@ class ZkmqTaskGroup(TaskGroup):
             result=self.result,
             **self._settling,
         )
-        settle.noting = sorted(task.task_id for task in tasks if notes_its_end(task))
+        settle.noting = noting
         keep = ZkmqKeepOperator(
             task_id="keep",
             claims=claim.output,

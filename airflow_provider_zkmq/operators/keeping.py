@@ -91,12 +91,20 @@ class ZkmqKeepOperator(NotMappable, BaseOperator):
         claims = read_claims("claims", self.claims)
         if not claims:
             raise AirflowSkipException("there are no claims to keep")
-        if _in_process():
+        from airflow.sdk.execution_time import supervisor, task_runner
+
+        comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
+        if isinstance(comms, supervisor.InProcessSupervisorComms):  # dag.test(): a wait for the others never ends
             self.log.warning("Nothing is extended: there is no triggerer here; the claims hold for %g s", self.lease)
             return
         instance: Any = context["ti"]
         settle = [instance.dag_id, instance.run_id, self.settle, instance.map_index] if self.settle else None
-        if self._on_files():
+        try:
+            hosts: str = connection_options(BaseHook.get_connection(self.zkmq_conn_id))["hosts"]
+        except Exception as error:  # noqa: BLE001  whatever a secrets backend raises: the trigger looks it up, too
+            self.log.info("Connection %r is not looked up here: %s", self.zkmq_conn_id, error)
+            hosts = ""
+        if hosts.startswith(FILES):
             self._extend(claims, settle)
             return
         self.defer(
@@ -109,46 +117,27 @@ class ZkmqKeepOperator(NotMappable, BaseOperator):
             method_name="execute_complete",
         )
 
-    def _on_files(self) -> bool:
-        """Whether the connection names queue files. One that cannot be looked up here is the trigger's to try."""
-        try:
-            hosts: str = connection_options(BaseHook.get_connection(self.zkmq_conn_id))["hosts"]
-        except Exception as error:  # noqa: BLE001  whatever a secrets backend raises
-            self.log.info("Connection %r is not looked up here: %s", self.zkmq_conn_id, error)
-            return False
-        return hosts.startswith(FILES)
-
     def _extend(self, claims: list[ClaimReference], settle: list[Any] | None) -> None:
         """Extend the claims, and be called again, until none holds or who is to settle them has ended."""
+        held = 0
         with ZkmqHook(self.zkmq_conn_id) as hook:
-            held = [claim for claim in claims if self._held(hook, claim)]
+            for claim in claims:
+                try:
+                    held += still_held(hook, claim, self.lease, self.log)
+                except ZkmqError as error:  # another process holds the file's lock, say: the claim is tried again soon
+                    self.log.warning("Not extended for now: %s: %s", shown(claim), error)
+                    held += 1
         if not held:
             return
-        if settle is not None and self._has_ended(settle):
-            self.log.warning("%d claim(s) are left to their leases: what was to settle them has ended", len(held))
+        try:
+            ended = settle is not None and end_of(*settle) is not None
+        except Exception as error:  # noqa: BLE001  Airflow does not answer: work that goes on is not delivered again
+            self.log.warning("Whether %s has ended is not known now: %s", self.settle, error)
+            ended = False
+        if ended:
+            self.log.warning("%d claim(s) are left to their leases: what was to settle them has ended", held)
             return
         raise AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=min(self.lease / 3, _LOOK)))
 
-    def _held(self, hook: ZkmqHook, claim: ClaimReference) -> bool:
-        try:
-            return still_held(hook, claim, self.lease, self.log)
-        except ZkmqError as error:  # another process holds the file's lock, say: the claim is tried again soon
-            self.log.warning("Not extended for now: %s: %s", shown(claim), error)
-            return True
-
-    def _has_ended(self, settle: list[Any]) -> bool:
-        try:
-            return end_of(*settle) is not None
-        except Exception as error:  # noqa: BLE001  Airflow does not answer: work that goes on is not delivered again
-            self.log.warning("Whether %s has ended is not known now: %s", settle[2], error)
-            return False
-
     def execute_complete(self, context: Context, event: dict[str, Any]) -> None:
         """Do nothing: the trigger ends the task without coming here."""
-
-
-def _in_process() -> bool:
-    """Whether this is ``dag.test()``: tasks are run one after the other, so that a wait for the others never ends."""
-    from airflow.sdk.execution_time import supervisor, task_runner
-
-    return isinstance(getattr(task_runner, "SUPERVISOR_COMMS", None), supervisor.InProcessSupervisorComms)

@@ -11,8 +11,6 @@ from airflow.sdk.execution_time.context import NEVER_EXPIRE
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-# --- The tasks of a DAG that are a run's work: as its author names them, and what must have ended before they have.
-
 
 def work_ids(node: Any) -> Iterable[str]:
     """Return the ids of the tasks that a node stands for; teardown tasks count where their failure fails the run.
@@ -40,11 +38,6 @@ def class_of(node: Any) -> Any:
     return node.operator_class if node.is_mapped else type(node)
 
 
-def ends_of(node: Any) -> Any:
-    """Return what must have ended before a node has: of a group, see `waited_for`."""
-    return waited_for(work_tasks(node)) if isinstance(node, TaskGroup) else node
-
-
 def waited_for(tasks: Iterable[Any]) -> list[Any]:
     """Return what must have ended before tasks have: each, as the last one fails at once where another one did.
 
@@ -53,9 +46,6 @@ def waited_for(tasks: Iterable[Any]) -> list[Any]:
     known = list(tasks)
     inside = {task.task_id for task in known}
     return [task for task in known if not task.is_setup or task.downstream_task_ids.isdisjoint(inside)]
-
-
-# --- What cannot be mapped: it is refused where the DAG is parsed, rather than run as something else.
 
 
 class NotMappable:
@@ -87,9 +77,6 @@ def check_each(what: str, each: object, node: Any) -> None:
             f"{what}: each=True has no meaning in the mapped task group {group.group_id!r}, whose instances have its "
             "index, not that of a claim: leave it out, and take one task in each of them (max_tasks=1)"
         )
-
-
-# --- What a task instance notes for its later tries, where Airflow keeps it: by DAG, run, task and map index.
 
 
 class TaskStateStore:

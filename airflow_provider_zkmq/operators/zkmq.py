@@ -51,8 +51,6 @@ from ..hooks.deferring import (
 from ..hooks.lineage import WritesQueue
 from ..hooks.outcomes import (
     XComResults,
-    check_batch,
-    check_outcomes,
     log_ended,
     log_open,
     may_end_in_triggerer,
@@ -72,7 +70,7 @@ from .settling import ZkmqSettleOperator
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from ..engine import AnyQueue
+    from ..engine import AnyQueue, Batch, Task
 
 # --- Messages as an operator's arguments and rendered templates spell them.
 
@@ -112,14 +110,30 @@ def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> M
     metadata = dict(_mapping("metadata", fields.get("metadata")))
     if origin is not None:
         metadata.setdefault(NOTE, origin)
+    priority: Any = fields.get("priority", 0)
+    if isinstance(priority, str):
+        try:
+            priority = int(priority)
+        except ValueError:
+            raise ConfigError(f"priority {priority!r} is no whole number") from None
+    policy = fields.get("policy")
+    if policy is not None and not isinstance(policy, RetryPolicy):
+        if not isinstance(policy, Mapping):
+            raise ConfigError(f"policy {policy!r} is not understood: give a mapping or a RetryPolicy")
+        try:
+            policy = RetryPolicy(
+                **{name: span(name, part) if name in _SPANS else part for name, part in policy.items()}
+            )
+        except TypeError as error:
+            raise ConfigError(f"policy {policy!r} is not understood: {error}") from None
     return Message(
         data=fields["data"],
         filters=_mapping("filters", fields.get("filters")) or None,
-        priority=_whole("priority", fields.get("priority", 0)),
+        priority=priority,
         delay=span("delay", fields.get("delay")),
         task_id=fields.get("task_id"),
         metadata=metadata or None,
-        policy=_policy(fields.get("policy")),
+        policy=policy,
         lock=span("lock", fields.get("lock")),
         on_conflict=fields.get("on_conflict", "raise"),
         not_before=moment("not_before", fields.get("not_before")),
@@ -135,29 +149,6 @@ def _mapping(name: str, value: object) -> Mapping[str, Any]:
     return value
 
 
-def _policy(value: object) -> RetryPolicy | None:
-    """Return a policy that may be spelled as a mapping. Raises `ConfigError`."""
-    if value is None or isinstance(value, RetryPolicy):
-        return value
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"policy {value!r} is not understood: give a mapping or a RetryPolicy")
-    try:
-        parts: dict[str, Any] = {name: span(name, part) if name in _SPANS else part for name, part in value.items()}
-        return RetryPolicy(**parts)
-    except TypeError as error:
-        raise ConfigError(f"policy {value!r} is not understood: {error}") from None
-
-
-def _whole(name: str, value: Any) -> Any:
-    """Return the whole number a template rendered to text; anything but text as it is. Raises `ConfigError`."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return int(value)
-    except ValueError:
-        raise ConfigError(f"{name} {value!r} is no whole number") from None
-
-
 # --- Enqueue once, however often an Airflow task is tried: what an earlier try wrote is adopted.
 
 _IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": INSTANCE, "try": TRY, "none": ()}
@@ -170,11 +161,6 @@ def series_key(idempotency: str, origin: Mapping[str, object], queue: str) -> st
     """
     parts = [origin[name] for name in _IDENTITIES[idempotency]] or [secrets.token_hex(16)]
     return idempotency_series(queue, json.dumps(parts, default=str))
-
-
-def noted_by(idempotency: str) -> tuple[str, ...]:
-    """Return the names by which the tasks of an operator's try note their origin, and others' do not."""
-    return _IDENTITIES[idempotency] or TRY
 
 
 def _changes(message: Message) -> bool:
@@ -211,7 +197,30 @@ class IdempotentEnqueue:
         series: list[Message] = []
         for passed, message in zip(messages, named(messages, self.key), strict=True):
             (own if passed.task_id is not None or _changes(passed) else series).append(message)
-        return self._enqueue_series(series) + self._enqueue_own(own)
+        adopted = 0
+        if series:  # whatever state such a task is in, it is left as it is: only an earlier try can have written it
+            try:
+                tasks = self.outlasting.call(lambda: internals(self.queue).enqueue_new(series))
+            except BadMessage as error:
+                raise error.__cause__ or error from None
+            self._refuse_unless_adopted(tasks.existing, tasks.written)
+            adopted = len(tasks.existing)
+        # Ids that the caller chose may be another's: adopted is what notes this operator as its origin. A later try
+        # looks first, as an id whose task has ended would run again; the first try has nothing to find.
+        looks = self.idempotency == "run" and self.origin["try_number"] != 1
+        there = {message.task_id or "" for message in own if looks and self._adoptable(message)}
+        self._refuse_unless_adopted(sorted(there), [])
+        left = [message for message in own if message.task_id not in there]
+        met: list[Message] = []
+        try:
+            if left:
+                self.outlasting.call(lambda: self.queue.enqueue_many(left))
+        except DuplicateTask as error:
+            used = set(error.duplicates)
+            met = [message for message in left if message.task_id in used]
+            if not (self._adopts and met and all(map(self._adoptable, met))):
+                raise
+        return adopted + len(own) - len(left) + len(met)
 
     def enqueue_batch(self, messages: Sequence[Message], batch: str, then: Message | None) -> int:
         """Write a batch, or what an earlier try left unwritten of it; return how many tasks were adopted.
@@ -225,43 +234,18 @@ class IdempotentEnqueue:
                 raise
             if self._adopts and self._one_written([message.task_id or "" for message in named(messages, batch)]):
                 return len(messages)
-            raise DuplicateTask(self.outlasting.call(lambda: _written_before(self.queue, batch))) from error
+            known = self.outlasting.call(lambda: self.queue.batch(batch))
+            failed = f", {len(known.failed)} failed (first: {known.failed[0]})" if known.failed else ""
+            raise DuplicateTask(
+                f"batch {batch!r} of queue {self.queue.name!r} was enqueued before, completely ({known.total} task(s), "
+                f"{known.open} open{failed}); nothing was enqueued. ZkmqTaskSensor(batch=…) waits for it; for another, "
+                "put what tells them apart into the name, such as {{ ti.try_number }}"
+            ) from error
         return 0
 
     @property
     def _adopts(self) -> bool:
         return self.on_duplicate == "adopt" and self.idempotency != "none"
-
-    def _enqueue_series(self, messages: list[Message]) -> int:
-        """Whatever state a task of the series is in, it is left as it is: only an earlier try can have written it."""
-        if not messages:
-            return 0
-        try:
-            tasks = self.outlasting.call(lambda: internals(self.queue).enqueue_new(messages))
-        except BadMessage as error:
-            raise error.__cause__ or error from None
-        self._refuse_unless_adopted(tasks.existing, tasks.written)
-        return len(tasks.existing)
-
-    def _enqueue_own(self, messages: list[Message]) -> int:
-        """Ids that the caller chose may be another's: adopted is what notes this operator as its origin.
-
-        A later try looks first, as an id whose task has ended would run again; the first try has nothing to find.
-        """
-        looks = self.idempotency == "run" and self.origin["try_number"] != 1
-        there = {message.task_id or "" for message in messages if looks and self._adoptable(message)}
-        self._refuse_unless_adopted(sorted(there), [])
-        left = [message for message in messages if message.task_id not in there]
-        met: list[Message] = []
-        try:
-            if left:
-                self.outlasting.call(lambda: self.queue.enqueue_many(left))
-        except DuplicateTask as error:
-            used = set(error.duplicates)
-            met = [message for message in left if message.task_id in used]
-            if not (self._adopts and met and all(map(self._adoptable, met))):
-                raise
-        return len(messages) - len(left) + len(met)
 
     def _refuse_unless_adopted(self, existing: Sequence[str], written: Sequence[str]) -> None:
         """Raise `DuplicateTask` for what an earlier try wrote, where it is not to be adopted."""
@@ -289,16 +273,6 @@ class IdempotentEnqueue:
         return False
 
 
-def _written_before(queue: AnyQueue, name: str) -> str:
-    batch = queue.batch(name)
-    failed = f", {len(batch.failed)} failed (first: {batch.failed[0]})" if batch.failed else ""
-    return (
-        f"batch {name!r} of queue {queue.name!r} was enqueued before, completely ({batch.total} task(s), {batch.open} "
-        f"open{failed}); nothing was enqueued. ZkmqTaskSensor(batch=…) waits for it; for another, put what tells them "
-        "apart into the name, such as {{ ti.try_number }}"
-    )
-
-
 # --- The end of what was enqueued: an operator waits for tasks, or for a batch, on its worker or deferred.
 
 #: Airflow kills a process five seconds after it told it to end: what is cancelled is waited for so many seconds.
@@ -312,8 +286,6 @@ def _members(batch: str, ids: list[str], key: str) -> list[str]:
     of_series = dict(zip(series_ids(key, len(ids)), series_ids(batch, len(ids)), strict=True))
     return [of_series.get(task_id, task_id) for task_id in ids]
 
-
-# --- `ZkmqEnqueueOperator`: enqueue tasks from a DAG. The other operators and the task group are found here, too.
 
 __all__ = [
     "ZkmqClaimOperator",
@@ -468,15 +440,24 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
 
         """
         origin = origin_of(context)
-        messages, then = self._messages(origin), self._follow_up(origin)
+        messages, then = self._messages(origin)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             outlasting = Outlasting(self.log, "Enqueueing", self.execution_timeout)
             queue = outlasting.call(hook.queue)
             key = series_key(self.idempotency, origin, queue.name)
             ids = [message.task_id or "" for message in named(messages, key)]
-            self._enqueue(
-                IdempotentEnqueue(queue, origin, self.idempotency, self.on_duplicate, key, outlasting), messages, then
+            series = IdempotentEnqueue(queue, origin, self.idempotency, self.on_duplicate, key, outlasting)
+            adopted = (
+                series.enqueue(messages) if self.batch is None else series.enqueue_batch(messages, self.batch, then)
             )
+            first = named(messages, self.batch or key)[:1]
+            hint = f"; see: {typed(self.zkmq_conn_id, 'show', queue.name, first[0].task_id or '')}" if first else ""
+            written = len(messages) - adopted
+            count_enqueued(queue.name, written)
+            self.log.info("Enqueued %d task(s) into queue %r%s", written, queue.name, hint)
+            if adopted:
+                what = "Adopted %d task(s) of queue %r that an earlier try had enqueued%s"
+                self.log.info(what, adopted, queue.name, hint)
             if self.wait_for_completion and ids:
                 self._await(context, queue, ids, key, self._span())
         return self._to_xcom(ids)
@@ -493,7 +474,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
             raise AirflowException(naming(event["message"], self._span()))
         ids: list[str] = event.get("ids", [])
         if not ids and key is not None:
-            ids = [message.task_id or "" for message in named(self._messages(origin_of(context)), key)]
+            ids = [message.task_id or "" for message in named(self._messages(origin_of(context))[0], key)]
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 self._end(hook.queue(), ids, 0)
@@ -507,16 +488,6 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
             self._defer(context, ids, key, None if deadline is None else max(deadline, time.time() + RETRY_SECONDS))
         return self._to_xcom(ids)
 
-    def _enqueue(self, series: IdempotentEnqueue, messages: list[Message], then: Message | None) -> None:
-        adopted = series.enqueue(messages) if self.batch is None else series.enqueue_batch(messages, self.batch, then)
-        name = series.queue.name
-        first = named(messages, self.batch or series.key)[:1]
-        hint = f"; see: {typed(self.zkmq_conn_id, 'show', name, first[0].task_id or '')}" if first else ""
-        count_enqueued(name, len(messages) - adopted)
-        self.log.info("Enqueued %d task(s) into queue %r%s", len(messages) - adopted, name, hint)
-        if adopted:
-            self.log.info("Adopted %d task(s) of queue %r that an earlier try had enqueued%s", adopted, name, hint)
-
     def _to_xcom(self, ids: list[str]) -> str | list[str]:
         if self.batch is not None:
             return self.batch
@@ -527,21 +498,19 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         limit = self.execution_timeout
         return limit.total_seconds() if self.timeout is None and limit is not None else self.timeout
 
-    def _messages(self, origin: Mapping[str, object]) -> list[Message]:
-        """Return what is to be enqueued; what a message leaves out is taken from the operator's arguments."""
+    def _messages(self, origin: Mapping[str, object]) -> tuple[list[Message], Message | None]:
+        """Return what is to be enqueued, and `then`; what one leaves out is taken from the operator's arguments."""
         noted = origin if self.add_origin else None
-        if self.messages is None:
-            return [message({**self._common(), "data": self.data, "task_id": self.zkmq_task_id or None}, noted)]
-        items = [spelled(f"messages[{at}]", item) for at, item in enumerate(items_of("messages", self.messages))]
-        return [message(completed(fields, self._common()), noted) for fields in items]
-
-    def _follow_up(self, origin: Mapping[str, object]) -> Message | None:
-        noted = origin if self.add_origin else None
-        return None if self.then is None else message(completed(spelled("then", self.then), self._common()), noted)
-
-    def _common(self) -> dict[str, Any]:
         names = ("filters", "priority", "delay", "not_before", "metadata", "policy")
-        return {name: getattr(self, name) for name in names}
+        common = {name: getattr(self, name) for name in names}
+        if self.messages is None:
+            messages = [message({**common, "data": self.data, "task_id": self.zkmq_task_id or None}, noted)]
+        else:
+            items = [spelled(f"messages[{at}]", item) for at, item in enumerate(items_of("messages", self.messages))]
+            messages = [message(completed(fields, common), noted) for fields in items]
+        if self.then is None:
+            return messages, None
+        return messages, message(completed(spelled("then", self.then), common), noted)
 
     def on_kill(self) -> None:
         """Cancel what is waited for, if that was asked for and a user has ended this task.
@@ -589,26 +558,43 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
     def _end(self, queue: AnyQueue, ids: list[str], left: float) -> None:
         """Wait for the batch, else for the tasks. Raises `WaitTimeout`, and `AirflowException` for failures."""
         span = None if left == math.inf else left
+        ended: Sequence[Task] | Batch
         if self.batch is None:
-            tasks = queue.wait(ids, timeout=span, stop_at_failure=True)
-            log_ended(self.log, queue.name, tasks, self.zkmq_conn_id)
-            check_outcomes(queue.name, tasks)
+            ended = queue.wait(ids, timeout=span, stop_at_failure=True)
         else:
-            batch = queue.wait_batch(self.batch, span)
-            log_ended(self.log, queue.name, batch, self.zkmq_conn_id)
-            check_batch(queue.name, batch)
+            ended = queue.wait_batch(self.batch, span)
+        log_ended(self.log, queue.name, ended, self.zkmq_conn_id)
+        _RESULTS.check(queue.name, ended)
 
     def _defer(
         self, context: Context, ids: list[str], key: str | None, deadline: float | None, left: Sequence[str] = ()
     ) -> None:
         """Defer until `deadline`. `left`: those of the ids that have not ended, as far as that is known."""
+        value = self._to_xcom(ids)
+        success: dict[str, Any] | None = None
+        if size(value) <= EVENT_BYTES and may_end_in_triggerer(self, context):
+            success = {"telling": _RESULTS.as_dict(), "push": pushed_for(self, context), "value": value}
+        cancels: dict[str, Any] | None = None
+        if self.cancel_on_kill:
+            # Very many with ids of their own are named once: by what the trigger waits for, or, of a batch, here. The
+            # others of them are found by their metadata, which say who enqueued them.
+            if self.batch is not None and key is not None:
+                open_ids = awaited_ids(_members(self.batch, ids, key), self.batch)
+            else:
+                open_ids = awaited_ids(ids, key)
+            if open_ids.pop("partial", False):
+                if self.batch is None:
+                    del open_ids["task_ids"]
+                if self.add_origin:
+                    open_ids["noted"] = list(_IDENTITIES[self.idempotency] or TRY)
+            cancels = {"instance": origin_of(context), **open_ids}
         awaited = {"batch": self.batch} if self.batch is not None else awaited_ids(ids, key, left)
         self.defer(
             trigger=ZkmqTaskTrigger(
                 **awaited,
                 stop_at_failure=True,
-                success=self._success(context, ids),
-                cancels=self._cancels(context, ids, key),
+                success=success,
+                cancels=cancels,
                 queue=self.zkmq_queue or None,
                 zkmq_conn_id=self.zkmq_conn_id,
                 deadline=deadline,
@@ -618,28 +604,3 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
             kwargs={"key": key, "deadline": deadline},
             timeout=deferral_limit(deadline),
         )
-
-    def _success(self, context: Context, ids: list[str]) -> dict[str, Any] | None:
-        """Return how the triggerer ends this task by itself: what is told is known already."""
-        value = self._to_xcom(ids)
-        if size(value) > EVENT_BYTES or not may_end_in_triggerer(self, context):
-            return None
-        return {"telling": _RESULTS.as_dict(), "push": pushed_for(self, context), "value": value}
-
-    def _cancels(self, context: Context, ids: list[str], key: str | None) -> dict[str, Any] | None:
-        """Return what a user's end of the deferred task cancels.
-
-        Very many with ids of their own are named once: by what the trigger waits for, or, of a batch, here; the others
-        of them are found by their metadata, which say who enqueued them.
-        """
-        if not self.cancel_on_kill:
-            return None
-        if self.batch is not None and key is not None:
-            ids, key = _members(self.batch, ids, key), self.batch
-        cancelled = awaited_ids(ids, key)
-        if cancelled.pop("partial", False):
-            if self.batch is None:
-                del cancelled["task_ids"]
-            if self.add_origin:
-                cancelled["noted"] = list(noted_by(self.idempotency))
-        return {"instance": origin_of(context), **cancelled}

@@ -34,7 +34,7 @@ from ..triggers.zkmq import ZkmqTaskTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from ..engine import AnyQueue, Batch, Explanation, Task
+    from ..engine import AnyQueue, Batch, Task
 
     Ended: TypeAlias = Sequence[Task] | Batch
 
@@ -104,20 +104,8 @@ def counted(selector: str, least: int, since: object) -> str:
     return f"Waiting for at least {least} task(s) that match {selector}; one counts that was enqueued {age}"
 
 
-#: So many refusing consumers are logged.
+#: So many refusing consumers are in the reason of a time-out.
 _SHOWN: Final = 3
-
-
-def in_one_line(explanation: Explanation) -> str:
-    """Return why a task is where it is: the reasons, and the first few consumers that refuse it."""
-    refusing = [
-        f"{verdict.consumer} refuses it: {verdict.refuses}" for verdict in explanation.consumers if verdict.refuses
-    ]
-    reasons = "; ".join([*explanation.reasons, *refusing[:_SHOWN]])
-    return f"task {explanation.task_id} is {explanation.status}: {reasons}"
-
-
-# --- `ZkmqTaskSensor`: wait in a DAG until tasks are claimed or completed, or a batch is done.
 
 
 class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
@@ -289,10 +277,8 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
             return queue.wait_batch(self.batch, span)
         ids = self._ids(queue, self.min_tasks, span)
         on_progress = progress_log(self.log) if self.log_progress else None
-        return self._wait_for(queue, ids, max(0.0, end - time.monotonic()), on_progress)
-
-    def _wait_for(self, queue: AnyQueue, ids: list[str], span: float, on_progress: Any = None) -> list[Task]:
-        return queue.wait(ids, self.event, span, on_progress, stop_at_failure=self._stops)
+        left = max(0.0, end - time.monotonic())
+        return queue.wait(ids, self.event, left, on_progress, stop_at_failure=self.fail_on == "any")
 
     def _ids(self, queue: AnyQueue, least: int, span: float) -> list[str]:
         """Return the ids to wait for, at the latest after `span` seconds. Raises `WaitTimeout`, `ConfigError`."""
@@ -311,7 +297,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
             return queue.wait_batch(event["batch"], 0)
         ids = event["ids"] if "ids" in event else self._ids(queue, self.min_tasks, 0)
         try:
-            return self._wait_for(queue, ids, 0)
+            return queue.wait(ids, self.event, 0, stop_at_failure=self.fail_on == "any")
         except WaitTimeout as error:
             if "ids" in event and self.event == WaitFor.CLAIM:
                 return [queue.task(task_id) for task_id in ids]
@@ -319,23 +305,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
             there = [task_id for task_id in ids if task_id not in left]
             if "ids" in event or self.selector is None or len(there) < self.min_tasks:
                 raise
-            return self._wait_for(queue, there, 0)
-
-    def _first_left(self, queue: AnyQueue) -> str | None:
-        """Look once more: the first task that is not there yet; None also where none of them is known by its id."""
-        try:
-            ids = [] if self.batch is not None else self._ids(queue, 1, 0)
-        except WaitTimeout:
-            return None
-        try:
-            _ = queue.wait(ids, self.event, 0) if self.batch is None else queue.wait_batch(self.batch, 0)
-        except WaitTimeout as error:
-            return next(iter(error.left), None)
-        return None
-
-    @property
-    def _stops(self) -> bool:
-        return self.fail_on == "any"
+            return queue.wait(there, self.event, 0, stop_at_failure=self.fail_on == "any")
 
     def _results(self) -> XComResults:
         return XComResults(self.results, self.max_xcom_bytes, self.fail_on)
@@ -343,38 +313,31 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     def _deferral(self, context: Context, deadline: float, why: WaitTimeout | TransportError) -> TaskDeferred:
         if isinstance(why, TransportError):
             self.log.warning("Deferred until ZooKeeper is back: %s", why)
+        since = moment("since", self.since)
+        ids = {} if self.task_ids is None else awaited_ids(named_ids(self.task_ids), None, getattr(why, "left", ()))
+        success: dict[str, Any] | None = None  # a worker is to read what the XCom says
+        if (self.batch is not None or not self.results) and may_end_in_triggerer(self, context):
+            success = {"telling": self._results().as_dict(), "push": pushed_for(self, context)}
         return TaskDeferred(
-            trigger=self._trigger(context, deadline, getattr(why, "left", ())),
+            trigger=ZkmqTaskTrigger(
+                **ids,
+                selector=self.selector,
+                min_tasks=self.min_tasks,
+                since=None if since is None else since.isoformat(),
+                batch=self.batch,
+                event=self.event,
+                log_progress=self.log_progress,
+                stop_at_failure=self.fail_on == "any",
+                success=success,
+                queue=self.zkmq_queue or None,
+                zkmq_conn_id=self.zkmq_conn_id,
+                deadline=deadline,
+                deferred_at=time.time(),
+            ),
             method_name="execute_complete",
             kwargs={"deadline": deadline},
             timeout=deferral_limit(deadline),
         )
-
-    def _trigger(self, context: Context, deadline: float, left: Sequence[str]) -> ZkmqTaskTrigger:
-        since = moment("since", self.since)
-        named = {} if self.task_ids is None else awaited_ids(named_ids(self.task_ids), None, left)
-        return ZkmqTaskTrigger(
-            **named,
-            selector=self.selector,
-            min_tasks=self.min_tasks,
-            since=None if since is None else since.isoformat(),
-            batch=self.batch,
-            event=self.event,
-            log_progress=self.log_progress,
-            stop_at_failure=self._stops,
-            success=self._success(context),
-            queue=self.zkmq_queue or None,
-            zkmq_conn_id=self.zkmq_conn_id,
-            deadline=deadline,
-            deferred_at=time.time(),
-        )
-
-    def _success(self, context: Context) -> dict[str, Any] | None:
-        """Return how the triggerer ends this task by itself; None: a worker is to read what it tells."""
-        brief = self.batch is not None or not self.results
-        if not (brief and may_end_in_triggerer(self, context)):
-            return None
-        return {"telling": self._results().as_dict(), "push": pushed_for(self, context)}
 
     def _span(self) -> float:
         """Return how long to wait in seconds: Airflow does not hold a deferred task to its `execution_timeout`."""
@@ -393,8 +356,21 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
-                waiting = self._first_left(queue)
-                return "" if waiting is None else f"; {in_one_line(queue.explain(waiting))}"
+                try:
+                    ids = [] if self.batch is not None else self._ids(queue, 1, 0)
+                except WaitTimeout:  # of a search that finds nothing no task is known by its id
+                    return ""
+                try:
+                    _ = queue.wait(ids, self.event, 0) if self.batch is None else queue.wait_batch(self.batch, 0)
+                    return ""
+                except WaitTimeout as error:
+                    left = error.left
+                if not left:
+                    return ""
+                found = queue.explain(left[0])
+                refusing = [f"{each.consumer} refuses it: {each.refuses}" for each in found.consumers if each.refuses]
+                reasons = "; ".join([*found.reasons, *refusing[:_SHOWN]])
+                return f"; task {found.task_id} is {found.status}: {reasons}"
         except Exception as error:  # noqa: BLE001
             self.log.warning("Why it was not in time is unknown: %s", error)
             return ""

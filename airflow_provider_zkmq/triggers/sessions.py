@@ -19,8 +19,6 @@ from ..hooks.retry import Backoff
 if TYPE_CHECKING:
     from ..engine import AsyncQueue, AsyncZkmq
 
-# --- What goes on when its trigger has gone.
-
 #: An event loop itself keeps no task alive.
 _GOING_ON: Final[set[asyncio.Task[None]]] = set()
 
@@ -32,8 +30,6 @@ def going_on(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     task.add_done_callback(_GOING_ON.discard)
     return task
 
-
-# --- One ZooKeeper session for all triggers of a process that use the same Airflow connection.
 
 _Key: TypeAlias = tuple[str, str]
 #: Of this process alone: nobody can try passwords until one gives the digest that he has seen.
@@ -147,46 +143,33 @@ class SharedSessions:
         """
         of_loop = self._loops.setdefault(asyncio.get_running_loop(), _OfLoop())
         key, options, queue = await of_loop.look_up(conn_id)
-        entry = self._join(of_loop.entries, key, options)
-        try:
-            yield Lease(await asyncio.shield(entry.connecting), queue, entry, of_loop)
-        finally:
-            await _leave(of_loop.entries, entry)
-
-    def _join(self, entries: dict[_Key, _Entry], key: _Key, options: dict[str, Any]) -> _Entry:
-        """Find or make the entry without a pause in between, so that two first users open one session."""
+        entries = of_loop.entries
+        # It is found or made without a pause in between, so that two first users open one session.
         entry = entries.get(key)
         if entry is None or (
             entry.connecting.done() and (entry.connecting.cancelled() or entry.connecting.exception())
         ):
             entry = entries[key] = _Entry(key, asyncio.create_task(self._open(options)))
         entry.users += 1
-        return entry
+        try:
+            yield Lease(await asyncio.shield(entry.connecting), queue, entry, of_loop)
+        finally:
+            entry.users -= 1
+            if not entry.users:
+                if entries.get(key) is entry:
+                    del entries[key]
+                # A task of its own: a user that is cancelled while it leaves still leaves the session closed.
+                closing = going_on(_close(entry))
+                if entry.connecting.done():
+                    await asyncio.shield(closing)
 
     async def _open(self, options: dict[str, Any]) -> AsyncZkmq:
         client = await (await asyncio.to_thread(load_client)).connect(gc=False, **options)
         self.opened += 1
         return client
 
-    def users(self) -> list[int]:
-        """Return how many users each session of the running loop has."""
-        of_loop = self._loops.get(asyncio.get_running_loop(), _OfLoop())
-        return [entry.users for entry in of_loop.entries.values()]
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self._loops)} loop(s)>"
-
-
-async def _leave(entries: dict[_Key, _Entry], entry: _Entry) -> None:
-    entry.users -= 1
-    if entry.users:
-        return
-    if entries.get(entry.key) is entry:
-        del entries[entry.key]
-    # A task of its own: a user that is cancelled while it leaves still leaves the session closed.
-    closing = going_on(_close(entry))
-    if entry.connecting.done():
-        await asyncio.shield(closing)
 
 
 async def _close(entry: _Entry) -> None:
@@ -198,8 +181,6 @@ async def _close(entry: _Entry) -> None:
 
 #: The sessions of this process.
 SESSIONS = SharedSessions()
-
-# --- A shared session that a trigger keeps while it works, and takes anew after trouble.
 
 
 class HeldSession:

@@ -36,8 +36,6 @@ from .sessions import SESSIONS, HeldSession, going_on
 if TYPE_CHECKING:
     from ..engine import AsyncQueue, Batch, Task
 
-# --- Triggers of deferred tasks: what they have in common, such as waiting on while ZooKeeper is away.
-
 #: The engine's own time-out names what it waited for; this much later, in seconds, the wait ends whatever it does.
 _GRACE = 1.0
 
@@ -58,6 +56,11 @@ class WaitingTrigger(BaseTrigger):
         self.deadline = deadline
         self.deferred_at = deferred_at
         self._name = name
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments, plain JSON."""
+        kwargs = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return (f"{type(self).__module__}.{type(self).__qualname__}", kwargs)
 
     @abstractmethod
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
@@ -94,11 +97,6 @@ class WaitingTrigger(BaseTrigger):
                     await session.after(error)
         finally:
             await session.leave()
-
-
-# --- `ZkmqTaskTrigger`: waits in the triggerer until tasks are claimed or completed, or a batch is done.
-#
-# `ZkmqReadyTrigger` waits until there is work.
 
 
 class ZkmqTaskTrigger(WaitingTrigger):
@@ -171,16 +169,18 @@ class ZkmqTaskTrigger(WaitingTrigger):
         self.cancels = cancels
         self.queue = queue
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class path and the arguments, plain JSON."""
-        kwargs = {name: getattr(self, name) for name in inspect.signature(ZkmqTaskTrigger).parameters}
-        return ("airflow_provider_zkmq.triggers.zkmq.ZkmqTaskTrigger", kwargs)
-
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
         if self.batch is not None:
             batch = await queue.wait_batch(self.batch, seconds_left(self.deadline))
             return await self._succeeded(queue.name, batch) or {"batch": self.batch}
-        ids = await self._ids(queue)
+        ids = self.task_ids if self.series is None else series_ids(*self.series)
+        if ids is None:
+            since = moment("since", self.since)
+            ids = await internals(queue).find(
+                self.selector or "all()", self.min_tasks, seconds_left(self.deadline), since=since, wait_for_queue=True
+            )
+        if not ids:
+            raise ConfigError("no task was named: there is nothing to wait for")
         on_progress = progress_log(self.log) if self.log_progress else None
         tasks = await queue.wait(
             ids, self.event, seconds_left(self.deadline), on_progress, stop_at_failure=self.stop_at_failure
@@ -213,17 +213,6 @@ class ZkmqTaskTrigger(WaitingTrigger):
         except Exception as error:  # noqa: BLE001  whatever it is, it is told: nobody waits for this any more
             self.log.warning("Ended, but its tasks are not cancelled: %s", error)
 
-    async def _ids(self, queue: AsyncQueue) -> list[str]:
-        ids = self.task_ids if self.series is None else series_ids(*self.series)
-        if ids is None:
-            since = moment("since", self.since)
-            ids = await internals(queue).find(
-                self.selector or "all()", self.min_tasks, seconds_left(self.deadline), since=since, wait_for_queue=True
-            )
-        if not ids:
-            raise ConfigError("no task was named: there is nothing to wait for")
-        return ids
-
     async def _succeeded(self, queue: str, ended: Sequence[Task] | Batch) -> dict[str, Any] | None:
         """Tell what has ended; return that the Airflow task ends here. None: it goes on on a worker."""
         if self.success is None or self.partial:
@@ -234,26 +223,19 @@ class ZkmqTaskTrigger(WaitingTrigger):
         except AirflowException:
             return None
         value = self.success["value"] if "value" in self.success else results.to_xcom(queue, ended)
-        if size(value) > EVENT_BYTES or not await self._push(value):
+        if size(value) > EVENT_BYTES:
             return None
+        if (instance := self.success["push"]) is not None:
+            from airflow.sdk.execution_time.xcom import XCom
+
+            # `TaskSuccessEvent` itself writes the text of the value's JSON in the value's place (Airflow 3.3).
+            try:
+                await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **instance)
+            except Exception as error:  # noqa: BLE001  whatever it is: a worker does it
+                self.log.warning("A worker is to end this task, as its XCom cannot be written here: %s", error)
+                return None
         log_ended(self.log, queue, ended, self.zkmq_conn_id)
         return {"ends": True}
-
-    async def _push(self, value: Any) -> bool:
-        """Write the task's XCom as the task would; whether that is done.
-
-        `TaskSuccessEvent` itself writes the text of the value's JSON in the value's place (Airflow 3.3).
-        """
-        if (instance := (self.success or {})["push"]) is None:
-            return True
-        from airflow.sdk.execution_time.xcom import XCom
-
-        try:
-            await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **instance)
-        except Exception as error:  # noqa: BLE001  whatever it is: a worker does it
-            self.log.warning("A worker is to end this task, as its XCom cannot be written here: %s", error)
-            return False
-        return True
 
 
 class ZkmqReadyTrigger(WaitingTrigger):
@@ -283,11 +265,6 @@ class ZkmqReadyTrigger(WaitingTrigger):
         super().__init__(zkmq_queue, zkmq_conn_id, deadline, deferred_at)
         self.zkmq_queue = zkmq_queue
         self.selector = selector
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class path and the arguments, plain JSON."""
-        names = ("zkmq_queue", "selector", "zkmq_conn_id", "deadline", "deferred_at")
-        return ("airflow_provider_zkmq.triggers.zkmq.ZkmqReadyTrigger", {name: getattr(self, name) for name in names})
 
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
         there = await queue.exists(timeout=seconds_left(self.deadline))
