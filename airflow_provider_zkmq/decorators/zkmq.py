@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from airflow.sdk import conf
+from airflow.sdk import Context, conf
 from airflow.sdk.bases.decorator import DecoratedOperator, KeywordParameters, is_async_callable, task_decorator_factory
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
@@ -52,12 +52,9 @@ from ..operators.settling import as_result
 from ..triggers.zkmq import nothing_came
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
     from airflow.sdk.bases.decorator import TaskDecorator
 
     from ..engine import AnyClaim, AnyQueue, Task, Worker
-
-# --- The function under `@task.zkmq`: what of its signature is TaskFlow's, and how a worker calls it.
 
 _BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 #: What settles a task by itself.

@@ -7,17 +7,14 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from airflow.sdk import BaseHook
+from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from ..engine import ConfigError
 from ..environment import FILES
 from .arguments import flag, kind_of, span
-
-if TYPE_CHECKING:
-    from airflow.sdk import Connection
 
 _SECONDS_BETWEEN_LINES: Final = 60.0
 

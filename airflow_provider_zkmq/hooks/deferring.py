@@ -7,6 +7,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -16,9 +17,7 @@ from ..engine.internals import internals
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from ..engine import AnyQueue, AsyncQueue
-
-# --- Which Airflow task instance enqueued a task: what the task's metadata note of it.
+    from ..engine import AsyncQueue
 
 #: What tells a task instance from all others, whichever of its tries it is.
 INSTANCE: Final = ("dag_id", "run_id", "task_id", "map_index")
@@ -40,9 +39,7 @@ def is_of(metadata: Mapping[str, object], origin: Mapping[str, object], names: I
     return isinstance(noted, Mapping) and all(noted.get(name) == origin[name] for name in names)
 
 
-# --- A user's end of an Airflow task, told from all other kills: then, and only then, what it waits for is cancelled.
-
-#: What a user makes of a task that waits. One that is cleared is tried again, and adopts what is there; one that is
+#: What a user makes of a task that waits: then, and only then, what it waits for is cancelled. One that is cleared is tried again, and adopts what is there; one that is
 #: given to another triggerer is deferred still; one whose worker is shut down is running.
 _ENDED: Final = frozenset({"failed", "skipped", "success", "removed"})
 #: So many tasks are read together.
@@ -66,18 +63,6 @@ def ended_by_user(instance: Mapping[str, Any]) -> bool:
     return state_of(*(instance[name] for name in INSTANCE)) in _ENDED
 
 
-def cancel_open(queue: AnyQueue, ids: Sequence[str]) -> int:
-    """Cancel those of the tasks that have not ended; return how many there were."""
-    count = 0
-    for task_id in ids:
-        try:
-            queue.cancel(task_id)
-            count += 1
-        except (IllegalTransition, TaskNotFound):
-            continue
-    return count
-
-
 async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Sequence[str]) -> int:
     """Cancel the tasks that have not ended and note this origin, as far as it has these names; return their number.
 
@@ -97,14 +82,12 @@ async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Seq
 
 
 async def acancel_open(queue: AsyncQueue, ids: Sequence[str]) -> int:
-    """`cancel_open` on an event loop."""
+    """Cancel those of the tasks that have not ended; return how many there were."""
     count = 0
     for task_id in ids:
-        try:
+        with suppress(IllegalTransition, TaskNotFound):
             await queue.cancel(task_id)
             count += 1
-        except (IllegalTransition, TaskNotFound):
-            continue
     return count
 
 

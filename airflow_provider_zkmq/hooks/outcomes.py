@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk import conf
+from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException
 
 from ..engine import ZkmqError
@@ -19,8 +19,6 @@ from .arguments import check_choice, check_number
 from .deferring import first_within, typed
 
 if TYPE_CHECKING:
-    from airflow.sdk import BaseOperator
-
     from ..engine import AnyQueue, Batch, Task
 
 #: How many tasks an error names.

@@ -12,8 +12,6 @@ from typing import Any, Final, TypeVar
 
 from ..engine import SessionLost, TlsRefused, TransportError
 
-# --- The pauses after failures of what goes on all the same: longer after each one, and told about once a minute.
-
 _LONGEST_PAUSE: Final = 60.0
 _SECONDS_BETWEEN_LINES: Final = 60.0
 #: A run waits for what it waits for: it looks this often at the least.
@@ -66,8 +64,6 @@ class Backoff:
         pause: float = min(longest, 2.0 ** min(self._failures, 10))
         return pause * random.uniform(0.5, 1.0)  # noqa: S311  no secret
 
-
-# --- What an Airflow task does on its worker goes on when ZooKeeper was away.
 
 #: So many seconds of an outage, at most, what changes a queue is tried again.
 RETRY_SECONDS: Final = 540.0

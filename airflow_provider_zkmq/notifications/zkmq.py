@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from airflow.sdk import BaseNotifier
+from airflow.sdk import BaseNotifier, Context
 
 from ..engine import ConfigError
 from ..hooks.connections import DEFAULT_CONN_ID
@@ -15,9 +15,6 @@ from ..hooks.deferring import typed
 from ..hooks.maintenance import dead_letters
 from ..hooks.settings import how_many
 from ..hooks.zkmq import ZkmqHook
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
 
 Send: TypeAlias = Callable[[str], object]
 

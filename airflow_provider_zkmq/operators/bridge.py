@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from ..engine import ConfigError
@@ -13,9 +13,6 @@ from ..hooks.arguments import flag
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.outcomes import few
 from ..hooks.zkmq import ZkmqHook
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
 
 _SHOWN = 5
 #: So many refusals have a line of their own in the log; all are in the XCom.

@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from airflow.sdk import BaseOperator, conf
+from airflow.sdk import BaseOperator, Context, conf
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from ..engine import ClaimLost, ConfigError, Duration, QueueNotFound, TaskNotFound, TransportError, ZkmqError
@@ -24,11 +24,7 @@ from ..triggers.zkmq import ZkmqReadyTrigger
 from .work_tasks import NotMappable, TaskStateStore, class_of
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
     from ..engine import AnyQueue
-
-# --- Waiting for work that fits, in the triggerer or on a worker, claiming nothing meanwhile.
 
 
 def skip_missing_queue(error: QueueNotFound, on_empty: str, log: Any) -> list[Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from airflow.sdk import TaskGroup
+from airflow.sdk import TaskGroup, XComArg
 
 from ..engine import Duration
 from ..hooks.connections import DEFAULT_CONN_ID
@@ -14,9 +14,6 @@ from .claiming import LEASE, ZkmqClaimOperator
 from .keeping import ZkmqKeepOperator
 from .settling import ZkmqSettleOperator, prepare_work
 from .work_tasks import check_each, waited_for, work_ids
-
-if TYPE_CHECKING:
-    from airflow.sdk import XComArg
 
 
 class ZkmqTaskGroup(TaskGroup):

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from airflow.sdk import BaseHook, BaseOperator
+from airflow.sdk import BaseHook, BaseOperator, Context
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
 
 from ..engine import Duration, ZkmqError
 from ..environment import FILES
-from ..hooks.arguments import read_claims, shown
+from ..hooks.arguments import ClaimReference, read_claims, shown
 from ..hooks.connections import DEFAULT_CONN_ID, connection_options
 from ..hooks.zkmq import ZkmqHook
 from ..triggers.leases import ZkmqLeaseTrigger, checked_lease, end_of
 from .claiming import AGAIN, LEASE, still_held
 from .work_tasks import NotMappable
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-    from ..hooks.arguments import ClaimReference
 
 #: Where worker slots are few, what holds the claims comes before the work.
 _PRIORITY: Final = 1_000

@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from airflow.sdk import BaseOperator, TaskGroup, XComArg
+from airflow.sdk import BaseOperator, Context, TaskGroup, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
 from ..engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, TaskTooLarge, ZkmqError
@@ -26,8 +26,6 @@ from .claiming import AGAIN, LEASE, still_held
 from .work_tasks import NotMappable, TaskStateStore, check_each, class_of, waited_for, work_ids, work_tasks
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
     from ..engine import AnyQueue
 
 # --- What the tasks that a run has finished keep as their result: each its own, or one for all.

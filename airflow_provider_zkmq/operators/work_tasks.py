@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
-from airflow.sdk import TaskGroup, XComArg, conf
+from airflow.sdk import Context, TaskGroup, XComArg, conf
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
 
 
 def work_ids(node: Any) -> Iterable[str]:

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from airflow.sdk import BaseOperator, conf
+from airflow.sdk import BaseOperator, Context, conf
 from airflow.sdk.exceptions import AirflowException
 
 from ..engine import (
@@ -22,6 +22,7 @@ from ..engine import (
     ConfigError,
     DuplicateTask,
     Duration,
+    IllegalTransition,
     Message,
     RetryPolicy,
     TaskNotFound,
@@ -38,7 +39,6 @@ from ..hooks.deferring import (
     NOTE,
     TRY,
     awaited_ids,
-    cancel_open,
     deferral_limit,
     ended_by_user,
     is_of,
@@ -68,11 +68,7 @@ from .keeping import ZkmqKeepOperator
 from .settling import ZkmqSettleOperator
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
     from ..engine import AnyQueue, Batch, Task
-
-# --- Messages as an operator's arguments and rendered templates spell them.
 
 _KEYS: Final = tuple(each.name for each in fields(Message))
 _TIMES: Final = ("delay", "not_before")
@@ -121,9 +117,8 @@ def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> M
         if not isinstance(policy, Mapping):
             raise ConfigError(f"policy {policy!r} is not understood: give a mapping or a RetryPolicy")
         try:
-            policy = RetryPolicy(
-                **{name: span(name, part) if name in _SPANS else part for name, part in policy.items()}
-            )
+            parts: Any = {name: span(name, part) if name in _SPANS else part for name, part in policy.items()}
+            policy = RetryPolicy(**parts)
         except TypeError as error:
             raise ConfigError(f"policy {policy!r} is not understood: {error}") from None
     return Message(
@@ -272,8 +267,6 @@ class IdempotentEnqueue:
                 return is_of(task.metadata, self.origin, _IDENTITIES[self.idempotency])
         return False
 
-
-# --- The end of what was enqueued: an operator waits for tasks, or for a batch, on its worker or deferred.
 
 #: Airflow kills a process five seconds after it told it to end: what is cancelled is waited for so many seconds.
 _CANCELLING: Final = 4.0
@@ -526,7 +519,11 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         self.log.warning(problem, len(ids), queue.name)
         try:
             if ended_by_user(instance):
-                count = cancel_open(queue, ids)
+                count = 0
+                for task_id in ids:
+                    with suppress(IllegalTransition, TaskNotFound):
+                        queue.cancel(task_id)
+                        count += 1
                 self.log.warning("Ended by a user: cancelled %d task(s) of queue %r", count, queue.name)
         except Exception as error:  # noqa: BLE001  a thread beside the end of a process: nobody would hear it
             self.log.warning("The tasks of queue %r are not cancelled: %s", queue.name, error)

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue, conf
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowNotFoundException,
@@ -32,13 +32,9 @@ from ..hooks.zkmq import ZkmqHook
 from ..triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
     from ..engine import AnyQueue, Batch, Task
 
     Ended: TypeAlias = Sequence[Task] | Batch
-
-# --- How a sensor ends that fails: in Airflow's errors, and skipped, with the reason, where it is to fail softly.
 
 
 @contextmanager
@@ -72,9 +68,6 @@ def soft_failing(sensor: BaseSensorOperator) -> Iterator[None]:
         sensor.soft_fail, sensor.never_fail = soft_fail, never_fail
 
 
-# --- What a sensor waits for: checked when the DAG is parsed, and again when its templates are rendered.
-
-
 def check_wanted(task_ids: object, selector: object, batch: object, min_tasks: object, since: object) -> None:
     """Raise `ValueError` unless one thing is named, by a search that does not end at once.
 
@@ -96,12 +89,6 @@ def named_ids(task_ids: object) -> list[str]:
     if not ids:
         raise ConfigError("task_ids is blank after templating: there is nothing to wait for")
     return ids
-
-
-def counted(selector: str, least: int, since: object) -> str:
-    """Return which tasks a sensor counts, for its log: without a moment, those of earlier runs are among them."""
-    age = f"since {since}" if since is not None else "at any time and is still kept, also by an earlier run: see since"
-    return f"Waiting for at least {least} task(s) that match {selector}; one counts that was enqueued {age}"
 
 
 #: So many refusing consumers are in the reason of a time-out.
@@ -195,7 +182,11 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         deadline = time.time() + self._span()
         with soft_failing(self), self._explaining_timeout(), airflow_errors():
             if self.selector is not None:
-                self.log.info("%s", counted(self.selector, self.min_tasks, self.since))
+                # Without a moment, tasks of earlier runs count, too.
+                any_time = "at any time and is still kept, also by an earlier run: see since"
+                when = any_time if self.since is None else f"since {self.since}"
+                what = "Waiting for at least %d task(s) that match %s; one counts that was enqueued %s"
+                self.log.info(what, self.min_tasks, self.selector, when)
             if self.deferrable:
                 try:
                     return self._waited(0)
@@ -242,11 +233,17 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 raise self._deferral(context, until, error) from None
 
     def _waited(self, span: float) -> Any:
-        """Wait at most `span` seconds on this worker. Raises `WaitTimeout`."""
+        """Wait for the batch, else for the tasks, at most `span` seconds on this worker. Raises `WaitTimeout`."""
 
         def wait(queue: AnyQueue) -> Ended:
+            end = time.monotonic() + span
             try:
-                return self._wait(queue, span)
+                if self.batch is not None:
+                    return queue.wait_batch(self.batch, span)
+                ids = self._ids(queue, self.min_tasks, span)
+                on_progress = progress_log(self.log) if self.log_progress else None
+                left = max(0.0, end - time.monotonic())
+                return queue.wait(ids, self.event, left, on_progress, stop_at_failure=self.fail_on == "any")
             except WaitTimeout as error:
                 if self.deferrable:
                     log_open(self.log, queue, error.left, self.zkmq_conn_id)
@@ -269,16 +266,6 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         log_ended(self.log, queue.name, ended, self.zkmq_conn_id)
         self._results().check(queue.name, ended)
         return self._results().to_xcom(queue.name, ended)
-
-    def _wait(self, queue: AnyQueue, span: float) -> Ended:
-        """Wait for the batch, else for the tasks, at most `span` seconds. Raises `WaitTimeout`."""
-        end = time.monotonic() + span
-        if self.batch is not None:
-            return queue.wait_batch(self.batch, span)
-        ids = self._ids(queue, self.min_tasks, span)
-        on_progress = progress_log(self.log) if self.log_progress else None
-        left = max(0.0, end - time.monotonic())
-        return queue.wait(ids, self.event, left, on_progress, stop_at_failure=self.fail_on == "any")
 
     def _ids(self, queue: AnyQueue, least: int, span: float) -> list[str]:
         """Return the ids to wait for, at the latest after `span` seconds. Raises `WaitTimeout`, `ConfigError`."""

@@ -94,33 +94,12 @@ class Lease:
 
     client: AsyncZkmq
     default_queue: str
-    _entry: _Entry = field(repr=False)
-    _of_loop: _OfLoop = field(repr=False)
+    entry: _Entry = field(repr=False)
+    of_loop: _OfLoop = field(repr=False)
 
     def queue(self, name: str | None) -> AsyncQueue:
         """Return a queue; None: the connection's."""
         return self.client.queue(name or self.default_queue)
-
-    async def outdated(self) -> bool:
-        """Whether the connection says something else by now; it is looked up once a minute for all who ask.
-
-        What cannot be looked up is taken to be as it was.
-        """
-        try:
-            key, _, _ = await self._of_loop.look_up(self._entry.key[0])
-        except Exception:  # noqa: BLE001  whoever waits for servers goes on waiting for those that he knows
-            return False
-        return key != self._entry.key
-
-    def forget(self) -> None:
-        """Give this session to no further user: it has ended. Those who use it now close it when they leave.
-
-        The connection is looked up anew for the next one: it may have been changed.
-        """
-        key = self._entry.key
-        if self._of_loop.entries.get(key) is self._entry:  # else another one has: what was looked up since is new
-            del self._of_loop.entries[key]
-            self._of_loop.lookups.pop(key[0], None)
 
 
 class SharedSessions:
@@ -205,14 +184,21 @@ class HeldSession:
     async def after(self, error: Exception) -> None:
         """Pause; go on with a connection looked up anew, unless this session only waits for its servers.
 
-        It waits for them in vain where the connection names others by now.
+        It waits for them in vain where the connection names others by now: that is looked up once a minute for all.
         """
-        if isinstance(error, Unavailable):
-            self._stale = self._stale or (self._lease is not None and await self._lease.outdated())
-        else:
+        lease = self._lease
+        if not isinstance(error, Unavailable):
             self._stale = True
-            if self._lease is not None and isinstance(error, TransportError):
-                self._lease.forget()
+            if lease is not None and isinstance(error, TransportError):
+                # It has ended, and is for no further user: those who use it now close it when they leave.
+                key, of_loop = lease.entry.key, lease.of_loop
+                if of_loop.entries.get(key) is lease.entry:  # else another one is there, and its connection is fresh
+                    del of_loop.entries[key]
+                    of_loop.lookups.pop(key[0], None)
+        elif lease is not None and not self._stale:
+            with contextlib.suppress(Exception):  # what cannot be looked up is taken to be as it was
+                now, _, _ = await lease.of_loop.look_up(lease.entry.key[0])
+                self._stale = now != lease.entry.key
         await self.backoff.after(error)
 
     async def leave(self) -> None:
