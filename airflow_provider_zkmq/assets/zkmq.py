@@ -18,9 +18,7 @@ _SHAPE = "write zkmq://host:port/root/queue, or zkmq://host1:port,host2:port/roo
 def sanitize_uri(uri: SplitResult) -> SplitResult:
     """Return the URI in the one spelling of its queue: hosts in lower case and in order, each with its port.
 
-    Raises:
-        ConfigError: a part is missing, or is not allowed where queues are; credentials belong to the connection.
-
+    Raises `ConfigError` where a part is missing, or is not allowed; credentials belong to the connection.
     """
     from ..engine import ConfigError, ConnectionConfig, check_name
 

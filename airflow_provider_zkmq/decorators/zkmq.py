@@ -174,10 +174,7 @@ class Consumed:
         return {**counts, "errors": errors}
 
     def log_results(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
-        """Log how many tasks were handled, and what became of the first that failed: an error for each dead one.
-
-        `conn_id`: the Airflow connection, for the commands that show more.
-        """
+        """Log how many tasks were handled, and what became of the first that failed: an error for each dead one."""
         log.info(
             "Handled %d task(s) of queue %r: %d finished, %d failed, %d given back, %d lost%s",
             self.handled, queue.name, self.finished, self.failed, self.released, self.lost,
@@ -388,15 +385,15 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
     for ten seconds at least, and counts no attempt. Each task is settled when the function has returned, whatever
     becomes of others. The XCom is ``{"finished", "failed", "released", "lost", "errors": [{"id", "error"}]}``, with the
     first few errors. Locks and leases are extended while the function runs. A task of Airflow's that is tried again, or
-    cleared, claims what is there. One that is told to end gives back what it has in hand, which counts as no attempt;
-    one whose process dies does so when its session ends. A time-out by ``execution_timeout`` is a failure of what is in
+    cleared, claims what is there. One that is ended gives back what it has in hand, which counts as no attempt; one
+    whose process dies does so when its session ends. A time-out by ``execution_timeout`` is a failure of what is in
     hand.
 
     Args:
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         selector: only tasks that it matches, as text; None: all. An argument of the function named ``selector``,
             ``zkmq_queue`` or ``claims`` sets it, too, so that ``expand`` can map over it.
-        claims: handle all of these, a claim or a list of them, as `ZkmqClaimOperator` tells them, and claim nothing.
+        claims: handle all of these, a claim or a list of them, as `ZkmqClaimOperator` gives them, and claim nothing.
             Each is taken over, extended and settled as if claimed here; one that does not hold any more is passed over.
             Where none holds, ``on_empty="wait"`` skips, too; what failed, or took too long, is not tried again by
             Airflow, since its claim is over.
@@ -412,7 +409,6 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         fail_on: which failures of tasks fail the Airflow task, after all have been handled: ``"none"``: each is its
             queue's affair, as where a worker handles it; ``"any"``; ``"all"``: one failed at least, and none finished.
         zkmq_conn_id: the Airflow connection.
-
     """
 
     template_fields: Sequence[str] = (*DecoratedOperator.template_fields, *_OF_FUNCTION, "zkmq_conn_id")
@@ -471,11 +467,9 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Handle what is there, or wait for it; return what became of it.
 
-        Raises:
-            AirflowSkipException: there was nothing, and `on_empty` says so.
-            AirflowException: there was nothing, or nothing in time, or tasks failed and `fail_on` says so.
-            ZkmqError: nothing could be claimed; the message says why.
-
+        Raises `AirflowSkipException` where there was nothing, and `on_empty` says so, `AirflowException` where there
+        was nothing, or nothing in time, or tasks failed and `fail_on` says so, and `ZkmqError` where nothing could be
+        claimed.
         """
         return self._consume(context, None if self._span is None else time.time() + self._span)
 

@@ -66,12 +66,7 @@ def is_blank(value: object) -> bool:
 
 
 def items_of(what: str, value: object) -> list[Any]:
-    """Return a templated list: a list, any other series (as mapped tasks give it), or text that holds a list.
-
-    Raises:
-        ConfigError: `value` is none of these.
-
-    """
+    """Return a templated list: a list, another series, as mapped tasks give it, or text. Raises `ConfigError`."""
     if isinstance(value, str):
         text = value.strip()
         if not text.startswith(("[", "(")):
@@ -88,12 +83,7 @@ def items_of(what: str, value: object) -> list[Any]:
 
 
 def flat_ids(value: object) -> list[str]:
-    """Return task ids from one id, a list, lists in lists, or the text of any of these; each id once, in order.
-
-    Raises:
-        ConfigError: there is something else in it.
-
-    """
+    """Return task ids, each once, from one id, a list, lists in lists, or their text. Raises `ConfigError`."""
     ids: list[str] = []
     for item in items_of("task_ids", value):
         if isinstance(item, str) and not item.startswith(("[", "(")):
@@ -126,10 +116,7 @@ def claim_reference(queue: str, claim: AnyClaim | AsyncClaim) -> ClaimReference:
 
 
 def read_claims(what: str, value: object) -> list[ClaimReference]:
-    """Return the claims of a list, of one claim, or of the text that a template makes of them.
-
-    Raises `ConfigError` for what is none, and for more than `MOST`.
-    """
+    """Return the claims of a list, of one claim, or of their text. Raises `ConfigError`, also for more than `MOST`."""
     if isinstance(value, str) and value.strip().startswith("{"):
         value = f"[{value}]"
     items = [value] if isinstance(value, Mapping) else [] if value is None else items_of(what, value)

@@ -58,12 +58,8 @@ _NAME: Final = re.compile("[a-z_]+")
 def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return an Airflow connection as the arguments of `Zkmq.connect` plus ``queue``, the default queue's name.
 
-    The result holds the password: it is to be passed on, never logged. `extra`: the connection's extra if the
-    caller has read it already (reading it on an event loop takes an ``await``).
-
-    Raises:
-        ConfigError: something is missing or unknown; the message names the connection.
-
+    The result holds the password: it is to be passed on, never logged. `extra`: the connection's, if the caller has
+    read it already, which on an event loop takes an ``await``. Raises `ConfigError`, which names the connection.
     """
     where = f"connection {conn.conn_id!r}"
     if extra is None:
@@ -90,12 +86,7 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
 
 
 def look_up_options(conn_id: str) -> dict[str, Any]:
-    """Look up a connection where this runs, in a task or outside of Airflow; see `connection_options`.
-
-    Raises:
-        ConfigError: there is no such connection, or it is not understood.
-
-    """
+    """Look up a connection where this runs, in a task or outside of Airflow; see `connection_options`."""
     try:
         return connection_options(BaseHook.get_connection(conn_id))
     except AirflowNotFoundException as error:
@@ -108,10 +99,7 @@ def look_up_options(conn_id: str) -> dict[str, Any]:
 async def async_connection_options(conn_id: str) -> dict[str, Any]:
     """Look up a connection without blocking the event loop; see `connection_options`.
 
-    Raises:
-        AirflowNotFoundException: there is no such connection.
-        ConfigError: it is not understood.
-
+    Raises `AirflowNotFoundException` where there is none, and `ConfigError` where it is not understood.
     """
     conn = await BaseHook.aget_connection(conn_id)
     extra = _parsed(conn)
@@ -125,10 +113,9 @@ async def async_connection_options(conn_id: str) -> dict[str, Any]:
 
 
 def _parsed(conn: Connection) -> Any:
-    """Return a connection's extra, unmasked.
+    """Return a connection's extra, unmasked. Raises `ConfigError` for what is no JSON, showing nothing of it.
 
-    Raises `ConfigError` for what is no JSON, showing nothing of it: Airflow takes it for an empty one, and so would go
-    on without TLS, under another root.
+    Airflow takes that for an empty one, and so would go on without TLS, under another root.
     """
     try:
         return json.loads((conn.extra or "").strip() or "{}")

@@ -39,7 +39,7 @@ def is_of(metadata: Mapping[str, object], origin: Mapping[str, object], names: I
     return isinstance(noted, Mapping) and all(noted.get(name) == origin[name] for name in names)
 
 
-#: What a user makes of a task that waits: then, and only then, what it waits for is cancelled. One that is cleared is tried again, and adopts what is there; one that is
+#: What a user makes of a task that waits. One that is cleared is tried again, and adopts what is there; one that is
 #: given to another triggerer is deferred still; one whose worker is shut down is running.
 _ENDED: Final = frozenset({"failed", "skipped", "success", "removed"})
 #: So many tasks are read together.

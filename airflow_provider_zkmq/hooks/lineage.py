@@ -24,10 +24,7 @@ class _NamesQueue:
     zkmq_queue: str | None
 
     def get_openlineage_facets_on_complete(self, task_instance: object) -> OperatorLineage:  # noqa: ARG002
-        """Return the queue as a dataset; nothing for queues in files, which have no servers to be named by.
-
-        Raises `ConfigError` for a connection that is not understood; Airflow logs that, and the task has succeeded.
-        """
+        """Return the queue as a dataset; nothing for queues in files. Raises `ConfigError`, which Airflow logs."""
         from airflow.providers.openlineage.extractors import OperatorLineage
 
         from ..assets.zkmq import convert_asset_to_openlineage
@@ -50,10 +47,7 @@ class ReadsQueue(_NamesQueue):
 
 
 def queue_asset(conn_id: str, queue: str | None) -> Asset | None:
-    """Return the asset of a connection's queue (None: the one it names); None for queues in files.
-
-    Raises `ConfigError` where there is no such connection, or it is not understood.
-    """
+    """Return the asset of a connection's queue (None: its own); None for queues in files. Raises `ConfigError`."""
     from ..assets.zkmq import create_asset
     from .connections import look_up_options
 

@@ -30,10 +30,9 @@ _UNKNOWN: Final = "\ufffd"
 
 
 def outcome(task: Task) -> dict[str, Any]:
-    """Return what an XCom tells about a task: ``id``, ``state``, ``attempt``, ``error``, and its result.
+    """Return what an XCom tells about a task: ``id``, ``state``, ``attempt``, ``error``, and its ``result`` as text.
 
-    The result is text under ``result``, or, where the bytes are no UTF-8 or hold a NUL, base64 under ``result_b64``:
-    PostgreSQL keeps no NUL in an XCom.
+    Where the bytes are no UTF-8, or hold a NUL, which PostgreSQL keeps in no XCom, ``result_b64`` has them as base64.
     """
     summary: dict[str, Any] = {
         "id": task.id,
@@ -83,10 +82,7 @@ def few(lines: Sequence[str]) -> str:
 
 
 def log_open(log: Any, queue: AnyQueue, left: Sequence[str], conn_id: str) -> None:
-    """Log that a wait begins, and how many tasks it is for; and, as a warning, if no live consumer accepts the first.
-
-    A queue in files, which knows no consumers, has no such warning; nor has what can just not be read.
-    """
+    """Log that a wait begins, for how many tasks, and, as a warning, if no live consumer accepts the first."""
     if not left:
         log.info("Waiting for tasks of queue %r: none of them is known yet", queue.name)
         return
@@ -101,10 +97,7 @@ def log_open(log: Any, queue: AnyQueue, left: Sequence[str], conn_id: str) -> No
 
 
 def log_ended(log: Any, queue: str, ended: Sequence[Task] | Batch, conn_id: str) -> None:
-    """Log and count what has ended; the first that are dead each in a line, with what shows more; how many more are.
-
-    `conn_id`: the Airflow connection, for the commands that show more.
-    """
+    """Log and count what has ended; the first that are dead each in a line, with what shows more; how many more are."""
     if not isinstance(ended, Sequence):
         log.info(
             "Ended: batch %r of queue %r: %d task(s), %d failed", ended.name, queue, ended.total, len(ended.failed)
@@ -156,9 +149,8 @@ _CORE_XCOM: Final = "airflow.sdk.execution_time.xcom.BaseXCom"
 class XComResults:
     """What an XCom and a log say of tasks and batches that have ended.
 
-    results: with the tasks' results, attempts and errors; else their ids and states alone. max_xcom_bytes: where it is
-    larger, spelt as JSON, it is references. fail_on: ``"any"`` of them that is dead or cancelled fails the Airflow
-    task, or ``"none"`` does.
+    results: with results, attempts and errors; else ids and states alone. max_xcom_bytes: where it is larger, as JSON,
+    it is references. fail_on: ``"any"`` that is dead or cancelled fails the Airflow task, or ``"none"`` does.
     """
 
     results: bool
@@ -224,9 +216,8 @@ def pushed_for(operator: BaseOperator, context: Mapping[str, Any]) -> dict[str, 
 def may_end_in_triggerer(operator: BaseOperator, context: Mapping[str, Any]) -> bool:
     """Whether nothing is lost where the triggerer ends a deferred task: no worker runs once more then.
 
-    It emits no asset events, writes XComs past a backend of one's own, records no length by which others are mapped,
-    splits no value into several XComs, and calls neither a hook of the operator's, or a method of a subclass, nor what
-    is to be called when it succeeds.
+    It emits no asset events, writes XComs past another backend, records no length by which others are mapped, splits no
+    value into several XComs, and calls no hook, method of a subclass, or callback of the operator's.
     """
     backend = conf.get("core", "xcom_backend", fallback=_CORE_XCOM)
     if operator.outlets or operator.on_success_callback or backend != _CORE_XCOM:

@@ -76,9 +76,9 @@ def outlast(log: Any, what: str, seconds: float, work: Callable[[Callable[[], No
     """Return what `work` does, tried again while ZooKeeper is away, for so many seconds of an outage.
 
     `work` is given a function to call whenever a server has answered it: what fails after that is another outage. It
-    uses one client throughout, which knows what a try of unknown outcome has sent; and what it has done it does not do
-    again. `what` goes on is said in the log. Raises what `work` does, and a `TransportError` only after that time;
-    certificates that are refused, and the end of the client, are no outage.
+    uses one client throughout, which knows what a try of unknown outcome has sent; what it has done it does not do
+    again. `what` goes on is said in the log. Raises what `work` does; certificates that are refused, and the end of the
+    client, are no outage.
     """
     backoff, until, answered = Backoff(log, what=what, longest=LONGEST_OF_A_WAIT), None, False
 
@@ -103,8 +103,7 @@ def outlast(log: Any, what: str, seconds: float, work: Callable[[Callable[[], No
 class Outlasting:
     """Calls of one client, each tried again while ZooKeeper is away: for `RETRY_SECONDS`, within the task's limit.
 
-    A call of unknown outcome is made again as it was: so the client knows it, and takes over what it had written. A
-    call is one piece of work, however many tasks it writes: one that ZooKeeper drops each time does end.
+    A call of unknown outcome is made again as it was: so the client takes over what it had written.
     """
 
     def __init__(self, log: Any, what: str, limit: timedelta | None) -> None:
@@ -120,8 +119,7 @@ class Outlasting:
 def persist(log: Any, deadline: float, wait: Callable[[float], T]) -> T:
     """Return what `wait` does, called with the seconds that are left, again and again while ZooKeeper is away.
 
-    `deadline`: in seconds since 1970, or infinite. Raises what `wait` does, a `TransportError` only after it;
-    certificates that are refused, and the end of the client, are no outage.
+    `deadline`: in seconds since 1970, or infinite. Raises what `wait` does, and a `TransportError` only after it.
     """
     backoff = Backoff(log, what="Waiting", longest=LONGEST_OF_A_WAIT)
     while True:

@@ -62,10 +62,7 @@ class ZkmqHook(BaseHook):
         return self._client
 
     def queue(self, name: str | None = None) -> AnyQueue:
-        """Return a queue: `name`, else the hook's, else the connection's.
-
-        Raises what `get_conn` does, and `ConfigError` for what is no name.
-        """
+        """Return a queue: `name`, else the hook's, else the connection's. Raises as `get_conn`, and for no name."""
         client = self.get_conn()
         return client.queue(self._named(name))
 

@@ -32,7 +32,6 @@ class ZkmqExportOperator(BaseOperator):
         force: replace a file that is there already, as a second try of the task finds it; else that is an error.
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         zkmq_conn_id: the Airflow connection.
-
     """
 
     template_fields: Sequence[str] = ("path", "state", "selector", "zkmq_queue", "zkmq_conn_id")
@@ -73,11 +72,11 @@ class ZkmqExportOperator(BaseOperator):
 
 
 class ZkmqImportOperator(BaseOperator):
-    """Does what an edited export asks for; its XCom is the report.
+    """Does what an edited export asks for; its XCom is ``{"queue", "applied", "refused", "unchanged", "dry_run"}``.
 
-    The report is ``{"queue", "applied", "refused", "unchanged", "dry_run"}``. A message whose task has changed since
-    the export is refused: a second import of a file does nothing twice. A retry, or a clear, may follow upon a try that
-    was cut off: what had been done by then is no refusal but is reported, in the log and as ``"before"``.
+    A message whose task has changed since the export is refused: a second import of a file does nothing twice. A retry,
+    or a clear, may follow upon a try that was cut off: what had been done by then is no refusal but is reported, in the
+    log and as ``"before"``.
 
     Args:
         path: the file.
@@ -86,7 +85,6 @@ class ZkmqImportOperator(BaseOperator):
         zkmq_queue: import into this queue, whichever the file is from; None: the queue that the file names, which must
             be under the connection's root.
         zkmq_conn_id: the Airflow connection.
-
     """
 
     template_fields: Sequence[str] = ("path", "dry_run", "zkmq_queue", "zkmq_conn_id")
@@ -110,10 +108,7 @@ class ZkmqImportOperator(BaseOperator):
         self.zkmq_conn_id = zkmq_conn_id
 
     def execute(self, context: Context) -> dict[str, object]:
-        """Import the file. Raises what `bridge.import_file` does.
-
-        `AirflowFailException` names the first few messages that were refused.
-        """
+        """Import the file. Raises what `bridge.import_file` does; `AirflowFailException` for refused messages."""
         from ..bridge import exported_from, import_file
 
         dry_run = flag("dry_run", self.dry_run)

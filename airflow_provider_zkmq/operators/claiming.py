@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 
 def skip_missing_queue(error: QueueNotFound, on_empty: str, log: Any) -> list[Any]:
-    """Return nothing where a queue is not there: it has no work, and whoever enqueues first makes it.
-
-    Raises `error` where nobody is to wait for it or to go on without it (``on_empty="fail"``).
-    """
+    """Return nothing where a queue is not there: the first enqueue makes it. ``on_empty="fail"``: raise `error`."""
     if on_empty == "fail":
         raise error
     log.warning("There is no work: %s", error)
@@ -118,8 +115,7 @@ def logging_lost_claim(claim: ClaimReference, log: Any) -> Iterator[None]:
 def claims_of_events(context: Context, queue: str | None, log: Any) -> list[ClaimReference] | None:
     """Return the claims of the events that started a run; None where it is to claim, as with those of ``"wake"``.
 
-    `queue`: only those of this one; others' are left to whoever else the events started. Of very many the latest: a
-    slow DAG is told again and again of what it has not accepted in time.
+    `queue`: only those of this one. Of very many the latest: a slow DAG is sent again what it has not accepted in time.
     """
     by_asset = context.get("triggering_asset_events") or {}
     unique: dict[tuple[str, str, int], ClaimReference] = {}
@@ -171,8 +167,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
     What it took is noted where Airflow keeps it beyond a try, before the XCom. A later try, and one after a clear,
     takes back the same tasks by their ids and never another: as they are where the claim still holds, claimed anew
     where they are pending. What has ended meanwhile, or is another's, is left out; where nothing is left, the task
-    skips and says why. What was claimed by a process that died before it noted it is delivered again when the claim
-    runs out.
+    skips and says why. What a process claimed that died before it noted it is delivered again when the claim runs out.
 
     Args:
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
@@ -185,8 +180,8 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
             attempt, and the claims that nobody took over in time are delivered again. (What is taken over begins.)
         claims: take over these, which another run or process took, such as ``"{{ dag_run.conf['claims'] }}"``, instead
             of claiming: each that still holds is extended, the others are left out.
-        from_events: take over those of `zkmq_queue`, if that is given, that the asset events tell of which started the
-            run, the latest 100 of them; where these tell of none, as those of ``mode="wake"``, claim.
+        from_events: take over those of `zkmq_queue`, if that is given, that the asset events name which started the
+            run, the latest 100 of them; where these name none, as those of ``mode="wake"``, claim.
         on_empty: where nothing can be taken, or the queue is not there: ``"skip"`` the task and with it the run's work,
             ``"wait"`` until there is something, or ``"fail"``, so that it is tried again.
         in_place: for work that is mapped over the claims: what would be left out after a clear keeps its place among
@@ -195,7 +190,6 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         zkmq_conn_id: the Airflow connection.
 
     Raises `ValueError` and `ConfigError`, where the DAG is parsed, for what is not understood.
-
     """
 
     template_fields: Sequence[str] = ("zkmq_queue", "selector", "claims", "zkmq_conn_id")
@@ -241,11 +235,9 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
     def execute(self, context: Context) -> list[ClaimReference]:
         """Take tasks, waiting if asked to.
 
-        Raises:
-            AirflowSkipException: there was nothing to take, or nothing was left of what an earlier try took.
-            AirflowException: there was nothing to take, with ``on_empty="fail"``.
-            ZkmqError: ZooKeeper or the queue refused; a `TransportError` where none answered for nine minutes.
-
+        Raises `AirflowSkipException` where there was nothing to take, or nothing is left of what an earlier try took,
+        `AirflowException` where there was nothing with ``on_empty="fail"``, and `ZkmqError` where ZooKeeper or the
+        queue refused: a `TransportError` where none answered for nine minutes.
         """
         limit = self.execution_timeout
         return self._take(context, None if limit is None else time.time() + limit.total_seconds())
@@ -383,10 +375,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         return taken
 
     def _take_new(self, queue: AnyQueue) -> list[Taken]:
-        """Claim what fits and is there; `prefetch`: for others, who say when they begin.
-
-        Raises what `Queue.claim_many` does, where nothing was claimed. An interrupt gives back what was.
-        """
+        """Claim what fits and is there. Raises what `claim_many` does, if nothing was. An interrupt gives it back."""
         taken: list[Taken] = []
         try:
             while len(taken) < self.max_tasks:

@@ -36,7 +36,6 @@ class ZkmqTaskGroup(TaskGroup):
         kwargs: those of `TaskGroup`.
 
     Raises `ValueError` and `ConfigError`, where the DAG is parsed, for what is not understood, and for an empty body.
-
     """
 
     def __init__(

@@ -30,12 +30,10 @@ class ZkmqKeepOperator(NotMappable, BaseOperator):
     It takes a worker for a moment and none while it waits, and it ends in the triggerer. It is a teardown task of
     `ZkmqClaimOperator`, which Airflow runs as soon as the claims are there: so it is run again with them after a clear,
     goes on while a run that was marked failed tears down, and neither its state nor its end matters to what comes
-    after the work. In ``dag.test()``, which has no triggerer, it does nothing.
-
-    Claims of queue files, which no trigger can use, it extends on a worker, every third of their lease and every 30
-    seconds at the least, with none in between: Airflow reschedules it, as it does a sensor.
-
-    It is tried three times more, 5 seconds apart, unless told otherwise here: ``default_args`` are for the work.
+    after the work. In ``dag.test()``, which has no triggerer, it does nothing. Claims of queue files, which no trigger
+    can use, it extends on a worker, every third of their lease and every 30 seconds at the least: Airflow reschedules
+    it, as it does a sensor. It is tried three times more, 5 seconds apart, unless something else is said here:
+    ``default_args`` are for the work.
 
     Args:
         claims: the claims, usually the XCom of `ZkmqClaimOperator`.
@@ -45,7 +43,6 @@ class ZkmqKeepOperator(NotMappable, BaseOperator):
         zkmq_conn_id: the Airflow connection.
 
     Raises `ValueError`, where the DAG is parsed, for what is not understood.
-
     """
 
     template_fields: Sequence[str] = ("claims", "zkmq_conn_id")
@@ -75,13 +72,9 @@ class ZkmqKeepOperator(NotMappable, BaseOperator):
         self.as_teardown(on_failure_fail_dagrun=False)
 
     def execute(self, context: Context) -> None:
-        """Defer to the trigger, which ends the task; claims of queue files are extended here.
+        """Defer to the trigger, which ends the task; claims of queue files are extended here, again and again.
 
-        Raises:
-            AirflowSkipException: there is nothing to keep.
-            AirflowRescheduleException: claims of queue files are extended, and are to be again.
-            ConfigError: the claims, or what the connection says of queue files, are not understood.
-
+        Raises `AirflowSkipException` where there is nothing to keep, `ConfigError` for what is not understood.
         """
         claims = read_claims("claims", self.claims)
         if not claims:

@@ -86,10 +86,7 @@ class Results:
 
 
 def as_result(value: Any) -> bytes | str | None:
-    """Return what a queue's task keeps as its result. Raises `ConfigError` for what is neither text nor JSON.
-
-    So is a set: as a list it would have an order that is another each time.
-    """
+    """Return what a queue's task keeps as its result. Raises `ConfigError` for no text or JSON, such as a set."""
 
     def as_list(part: Any) -> list[Any]:  # what mapped tasks returned, say, which is read from Airflow one by one
         if isinstance(part, AbstractSet):
@@ -121,7 +118,7 @@ def source_of(result: Any, *, each: bool) -> Source | None:
     """Return the XCom that a result is. None for what is none, is made of several, or is for all claims.
 
     Raises `ValueError` for what is made of a mapped task's XComs for claims that are told apart: Airflow leaves out the
-    instances that have none, and what follows them would move to the claims before.
+    instances that have none, so that those after them would count for the claims before.
     """
     operator, key = getattr(result, "operator", None), getattr(result, "key", None)
     if operator is not None and key is not None:
@@ -155,10 +152,7 @@ _GONE: Final = "removed"
 
 
 def note_error(context: Context) -> None:
-    """Keep the exception's type and text, as an XCom of the task that failed: an ``on_failure_callback``.
-
-    Where there is no way to keep it, as in the callback for a process that was killed, the reason is its absence.
-    """
+    """Keep the exception's type and text, as an XCom of the task that failed: an ``on_failure_callback``."""
     fields: dict[str, Any] = dict(context)
     error = fields.get("exception")
     if error is None:
@@ -203,7 +197,7 @@ class SettleResult:
 def apart(task_ids: Iterable[str]) -> list[list[str]]:
     """Return ids in groups that Airflow is asked for one by one.
 
-    It tells an instance's state by a name, ``task_id_index``, that may be another task's id: then it tells one of both.
+    It names an instance's state ``task_id_index``; where that is another task's id, too, it has one of both.
     """
     known = sorted(set(task_ids))
     parts = {task_id: task_id.rpartition("_") for task_id in known}
@@ -236,10 +230,7 @@ def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list
 def judge(
     work: Sequence[Work], on_skipped: str, reasons: Mapping[tuple[str, int], str], on_marked: str = "release"
 ) -> SettleResult:
-    """Return what its states mean for a claim: a failure before all, then what a user marked, then what was skipped.
-
-    `reasons`: the exceptions of failed tasks, as far as they are known.
-    """
+    """Return what its states mean for a claim: a failure before all, then what a user marked, then what was skipped."""
     explained: list[str] = []
     failed: list[str] = []
     marked: list[str] = []
@@ -267,11 +258,7 @@ def judge(
 _OUTCOMES: Final = {"complete": "completed", "fail": "failed", "release": "released"}
 _NOTE: Final = "zkmq_settled"
 #: How far the task of a claim has got that was settled so: its states, and what its count of attempts is then.
-_ENDS: Final = {
-    "complete": ({"finished"}, 0),
-    "fail": ({"inserted", "dead"}, 0),
-    "release": ({"inserted"}, -1),
-}
+_ENDS: Final = {"complete": ({"finished"}, 0), "fail": ({"inserted", "dead"}, 0), "release": ({"inserted"}, -1)}
 
 
 class Settlements:
@@ -406,8 +393,7 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
 def check_held(claims: list[ClaimReference], lease: float, conn_id: str, claimer: str, log: Any) -> None:
     """Extend the claims. Raises `AirflowSkipException` where none of them holds any more.
 
-    What holds beside others that do not goes on with a warning; it is tried again while ZooKeeper is away, as settling
-    is.
+    What holds beside others that do not goes on with a warning; an outage is outlasted, as in settling.
     """
     if not claims:
         return
@@ -465,12 +451,12 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
     dead. Else, where some were skipped, they are given back, and the delivery counts no attempt: so it is with what is
     pending when a run is marked failed.
 
-    It is a teardown task whose failure fails the run: it fails, without another try, after it has settled what failed
+    It is a teardown task whose failure fails the run. It fails, without another try, after it has settled what failed
     or given back what was not done, since Airflow judges the run by it alone, also one that a user has marked failed;
     and where a claim was lost, since the work may be done twice. What the queue or ZooKeeper keeps from being settled
     does not keep the others from it, and is tried again by Airflow's retries: twelve, 5 seconds apart at first and a
-    minute in the end, unless told otherwise here (``default_args`` are for the work). A later try, and one after a
-    clear, knows what was settled before, and settles nothing twice.
+    minute in the end, unless something else is said here (``default_args`` are for the work). A later try, and one
+    after a clear, knows what was settled before, and settles nothing twice.
 
     Args:
         claims: the claims, usually the XCom of `ZkmqClaimOperator`.
@@ -482,21 +468,18 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
             length, it is kept by none, and is the reason for which those are failed whose work succeeded.
         each: the instances of mapped tasks with index 0, 1, … are the work of the first, second, … claim, and tasks
             that are not mapped are the work of all: each claim is settled by its own work. Where a mapped task has not
-            one instance for each claim, none is completed: the index tells nobody whose they are. Else all are settled
-            alike.
+            one instance for each claim, none is completed. Else all are settled alike.
         on_skipped: what becomes of them where work was skipped: ``"release"``, ``"complete"`` or ``"fail"``.
-        on_marked: what becomes of them where work is a success and has not run to its end, as a user, who marked it or
-            the run so, has ended it: ``"release"``, ``"complete"`` or ``"fail"``. Work that Airflow's scheduler or
-            triggerer ends without a worker is known by its state alone where its operator says so (empty ones,
-            `end_from_trigger`, `start_from_trigger`); other such work wants ``"complete"``. So is work that is named
-            by its id.
+        on_marked: the same where work is a success and has not run to its end, as a user, who marked it or the run so,
+            has ended it. Work that Airflow's scheduler or triggerer ends without a worker is known by its state alone
+            where its operator says so (empty ones, `end_from_trigger`, `start_from_trigger`); other such work wants
+            ``"complete"``. So is work that is named by its id.
         on_retry: what it means that work has failed and the queue tries its task again: ``"fail"`` for the run, or
             ``"succeed"``: the run is judged by those alone that are dead.
         on_lost: what a lost claim means: ``"fail"`` for the run, or ``"ignore"``: a warning in the log.
         zkmq_conn_id: the Airflow connection.
 
     Raises `ValueError`, where the DAG is parsed, for what is not understood.
-
     """
 
     # The result is rendered where the work succeeded: other work may have none, and then Airflow would not even start.
@@ -550,13 +533,10 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Settle all; return how many were ``completed``, ``failed``, ``released``, ``lost``.
 
-        Raises:
-            AirflowFailException: work failed, or was given back, or a claim was lost (see `on_lost`), or a result could
-                not be kept; there is no other try. So it is where claims with `each` are in a mapped task group after
-                all, and where there is no XCom of claims, or none that is understood: then nothing is settled, and they
-                are left to their leases.
-            AirflowException: ZooKeeper kept a claim from being settled.
-
+        Raises `AirflowException` where ZooKeeper kept a claim from being settled. There is no other try, but an
+        `AirflowFailException`, where work failed, or was given back, a claim was lost (see `on_lost`), or a result
+        could not be kept; also where claims with `each` are in a mapped task group after all, and where there is no
+        XCom of claims, or none that is understood: then nothing is settled, and they are left to their leases.
         """
         try:
             claims = read_claims("claims", self.claims)

@@ -48,7 +48,7 @@ def waited_for(tasks: Iterable[Any]) -> list[Any]:
 class NotMappable:
     """A mixin for operators that are setup or teardown tasks by themselves: they cannot be mapped.
 
-    Airflow makes a mapped operator only as it runs: until then it is no setup or teardown task, has another trigger
+    Airflow makes a mapped operator only as it runs. Until then it is no setup or teardown task, with another trigger
     rule and other retries, so that claims would be settled before the work is done.
     """
 
@@ -62,10 +62,7 @@ class NotMappable:
 
 
 def check_each(what: str, each: object, node: Any) -> None:
-    """Raise `ValueError` for an `each` that is no truth value, and for a true one in a mapped task group.
-
-    There, the index of a task's instance is that of the group's, and tells no claim from another.
-    """
+    """Raise `ValueError` for an `each` that is no truth value, and for a true one in a mapped task group."""
     if each is not True and each is not False:
         raise ValueError(f"{what}: each {each!r} is not allowed: give True or False")
     group = next(node.iter_mapped_task_groups(), None) if each else None
@@ -77,9 +74,9 @@ def check_each(what: str, each: object, node: Any) -> None:
 
 
 class TaskStateStore:
-    """Notes that outlive a try, and a clear, in Airflow's task state store; nothing is noted where there is none.
+    """Notes that outlive a try, and a clear, in Airflow's task state store, by DAG, run, task and map index.
 
-    A store that cannot be read fails the try: without its notes it would do what an earlier one has done.
+    Nothing is noted where there is none. One that cannot be read fails the try, which would do again what was done.
     """
 
     def __init__(self, context: Context) -> None:

@@ -49,14 +49,7 @@ from ..hooks.deferring import (
     typed,
 )
 from ..hooks.lineage import WritesQueue
-from ..hooks.outcomes import (
-    XComResults,
-    log_ended,
-    log_open,
-    may_end_in_triggerer,
-    pushed_for,
-    size,
-)
+from ..hooks.outcomes import XComResults, log_ended, log_open, may_end_in_triggerer, pushed_for, size
 from ..hooks.retry import NO_OUTAGE, RETRY_SECONDS, Outlasting, persist
 from ..hooks.telemetry import count_enqueued
 from ..hooks.zkmq import ZkmqHook
@@ -150,10 +143,7 @@ _IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": INSTANCE, "try": TRY, "
 
 
 def series_key(idempotency: str, origin: Mapping[str, object], queue: str) -> str:
-    """Return what the ids of an operator's tasks begin with: the same for each try that is to enqueue nothing more.
-
-    It is made by the engine of an ``idempotency_key``: the DAG, the run, the task and the map index, as JSON.
-    """
+    """Return what the ids of an operator's tasks begin with: the same for each try that is to enqueue nothing more."""
     parts = [origin[name] for name in _IDENTITIES[idempotency]] or [secrets.token_hex(16)]
     return idempotency_series(queue, json.dumps(parts, default=str))
 
@@ -175,8 +165,8 @@ def named(messages: Sequence[Message], key: str) -> list[Message]:
 class IdempotentEnqueue:
     """One try's enqueue. `origin`: the task instance; `key`: that of the series its tasks without ids belong to.
 
-    `outlasting`: each call of the queue's is tried again by itself. So one of unknown outcome is the very same again,
-    which takes over what it had written; all of it done anew would take that for an earlier try's.
+    `outlasting`: each call of the queue's is tried again by itself, the very same: so one of unknown outcome takes over
+    what it had written, where all of it done anew would take that for an earlier try's.
     """
 
     queue: AnyQueue
@@ -257,10 +247,7 @@ class IdempotentEnqueue:
         return not _changes(message) and self._one_written([message.task_id or ""])
 
     def _one_written(self, task_ids: Iterable[str]) -> bool:
-        """Whether the first of these tasks that is there notes this operator in this run as its origin.
-
-        With ``"try"``: in this try. Some may be dropped, or collected.
-        """
+        """Whether the first of these tasks that is there notes this operator, in this run or try, as its origin."""
         for task_id in task_ids:
             with suppress(TaskNotFound):
                 task = self.outlasting.call(partial(self.queue.task, task_id))
@@ -322,8 +309,8 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         filters: values of the queue's declared filters.
         priority: higher comes first, -9999 to 9999.
         delay: how long the task is not to be handled yet: seconds, a duration, or text such as ``"5m"``, ``"PT1H30M"``.
-        not_before: instead of a delay: until when; a moment with a zone, or its text, such as
-            ``"{{ data_interval_end }}"``. It is compared with ZooKeeper's clock.
+        not_before: instead of a delay: until when, by ZooKeeper's clock; a moment with a zone, or its text, such as
+            ``"{{ data_interval_end }}"``.
         zkmq_task_id: the queue's id for the one task of `data`; None: one is generated.
         metadata: a JSON object kept with the task.
         policy: when a failed task runs again, as a mapping or `RetryPolicy`; None: the queue's.
@@ -337,7 +324,6 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         deferrable: wait in the triggerer rather than on a worker, unless the tasks have ended already.
         timeout: how long to wait at the most, as `delay`; None: ``execution_timeout``, else without bound.
         zkmq_conn_id: the Airflow connection.
-
     """
 
     template_fields: Sequence[str] = (
@@ -430,7 +416,6 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
                 of `messages` with and without ids of their own, the latter may have been; a retry adopts them.
             TransportError: ZooKeeper was away for too long; a retry adopts what was written all the same.
             ZkmqError: nothing could be enqueued; the message says why.
-
         """
         origin = origin_of(context)
         messages, then = self._messages(origin)

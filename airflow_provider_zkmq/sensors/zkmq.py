@@ -50,10 +50,7 @@ def airflow_errors() -> Iterator[None]:
 
 @contextmanager
 def soft_failing(sensor: BaseSensorOperator) -> Iterator[None]:
-    """Turn failures into skips that tell why, where `soft_fail` or `never_fail` ask for it.
-
-    Airflow's own sensor would skip without a reason: meanwhile it is told that it may fail.
-    """
+    """Turn failures into skips where `soft_fail` or `never_fail` say so; unlike Airflow's own, with the reason."""
     soft_fail, never_fail = sensor.soft_fail, sensor.never_fail
     sensor.soft_fail = sensor.never_fail = False
     try:
@@ -69,10 +66,7 @@ def soft_failing(sensor: BaseSensorOperator) -> Iterator[None]:
 
 
 def check_wanted(task_ids: object, selector: object, batch: object, min_tasks: object, since: object) -> None:
-    """Raise `ValueError` unless one thing is named, by a search that does not end at once.
-
-    What is rendered later is looked at then.
-    """
+    """Raise `ValueError` unless one thing is named. What is rendered later is looked at then."""
     named = [value for value in (task_ids, selector, batch) if value is not None]
     if len(named) != 1:
         raise ValueError("ZkmqTaskSensor: give exactly one of task_ids, selector and batch")
@@ -101,14 +95,15 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     An outcome is ``{"id", "state", "attempt", "error", "result"}``; a result that is not UTF-8 comes as base64 in
     ``"result_b64"``. For a batch the XCom is ``{"batch", "total", "failed"}``, however many tasks it has. One that
     would be larger than `max_xcom_bytes` is references: ``{"queue", "count", "states", "ids", "more", "read"}``, with
-    as many ids as there is room for. The sensor fails as soon as one of the tasks is dead or cancelled, naming those
-    that are, for a batch after the last one has ended; with `soft_fail` it skips. A time-out names what has not ended
-    and what is dead, and tells why the first task that has not ended is where it is. Deferred, for a batch or without
-    results, it is ended by the triggerer and needs no worker any more, unless it has outlets, an `on_success_callback`,
-    tasks that are mapped over its XCom, an XCom back end of one's own, or failures to tell of.
-    It waits on ZooKeeper watches and does not poke, except with ``mode="reschedule"``. A queue that is not there fails
-    it at once where `task_ids` or `batch` say that there are tasks; with a `selector` it waits for the queue, too, and
-    warns once in the log, with the names of queues that come close.
+    as many ids as there is room for.
+
+    The sensor fails as soon as one of the tasks is dead or cancelled, naming those that are, for a batch after the last
+    one has ended; with `soft_fail` it skips. A time-out names what has not ended and what is dead, and says why the
+    first task that has not ended is where it is. Deferred, for a batch or without results, it is ended by the triggerer
+    and needs no worker any more, unless it has outlets, an `on_success_callback`, tasks that are mapped over its XCom,
+    an XCom back end of one's own, or failures to report. It waits on ZooKeeper watches and does not poke, except with
+    ``mode="reschedule"``. A queue that is not there fails it at once where `task_ids` or `batch` say that there are
+    tasks; with a `selector` it waits for the queue, too, and warns once, with the names of queues that come close.
 
     Args:
         task_ids: the queue's ids: one, a list, or lists in a list, as mapped tasks give them.
@@ -122,13 +117,12 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         zkmq_conn_id: the Airflow connection.
         deferrable: wait in the triggerer rather than on a worker.
-        results: tell results, attempts and errors; else the XCom has ``{"id", "state"}`` of each task.
+        results: give results, attempts and errors; else the XCom has ``{"id", "state"}`` of each task.
         max_xcom_bytes: see above; as JSON, 1 000 or more.
         fail_on: ``"any"`` task that is dead or cancelled fails the sensor at once (of very many ids of one's own,
             deferred, when the part of them has ended that is waited for); with ``"none"`` it waits for the others, and
-            the XCom tells of it.
+            the XCom shows it.
         log_progress: log the progress that the handlers of the tasks report, at one more watch for each running task.
-
     """
 
     template_fields: Sequence[str] = ("task_ids", "selector", "since", "batch", "zkmq_queue", "zkmq_conn_id")
@@ -174,10 +168,8 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     def execute(self, context: Context) -> Any:
         """Wait, on the worker or deferred; return the outcomes, or the batch's.
 
-        Raises:
-            AirflowSensorTimeout: not in time (`AirflowSkipException` with `soft_fail`).
-            AirflowException: tasks ended dead or cancelled, they or the batch do not exist, or ZooKeeper refused.
-
+        Raises `AirflowSensorTimeout` where it was not in time (`AirflowSkipException` with `soft_fail`),
+        `AirflowException` where tasks ended dead or cancelled, they or the batch do not exist, or ZooKeeper refused.
         """
         deadline = time.time() + self._span()
         with soft_failing(self), self._explaining_timeout(), airflow_errors():
@@ -252,11 +244,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         return self._look(wait)
 
     def _look(self, look: Callable[[AnyQueue], Ended]) -> Any:
-        """Log what `look` finds ended; return the XCom.
-
-        Raises `AirflowException` for what has failed, and for certificates that are refused: no wait mends them, as it
-        does an outage.
-        """
+        """Log what `look` finds ended; return the XCom. Raises `AirflowException`, also for refused certificates."""
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
@@ -276,10 +264,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         return ids
 
     def _read(self, queue: AnyQueue, event: dict[str, Any]) -> Ended:
-        """Read what had ended when the trigger looked. Raises `WaitTimeout` for what has not, or not any more.
-
-        What was claimed may have been given back since. Of those that match enough must have got there.
-        """
+        """Read what had ended when the trigger looked. Raises `WaitTimeout` for what has not, or not any more."""
         if "batch" in event:
             return queue.wait_batch(event["batch"], 0)
         ids = event["ids"] if "ids" in event else self._ids(queue, self.min_tasks, 0)

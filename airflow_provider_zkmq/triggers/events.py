@@ -42,36 +42,35 @@ class ZkmqEventTrigger(BaseEventTrigger):
 
     With ``mode="wake"`` it claims nothing; the run claims. It fires as soon as a task that `selector` matches may be
     delivered, again after each `refire` seconds while any may, and soon for work that comes after the queue was seen
-    without. So work that a run left, or that a run died with, makes an event again, and the backlog of a slow or paused
-    DAG stays pending: no lease runs out meanwhile, and no attempt is counted. The event is ``{"queue", "selector",
-    "counts"}``, `counts` being the number of the whole queue's tasks in each state; it has neither payloads nor ids,
-    since Airflow logs and stores it.
+    without. So what a run left, or died with, makes an event again, and the backlog of a slow or paused DAG stays
+    pending: no lease runs out meanwhile, and no attempt is counted. The event is ``{"queue", "selector", "counts"}``,
+    `counts` being the number of the whole queue's tasks in each state; it has neither payloads nor ids, since Airflow
+    logs and stores it.
 
     With ``mode="claim"`` it claims for runs, as long as the queue has fewer than `max_in_flight` leases, whoever holds
-    them: counted in the tree and held against other triggers, so that neither a restart nor a second triggerer makes
-    them more. The event is ``{"queue", "selector", "claims"}``, each claim ``{"queue", "id", "token", "attempt",
-    "filters"}``. A run accepts a claim by ``queue.claim_handle(id, token).begin()``, and keeps and settles that handle.
-    What no run accepts within `lease` seconds comes back, counts no attempt, and is claimed and sent again.
+    them: counted in the tree, so that neither a restart nor a second triggerer makes them more. The event is
+    ``{"queue", "selector", "claims"}``, each claim ``{"queue", "id", "token", "attempt", "filters"}``. A run accepts a
+    claim by ``queue.claim_handle(id, token).begin()``, and keeps and settles that handle. What no run accepts within
+    `lease` seconds comes back, counts no attempt, and is claimed and sent again.
 
     The watch never ends by itself. While ZooKeeper is away, or the connection or the queue is missing or refused, it
     tries again after pauses of 1 to 60 seconds, and its log has one line a minute at the most. Several triggerers may
-    run the same watch for a while: each tells of what it found, and nothing is settled, released or cancelled by any of
-    them, whatever ends it.
+    run the same watch for a while: each tells of what it found. Nothing is settled, released or cancelled, whatever
+    ends it.
 
     Args:
         zkmq_queue: the queue's name; None: the connection's.
         selector: only tasks that it matches, as text; None: all.
         mode: ``"wake"`` or ``"claim"``, as described.
-        refire: of ``mode="wake"``: seconds, 1 or more, or their text, after which work that is still there makes an
-            event again.
-        max_in_flight: of ``mode="claim"``: no more leased claims of the queue, 1 to 64.
-        lease: of ``mode="claim"``: seconds, 1 or more, or their text, for which a claim waits for its run.
-        include_data: of ``mode="claim"``: each claim of an event has the task's payload, too, in base64 as ``"data"``,
-            as far as 48 000 bytes reach. Airflow logs each event and stores it. In the other mode it is refused.
+        refire: of ``"wake"``: seconds, 1 or more, or their text, after which work that is still there makes an event
+            again.
+        max_in_flight: of ``"claim"``: no more leased claims of the queue, 1 to 64.
+        lease: of ``"claim"``: seconds, 1 or more, or their text, for which a claim waits for its run.
+        include_data: of ``"claim"``: each claim of an event has the task's payload, too, in base64 as ``"data"``, as
+            far as 48 000 bytes reach. Airflow logs each event and stores it. In the other mode it is refused.
         zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
 
-    Raises `ConfigError`, where the DAG is parsed, for what is not understood; what is of the other mode, its log tells.
-
+    Raises `ConfigError`, where the DAG is parsed, for what is not understood; its log tells what is of the other mode.
     """
 
     def __init__(
@@ -157,10 +156,10 @@ class ZkmqEventTrigger(BaseEventTrigger):
         return {"counts": counts}
 
     async def _claimed(self, queue: AsyncQueue) -> dict[str, Any]:
-        """Wait for work and room, and claim. From the claim to the event nothing is waited for.
+        """Wait for work and room, and claim. From the claim to the event nothing is waited for, and nothing is kept.
 
-        Nothing is kept of what was claimed: how much is in flight stands in the tree, and claims that no run accepts
-        end with their leases, uncounted. So nothing is lost or given back wrongly however the trigger ends.
+        How much is in flight stands in the tree, and claims that no run accepts end with their leases, uncounted. So
+        nothing is lost or given back wrongly however the trigger ends.
         """
         while True:
             await queue.ready(selector=self.selector, timeout=None)

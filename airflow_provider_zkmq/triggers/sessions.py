@@ -71,10 +71,7 @@ class _OfLoop:
     lookups: dict[str, _Lookup] = field(default_factory=dict, repr=False)
 
     async def look_up(self, conn_id: str) -> tuple[_Key, dict[str, Any], str]:
-        """Return what tells a connection from others, its options, and its queue; those who ask together look once.
-
-        The options hold a password, so that only their digest is kept.
-        """
+        """Return what tells a connection from others, its options, and its queue; those who ask together look once."""
         now = asyncio.get_running_loop().time()
         lookup = self.lookups.get(conn_id)
         if lookup is None or now >= lookup.until:
@@ -106,7 +103,7 @@ class SharedSessions:
     """Sessions by event loop and connection, counted: the first user opens one, the last one closes it.
 
     An Airflow connection is looked up once for all triggers that come within a minute; one that was changed in between
-    is another connection. No representation shows its password.
+    is another connection. No representation shows its password, of which only a digest is kept.
     """
 
     def __init__(self) -> None:
@@ -117,8 +114,8 @@ class SharedSessions:
     async def lease(self, conn_id: str) -> AsyncIterator[Lease]:
         """Use the session of an Airflow connection.
 
-        Raises `AirflowNotFoundException` where there is none of this id, `ConfigError` for one that is not understood,
-        and `Unavailable` where no server answered.
+        Raises `AirflowNotFoundException`, `ConfigError` for one that is not understood, `Unavailable` where none
+        answered.
         """
         of_loop = self._loops.setdefault(asyncio.get_running_loop(), _OfLoop())
         key, options, queue = await of_loop.look_up(conn_id)

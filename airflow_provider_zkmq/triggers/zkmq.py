@@ -1,7 +1,4 @@
-"""`ZkmqTaskTrigger`: waits in the triggerer until tasks are claimed or completed, or a batch is done.
-
-`ZkmqReadyTrigger` waits until there is work.
-"""
+"""`ZkmqTaskTrigger` waits in the triggerer for tasks or for a batch, `ZkmqReadyTrigger` until there is work."""
 
 from __future__ import annotations
 
@@ -46,8 +43,9 @@ class WaitingTrigger(BaseTrigger):
     The event is ``{"status": "done", …}``, else ``{"status": "timeout" | "error", "message": …}``; it comes some
     seconds after the deferral at the earliest. ZooKeeper being away ends nothing: the trigger waits for it, too.
 
-    `name`: the queue's name; None: the connection's. `deadline`: when to give up, and `deferred_at`: when the Airflow
-    task deferred, both in seconds since 1970.
+    `name`: the queue's name; None: the connection's. `zkmq_conn_id`: the Airflow connection; its secrets are looked up
+    where the trigger runs. `deadline`: when to give up; None: never. `deferred_at`: when the Airflow task deferred;
+    None: no event is held back. Both are in seconds since 1970.
     """
 
     def __init__(self, name: str | None, zkmq_conn_id: str, deadline: float | None, deferred_at: float | None) -> None:
@@ -100,14 +98,11 @@ class WaitingTrigger(BaseTrigger):
 
 
 class ZkmqTaskTrigger(WaitingTrigger):
-    """Waits on ZooKeeper watches; fires once, with a small event, and never the tasks' results.
+    """Waits on ZooKeeper watches; fires once, with a small event, and never the tasks' results. See `WaitingTrigger`.
 
     The event is ``{"status": "done", "ids": […]}``, with ``"count"`` in their place where they are many or `partial`;
-    for a batch ``{"status": "done", "batch": …}``; else ``{"status": "timeout" | "error", "message": …}``; or it ends
-    the Airflow task, see `success`. Its size and that of the arguments are bounded. It comes some seconds after the
-    deferral at the earliest, unless it ends the task.
-    ZooKeeper being away ends nothing: the trigger waits for it, too, until its deadline; so it does, with a `selector`,
-    for a queue that is not there.
+    for a batch ``{"status": "done", "batch": …}``; or it ends the Airflow task at once, see `success`. Its size and
+    that of the arguments are bounded. With a `selector` it waits for a queue that is not there, too.
 
     Args:
         task_ids: the tasks to wait for; None without `batch`: those that `selector` matches, as soon as there are
@@ -128,10 +123,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
             ``"series"``, or neither: those that are waited for; with ``"noted"``, also what notes this instance as its
             origin, as far as that names it. None: nothing.
         queue: the queue's name; None: the connection's.
-        zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
-        deadline: when to give up, in seconds since 1970; None: never.
-        deferred_at: when the Airflow task deferred, in seconds since 1970; None: no event is held back.
-
+        zkmq_conn_id, deadline, deferred_at: see `WaitingTrigger`.
     """
 
     def __init__(
@@ -192,7 +184,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
     async def on_kill(self) -> None:
         """Cancel what was asked for, if a user has ended the task: Airflow calls this on other occasions, too.
 
-        Airflow cancels this call as well when it takes longer than a second or so: what it began goes on.
+        It cancels this call as well when it takes longer than a second or so: what it began goes on.
         """
         if self.cancels is not None:
             await asyncio.shield(going_on(self._cancel(self.cancels)))
@@ -239,18 +231,10 @@ class ZkmqTaskTrigger(WaitingTrigger):
 
 
 class ZkmqReadyTrigger(WaitingTrigger):
-    """Waits until there is work that fits and may be delivered, and for its queue to be there; claims nothing.
+    """Waits until there is work that `selector` matches and that may be delivered, and for its queue; claims nothing.
 
-    The event is ``{"status": "done"}``; see `WaitingTrigger`. By the time that somebody claims, others may have been
-    faster.
-
-    Args:
-        zkmq_queue: the queue's name; None: the connection's.
-        selector: only tasks that it matches, as text; None: all.
-        zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
-        deadline: when to give up, in seconds since 1970; None: never.
-        deferred_at: when the Airflow task deferred, in seconds since 1970; None: no event is held back.
-
+    The event is ``{"status": "done"}``; see `WaitingTrigger`, also for the arguments. By the time that somebody claims,
+    others may have been faster.
     """
 
     def __init__(
