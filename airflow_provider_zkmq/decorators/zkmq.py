@@ -34,7 +34,7 @@ from ..engine import (
 from ..engine.internals import internals
 from ..hooks.arguments import ClaimReference, check_choice, check_number, read_claims, shown, span
 from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import AWAY, naming, seconds_left, typed
+from ..hooks.deferring import AWAY, naming, seconds_left, typed, wait_limit
 from ..hooks.lineage import ReadsQueue
 from ..hooks.outcomes import clipped, storable
 from ..hooks.retry import LONGEST_OF_A_WAIT, NO_OUTAGE, RETRY_SECONDS, Backoff, outlast
@@ -118,8 +118,6 @@ def handler_of(
 
     return handle
 
-
-# --- What became of the tasks that an Airflow task has handled: numbers, the first few errors, and its log.
 
 #: So many errors are in the XCom, and so many characters of each.
 _ERRORS: Final = 5
@@ -218,8 +216,6 @@ def _text(error: str | BaseException) -> str:
         text = type(error).__name__
     return clipped(storable(text), _LENGTH)
 
-
-# --- A queue as a worker sees it that is to handle claims which others made, and to claim nothing.
 
 #: What was given back is claimed anew with a lease of so many seconds, where none is asked for; it is extended.
 _ANEW: Final = 60.0
@@ -471,21 +467,16 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         was nothing, or nothing in time, or tasks failed and `fail_on` says so, and `ZkmqError` where nothing could be
         claimed.
         """
-        return self._consume(context, None if self._span is None else time.time() + self._span)
+        limit = wait_limit(self)
+        return self._consume(context, None if limit is None else time.time() + limit)
 
     def execute_complete(
         self, context: Context, event: dict[str, Any], deadline: float | None = None
     ) -> dict[str, Any]:
         """Go on after the trigger; where others were faster, defer again. Raises what `execute` does."""
         if event["status"] != "done":
-            raise AirflowException(naming(event["message"], self._span))
+            raise AirflowException(naming(event["message"], wait_limit(self)))
         return self._consume(context, deadline)
-
-    @property
-    def _span(self) -> float | None:
-        """For how many seconds it waits for work; None: without bound."""
-        limit = self.execution_timeout
-        return limit.total_seconds() if self.timeout is None and limit is not None else self.timeout
 
     def on_kill(self) -> None:
         """Claim nothing more, and give back what is in hand; called from a signal handler."""
@@ -554,7 +545,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             if self.on_empty == "skip":
                 raise AirflowSkipException(f"queue {queue.name!r} has nothing to claim")
             if self.on_empty == "fail" or seconds_left(deadline) == 0:
-                waited = self._span if self.on_empty == "wait" else None
+                waited = wait_limit(self) if self.on_empty == "wait" else None
                 raise AirflowException(nothing_came(queue.name, self.selector, waited))
             if self.deferrable:
                 defer_until_ready(self, deadline)

@@ -163,6 +163,12 @@ def seconds_left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.time())
 
 
+def wait_limit(operator: Any) -> float | None:
+    """Return for how many seconds an operator waits: its timeout, else its `execution_timeout`; None: no bound."""
+    timeout, limit = getattr(operator, "timeout", None), operator.execution_timeout
+    return limit.total_seconds() if timeout is None and limit is not None else timeout
+
+
 def naming(message: str, span: float | None) -> str:
     """Return the message of a wait that was not in time, with the seconds that a user gave for those that were left."""
     return message if span is None else _LIMIT.sub(f"timeout ({span:g} s)", message)

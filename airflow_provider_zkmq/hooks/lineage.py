@@ -1,7 +1,7 @@
 """OpenLineage: which queues a task of Airflow wrote, read or archived, by the names of their assets.
 
-Airflow's provider for OpenLineage asks for it when a task has succeeded; without that provider nothing is asked, and
-nothing is imported. Servers and root are those of the connection, so that all who name a queue name one dataset.
+Airflow's provider for OpenLineage asks for it when a task has succeeded. Servers and root are those of the
+connection, so that all who name a queue name one dataset.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The steps of a queue's maintenance in Airflow: rescue and promotion, clean-up, the report of dead consumers.
 
-Each may be cut off, repeated and run by several at once: clean-up is one client's at a time by a lock in ZooKeeper,
-and whatever is rescued or promoted changes hands in one transaction, which only one of two makes.
+Each may be cut off, repeated and run by several at once: one client cleans up at a time, by a lock in ZooKeeper, and
+what is rescued or promoted changes hands in one transaction.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NO_REASON: Final = "no reason was given"
 
 
 def bring_back(queue: AnyQueue) -> dict[str, Any]:
-    """Give back what dead consumers and ended leases held, and promote what is due; tells the counts around it.
+    """Give back what dead consumers and ended leases held, and promote what is due: ``{"queue", "before", "after"}``.
 
-    ``{"queue", "before", "after"}``: what others did meanwhile is in the counts, too. Nothing is claimed. One look
-    promotes some hundred tasks; `collect` does the rest. Raises `QueueNotFound`.
+    What others did meanwhile is in the counts, too. Nothing is claimed. One look promotes some hundred tasks; `collect`
+    does the rest. Raises `QueueNotFound`.
     """
     before = queue.counts()
     queue.ready(timeout=0)
@@ -42,11 +42,11 @@ def collect(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
 
 
 def foresee(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
-    """Tell what maintenance would do now, and change nothing.
+    """Return what maintenance would do now, and change nothing.
 
     ``counts`` of the queue; ``to_archive``: how many that ended, dead ones too, no archive holds; ``to_delete``: how
     many ended longer ago than `lifetime` seconds; ``held_by_the_dead``: how many tasks would be given back by consumers
-    that are gone. Claims whose leases have ended are not in it: the counts tell them as pending, or as dead.
+    that are gone, without claims whose leases have ended: the counts have them as pending, or as dead.
     """
     conf = queue.conf()
     span = conf.task_gc_lifetime if lifetime is None else lifetime

@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseOperator, conf
@@ -102,31 +102,30 @@ def log_ended(log: Any, queue: str, ended: Sequence[Task] | Batch, conn_id: str)
         log.info(
             "Ended: batch %r of queue %r: %d task(s), %d failed", ended.name, queue, ended.total, len(ended.failed)
         )
-        for task_id in ended.failed[:_LINES]:
-            see = typed(conn_id, "show", queue, task_id)
-            log.error("Dead or cancelled: task %s of queue %r; see: %s", task_id, queue, see)
-        _log_more(log, len(ended.failed), f"of batch {ended.name!r} of queue {queue!r} ended dead or cancelled")
+        lines = [
+            f"Dead or cancelled: task {task_id} of queue {queue!r}; see: {typed(conn_id, 'show', queue, task_id)}"
+            for task_id in ended.failed[:_LINES]
+        ]
+        dead, which = len(ended.failed), f"of batch {ended.name!r} of queue {queue!r} ended dead or cancelled"
+    elif ended:
+        telemetry.log_ended(queue, ended)
+        states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
+        first = few([f"{task.id} (attempt {task.attempt})" for task in ended])
+        see = typed(conn_id, "show", queue, ended[0].id)
+        log.info("%d task(s) of queue %r: %s: %s; see: %s", len(ended), queue, states, first, see)
+        died = [each for each in ended if each.state == "dead"]
+        lines = [
+            f"Dead after {task.attempt} attempt(s): task {task.id} of queue {queue!r}: {task.error}; "
+            f"see: {typed(conn_id, 'show', queue, task.id)}"
+            for task in died[:_LINES]
+        ]
+        dead, which = len(died), f"of queue {queue!r} are dead; see: {typed(conn_id, 'list', queue, '--state', 'dead')}"
+    else:
         return
-    if not ended:
-        return
-    telemetry.log_ended(queue, ended)
-    states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
-    first = few([f"{task.id} (attempt {task.attempt})" for task in ended])
-    see = typed(conn_id, "show", queue, ended[0].id)
-    log.info("%d task(s) of queue %r: %s: %s; see: %s", len(ended), queue, states, first, see)
-    dead = [each for each in ended if each.state == "dead"]
-    for task in dead[:_LINES]:
-        see = typed(conn_id, "show", queue, task.id)
-        log.error(
-            "Dead after %d attempt(s): task %s of queue %r: %s; see: %s", task.attempt, task.id, queue, task.error, see
-        )
-    see = typed(conn_id, "list", queue, "--state", "dead")
-    _log_more(log, len(dead), f"of queue {queue!r} are dead; see: {see}")
-
-
-def _log_more(log: Any, number: int, what: str) -> None:
-    if number > _LINES:
-        log.error("%d more task(s) %s", number - _LINES, what)
+    for line in lines:
+        log.error("%s", line)
+    if dead > _LINES:
+        log.error("%d more task(s) %s", dead - _LINES, which)
 
 
 def progress_log(log: Any) -> Callable[[str, float, str], None]:
@@ -160,10 +159,6 @@ class XComResults:
     def __post_init__(self) -> None:
         check_choice("fail_on", self.fail_on, ("any", "none"))
         check_number("max_xcom_bytes", self.max_xcom_bytes, _LEAST)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the arguments, as a trigger keeps them."""
-        return asdict(self)
 
     def check(self, queue: str, ended_tasks: Sequence[Task] | Batch) -> None:
         """Raise `AirflowException` naming the first few tasks, or members, that are dead or cancelled."""

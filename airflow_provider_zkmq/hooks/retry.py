@@ -21,9 +21,8 @@ LONGEST_OF_A_WAIT: Final = 15.0
 class Backoff:
     """Pauses after failures, of 1 to 2 seconds at first, up to `longest` in the end, each watch's another time.
 
-    What lasted longer than the longest pause before it failed had got on: the next pause is a first one again.
-    `what` goes on is said in the log, after a first failure at once, and then once a minute. `longest`: seconds, a
-    minute at the most.
+    What lasted longer than the longest pause before it failed starts anew. `what` goes on is logged, after a first
+    failure at once, and then once a minute. `longest`: seconds, a minute at the most.
     """
 
     def __init__(

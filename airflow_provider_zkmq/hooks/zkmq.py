@@ -23,11 +23,8 @@ class ZkmqHook(BaseHook):
     """Connects to the queue that an Airflow connection of type ``zkmq`` describes.
 
     One ZooKeeper session is opened at the first use and kept until `close`; the hook is a context manager.
-
-    Args:
-        zkmq_conn_id: the id of the Airflow connection.
-        queue: the queue that `queue` gives; None: the connection's.
-
+    `zkmq_conn_id`: the id of the Airflow connection. `queue`: what `queue` gives without a name; None: the
+    connection's.
     """
 
     conn_name_attr = "zkmq_conn_id"
@@ -45,11 +42,9 @@ class ZkmqHook(BaseHook):
     def get_conn(self) -> AnyClient:
         """Return the connection, opened by the first call.
 
-        Raises:
-            AirflowNotFoundException: there is no Airflow connection of this id.
-            ConfigError: the Airflow connection is not understood, or (`AccessDenied`) its password is refused.
-            Unavailable: no server answered within the connection's ``connect_timeout``; names the hosts.
-
+        Raises `AirflowNotFoundException`; `ConfigError` for a connection that is not understood, or (`AccessDenied`)
+        whose password is refused; `Unavailable`, which names the hosts, where none answered within its
+        ``connect_timeout``.
         """
         if self._client is None:
             from ..engine import Zkmq

@@ -15,12 +15,12 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from ..engine import ClaimLost, ConfigError, Duration, QueueNotFound, TaskNotFound, TransportError, ZkmqError
 from ..hooks.arguments import MOST, ClaimReference, check_choice, check_number, claim_reference, read_claims, shown
 from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import deferral_limit, naming
+from ..hooks.deferring import naming, wait_limit
 from ..hooks.retry import RETRY_SECONDS, outlast
 from ..hooks.telemetry import count_claimed
 from ..hooks.zkmq import ZkmqHook
 from ..triggers.leases import checked_lease
-from ..triggers.zkmq import ZkmqReadyTrigger
+from ..triggers.zkmq import ZkmqReadyTrigger, deferral
 from .work_tasks import NotMappable, TaskStateStore, class_of
 
 if TYPE_CHECKING:
@@ -53,22 +53,10 @@ def defer_until_ready(operator: Any, deadline: float | None) -> NoReturn:
     """
     where = "the connection's queue" if not operator.zkmq_queue else f"queue {operator.zkmq_queue!r}"
     operator.log.info("Waiting for work in %s that fits: %s", where, operator.selector or "any task")
-    operator.defer(
-        trigger=ZkmqReadyTrigger(
-            zkmq_queue=operator.zkmq_queue or None,
-            selector=operator.selector or None,
-            zkmq_conn_id=operator.zkmq_conn_id,
-            deadline=deadline,
-            deferred_at=time.time(),
-        ),
-        method_name="execute_complete",
-        kwargs={"deadline": deadline},
-        timeout=deferral_limit(deadline),
-    )
+    wanted = {"zkmq_queue": operator.zkmq_queue or None, "selector": operator.selector or None}
+    operator.defer(**deferral(operator, ZkmqReadyTrigger, {"deadline": deadline}, **wanted))
     raise AssertionError  # `defer` raises
 
-
-# --- Which tasks a run takes: new ones, those that another process took for it, or those that an earlier try took.
 
 #: The engine claims at most so many together.
 _TOGETHER: Final = 64
@@ -239,8 +227,8 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         `AirflowException` where there was nothing with ``on_empty="fail"``, and `ZkmqError` where ZooKeeper or the
         queue refused: a `TransportError` where none answered for nine minutes.
         """
-        limit = self.execution_timeout
-        return self._take(context, None if limit is None else time.time() + limit.total_seconds())
+        limit = wait_limit(self)
+        return self._take(context, None if limit is None else time.time() + limit)
 
     def execute_complete(
         self, context: Context, event: dict[str, Any], deadline: float | None = None
@@ -250,8 +238,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         Raises what `execute` does, and `AirflowException` where nothing came before the end of `execution_timeout`.
         """
         if event["status"] != "done":
-            limit = self.execution_timeout
-            raise AirflowException(naming(event["message"], None if limit is None else limit.total_seconds()))
+            raise AirflowException(naming(event["message"], wait_limit(self)))
         return self._take(context, deadline)
 
     @property

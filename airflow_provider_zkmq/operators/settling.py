@@ -7,9 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from airflow.sdk import BaseOperator, Context, TaskGroup, XComArg
@@ -28,61 +27,53 @@ from .work_tasks import NotMappable, TaskStateStore, check_each, class_of, waite
 if TYPE_CHECKING:
     from ..engine import AnyQueue
 
-# --- What the tasks that a run has finished keep as their result: each its own, or one for all.
-
 #: The task and the key of an XCom, and whether each instance of a mapped task has one.
 Source: TypeAlias = tuple[str, str, bool]
 T = TypeVar("T")
 
 
-class Results:
-    """The results of `count` claims, from what an operator was given, rendered, or from the XCom that it is.
+def results_of(operator: ZkmqSettleOperator, context: Context, count: int) -> Callable[[int], bytes | str | None]:
+    """Return what gives the result of the claim at a position. It raises `ConfigError` for none, or another's.
 
     What work returns is asked for only where it succeeded: else there is none, which Airflow's templates complain of.
     """
+    task_id, key, by_index = operator.result_of or ("", "", False)
 
-    def __init__(self, operator: ZkmqSettleOperator, context: Context, count: int) -> None:
-        self._operator = operator
-        self._context = context
-        self._count = count
+    def pulled(index: int) -> Any:
+        instance: Any = context["ti"]
+        return instance.xcom_pull(task_ids=task_id, key=key, map_indexes=index)
 
-    def of(self, position: int) -> bytes | str | None:
-        """Return the result of the claim at a position. Raises `ConfigError` for what is none, or may be another's."""
-        operator = self._operator
-        if operator.result_of is not None and operator.result_of[2]:
-            return as_result(self._pulled(operator.result_of, position))
-        value = self._for_all
-        if not operator.each or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            return self._same
-        return as_result(self._in_order[position])
-
-    @cached_property
-    def _same(self) -> bytes | str | None:
-        return as_result(self._for_all)
-
-    @cached_property
-    def _for_all(self) -> Any:
-        operator = self._operator
+    @cache
+    def for_all() -> Any:
         if operator.result_of is not None:
-            return self._pulled(operator.result_of, -1)
-        return _made("result cannot be made", lambda: operator.render_template(operator.result, self._context))
+            return pulled(-1)
+        return _made("result cannot be made", lambda: operator.render_template(operator.result, context))
 
-    @cached_property
-    def _in_order(self) -> list[Any]:
-        """The values, one for each claim: in any other number, they would be taken for those of other claims."""
-        if isinstance(self._for_all, AbstractSet):
+    @cache
+    def same() -> bytes | str | None:
+        return as_result(for_all())
+
+    @cache
+    def in_order() -> list[Any]:
+        if isinstance(for_all(), AbstractSet):
             raise ConfigError("result is a set, which has no order: with each=True, give a list in that of the claims")
-        values = _made("result cannot be made", lambda: list(self._for_all))
-        if len(values) != self._count:
+        values = _made("result cannot be made", lambda: list(for_all()))
+        if len(values) != count:  # they would be taken for those of other claims
             raise ConfigError(
-                f"result has {len(values)} value(s) for {self._count} claim(s), and is kept by none, as it may be "
+                f"result has {len(values)} value(s) for {count} claim(s), and is kept by none, as it may be "
                 "another's: with each=True, give a list with a value for each claim, None where it has none"
             )
         return values
 
-    def _pulled(self, source: Source, index: int) -> Any:
-        instance: Any = self._context["ti"]
-        return instance.xcom_pull(task_ids=source[0], key=source[1], map_indexes=index)
+    def result(position: int) -> bytes | str | None:
+        if by_index:
+            return as_result(pulled(position))
+        value = for_all()
+        if not operator.each or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            return same()
+        return as_result(in_order()[position])
+
+    return result
 
 
 def as_result(value: Any) -> bytes | str | None:
@@ -186,8 +177,7 @@ class Work(NamedTuple):
     state: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class SettleResult:
+class SettleResult(NamedTuple):
     """`kind`: ``"complete"``, ``"fail"`` or ``"release"``; `reason`: why, of what failed."""
 
     kind: str
@@ -252,8 +242,6 @@ def judge(
         return SettleResult(on_marked, f"marked as success, and not done: {few(marked)}")
     return SettleResult(on_skipped, f"skipped: {few(skipped)}") if skipped else SettleResult("complete")
 
-
-# --- Settling a run's claims one by one: once each, however often the Airflow task is tried.
 
 _OUTCOMES: Final = {"complete": "completed", "fail": "failed", "release": "released"}
 _NOTE: Final = "zkmq_settled"
@@ -349,17 +337,13 @@ class Settlements:
         return settle_result
 
 
-# --- Work that is run again begins only while its run still holds the claims that it is for.
-
-
 def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each: bool) -> None:
     """Have a task of the work look first whether its run holds the claims, wherever it is run again.
 
     Airflow's "clear only failed tasks" runs the work again and leaves out the task that claims: by then the queue may
-    have given its task to another run. A first try is not looked at, nor are tasks that take claims over themselves.
-
-    `claims`: the XCom of the task that claims; what is from elsewhere is not looked at. `lease`: seconds for which
-    what is held holds from then on. `each`: the instances of a mapped task are the work of one claim each.
+    have given its task to another run. A first try is not looked at, nor are tasks that take claims over themselves,
+    nor `claims` that are no XCom of a task that claims. What is held holds for `lease` seconds more. `each`: the
+    instances of a mapped task are the work of one claim each.
     """
     sources = [operator for operator, _ in XComArg.iter_xcom_references(claims)]
     if len(sources) != 1 or getattr(class_of(task), "holds_claims", False):
@@ -368,6 +352,27 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
     in_group = claimer.get_closest_mapped_task_group() is not None
     named = task.partial_kwargs if task.is_mapped else vars(task)
     also = named.get("pre_execute")  # of a task that two claims are settled by, or of its author's
+
+    def hold(mine: list[ClaimReference], log: Any) -> None:
+        """Extend the claims, through an outage, too; skip the task where none of them holds any more."""
+        with ZkmqHook(conn_id) as hook:
+            held = outlast(
+                log,
+                "Looking at the claims",
+                RETRY_SECONDS,
+                lambda _: [still_held(hook, claim, lease, log) for claim in mine],
+            )
+        lost = [
+            f"{shown(claim)} (claim {claim['token']})" for claim, holds in zip(mine, held, strict=True) if not holds
+        ]
+        if len(lost) == len(mine):
+            raise AirflowSkipException(
+                f"this run does not hold what it took any more, and another may be at it: {few(lost)}; to do the work "
+                f"again, clear {claimer.task_id} with what is downstream of it: it claims the same tasks anew where it "
+                "can"
+            )
+        if lost:
+            log.warning("This run does not hold all that it took any more; left out is %s", few(lost))
 
     def check(context: Context) -> None:
         instance: Any = context["ti"]
@@ -378,7 +383,8 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
             mine = read_claims("claims", instance.xcom_pull(task_ids=claimer.task_id, map_indexes=index))
             if each and not in_group and 0 <= instance.map_index < len(mine):
                 mine = [mine[instance.map_index]]
-            check_held(mine, lease, conn_id, claimer.task_id, instance.task.log)
+            if mine:
+                hold(mine, instance.task.log)
         if also is not None:
             also(context)
         elif not task.is_mapped and type(task).pre_execute is not BaseOperator.pre_execute:
@@ -388,30 +394,6 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
         task.partial_kwargs["pre_execute"] = check
     else:
         task.pre_execute = check
-
-
-def check_held(claims: list[ClaimReference], lease: float, conn_id: str, claimer: str, log: Any) -> None:
-    """Extend the claims. Raises `AirflowSkipException` where none of them holds any more.
-
-    What holds beside others that do not goes on with a warning; an outage is outlasted, as in settling.
-    """
-    if not claims:
-        return
-    with ZkmqHook(conn_id) as hook:
-        held = outlast(
-            log,
-            "Looking at the claims",
-            RETRY_SECONDS,
-            lambda _: [still_held(hook, claim, lease, log) for claim in claims],
-        )
-    lost = [f"{shown(claim)} (claim {claim['token']})" for claim, holds in zip(claims, held, strict=True) if not holds]
-    if len(lost) == len(claims):
-        raise AirflowSkipException(
-            f"this run does not hold what it took any more, and another may be at it: {few(lost)}; to do the "
-            f"work again, clear {claimer} with what is downstream of it: it claims the same tasks anew where it can"
-        )
-    if lost:
-        log.warning("This run does not hold all that it took any more; left out is %s", few(lost))
 
 
 def prepare_work(tasks: Sequence[Any], claims: object, lease: float, conn_id: str, *, each: bool) -> list[str]:
@@ -603,11 +585,11 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
                 "fail", f"whose work it is is not known: {few(odd)} instance(s) for {count} claim(s)"
             )
             settle_results = [unknown if each.kind == "complete" else each for each in settle_results]
-        results = Results(self, context, count)
+        result = results_of(self, context, count)
         kept: list[tuple[SettleResult, bytes | str | None]] = []
         for position, settle_result in enumerate(settle_results):
             try:
-                kept.append((settle_result, results.of(position) if settle_result.kind == "complete" else None))
+                kept.append((settle_result, result(position) if settle_result.kind == "complete" else None))
             except ConfigError as error:  # no later try could keep it either
                 # Of work that was skipped, and is complete all the same, there may be none.
                 kept.append((settle_result if settle_result.reason else SettleResult("fail", str(error)), None))

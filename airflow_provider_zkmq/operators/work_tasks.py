@@ -10,15 +10,12 @@ from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 
 def work_ids(node: Any) -> Iterable[str]:
-    """Return the ids of the tasks that a node stands for; teardown tasks count where their failure fails the run.
-
-    Raises `ValueError` for what is no task, group, XCom or id.
-    """
+    """Return the ids of the tasks that a node stands for. Raises `ValueError` for no task, group, XCom or id."""
     return [node] if isinstance(node, str) else [task.task_id for task in work_tasks(node)]
 
 
 def work_tasks(node: Any) -> list[Any]:
-    """Return those tasks; none for an id, which tells nothing of its task. Raises `ValueError` as `work_ids` does."""
+    """Return those tasks, teardown tasks where their failure fails the run; none for an id. Raises as `work_ids`."""
     if isinstance(node, str):
         return []
     if isinstance(node, XComArg):

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -39,7 +39,6 @@ from ..hooks.deferring import (
     NOTE,
     TRY,
     awaited_ids,
-    deferral_limit,
     ended_by_user,
     is_of,
     naming,
@@ -47,13 +46,14 @@ from ..hooks.deferring import (
     series_id,
     series_ids,
     typed,
+    wait_limit,
 )
 from ..hooks.lineage import WritesQueue
 from ..hooks.outcomes import XComResults, log_ended, log_open, may_end_in_triggerer, pushed_for, size
 from ..hooks.retry import NO_OUTAGE, RETRY_SECONDS, Outlasting, persist
 from ..hooks.telemetry import count_enqueued
 from ..hooks.zkmq import ZkmqHook
-from ..triggers.zkmq import ZkmqTaskTrigger
+from ..triggers.zkmq import ZkmqTaskTrigger, deferral
 from .bridge import ZkmqExportOperator, ZkmqImportOperator
 from .claiming import ZkmqClaimOperator
 from .groups import ZkmqTaskGroup
@@ -136,8 +136,6 @@ def _mapping(name: str, value: object) -> Mapping[str, Any]:
         raise ConfigError(f"{name} must be a mapping, not {kind_of(value)}")
     return value
 
-
-# --- Enqueue once, however often an Airflow task is tried: what an earlier try wrote is adopted.
 
 _IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": INSTANCE, "try": TRY, "none": ()}
 
@@ -437,7 +435,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
                 what = "Adopted %d task(s) of queue %r that an earlier try had enqueued%s"
                 self.log.info(what, adopted, queue.name, hint)
             if self.wait_for_completion and ids:
-                self._await(context, queue, ids, key, self._span())
+                self._await(context, queue, ids, key, wait_limit(self))
         return self._to_xcom(ids)
 
     def execute_complete(
@@ -445,11 +443,11 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
     ) -> str | list[str]:
         """Go on after the trigger: look at the tasks, return what `execute` does. Raises `AirflowException`.
 
-        Where ZooKeeper is away it defers again. An event that names no ids is about those of the messages, and of the
-        series that has this `key`.
+        Where ZooKeeper is away it defers again. An event without ids is about the messages', and the series of this
+        `key`.
         """
         if event["status"] != "done":
-            raise AirflowException(naming(event["message"], self._span()))
+            raise AirflowException(naming(event["message"], wait_limit(self)))
         ids: list[str] = event.get("ids", [])
         if not ids and key is not None:
             ids = [message.task_id or "" for message in named(self._messages(origin_of(context))[0], key)]
@@ -458,7 +456,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
                 self._end(hook.queue(), ids, 0)
         except WaitTimeout as error:  # there are more, or one was redriven since
             if deadline is not None and time.time() >= deadline:
-                raise AirflowException(naming(str(error), self._span())) from None
+                raise AirflowException(naming(str(error), wait_limit(self))) from None
             self._defer(context, ids, key, deadline, error.left)
         except NO_OUTAGE as error:
             raise AirflowException(str(error)) from None
@@ -470,11 +468,6 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         if self.batch is not None:
             return self.batch
         return ids if self.messages is not None else ids[0]
-
-    def _span(self) -> float | None:
-        """Return how long to wait, in seconds."""
-        limit = self.execution_timeout
-        return limit.total_seconds() if self.timeout is None and limit is not None else self.timeout
 
     def _messages(self, origin: Mapping[str, object]) -> tuple[list[Message], Message | None]:
         """Return what is to be enqueued, and `then`; what one leaves out is taken from the operator's arguments."""
@@ -514,10 +507,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
             self.log.warning("The tasks of queue %r are not cancelled: %s", queue.name, error)
 
     def _await(self, context: Context, queue: AnyQueue, ids: list[str], key: str, span: float | None) -> None:
-        """Wait here, through any outage, or look and defer.
-
-        Raises `AirflowException` where it was not in time, tasks failed, or ZooKeeper's certificates are refused.
-        """
+        """Wait here, through any outage, or look and defer. Raises `AirflowException`: not in time, or failed."""
         deadline = None if span is None else time.time() + span
         members = ids if self.batch is None else _members(self.batch, ids, key)
         self._held = (queue, members, origin_of(context))
@@ -555,7 +545,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         value = self._to_xcom(ids)
         success: dict[str, Any] | None = None
         if size(value) <= EVENT_BYTES and may_end_in_triggerer(self, context):
-            success = {"telling": _RESULTS.as_dict(), "push": pushed_for(self, context), "value": value}
+            success = {"telling": asdict(_RESULTS), "push": pushed_for(self, context), "value": value}
         cancels: dict[str, Any] | None = None
         if self.cancel_on_kill:
             # Very many with ids of their own are named once: by what the trigger waits for, or, of a batch, here. The
@@ -571,18 +561,6 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
                     open_ids["noted"] = list(_IDENTITIES[self.idempotency] or TRY)
             cancels = {"instance": origin_of(context), **open_ids}
         awaited = {"batch": self.batch} if self.batch is not None else awaited_ids(ids, key, left)
-        self.defer(
-            trigger=ZkmqTaskTrigger(
-                **awaited,
-                stop_at_failure=True,
-                success=success,
-                cancels=cancels,
-                queue=self.zkmq_queue or None,
-                zkmq_conn_id=self.zkmq_conn_id,
-                deadline=deadline,
-                deferred_at=time.time(),
-            ),
-            method_name="execute_complete",
-            kwargs={"key": key, "deadline": deadline},
-            timeout=deferral_limit(deadline),
-        )
+        kwargs = {"key": key, "deadline": deadline}
+        wanted = {**awaited, "queue": self.zkmq_queue or None, "stop_at_failure": True}
+        self.defer(**deferral(self, ZkmqTaskTrigger, kwargs, **wanted, success=success, cancels=cancels))

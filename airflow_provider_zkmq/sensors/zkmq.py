@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -24,12 +25,12 @@ from ..engine import ConfigError, TlsRefused, TransportError, WaitFor, WaitTimeo
 from ..engine.internals import internals
 from ..hooks.arguments import check_number, flat_ids, is_blank, moment
 from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import AWAY, awaited_ids, deferral_limit, naming
+from ..hooks.deferring import AWAY, awaited_ids, naming
 from ..hooks.lineage import ReadsQueue
 from ..hooks.outcomes import XComResults, log_ended, log_open, may_end_in_triggerer, progress_log, pushed_for
 from ..hooks.retry import NO_OUTAGE, persist
 from ..hooks.zkmq import ZkmqHook
-from ..triggers.zkmq import ZkmqTaskTrigger
+from ..triggers.zkmq import ZkmqTaskTrigger, deferral
 
 if TYPE_CHECKING:
     from ..engine import AnyQueue, Batch, Task
@@ -63,18 +64,6 @@ def soft_failing(sensor: BaseSensorOperator) -> Iterator[None]:
         raise
     finally:
         sensor.soft_fail, sensor.never_fail = soft_fail, never_fail
-
-
-def check_wanted(task_ids: object, selector: object, batch: object, min_tasks: object, since: object) -> None:
-    """Raise `ValueError` unless one thing is named. What is rendered later is looked at then."""
-    named = [value for value in (task_ids, selector, batch) if value is not None]
-    if len(named) != 1:
-        raise ValueError("ZkmqTaskSensor: give exactly one of task_ids, selector and batch")
-    if is_blank(named[0]):
-        raise ValueError("ZkmqTaskSensor: task_ids, selector or batch is blank: there would be nothing to wait for")
-    check_number("ZkmqTaskSensor: min_tasks", min_tasks)
-    if selector is None and since is not None:
-        raise ValueError("ZkmqTaskSensor: since goes with a selector; ids and batches are those that were named")
 
 
 def named_ids(task_ids: object) -> list[str]:
@@ -147,7 +136,14 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_wanted(task_ids, selector, batch, min_tasks, since)
+        named = [value for value in (task_ids, selector, batch) if value is not None]
+        if len(named) != 1:
+            raise ValueError("ZkmqTaskSensor: give exactly one of task_ids, selector and batch")
+        if is_blank(named[0]):  # what is rendered later is looked at then
+            raise ValueError("ZkmqTaskSensor: task_ids, selector or batch is blank: there would be nothing to wait for")
+        check_number("ZkmqTaskSensor: min_tasks", min_tasks)
+        if selector is None and since is not None:
+            raise ValueError("ZkmqTaskSensor: since goes with a selector; ids and batches are those that were named")
         if batch is not None and (event != "completion" or log_progress):
             raise ValueError("ZkmqTaskSensor: a batch is waited for to its end; give neither event nor log_progress")
         self.task_ids = task_ids
@@ -289,9 +285,12 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         ids = {} if self.task_ids is None else awaited_ids(named_ids(self.task_ids), None, getattr(why, "left", ()))
         success: dict[str, Any] | None = None  # a worker is to read what the XCom says
         if (self.batch is not None or not self.results) and may_end_in_triggerer(self, context):
-            success = {"telling": self._results().as_dict(), "push": pushed_for(self, context)}
+            success = {"telling": asdict(self._results()), "push": pushed_for(self, context)}
         return TaskDeferred(
-            trigger=ZkmqTaskTrigger(
+            **deferral(
+                self,
+                ZkmqTaskTrigger,
+                {"deadline": deadline},
                 **ids,
                 selector=self.selector,
                 min_tasks=self.min_tasks,
@@ -302,13 +301,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 stop_at_failure=self.fail_on == "any",
                 success=success,
                 queue=self.zkmq_queue or None,
-                zkmq_conn_id=self.zkmq_conn_id,
-                deadline=deadline,
-                deferred_at=time.time(),
-            ),
-            method_name="execute_complete",
-            kwargs={"deadline": deadline},
-            timeout=deferral_limit(deadline),
+            )
         )
 
     def _span(self) -> float:

@@ -112,11 +112,7 @@ class SharedSessions:
 
     @contextlib.asynccontextmanager
     async def lease(self, conn_id: str) -> AsyncIterator[Lease]:
-        """Use the session of an Airflow connection.
-
-        Raises `AirflowNotFoundException`, `ConfigError` for one that is not understood, `Unavailable` where none
-        answered.
-        """
+        """Use the session of an Airflow connection. Raises as looking it up does, and `Unavailable`."""
         of_loop = self._loops.setdefault(asyncio.get_running_loop(), _OfLoop())
         key, options, queue = await of_loop.look_up(conn_id)
         entries = of_loop.entries
@@ -179,10 +175,7 @@ class HeldSession:
         return self._lease.queue(name)
 
     async def after(self, error: Exception) -> None:
-        """Pause; go on with a connection looked up anew, unless this session only waits for its servers.
-
-        It waits for them in vain where the connection names others by now: that is looked up once a minute for all.
-        """
+        """Pause; go on with a connection looked up anew, unless this session only waits for the same servers."""
         lease = self._lease
         if not isinstance(error, Unavailable):
             self._stale = True

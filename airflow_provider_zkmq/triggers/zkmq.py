@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
@@ -20,6 +20,7 @@ from ..hooks.deferring import (
     EVENT_BYTES,
     acancel_noted,
     acancel_open,
+    deferral_limit,
     ended_by_user,
     fits,
     hold_back,
@@ -95,6 +96,17 @@ class WaitingTrigger(BaseTrigger):
                     await session.after(error)
         finally:
             await session.leave()
+
+
+def deferral(operator: Any, trigger: Callable[..., WaitingTrigger], kwargs: dict[str, Any], **wanted: Any) -> Any:
+    """Return what Airflow is given to go on in `execute_complete`, with `kwargs`, when the trigger has fired.
+
+    `kwargs` has the deadline; `wanted`: what else the trigger is given.
+    """
+    deadline = kwargs["deadline"]
+    fired = trigger(**wanted, zkmq_conn_id=operator.zkmq_conn_id, deadline=deadline, deferred_at=time.time())
+    limit = deferral_limit(deadline)
+    return {"trigger": fired, "method_name": "execute_complete", "kwargs": kwargs, "timeout": limit}
 
 
 class ZkmqTaskTrigger(WaitingTrigger):
