@@ -34,7 +34,7 @@ from ..engine import (
 from ..engine.internals import internals
 from ..hooks.arguments import ClaimReference, check_choice, check_number, read_claims, shown, span
 from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import AWAY, naming, seconds_left, typed, wait_limit
+from ..hooks.deferring import naming, seconds_left, typed, wait_limit
 from ..hooks.lineage import ReadsQueue
 from ..hooks.outcomes import clipped, storable
 from ..hooks.retry import LONGEST_OF_A_WAIT, NO_OUTAGE, RETRY_SECONDS, Backoff, outlast
@@ -506,7 +506,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
                     return self._handle_or_wait(self._queue, context, deadline)
             except NO_OUTAGE:
                 raise
-            except AWAY as error:  # nothing had been handled
+            except TransportError as error:  # nothing had been handled
                 if self.on_empty != "wait" or seconds_left(deadline) == 0:
                     raise
                 if self.deferrable:

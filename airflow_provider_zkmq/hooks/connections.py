@@ -16,8 +16,6 @@ from ..engine import ConfigError
 from ..environment import FILES
 from .arguments import flag, kind_of, span
 
-_SECONDS_BETWEEN_LINES: Final = 60.0
-
 
 class OneAMinute(logging.Filter):
     """Lets a line pass if none has passed for a minute; errors always pass."""
@@ -32,7 +30,7 @@ class OneAMinute(logging.Filter):
         now = self._clock()
         if record.levelno >= logging.ERROR:
             return True
-        if self._passed is not None and now - self._passed < _SECONDS_BETWEEN_LINES:
+        if self._passed is not None and now - self._passed < 60.0:
             return False
         self._passed = now
         return True
@@ -51,8 +49,6 @@ DEFAULT_QUEUE: Final = "queue"
 _PLAIN: Final = ("root", "session_timeout", "connect_timeout", "request_timeout")
 _TLS: Final = ("ca", "cert", "key", "key_password")
 _KNOWN: Final = frozenset({*_PLAIN, "queue", "allow_open", "tls", *(f"tls_{name}" for name in _TLS)})
-#: What is written like the names that are known.
-_NAME: Final = re.compile("[a-z_]+")
 
 
 def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -129,7 +125,7 @@ def _known(where: str, extra: object) -> dict[str, Any]:
         raise ConfigError(f"{where}: extra must be a JSON object")
     values = {name: value for name, value in extra.items() if value not in (None, "")}
     if unknown := sorted(set(values) - _KNOWN):
-        names = [name for name in unknown if _NAME.fullmatch(name)]
+        names = [name for name in unknown if re.fullmatch("[a-z_]+", name)]
         if len(names) < len(unknown):  # in a URI it may be a part of a password
             names.append("whose name is not shown (in a connection's URI, & within a value must be written as %26)")
         raise ConfigError(f"{where}: unknown extra {', '.join(names)}; known: {', '.join(sorted(_KNOWN))}")

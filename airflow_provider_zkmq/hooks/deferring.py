@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from ..engine import IllegalTransition, TaskNotFound, TransportError
+from ..engine import IllegalTransition, TaskNotFound
 from ..engine.internals import internals
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def is_of(metadata: Mapping[str, object], origin: Mapping[str, object], names: I
 _ENDED: Final = frozenset({"failed", "skipped", "success", "removed"})
 #: So many tasks are read together.
 _AT_ONCE: Final = 500
-_METADATA: Final[tuple[Literal["metadata"]]] = ("metadata",)
 
 
 def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
@@ -75,7 +74,7 @@ async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Seq
         for state in ("claimed", "inserted"):
             ids = await internals(queue).ids(state=state)
             for at in range(0, len(ids), _AT_ONCE):
-                tasks = await queue.tasks(ids=ids[at : at + _AT_ONCE], parts=_METADATA)
+                tasks = await queue.tasks(ids=ids[at : at + _AT_ONCE], parts=("metadata",))
                 count += await acancel_open(queue, [task.id for task in tasks if is_of(task.metadata, origin, names)])
         if count == before:
             return count
@@ -131,17 +130,13 @@ def fits(task_ids: Sequence[str], room: int) -> bool:
     return sum(len(task_id) + _QUOTED for task_id in task_ids) <= room
 
 
-# --- Deferring a wait to the triggerer: what it is given to wait for, until when, and since when.
-#
-# Airflow's scheduler takes the end of the process that deferred for a failure where it hears of it when the task
-# runs again already. So no event is told within seconds of the deferral, whatever has happened by then.
+# --- Deferring a wait to the triggerer. Airflow's scheduler takes the end of the process that deferred for a failure
+# where it hears of it when the task runs again already: so no event comes within seconds of the deferral.
 
 #: So many seconds after the deferral an event is told at the earliest.
 HELD_BACK: Final = 6.0
 #: A deferral lasts so much longer than an event may be held back: Airflow's own time-out must not come before it.
 _ROOM: Final = 4.0
-#: ZooKeeper does not answer now: the trigger waits for it.
-AWAY: Final = TransportError
 #: How a wait that was not in time tells of its limit.
 _LIMIT: Final = re.compile(r"\btimeout \([^)]* s\)")
 

@@ -6,7 +6,7 @@ what is rescued or promoted changes hands in one transaction.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ..engine import State, Unreadable
 from ..engine.internals import internals
@@ -14,10 +14,6 @@ from .outcomes import one_line
 
 if TYPE_CHECKING:
     from ..engine import AnyQueue
-
-#: So many characters of a reason are told.
-_REASON: Final = 200
-_NO_REASON: Final = "no reason was given"
 
 
 def bring_back(queue: AnyQueue) -> dict[str, Any]:
@@ -72,7 +68,7 @@ def dead_letters(queue: AnyQueue, most: int) -> dict[str, Any]:
     read = internals(queue).scan(ids[:most], ["id", "attempt", "batch", "error"]).columns
     rows = zip(read["id"], read["attempt"], read["batch"], read["error"], strict=True)
     tasks = [
-        {"id": task_id, "attempt": attempt, "batch": batch, "reason": one_line(error or _NO_REASON, _REASON)}
+        {"id": task_id, "attempt": attempt, "batch": batch, "reason": one_line(error or "no reason was given", 200)}
         for task_id, attempt, batch, error in rows
     ]
     return {"queue": queue.name, "dead": len(ids), "counts": queue.counts(), "tasks": tasks}

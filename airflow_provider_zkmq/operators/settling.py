@@ -138,8 +138,6 @@ _MOST_TEXT: Final = 2_000
 _MOST_CHECKED: Final = 5
 #: In the place of the state of work that is a success without having run to its end.
 MARKED: Final = "marked"
-#: Of a mapped task that has fewer instances than in an earlier try.
-_GONE: Final = "removed"
 
 
 def note_error(context: Context) -> None:
@@ -212,7 +210,7 @@ def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list
             index = name.removeprefix(f"{task_id}_")
             if name != index and index.isdecimal() and name not in known:
                 mine.append(Work(task_id, int(index), state))
-        kept = [work for work in mine if work.state != _GONE]
+        kept = [work for work in mine if work.state != "removed"]  # a mapped task may have had more in an earlier try
         found += kept or [Work(task_id, -1, None)]
     return found
 

@@ -26,6 +26,7 @@ from ..engine import (
     Message,
     RetryPolicy,
     TaskNotFound,
+    TransportError,
     WaitTimeout,
     idempotency_series,
 )
@@ -33,7 +34,6 @@ from ..engine.internals import internals
 from ..hooks.arguments import check_choice, items_of, kind_of, moment, span
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import (
-    AWAY,
     EVENT_BYTES,
     INSTANCE,
     NOTE,
@@ -460,7 +460,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
             self._defer(context, ids, key, deadline, error.left)
         except NO_OUTAGE as error:
             raise AirflowException(str(error)) from None
-        except AWAY:  # they have ended in time: an outage beyond the deadline fails nothing
+        except TransportError:  # they have ended in time: an outage beyond the deadline fails nothing
             self._defer(context, ids, key, None if deadline is None else max(deadline, time.time() + RETRY_SECONDS))
         return self._to_xcom(ids)
 
@@ -516,7 +516,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
                 self._end(queue, ids, 0)
             else:
                 persist(self.log, math.inf if deadline is None else deadline, partial(self._end, queue, ids))
-        except (WaitTimeout, AWAY) as error:
+        except (WaitTimeout, TransportError) as error:
             if not self.deferrable or isinstance(error, NO_OUTAGE):
                 raise AirflowException(naming(str(error), span)) from None
             if isinstance(error, WaitTimeout):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue, conf
 from airflow.sdk.exceptions import (
@@ -25,7 +25,7 @@ from ..engine import ConfigError, TlsRefused, TransportError, WaitFor, WaitTimeo
 from ..engine.internals import internals
 from ..hooks.arguments import check_number, flat_ids, is_blank, moment
 from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import AWAY, awaited_ids, naming
+from ..hooks.deferring import awaited_ids, naming
 from ..hooks.lineage import ReadsQueue
 from ..hooks.outcomes import XComResults, log_ended, log_open, may_end_in_triggerer, progress_log, pushed_for
 from ..hooks.retry import NO_OUTAGE, persist
@@ -72,10 +72,6 @@ def named_ids(task_ids: object) -> list[str]:
     if not ids:
         raise ConfigError("task_ids is blank after templating: there is nothing to wait for")
     return ids
-
-
-#: So many refusing consumers are in the reason of a time-out.
-_SHOWN: Final = 3
 
 
 class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
@@ -178,7 +174,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
             if self.deferrable:
                 try:
                     return self._waited(0)
-                except (WaitTimeout, AWAY) as error:
+                except (WaitTimeout, TransportError) as error:
                     raise self._deferral(context, deadline, error) from None
             if self.reschedule:
                 return super().execute(context)
@@ -186,7 +182,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 return persist(self.log, deadline, self._waited)
             except NO_OUTAGE:
                 raise
-            except (WaitTimeout, AWAY) as error:
+            except (WaitTimeout, TransportError) as error:
                 raise AirflowSensorTimeout(str(error)) from None
 
     def poke(self, context: Context) -> PokeReturnValue:  # noqa: ARG002
@@ -196,7 +192,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 return PokeReturnValue(is_done=True, xcom_value=self._waited(0))
             except WaitTimeout:
                 return PokeReturnValue(is_done=False)
-            except AWAY as error:
+            except TransportError as error:
                 self.log.warning("The next look is taken as if this had been: %s", error)
                 return PokeReturnValue(is_done=False)
 
@@ -215,7 +211,10 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 raise AirflowException(event["message"])
             try:
                 return self._look(partial(self._read, event=event))
-            except (WaitTimeout, AWAY) as error:  # there are more, one was redriven since, or ZooKeeper is away
+            except (
+                WaitTimeout,
+                TransportError,
+            ) as error:  # there are more, or one was redriven since
                 if time.time() >= until:
                     raise AirflowSensorTimeout(str(error)) from None
                 raise self._deferral(context, until, error) from None
@@ -334,7 +333,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                     return ""
                 found = queue.explain(left[0])
                 refusing = [f"{each.consumer} refuses it: {each.refuses}" for each in found.consumers if each.refuses]
-                reasons = "; ".join([*found.reasons, *refusing[:_SHOWN]])
+                reasons = "; ".join([*found.reasons, *refusing[:3]])
                 return f"; task {found.task_id} is {found.status}: {reasons}"
         except Exception as error:  # noqa: BLE001
             self.log.warning("Why it was not in time is unknown: %s", error)

@@ -98,6 +98,12 @@ class Lease:
         """Return a queue; None: the connection's."""
         return self.client.queue(name or self.default_queue)
 
+    def forget(self) -> None:
+        """Give this session to no further user: it has ended. Those who use it now close it when they leave."""
+        if self.of_loop.entries.get(self.entry.key) is self.entry:  # else another one is there, and its look-up is new
+            del self.of_loop.entries[self.entry.key]
+            self.of_loop.lookups.pop(self.entry.key[0], None)
+
 
 class SharedSessions:
     """Sessions by event loop and connection, counted: the first user opens one, the last one closes it.
@@ -180,11 +186,7 @@ class HeldSession:
         if not isinstance(error, Unavailable):
             self._stale = True
             if lease is not None and isinstance(error, TransportError):
-                # It has ended, and is for no further user: those who use it now close it when they leave.
-                key, of_loop = lease.entry.key, lease.of_loop
-                if of_loop.entries.get(key) is lease.entry:  # else another one is there, and its connection is fresh
-                    del of_loop.entries[key]
-                    of_loop.lookups.pop(key[0], None)
+                lease.forget()
         elif lease is not None and not self._stale:
             with contextlib.suppress(Exception):  # what cannot be looked up is taken to be as it was
                 now, _, _ = await lease.of_loop.look_up(lease.entry.key[0])
