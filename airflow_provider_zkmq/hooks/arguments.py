@@ -125,17 +125,16 @@ def read_claims(what: str, value: object) -> list[ClaimReference]:
     claims: list[ClaimReference] = []
     for position, item in enumerate(items):
         try:
-            claims.append(
-                {
-                    "queue": check_name("queue", item["queue"]),
-                    "id": check_name("task id", item["id"]),
-                    "token": int(item["token"]),
-                    "attempt": int(item.get("attempt", 0)),
-                    "filters": dict(item.get("filters") or {}),
-                }
-            )
+            claim: ClaimReference = {
+                "queue": check_name("queue", item["queue"]),
+                "id": check_name("task id", item["id"]),
+                "token": int(item["token"]),
+                "attempt": int(item.get("attempt", 0)),
+                "filters": dict(item.get("filters") or {}),
+            }
         except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
             raise ConfigError(f"{what}[{position}] is no claim: {type(error).__name__}: {error}") from None
+        claims.append(claim)
     return claims
 
 

@@ -90,7 +90,7 @@ class ZkmqEventTrigger(BaseEventTrigger):
         _check_mode(mode, {"refire": refire, **of_claims})
         # No attribute may be named `queue`: newer releases of Airflow choose a trigger's triggerer by it.
         self.zkmq_queue = check_name("queue", zkmq_queue) if zkmq_queue else None
-        if selector and not isinstance(selector, str):
+        if selector is not None and not isinstance(selector, str):
             kind = type(selector).__name__
             raise ConfigError(f"selector must be text, not {kind}: the triggerer is given it as JSON")
         self.selector = selector or None
