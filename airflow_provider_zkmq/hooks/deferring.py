@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..engine import IllegalTransition, TaskNotFound
 from ..engine.internals import internals
@@ -44,6 +44,7 @@ def is_of(metadata: Mapping[str, object], origin: Mapping[str, object], names: I
 _ENDED: Final = frozenset({"failed", "skipped", "success", "removed"})
 #: So many tasks are read together.
 _AT_ONCE: Final = 500
+_METADATA: Final[tuple[Literal["metadata"]]] = ("metadata",)
 
 
 def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
@@ -74,7 +75,7 @@ async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Seq
         for state in ("claimed", "inserted"):
             ids = await internals(queue).ids(state=state)
             for at in range(0, len(ids), _AT_ONCE):
-                tasks = await queue.tasks(ids=ids[at : at + _AT_ONCE], parts=("metadata",))
+                tasks = await queue.tasks(ids=ids[at : at + _AT_ONCE], parts=_METADATA)
                 count += await acancel_open(queue, [task.id for task in tasks if is_of(task.metadata, origin, names)])
         if count == before:
             return count

@@ -360,9 +360,7 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
                 RETRY_SECONDS,
                 lambda _: [still_held(hook, claim, lease, log) for claim in mine],
             )
-        lost = [
-            f"{shown(claim)} (claim {claim['token']})" for claim, holds in zip(mine, held, strict=True) if not holds
-        ]
+        lost = [f"{shown(claim)} (claim {claim['token']})" for claim, kept in zip(mine, held, strict=True) if not kept]
         if len(lost) == len(mine):
             raise AirflowSkipException(
                 f"this run does not hold what it took any more, and another may be at it: {few(lost)}; to do the work "
