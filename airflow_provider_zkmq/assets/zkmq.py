@@ -18,9 +18,7 @@ _SHAPE = "write zkmq://host:port/root/queue, or zkmq://host1:port,host2:port/roo
 def sanitize_uri(uri: SplitResult) -> SplitResult:
     """Return the URI in the one spelling of its queue: hosts in lower case and in order, each with its port.
 
-    Raises:
-        ConfigError: a part is missing, or is not allowed where queues are; credentials belong to the connection.
-
+    Raises `ConfigError` where a part is missing, or is not allowed; credentials belong to the connection.
     """
     from ..engine import ConfigError, ConnectionConfig, check_name
 
@@ -40,14 +38,8 @@ def create_asset(*, hosts: str, queue: str, root: str = "/zkmq", extra: dict[str
     """Return the asset that stands for a queue; its name is its URI, in the one spelling. Raises as `sanitize_uri`.
 
     An asset that is made of a URI alone is named as that was written: Airflow takes two spellings for two assets that
-    are at odds, and switches one of them off.
-
-    Args:
-        hosts: the servers, ``host:port,host:port``; the port is 2181 where none is said.
-        queue: the queue's name.
-        root: the znode under which the queue lives.
-        extra: the asset's extra.
-
+    are at odds, and switches one of them off. `hosts`: the servers, ``host:port,host:port``; the port is 2181 where
+    none is said. `queue`: its name. `root`: the znode under which it lives. `extra`: the asset's.
     """
     from airflow.sdk import Asset
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from airflow.sdk import conf
+from airflow.sdk import Context, conf
 from airflow.sdk.bases.decorator import DecoratedOperator, KeywordParameters, is_async_callable, task_decorator_factory
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
@@ -34,7 +34,7 @@ from ..engine import (
 from ..engine.internals import internals
 from ..hooks.arguments import ClaimReference, check_choice, check_number, read_claims, shown, span
 from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import AWAY, naming, seconds_left, typed
+from ..hooks.deferring import naming, seconds_left, typed, wait_limit
 from ..hooks.lineage import ReadsQueue
 from ..hooks.outcomes import clipped, storable
 from ..hooks.retry import LONGEST_OF_A_WAIT, NO_OUTAGE, RETRY_SECONDS, Backoff, outlast
@@ -52,12 +52,9 @@ from ..operators.settling import as_result
 from ..triggers.zkmq import nothing_came
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
     from airflow.sdk.bases.decorator import TaskDecorator
 
     from ..engine import AnyClaim, AnyQueue, Task, Worker
-
-# --- The function under `@task.zkmq`: what of its signature is TaskFlow's, and how a worker calls it.
 
 _BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 #: What settles a task by itself.
@@ -91,22 +88,6 @@ def without_first(function: Callable[..., Any], count: int) -> Callable[..., Any
     return called
 
 
-def take_fields(operator: Any, absent: Mapping[str, object]) -> None:
-    """Set an operator's fields to the arguments of their names that its function is called with.
-
-    `absent`: those fields, each with what a None that is given stands for. The default of an argument that is not given
-    is taken where the field is None.
-    """
-    bound = inspect.signature(operator.python_callable).bind_partial(*operator.op_args, **operator.op_kwargs)
-    named = {**operator.op_kwargs, **bound.arguments}
-    bound.apply_defaults()
-    for name, nothing in absent.items():
-        if name in named:
-            setattr(operator, name, nothing if named[name] is None else named[name])
-        elif getattr(operator, name) is None and name in bound.arguments:
-            setattr(operator, name, bound.arguments[name])
-
-
 def handler_of(
     function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any], log: Any
 ) -> Callable[..., Any]:
@@ -137,8 +118,6 @@ def handler_of(
 
     return handle
 
-
-# --- What became of the tasks that an Airflow task has handled: numbers, the first few errors, and its log.
 
 #: So many errors are in the XCom, and so many characters of each.
 _ERRORS: Final = 5
@@ -193,10 +172,7 @@ class Consumed:
         return {**counts, "errors": errors}
 
     def log_results(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
-        """Log how many tasks were handled, and what became of the first that failed: an error for each dead one.
-
-        `conn_id`: the Airflow connection, for the commands that show more.
-        """
+        """Log how many tasks were handled, and what became of the first that failed: an error for each dead one."""
         log.info(
             "Handled %d task(s) of queue %r: %d finished, %d failed, %d given back, %d lost%s",
             self.handled, queue.name, self.finished, self.failed, self.released, self.lost,
@@ -204,26 +180,23 @@ class Consumed:
         )  # fmt: skip
         if not self._failures:
             return
+        errors = dict(self._failures)
         try:
-            self._log_failed(queue, log, conn_id)
+            tasks = queue.tasks(ids=list(errors), parts=())
+            count_dead(queue.name, sum(task.state == "dead" for task in tasks))
+            for task in tasks:
+                line = "Failed, and %s on attempt %d: task %s of queue %r: %s; see: %s"
+                see = typed(conn_id, "show", queue.name, task.id)
+                values = (task.status, task.attempt, task.id, queue.name, errors[task.id], see)
+                (log.error if task.state == "dead" else log.warning)(line, *values)
+            if self.failed > len(errors):
+                log.warning("%d more task(s) of queue %r failed", self.failed - len(errors), queue.name)
+            others = [task_id for task_id in self._failed_ids if task_id not in errors]
+            for at in range(0, len(others), _AT_ONCE):  # of these the dead are counted alone
+                tasks = queue.tasks(ids=others[at : at + _AT_ONCE], parts=())
+                count_dead(queue.name, sum(task.state == "dead" for task in tasks))
         except ZkmqError as error:  # what was handled is settled, whatever can be read of it
             log.warning("What became of the %d task(s) that failed is not known now: %s", self.failed, error)
-
-    def _log_failed(self, queue: AnyQueue, log: Any, conn_id: str) -> None:
-        """Tell of the first that failed, and count all that are dead. Raises `ZkmqError`."""
-        errors = dict(self._failures)
-        tasks = queue.tasks(ids=list(errors), parts=())
-        count_dead(queue.name, _dead_among(tasks))
-        for task in tasks:
-            line = "Failed, and %s on attempt %d: task %s of queue %r: %s; see: %s"
-            see = typed(conn_id, "show", queue.name, task.id)
-            values = (task.status, task.attempt, task.id, queue.name, errors[task.id], see)
-            (log.error if task.state == "dead" else log.warning)(line, *values)
-        if self.failed > len(errors):
-            log.warning("%d more task(s) of queue %r failed", self.failed - len(errors), queue.name)
-        others = [task_id for task_id in self._failed_ids if task_id not in errors]
-        for at in range(0, len(others), _AT_ONCE):
-            count_dead(queue.name, _dead_among(queue.tasks(ids=others[at : at + _AT_ONCE], parts=())))
 
     def check(self, queue: str, fail_on: str, error: type[AirflowException] = AirflowException) -> None:
         """Raise `error` where so many failures are to fail the Airflow task."""
@@ -235,20 +208,6 @@ class Consumed:
         raise error(f"{what}, {self.finished} finished: {'; '.join([*lines, *more])}")
 
 
-def check_kind(transactional: object, lease: float | None) -> None:
-    """Raise `ValueError` for a kind of claim that there is not; `lease` in seconds."""
-    if transactional not in (True, False):
-        raise ValueError(f"@task.zkmq: transactional {transactional!r} is not allowed: True or False")
-    if transactional and lease is not None:
-        raise ValueError("@task.zkmq: a transaction ends with its session: give either transactional or lease")
-    if lease is not None and lease <= 0:
-        raise ValueError(f"@task.zkmq: lease {lease!r} is not allowed: more than 0 seconds")
-
-
-def _dead_among(tasks: Iterable[Task]) -> int:
-    return sum(task.state == "dead" for task in tasks)
-
-
 def _text(error: str | BaseException) -> str:
     """Return an error as its task keeps it and an XCom may hold it, cut where it is long."""
     try:
@@ -257,8 +216,6 @@ def _text(error: str | BaseException) -> str:
         text = type(error).__name__
     return clipped(storable(text), _LENGTH)
 
-
-# --- A queue as a worker sees it that is to handle claims which others made, and to claim nothing.
 
 #: What was given back is claimed anew with a lease of so many seconds, where none is asked for; it is extended.
 _ANEW: Final = 60.0
@@ -350,17 +307,14 @@ class ClaimsOfOthers:
         except AirflowTaskTimeout as error:
             if not self._handed:
                 raise
-            self._give_back()
+            if self._turn.acquire(timeout=1.0):  # else a thread waits for ZooKeeper: so would we
+                try:
+                    left = [Taken(each.reference, 0) for each in self._waiting]
+                    self._waiting.clear()
+                finally:
+                    self._turn.release()
+                give_back(lambda _: self._queue, left, self._log)
             raise AirflowFailException(f"{error}; no other try could handle what a function has begun") from None
-
-    def _give_back(self) -> None:
-        if self._turn.acquire(timeout=1.0):  # else a thread waits for ZooKeeper: so would we
-            try:
-                left = [Taken(each.reference, 0) for each in self._waiting]
-                self._waiting.clear()
-            finally:
-                self._turn.release()
-            give_back(lambda _: self._queue, left, self._log)
 
     def _hold(self, waiting: _Waiting, *, begins: bool = False) -> bool:
         """Take a claim over, or extend it; False where it does not hold any more, or is refused."""
@@ -411,8 +365,6 @@ def queue_of(claims: Iterable[ClaimReference], queue: str | None) -> str | None:
     return next(iter(names), None)
 
 
-# --- `@task.zkmq`: a function that an Airflow task runs for each task that it claims from a queue.
-
 #: Fields that an argument of the function sets, if it has the field's name, and what None is then: no XCom is no claim.
 _OF_FUNCTION: Final = {"zkmq_queue": None, "selector": None, "claims": ()}
 #: Airflow kills a process five seconds after it told it to end: handlers have so long, in seconds.
@@ -429,15 +381,15 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
     for ten seconds at least, and counts no attempt. Each task is settled when the function has returned, whatever
     becomes of others. The XCom is ``{"finished", "failed", "released", "lost", "errors": [{"id", "error"}]}``, with the
     first few errors. Locks and leases are extended while the function runs. A task of Airflow's that is tried again, or
-    cleared, claims what is there. One that is told to end gives back what it has in hand, which counts as no attempt;
-    one whose process dies does so when its session ends. A time-out by ``execution_timeout`` is a failure of what is in
+    cleared, claims what is there. One that is ended gives back what it has in hand, which counts as no attempt; one
+    whose process dies does so when its session ends. A time-out by ``execution_timeout`` is a failure of what is in
     hand.
 
     Args:
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         selector: only tasks that it matches, as text; None: all. An argument of the function named ``selector``,
             ``zkmq_queue`` or ``claims`` sets it, too, so that ``expand`` can map over it.
-        claims: handle all of these, a claim or a list of them, as `ZkmqClaimOperator` tells them, and claim nothing.
+        claims: handle all of these, a claim or a list of them, as `ZkmqClaimOperator` gives them, and claim nothing.
             Each is taken over, extended and settled as if claimed here; one that does not hold any more is passed over.
             Where none holds, ``on_empty="wait"`` skips, too; what failed, or took too long, is not tried again by
             Airflow, since its claim is over.
@@ -453,7 +405,6 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         fail_on: which failures of tasks fail the Airflow task, after all have been handled: ``"none"``: each is its
             queue's affair, as where a worker handles it; ``"any"``; ``"all"``: one failed at least, and none finished.
         zkmq_conn_id: the Airflow connection.
-
     """
 
     template_fields: Sequence[str] = (*DecoratedOperator.template_fields, *_OF_FUNCTION, "zkmq_conn_id")
@@ -484,7 +435,12 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         check_choice("@task.zkmq: on_empty", on_empty, ("wait", "succeed", "skip", "fail"))
         check_choice("@task.zkmq: fail_on", fail_on, ("none", "any", "all"))
         seconds = span("lease", lease)
-        check_kind(transactional, seconds)
+        if transactional not in (True, False):
+            raise ValueError(f"@task.zkmq: transactional {transactional!r} is not allowed: True or False")
+        if transactional and seconds is not None:
+            raise ValueError("@task.zkmq: a transaction ends with its session: give either transactional or lease")
+        if seconds is not None and seconds <= 0:
+            raise ValueError(f"@task.zkmq: lease {seconds!r} is not allowed: more than 0 seconds")
         rest = without_first(python_callable, 1 + transactional)
         super().__init__(python_callable=rest, **kwargs)
         self._own = set(inspect.signature(python_callable).parameters) - set(inspect.signature(rest).parameters)
@@ -507,27 +463,20 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Handle what is there, or wait for it; return what became of it.
 
-        Raises:
-            AirflowSkipException: there was nothing, and `on_empty` says so.
-            AirflowException: there was nothing, or nothing in time, or tasks failed and `fail_on` says so.
-            ZkmqError: nothing could be claimed; the message says why.
-
+        Raises `AirflowSkipException` where there was nothing, and `on_empty` says so, `AirflowException` where there
+        was nothing, or nothing in time, or tasks failed and `fail_on` says so, and `ZkmqError` where nothing could be
+        claimed.
         """
-        return self._consume(context, None if self._span is None else time.time() + self._span)
+        limit = wait_limit(self)
+        return self._consume(context, None if limit is None else time.time() + limit)
 
     def execute_complete(
         self, context: Context, event: dict[str, Any], deadline: float | None = None
     ) -> dict[str, Any]:
         """Go on after the trigger; where others were faster, defer again. Raises what `execute` does."""
         if event["status"] != "done":
-            raise AirflowException(naming(event["message"], self._span))
+            raise AirflowException(naming(event["message"], wait_limit(self)))
         return self._consume(context, deadline)
-
-    @property
-    def _span(self) -> float | None:
-        """For how many seconds it waits for work; None: without bound."""
-        limit = self.execution_timeout
-        return limit.total_seconds() if self.timeout is None and limit is not None else self.timeout
 
     def on_kill(self) -> None:
         """Claim nothing more, and give back what is in hand; called from a signal handler."""
@@ -538,7 +487,15 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             threading.Thread(target=internals(self._queue).wake, daemon=True).start()
 
     def _consume(self, context: Context, deadline: float | None) -> dict[str, Any]:
-        take_fields(self, _OF_FUNCTION)
+        # An argument that the function is called with sets the field of its name; the default of one, an empty field.
+        bound = inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs)
+        given = {**self.op_kwargs, **bound.arguments}
+        bound.apply_defaults()
+        for name, nothing in _OF_FUNCTION.items():
+            if name in given:
+                setattr(self, name, nothing if given[name] is None else given[name])
+            elif getattr(self, name) is None and name in bound.arguments:
+                setattr(self, name, bound.arguments[name])
         if self.claims is not None:
             return self._consume_claims_of_others(context)
         backoff = Backoff(self.log, what="Waiting", longest=LONGEST_OF_A_WAIT)
@@ -549,10 +506,11 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
                     return self._handle_or_wait(self._queue, context, deadline)
             except NO_OUTAGE:
                 raise
-            except AWAY as error:  # nothing had been handled
+            except TransportError as error:  # nothing had been handled
                 if self.on_empty != "wait" or seconds_left(deadline) == 0:
                     raise
-                self._defer_unless_blocking(deadline)
+                if self.deferrable:
+                    defer_until_ready(self, deadline)
                 backoff.block_after(error, LONGEST_OF_A_WAIT)
             finally:
                 self._queue = None
@@ -582,10 +540,15 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         while not (done := self._handle(queue, context, self.max_tasks)).handled:
             if self._cancelled_on_kill:
                 raise AirflowException("told to end before there was a task")
-            self._check_empty(queue, deadline)
             if self.on_empty == "succeed":
                 break
-            self._defer_unless_blocking(deadline)
+            if self.on_empty == "skip":
+                raise AirflowSkipException(f"queue {queue.name!r} has nothing to claim")
+            if self.on_empty == "fail" or seconds_left(deadline) == 0:
+                waited = wait_limit(self) if self.on_empty == "wait" else None
+                raise AirflowException(nothing_came(queue.name, self.selector, waited))
+            if self.deferrable:
+                defer_until_ready(self, deadline)
             block_until_ready(queue, self.selector or None, seconds_left(deadline), lambda: self._cancelled_on_kill)
         return self._ended(done, queue)
 
@@ -622,18 +585,6 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
             raise AirflowException(f"told to end after {done.handled} task(s); what was in hand is given back")
         done.check(queue.name, self.fail_on, failure)
         return done.summary()
-
-    def _check_empty(self, queue: AnyQueue, deadline: float | None) -> None:
-        """Raise where the end of waiting for work is no success."""
-        if self.on_empty == "skip":
-            raise AirflowSkipException(f"queue {queue.name!r} has nothing to claim")
-        waited = self.on_empty == "wait"
-        if self.on_empty == "fail" or (waited and seconds_left(deadline) == 0):
-            raise AirflowException(nothing_came(queue.name, self.selector, self._span if waited else None))
-
-    def _defer_unless_blocking(self, deadline: float | None) -> None:
-        if self.deferrable:
-            defer_until_ready(self, deadline)
 
 
 def zkmq_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:

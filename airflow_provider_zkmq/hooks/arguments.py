@@ -6,6 +6,7 @@ import ast
 import json
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
@@ -13,8 +14,6 @@ from ..engine import ConfigError, check_name, parse_duration, parse_moment
 
 if TYPE_CHECKING:
     from ..engine import AnyClaim, AsyncClaim
-
-# --- Arguments as templates and forms give them: truth values, durations, moments, lists and task ids, or their text.
 
 
 def kind_of(value: object) -> str:
@@ -67,39 +66,24 @@ def is_blank(value: object) -> bool:
 
 
 def items_of(what: str, value: object) -> list[Any]:
-    """Return a templated list: a list, any other series (as mapped tasks give it), or text that holds a list.
-
-    Raises:
-        ConfigError: `value` is none of these.
-
-    """
+    """Return a templated list: a list, another series, as mapped tasks give it, or text. Raises `ConfigError`."""
     if isinstance(value, str):
         text = value.strip()
         if not text.startswith(("[", "(")):
             return [text] if text else []
-        value = _literal(what, text)
+        for read in (json.loads, ast.literal_eval):  # JSON, or the text that Jinja makes of a list
+            with suppress(ValueError, SyntaxError):
+                value = read(text)
+                break
+        else:  # the text is not shown: there may be payloads in it
+            raise ConfigError(f"{what} is not a list, but {kind_of(text)} that begins like one")
     if isinstance(value, Mapping | bytes) or not isinstance(value, Iterable):
         raise ConfigError(f"{what} must be a list, not {type(value).__name__}")
     return list(value)
 
 
-def _literal(what: str, text: str) -> object:
-    """Read the text Jinja makes of a list, or JSON. An error does not show it: there may be payloads in it."""
-    for read in (json.loads, ast.literal_eval):
-        try:
-            return read(text)
-        except (ValueError, SyntaxError):
-            continue
-    raise ConfigError(f"{what} is not a list, but {kind_of(text)} that begins like one")
-
-
 def flat_ids(value: object) -> list[str]:
-    """Return task ids from one id, a list, lists in lists, or the text of any of these; each id once, in order.
-
-    Raises:
-        ConfigError: there is something else in it.
-
-    """
+    """Return task ids, each once, from one id, a list, lists in lists, or their text. Raises `ConfigError`."""
     ids: list[str] = []
     for item in items_of("task_ids", value):
         if isinstance(item, str) and not item.startswith(("[", "(")):
@@ -132,30 +116,26 @@ def claim_reference(queue: str, claim: AnyClaim | AsyncClaim) -> ClaimReference:
 
 
 def read_claims(what: str, value: object) -> list[ClaimReference]:
-    """Return the claims of a list, of one claim, or of the text that a template makes of them.
-
-    Raises `ConfigError` for what is none, and for more than `MOST`.
-    """
+    """Return the claims of a list, of one claim, or of their text. Raises `ConfigError`, also for more than `MOST`."""
     if isinstance(value, str) and value.strip().startswith("{"):
         value = f"[{value}]"
     items = [value] if isinstance(value, Mapping) else [] if value is None else items_of(what, value)
     if len(items) > MOST:
         raise ConfigError(f"{what} has {len(items)} claims: a run takes at most {MOST}")
-    return [_claim(f"{what}[{position}]", item) for position, item in enumerate(items)]
-
-
-def _claim(where: str, item: object) -> ClaimReference:
-    try:
-        fields: Mapping[str, Any] = item  # type: ignore[assignment]
-        return {
-            "queue": check_name("queue", fields["queue"]),
-            "id": check_name("task id", fields["id"]),
-            "token": int(fields["token"]),
-            "attempt": int(fields.get("attempt", 0)),
-            "filters": dict(fields.get("filters") or {}),
-        }
-    except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
-        raise ConfigError(f"{where} is no claim: {type(error).__name__}: {error}") from None
+    claims: list[ClaimReference] = []
+    for position, item in enumerate(items):
+        try:
+            claim: ClaimReference = {
+                "queue": check_name("queue", item["queue"]),
+                "id": check_name("task id", item["id"]),
+                "token": int(item["token"]),
+                "attempt": int(item.get("attempt", 0)),
+                "filters": dict(item.get("filters") or {}),
+            }
+        except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
+            raise ConfigError(f"{what}[{position}] is no claim: {type(error).__name__}: {error}") from None
+        claims.append(claim)
+    return claims
 
 
 def shown(claim: ClaimReference) -> str:

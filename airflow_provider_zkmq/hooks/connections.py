@@ -6,23 +6,15 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from airflow.sdk import BaseHook
+from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from ..engine import ConfigError
 from ..environment import FILES
 from .arguments import flag, kind_of, span
-
-if TYPE_CHECKING:
-    from airflow.sdk import Connection
-
-# --- What kazoo logs of a connection that is tried again each second: a line a minute, in the logs of Airflow.
-
-_KAZOO: Final = "airflow_provider_zkmq.kazoo"
-_SECONDS_BETWEEN_LINES: Final = 60.0
 
 
 class OneAMinute(logging.Filter):
@@ -38,39 +30,32 @@ class OneAMinute(logging.Filter):
         now = self._clock()
         if record.levelno >= logging.ERROR:
             return True
-        if self._passed is not None and now - self._passed < _SECONDS_BETWEEN_LINES:
+        if self._passed is not None and now - self._passed < 60.0:
             return False
         self._passed = now
         return True
 
 
+_ONE_A_MINUTE: Final = OneAMinute()
+
+
 def limit_kazoo_logging() -> None:
     """Thin out what kazoo logs in this process; once is enough."""
-    logger = logging.getLogger(_KAZOO)
-    if not any(isinstance(each, OneAMinute) for each in logger.filters):
-        logger.addFilter(OneAMinute())
+    logging.getLogger("airflow_provider_zkmq.kazoo").addFilter(_ONE_A_MINUTE)
 
-
-# --- An Airflow connection of type ``zkmq``, read as the arguments of `Zkmq.connect`.
 
 DEFAULT_CONN_ID: Final = "zkmq_default"
 DEFAULT_QUEUE: Final = "queue"
 _PLAIN: Final = ("root", "session_timeout", "connect_timeout", "request_timeout")
 _TLS: Final = ("ca", "cert", "key", "key_password")
 _KNOWN: Final = frozenset({*_PLAIN, "queue", "allow_open", "tls", *(f"tls_{name}" for name in _TLS)})
-#: What is written like the names that are known.
-_NAME: Final = re.compile("[a-z_]+")
 
 
 def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return an Airflow connection as the arguments of `Zkmq.connect` plus ``queue``, the default queue's name.
 
-    The result holds the password: it is to be passed on, never logged. `extra`: the connection's extra if the
-    caller has read it already (reading it on an event loop takes an ``await``).
-
-    Raises:
-        ConfigError: something is missing or unknown; the message names the connection.
-
+    The result holds the password: it is to be passed on, never logged. `extra`: the connection's, if the caller has
+    read it already, which on an event loop takes an ``await``. Raises `ConfigError`, which names the connection.
     """
     where = f"connection {conn.conn_id!r}"
     if extra is None:
@@ -97,12 +82,7 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
 
 
 def look_up_options(conn_id: str) -> dict[str, Any]:
-    """Look up a connection where this runs, in a task or outside of Airflow; see `connection_options`.
-
-    Raises:
-        ConfigError: there is no such connection, or it is not understood.
-
-    """
+    """Look up a connection where this runs, in a task or outside of Airflow; see `connection_options`."""
     try:
         return connection_options(BaseHook.get_connection(conn_id))
     except AirflowNotFoundException as error:
@@ -115,31 +95,23 @@ def look_up_options(conn_id: str) -> dict[str, Any]:
 async def async_connection_options(conn_id: str) -> dict[str, Any]:
     """Look up a connection without blocking the event loop; see `connection_options`.
 
-    Raises:
-        AirflowNotFoundException: there is no such connection.
-        ConfigError: it is not understood.
-
+    Raises `AirflowNotFoundException` where there is none, and `ConfigError` where it is not understood.
     """
     conn = await BaseHook.aget_connection(conn_id)
-    return connection_options(conn, await _extra(conn))
-
-
-async def _extra(conn: Connection) -> Mapping[str, Any]:
-    """Return a connection's extra, its secrets masked without blocking the loop, also by Airflow before 3.3.2."""
     extra = _parsed(conn)
-    if hasattr(conn, "aextra_dejson"):
-        return cast("Mapping[str, Any]", await conn.aextra_dejson())
-    from airflow.sdk.log import amask_secret
+    if hasattr(conn, "aextra_dejson"):  # it masks the secrets without blocking the loop, as the rest does before 3.3.2
+        extra = await conn.aextra_dejson()
+    else:
+        from airflow.sdk.log import amask_secret
 
-    await amask_secret(extra)
-    return cast("Mapping[str, Any]", extra)
+        await amask_secret(extra)
+    return connection_options(conn, extra)
 
 
 def _parsed(conn: Connection) -> Any:
-    """Return a connection's extra, unmasked.
+    """Return a connection's extra, unmasked. Raises `ConfigError` for what is no JSON, showing nothing of it.
 
-    Raises `ConfigError` for what is no JSON, showing nothing of it: Airflow takes it for an empty one, and so would go
-    on without TLS, under another root.
+    Airflow takes that for an empty one, and so would go on without TLS, under another root.
     """
     try:
         return json.loads((conn.extra or "").strip() or "{}")
@@ -153,19 +125,14 @@ def _known(where: str, extra: object) -> dict[str, Any]:
         raise ConfigError(f"{where}: extra must be a JSON object")
     values = {name: value for name, value in extra.items() if value not in (None, "")}
     if unknown := sorted(set(values) - _KNOWN):
-        raise ConfigError(f"{where}: unknown extra {_names(unknown)}; known: {', '.join(sorted(_KNOWN))}")
+        names = [name for name in unknown if re.fullmatch("[a-z_]+", name)]
+        if len(names) < len(unknown):  # in a URI it may be a part of a password
+            names.append("whose name is not shown (in a connection's URI, & within a value must be written as %26)")
+        raise ConfigError(f"{where}: unknown extra {', '.join(names)}; known: {', '.join(sorted(_KNOWN))}")
     for name in ("root", "queue"):
         if not isinstance(values.get(name, ""), str):
             raise ConfigError(f"{where}: {name} must be text, not {kind_of(values[name])}")
     return values
-
-
-def _names(unknown: Sequence[str]) -> str:
-    """Return the names of unknown extras, but for what is no name: in a URI it may be a part of a password."""
-    names = [name for name in unknown if _NAME.fullmatch(name)]
-    if len(names) < len(unknown):
-        names.append("whose name is not shown (in a connection's URI, & within a value must be written as %26)")
-    return ", ".join(names)
 
 
 def _seconds(what: str, value: object) -> float | None:

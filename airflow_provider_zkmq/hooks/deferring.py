@@ -7,18 +7,17 @@ import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ..engine import IllegalTransition, TaskNotFound, TransportError
+from ..engine import IllegalTransition, TaskNotFound
 from ..engine.internals import internals
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from ..engine import AnyQueue, AsyncQueue
-
-# --- Which Airflow task instance enqueued a task: what the task's metadata note of it.
+    from ..engine import AsyncQueue
 
 #: What tells a task instance from all others, whichever of its tries it is.
 INSTANCE: Final = ("dag_id", "run_id", "task_id", "map_index")
@@ -40,8 +39,6 @@ def is_of(metadata: Mapping[str, object], origin: Mapping[str, object], names: I
     return isinstance(noted, Mapping) and all(noted.get(name) == origin[name] for name in names)
 
 
-# --- A user's end of an Airflow task, told from all other kills: then, and only then, what it waits for is cancelled.
-
 #: What a user makes of a task that waits. One that is cleared is tried again, and adopts what is there; one that is
 #: given to another triggerer is deferred still; one whose worker is shut down is running.
 _ENDED: Final = frozenset({"failed", "skipped", "success", "removed"})
@@ -51,10 +48,7 @@ _METADATA: Final[tuple[Literal["metadata"]]] = ("metadata",)
 
 
 def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
-    """Return the state of an Airflow task instance; None where there is none.
-
-    It is asked of Airflow, in a task or in a thread of a trigger.
-    """
+    """Ask Airflow, in a task or in a thread of a trigger, for a task instance's state; None where there is none."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     states = RuntimeTaskInstance.get_task_states(
@@ -67,18 +61,6 @@ def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | No
 def ended_by_user(instance: Mapping[str, Any]) -> bool:
     """Whether Airflow knows the task instance to have ended. Blocks. `instance`: dag, run, task and map index."""
     return state_of(*(instance[name] for name in INSTANCE)) in _ENDED
-
-
-def cancel_open(queue: AnyQueue, ids: Sequence[str]) -> int:
-    """Cancel those of the tasks that have not ended; return how many there were."""
-    count = 0
-    for task_id in ids:
-        try:
-            queue.cancel(task_id)
-            count += 1
-        except (IllegalTransition, TaskNotFound):
-            continue
-    return count
 
 
 async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Sequence[str]) -> int:
@@ -100,22 +82,17 @@ async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Seq
 
 
 async def acancel_open(queue: AsyncQueue, ids: Sequence[str]) -> int:
-    """`cancel_open` on an event loop."""
+    """Cancel those of the tasks that have not ended; return how many there were."""
     count = 0
     for task_id in ids:
-        try:
+        with suppress(IllegalTransition, TaskNotFound):
             await queue.cancel(task_id)
             count += 1
-        except (IllegalTransition, TaskNotFound):
-            continue
     return count
 
 
-# --- The ids of many tasks in little room: what a deferral stores and logs is bounded, however many they are.
-#
-# And the command that tells more of one of them.
-#
-# Airflow keeps a trigger's arguments, encrypted, in a column that holds 65 535 bytes on MySQL, and logs each event.
+# --- The ids of many tasks in little room. Airflow keeps a trigger's arguments, encrypted, in a column that holds
+# 65 535 bytes on MySQL, and logs each event.
 
 #: The ids that a trigger is given take at most so many bytes; encrypted, a third more.
 ARGUMENT_BYTES: Final = 32_000
@@ -154,17 +131,13 @@ def fits(task_ids: Sequence[str], room: int) -> bool:
     return sum(len(task_id) + _QUOTED for task_id in task_ids) <= room
 
 
-# --- Deferring a wait to the triggerer: what it is given to wait for, until when, and since when.
-#
-# Airflow's scheduler takes the end of the process that deferred for a failure where it hears of it when the task
-# runs again already. So no event is told within seconds of the deferral, whatever has happened by then.
+# --- Deferring a wait to the triggerer. Airflow's scheduler takes the end of the process that deferred for a failure
+# where it hears of it when the task runs again already: so no event comes within seconds of the deferral.
 
 #: So many seconds after the deferral an event is told at the earliest.
 HELD_BACK: Final = 6.0
 #: A deferral lasts so much longer than an event may be held back: Airflow's own time-out must not come before it.
 _ROOM: Final = 4.0
-#: ZooKeeper does not answer now: the trigger waits for it.
-AWAY: Final = TransportError
 #: How a wait that was not in time tells of its limit.
 _LIMIT: Final = re.compile(r"\btimeout \([^)]* s\)")
 
@@ -184,6 +157,12 @@ def deferral_limit(deadline: float | None) -> timedelta | None:
 def seconds_left(deadline: float | None) -> float | None:
     """Return how long it is until a deadline, in seconds since 1970: 0 after it; None without one."""
     return None if deadline is None else max(0.0, deadline - time.time())
+
+
+def wait_limit(operator: Any) -> float | None:
+    """Return for how many seconds an operator waits: its timeout, else its `execution_timeout`; None: no bound."""
+    timeout, limit = getattr(operator, "timeout", None), operator.execution_timeout
+    return limit.total_seconds() if timeout is None and limit is not None else timeout
 
 
 def naming(message: str, span: float | None) -> str:

@@ -1,21 +1,19 @@
 """OpenLineage: which queues a task of Airflow wrote, read or archived, by the names of their assets.
 
-Airflow's provider for OpenLineage asks for it when a task has succeeded; without that provider nothing is asked, and
-nothing is imported. Servers and root are those of the connection, so that all who name a queue name one dataset.
+Airflow's provider for OpenLineage asks for it when a task has succeeded. Servers and root are those of the
+connection, so that all who name a queue name one dataset.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..environment import DEFAULT_ROOT, FILES
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Asset
-
-_INPUTS, _OUTPUTS = "inputs", "outputs"
 
 
 class _NamesQueue:
@@ -26,33 +24,30 @@ class _NamesQueue:
     zkmq_queue: str | None
 
     def get_openlineage_facets_on_complete(self, task_instance: object) -> OperatorLineage:  # noqa: ARG002
-        """Return the queue as a dataset; nothing for queues in files, which have no servers to be named by.
-
-        Raises `ConfigError` for a connection that is not understood; Airflow logs that, and the task has succeeded.
-        """
+        """Return the queue as a dataset; nothing for queues in files. Raises `ConfigError`, which Airflow logs."""
         from airflow.providers.openlineage.extractors import OperatorLineage
 
+        from ..assets.zkmq import convert_asset_to_openlineage
+
         asset = queue_asset(self.zkmq_conn_id, self.zkmq_queue)
-        return OperatorLineage(**{self._lineage_side: [] if asset is None else [_dataset(asset)]})
+        queues = [] if asset is None else [convert_asset_to_openlineage(asset, None)]
+        return OperatorLineage(**{self._lineage_side: queues})
 
 
 class WritesQueue(_NamesQueue):
     """Says that an operator's output is the queue of its ``zkmq_conn_id`` and ``zkmq_queue``."""
 
-    _lineage_side = _OUTPUTS
+    _lineage_side = "outputs"
 
 
 class ReadsQueue(_NamesQueue):
     """Says that an operator's input is the queue of its ``zkmq_conn_id`` and ``zkmq_queue``."""
 
-    _lineage_side = _INPUTS
+    _lineage_side = "inputs"
 
 
 def queue_asset(conn_id: str, queue: str | None) -> Asset | None:
-    """Return the asset of a connection's queue (None: the one it names); None for queues in files.
-
-    Raises `ConfigError` where there is no such connection, or it is not understood.
-    """
+    """Return the asset of a connection's queue (None: its own); None for queues in files. Raises `ConfigError`."""
     from ..assets.zkmq import create_asset
     from .connections import look_up_options
 
@@ -75,9 +70,3 @@ def record_lineage(conn_id: str, queue: str, directory: str) -> None:
     if asset is not None:
         collector.add_input_asset(hook, uri=asset.uri)
     collector.add_output_asset(hook, uri=(Path(directory).absolute() / queue).as_uri())
-
-
-def _dataset(asset: Asset) -> Any:
-    from ..assets.zkmq import convert_asset_to_openlineage
-
-    return convert_asset_to_openlineage(asset, None)

@@ -1,12 +1,12 @@
 """The steps of a queue's maintenance in Airflow: rescue and promotion, clean-up, the report of dead consumers.
 
-Each may be cut off, repeated and run by several at once: clean-up is one client's at a time by a lock in ZooKeeper,
-and whatever is rescued or promoted changes hands in one transaction, which only one of two makes.
+Each may be cut off, repeated and run by several at once: one client cleans up at a time, by a lock in ZooKeeper, and
+what is rescued or promoted changes hands in one transaction.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ..engine import State, Unreadable
 from ..engine.internals import internals
@@ -15,16 +15,12 @@ from .outcomes import one_line
 if TYPE_CHECKING:
     from ..engine import AnyQueue
 
-#: So many characters of a reason are told.
-_REASON: Final = 200
-_NO_REASON: Final = "no reason was given"
-
 
 def bring_back(queue: AnyQueue) -> dict[str, Any]:
-    """Give back what dead consumers and ended leases held, and promote what is due; tells the counts around it.
+    """Give back what dead consumers and ended leases held, and promote what is due: ``{"queue", "before", "after"}``.
 
-    ``{"queue", "before", "after"}``: what others did meanwhile is in the counts, too. Nothing is claimed. One look
-    promotes some hundred tasks; `collect` does the rest. Raises `QueueNotFound`.
+    What others did meanwhile is in the counts, too. Nothing is claimed. One look promotes some hundred tasks; `collect`
+    does the rest. Raises `QueueNotFound`.
     """
     before = queue.counts()
     queue.ready(timeout=0)
@@ -42,11 +38,11 @@ def collect(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
 
 
 def foresee(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
-    """Tell what maintenance would do now, and change nothing.
+    """Return what maintenance would do now, and change nothing.
 
     ``counts`` of the queue; ``to_archive``: how many that ended, dead ones too, no archive holds; ``to_delete``: how
     many ended longer ago than `lifetime` seconds; ``held_by_the_dead``: how many tasks would be given back by consumers
-    that are gone. Claims whose leases have ended are not in it: the counts tell them as pending, or as dead.
+    that are gone, without claims whose leases have ended: the counts have them as pending, or as dead.
     """
     conf = queue.conf()
     span = conf.task_gc_lifetime if lifetime is None else lifetime
@@ -72,7 +68,7 @@ def dead_letters(queue: AnyQueue, most: int) -> dict[str, Any]:
     read = internals(queue).scan(ids[:most], ["id", "attempt", "batch", "error"]).columns
     rows = zip(read["id"], read["attempt"], read["batch"], read["error"], strict=True)
     tasks = [
-        {"id": task_id, "attempt": attempt, "batch": batch, "reason": one_line(error or _NO_REASON, _REASON)}
+        {"id": task_id, "attempt": attempt, "batch": batch, "reason": one_line(error or "no reason was given", 200)}
         for task_id, attempt, batch, error in rows
     ]
     return {"queue": queue.name, "dead": len(ids), "counts": queue.counts(), "tasks": tasks}

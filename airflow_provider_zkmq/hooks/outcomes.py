@@ -6,11 +6,11 @@ import base64
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk import conf
+from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException
 
 from ..engine import ZkmqError
@@ -19,11 +19,7 @@ from .arguments import check_choice, check_number
 from .deferring import first_within, typed
 
 if TYPE_CHECKING:
-    from airflow.sdk import BaseOperator
-
     from ..engine import AnyQueue, Batch, Task
-
-# --- What became of tasks, for XComs, for the end of an Airflow task, and for its log.
 
 #: How many tasks an error names.
 _SHOWN: Final = 5
@@ -34,10 +30,9 @@ _UNKNOWN: Final = "\ufffd"
 
 
 def outcome(task: Task) -> dict[str, Any]:
-    """Return what an XCom tells about a task: ``id``, ``state``, ``attempt``, ``error``, and its result.
+    """Return what an XCom tells about a task: ``id``, ``state``, ``attempt``, ``error``, and its ``result`` as text.
 
-    The result is text under ``result``, or, where the bytes are no UTF-8 or hold a NUL, base64 under ``result_b64``:
-    PostgreSQL keeps no NUL in an XCom.
+    Where the bytes are no UTF-8, or hold a NUL, which PostgreSQL keeps in no XCom, ``result_b64`` has them as base64.
     """
     summary: dict[str, Any] = {
         "id": task.id,
@@ -80,21 +75,6 @@ def clipped(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def check_outcomes(queue: str, tasks: Iterable[Task]) -> None:
-    """Raise `AirflowException` naming the tasks that are dead or cancelled, the first few with their errors."""
-    bad = [task for task in tasks if task.state in {"dead", "cancelled"}]
-    if bad:
-        lines = [f"{task.id} is {task.state}" + (f" ({task.error})" if task.error else "") for task in bad]
-        raise AirflowException(f"{len(bad)} task(s) of queue {queue!r} failed: {few(lines)}")
-
-
-def check_batch(queue: str, batch: Batch) -> None:
-    """Raise `AirflowException` naming the first few members of a batch that ended dead or cancelled."""
-    if batch.failed:
-        members = f"{len(batch.failed)} of {batch.total} task(s) of batch {batch.name!r} of queue {queue!r}"
-        raise AirflowException(f"{members} ended dead or cancelled: {few(batch.failed)}")
-
-
 def few(lines: Sequence[str]) -> str:
     """Return the first lines in one, and how many more there are."""
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
@@ -102,10 +82,7 @@ def few(lines: Sequence[str]) -> str:
 
 
 def log_open(log: Any, queue: AnyQueue, left: Sequence[str], conn_id: str) -> None:
-    """Log that a wait begins, and how many tasks it is for; and, as a warning, if no live consumer accepts the first.
-
-    A queue in files, which knows no consumers, has no such warning; nor has what can just not be read.
-    """
+    """Log that a wait begins, for how many tasks, and, as a warning, if no live consumer accepts the first."""
     if not left:
         log.info("Waiting for tasks of queue %r: none of them is known yet", queue.name)
         return
@@ -120,39 +97,35 @@ def log_open(log: Any, queue: AnyQueue, left: Sequence[str], conn_id: str) -> No
 
 
 def log_ended(log: Any, queue: str, ended: Sequence[Task] | Batch, conn_id: str) -> None:
-    """Log and count what has ended; the first that are dead each in a line, with what shows more; how many more are.
-
-    `conn_id`: the Airflow connection, for the commands that show more.
-    """
+    """Log and count what has ended; the first that are dead each in a line, with what shows more; how many more are."""
     if not isinstance(ended, Sequence):
         log.info(
             "Ended: batch %r of queue %r: %d task(s), %d failed", ended.name, queue, ended.total, len(ended.failed)
         )
-        for task_id in ended.failed[:_LINES]:
-            see = typed(conn_id, "show", queue, task_id)
-            log.error("Dead or cancelled: task %s of queue %r; see: %s", task_id, queue, see)
-        _log_more(log, len(ended.failed), f"of batch {ended.name!r} of queue {queue!r} ended dead or cancelled")
+        lines = [
+            f"Dead or cancelled: task {task_id} of queue {queue!r}; see: {typed(conn_id, 'show', queue, task_id)}"
+            for task_id in ended.failed[:_LINES]
+        ]
+        dead, which = len(ended.failed), f"of batch {ended.name!r} of queue {queue!r} ended dead or cancelled"
+    elif ended:
+        telemetry.log_ended(queue, ended)
+        states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
+        first = few([f"{task.id} (attempt {task.attempt})" for task in ended])
+        see = typed(conn_id, "show", queue, ended[0].id)
+        log.info("%d task(s) of queue %r: %s: %s; see: %s", len(ended), queue, states, first, see)
+        died = [each for each in ended if each.state == "dead"]
+        lines = [
+            f"Dead after {task.attempt} attempt(s): task {task.id} of queue {queue!r}: {task.error}; "
+            f"see: {typed(conn_id, 'show', queue, task.id)}"
+            for task in died[:_LINES]
+        ]
+        dead, which = len(died), f"of queue {queue!r} are dead; see: {typed(conn_id, 'list', queue, '--state', 'dead')}"
+    else:
         return
-    if not ended:
-        return
-    telemetry.log_ended(queue, ended)
-    states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
-    first = few([f"{task.id} (attempt {task.attempt})" for task in ended])
-    see = typed(conn_id, "show", queue, ended[0].id)
-    log.info("%d task(s) of queue %r: %s: %s; see: %s", len(ended), queue, states, first, see)
-    dead = [each for each in ended if each.state == "dead"]
-    for task in dead[:_LINES]:
-        see = typed(conn_id, "show", queue, task.id)
-        log.error(
-            "Dead after %d attempt(s): task %s of queue %r: %s; see: %s", task.attempt, task.id, queue, task.error, see
-        )
-    see = typed(conn_id, "list", queue, "--state", "dead")
-    _log_more(log, len(dead), f"of queue {queue!r} are dead; see: {see}")
-
-
-def _log_more(log: Any, number: int, what: str) -> None:
-    if number > _LINES:
-        log.error("%d more task(s) %s", number - _LINES, what)
+    for line in lines:
+        log.error("%s", line)
+    if dead > _LINES:
+        log.error("%d more task(s) %s", dead - _LINES, which)
 
 
 def progress_log(log: Any) -> Callable[[str, float, str], None]:
@@ -163,8 +136,6 @@ def progress_log(log: Any) -> Callable[[str, float, str], None]:
 
     return report
 
-
-# --- What a sensor's XCom tells, bounded; and whether a deferred task may end in the triggerer with it.
 
 #: The least that leaves room for what is told besides ids.
 _LEAST: Final = 1_000
@@ -177,9 +148,8 @@ _CORE_XCOM: Final = "airflow.sdk.execution_time.xcom.BaseXCom"
 class XComResults:
     """What an XCom and a log say of tasks and batches that have ended.
 
-    results: with the tasks' results, attempts and errors; else their ids and states alone. max_xcom_bytes: where it is
-    larger, spelt as JSON, it is references. fail_on: ``"any"`` of them that is dead or cancelled fails the Airflow
-    task, or ``"none"`` does.
+    results: with results, attempts and errors; else ids and states alone. max_xcom_bytes: where it is larger, as JSON,
+    it is references. fail_on: ``"any"`` that is dead or cancelled fails the Airflow task, or ``"none"`` does.
     """
 
     results: bool
@@ -190,40 +160,36 @@ class XComResults:
         check_choice("fail_on", self.fail_on, ("any", "none"))
         check_number("max_xcom_bytes", self.max_xcom_bytes, _LEAST)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the arguments, as a trigger keeps them."""
-        return asdict(self)
-
     def check(self, queue: str, ended_tasks: Sequence[Task] | Batch) -> None:
-        """Raise `AirflowException` for tasks, or members, that failed."""
+        """Raise `AirflowException` naming the first few tasks, or members, that are dead or cancelled."""
         if self.fail_on == "none":
             return
-        if isinstance(ended_tasks, Sequence):
-            check_outcomes(queue, ended_tasks)
-        else:
-            check_batch(queue, ended_tasks)
+        if not isinstance(ended_tasks, Sequence):
+            if ended_tasks.failed:
+                members = f"{len(ended_tasks.failed)} of {ended_tasks.total} task(s) of batch {ended_tasks.name!r}"
+                failed = few(ended_tasks.failed)
+                raise AirflowException(f"{members} of queue {queue!r} ended dead or cancelled: {failed}")
+            return
+        bad = [task for task in ended_tasks if task.state in {"dead", "cancelled"}]
+        if bad:
+            lines = [f"{task.id} is {task.state}" + (f" ({task.error})" if task.error else "") for task in bad]
+            raise AirflowException(f"{len(bad)} task(s) of queue {queue!r} failed: {few(lines)}")
 
     def to_xcom(self, queue: str, ended_tasks: Sequence[Task] | Batch) -> Any:
-        """Return the XCom."""
-        return self._tasks(queue, ended_tasks) if isinstance(ended_tasks, Sequence) else self._batch(ended_tasks)
-
-    def _batch(self, batch: Batch) -> dict[str, Any]:
-        failed = first_within(batch.failed, self.max_xcom_bytes - _LEAST // 2) if batch.failed else []
-        xcom: dict[str, Any] = {"batch": batch.name, "total": batch.total, "failed": failed}
-        more = len(batch.failed) - len(failed)
-        return xcom | {"more_failed": more} if more else xcom
-
-    def _tasks(self, queue: str, tasks: Sequence[Task]) -> Any:
-        xcom = [outcome(task) if self.results else {"id": task.id, "state": str(task.state)} for task in tasks]
-        return xcom if size(xcom) <= self.max_xcom_bytes else self._references(queue, tasks)
-
-    def _references(self, queue: str, tasks: Sequence[Task]) -> dict[str, Any]:
-        """Return which tasks they are, as far as there is room, and how to read them."""
-        ids = first_within([task.id for task in tasks], self.max_xcom_bytes - _LEAST)
+        """Return the XCom; of tasks that take too much room, which they are, and how to read them."""
+        if not isinstance(ended_tasks, Sequence):
+            failed = first_within(ended_tasks.failed, self.max_xcom_bytes - _LEAST // 2)
+            more = len(ended_tasks.failed) - len(failed)
+            xcom = {"batch": ended_tasks.name, "total": ended_tasks.total, "failed": failed}
+            return xcom | {"more_failed": more} if more else xcom
+        tasks = [outcome(task) if self.results else {"id": task.id, "state": str(task.state)} for task in ended_tasks]
+        if size(tasks) <= self.max_xcom_bytes:
+            return tasks
+        ids = first_within([task.id for task in ended_tasks], self.max_xcom_bytes - _LEAST)
         return {
             "queue": queue,
             "count": len(tasks),
-            "states": dict(Counter(str(task.state) for task in tasks)),
+            "states": dict(Counter(str(task.state) for task in ended_tasks)),
             "ids": ids,
             "more": len(tasks) - len(ids),
             "read": f"ZkmqHook().queue({queue!r}).tasks(ids=ids)",
@@ -245,23 +211,17 @@ def pushed_for(operator: BaseOperator, context: Mapping[str, Any]) -> dict[str, 
 def may_end_in_triggerer(operator: BaseOperator, context: Mapping[str, Any]) -> bool:
     """Whether nothing is lost where the triggerer ends a deferred task: no worker runs once more then.
 
-    It emits no asset events, writes XComs past a backend of one's own, records no length by which others are mapped,
-    splits no value into several XComs, and calls neither a hook of the operator's, or a method of a subclass, nor what
-    is to be called when it succeeds.
+    It emits no asset events, writes XComs past another backend, records no length by which others are mapped, splits no
+    value into several XComs, and calls no hook, method of a subclass, or callback of the operator's.
     """
     backend = conf.get("core", "xcom_backend", fallback=_CORE_XCOM)
     if operator.outlets or operator.on_success_callback or backend != _CORE_XCOM:
         return False
-    if operator.multiple_outputs or _has_hook(operator):
+    if operator.multiple_outputs or getattr(operator, "_post_execute_hook", None) is not None:
+        return False
+    methods = (getattr(type(operator), name, None) for name in ("post_execute", "execute_complete"))
+    if not all(str(getattr(method, "__module__", "")).startswith(_KNOWN) for method in methods):
         return False
     if context["ti"].map_index is not None and context["ti"].map_index >= 0:
         return True
     return operator.get_dag() is None or next(operator.iter_mapped_dependants(), None) is None
-
-
-def _has_hook(operator: BaseOperator) -> bool:
-    """Whether a worker would call what the triggerer does not know of."""
-    if getattr(operator, "_post_execute_hook", None) is not None:
-        return True
-    methods = (getattr(type(operator), name, None) for name in ("post_execute", "execute_complete"))
-    return not all(str(getattr(method, "__module__", "")).startswith(_KNOWN) for method in methods)

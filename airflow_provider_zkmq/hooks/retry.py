@@ -12,8 +12,6 @@ from typing import Any, Final, TypeVar
 
 from ..engine import SessionLost, TlsRefused, TransportError
 
-# --- The pauses after failures of what goes on all the same: longer after each one, and told about once a minute.
-
 _LONGEST_PAUSE: Final = 60.0
 _SECONDS_BETWEEN_LINES: Final = 60.0
 #: A run waits for what it waits for: it looks this often at the least.
@@ -23,9 +21,8 @@ LONGEST_OF_A_WAIT: Final = 15.0
 class Backoff:
     """Pauses after failures, of 1 to 2 seconds at first, up to `longest` in the end, each watch's another time.
 
-    What lasted longer than the longest pause before it failed had got on: the next pause is a first one again.
-    `what` goes on is said in the log, after a first failure at once, and then once a minute. `longest`: seconds, a
-    minute at the most.
+    What lasted longer than the longest pause before it failed starts anew. `what` goes on is logged, after a first
+    failure at once, and then once a minute. `longest`: seconds, a minute at the most.
     """
 
     def __init__(
@@ -67,8 +64,6 @@ class Backoff:
         return pause * random.uniform(0.5, 1.0)  # noqa: S311  no secret
 
 
-# --- What an Airflow task does on its worker goes on when ZooKeeper was away.
-
 #: So many seconds of an outage, at most, what changes a queue is tried again.
 RETRY_SECONDS: Final = 540.0
 #: What no wait mends: certificates that are refused, and the end of the client.
@@ -80,9 +75,9 @@ def outlast(log: Any, what: str, seconds: float, work: Callable[[Callable[[], No
     """Return what `work` does, tried again while ZooKeeper is away, for so many seconds of an outage.
 
     `work` is given a function to call whenever a server has answered it: what fails after that is another outage. It
-    uses one client throughout, which knows what a try of unknown outcome has sent; and what it has done it does not do
-    again. `what` goes on is said in the log. Raises what `work` does, and a `TransportError` only after that time;
-    certificates that are refused, and the end of the client, are no outage.
+    uses one client throughout, which knows what a try of unknown outcome has sent; what it has done it does not do
+    again. `what` goes on is said in the log. Raises what `work` does; certificates that are refused, and the end of the
+    client, are no outage.
     """
     backoff, until, answered = Backoff(log, what=what, longest=LONGEST_OF_A_WAIT), None, False
 
@@ -107,8 +102,7 @@ def outlast(log: Any, what: str, seconds: float, work: Callable[[Callable[[], No
 class Outlasting:
     """Calls of one client, each tried again while ZooKeeper is away: for `RETRY_SECONDS`, within the task's limit.
 
-    A call of unknown outcome is made again as it was: so the client knows it, and takes over what it had written. A
-    call is one piece of work, however many tasks it writes: one that ZooKeeper drops each time does end.
+    A call of unknown outcome is made again as it was: so the client takes over what it had written.
     """
 
     def __init__(self, log: Any, what: str, limit: timedelta | None) -> None:
@@ -124,8 +118,7 @@ class Outlasting:
 def persist(log: Any, deadline: float, wait: Callable[[float], T]) -> T:
     """Return what `wait` does, called with the seconds that are left, again and again while ZooKeeper is away.
 
-    `deadline`: in seconds since 1970, or infinite. Raises what `wait` does, a `TransportError` only after it;
-    certificates that are refused, and the end of the client, are no outage.
+    `deadline`: in seconds since 1970, or infinite. Raises what `wait` does, and a `TransportError` only after it.
     """
     backoff = Backoff(log, what="Waiting", longest=LONGEST_OF_A_WAIT)
     while True:

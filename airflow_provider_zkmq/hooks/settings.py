@@ -33,11 +33,7 @@ def how_many(name: str, named: object = None) -> int:
 
 
 def switched_on(name: str) -> bool:
-    """Return an option that is yes or no; of what is neither a warning is logged, and the default holds.
-
-    It is asked for by what has done its work already, which must not fail by it. Raises KeyError for an option that
-    there is not.
-    """
+    """Return an option that is yes or no; of what is neither a warning is logged, and the default holds."""
     default = DEFAULTS[name] == "True"
     try:
         return bool(conf.getboolean(_SECTION, name, fallback=default))

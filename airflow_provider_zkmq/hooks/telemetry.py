@@ -18,14 +18,12 @@ Each has the tag ``queue``. The option ``stats`` of the section ``[zkmq]`` switc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from .settings import switched_on
 
 if TYPE_CHECKING:
     from ..engine import Task
-
-_DEAD: Final = "dead"
 
 
 def count_enqueued(queue: str, number: int) -> None:
@@ -49,7 +47,7 @@ def count_settled(queue: str, outcome: str, number: int = 1, *, run_ms: float | 
 
 def count_dead(queue: str, number: int = 1) -> None:
     """Count tasks that are dead."""
-    _count(_DEAD, number, queue=queue)
+    _count("dead", number, queue=queue)
 
 
 def log_ended(queue: str, tasks: Iterable[Task]) -> None:
@@ -59,7 +57,7 @@ def log_ended(queue: str, tasks: Iterable[Task]) -> None:
     for task in ended:
         if task.started_ms is not None and task.ended_ms is not None:
             _time("run_time", task.ended_ms - task.started_ms, queue)
-    count_dead(queue, sum(task.state == _DEAD for task in ended))
+    count_dead(queue, sum(task.state == "dead" for task in ended))
 
 
 def _waited(queue: str, tasks: Iterable[Task]) -> None:

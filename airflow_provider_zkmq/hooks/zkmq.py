@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow.sdk import BaseHook
@@ -24,11 +23,8 @@ class ZkmqHook(BaseHook):
     """Connects to the queue that an Airflow connection of type ``zkmq`` describes.
 
     One ZooKeeper session is opened at the first use and kept until `close`; the hook is a context manager.
-
-    Args:
-        zkmq_conn_id: the id of the Airflow connection.
-        queue: the queue that `queue` gives; None: the connection's.
-
+    `zkmq_conn_id`: the id of the Airflow connection. `queue`: what `queue` gives without a name; None: the
+    connection's.
     """
 
     conn_name_attr = "zkmq_conn_id"
@@ -46,11 +42,9 @@ class ZkmqHook(BaseHook):
     def get_conn(self) -> AnyClient:
         """Return the connection, opened by the first call.
 
-        Raises:
-            AirflowNotFoundException: there is no Airflow connection of this id.
-            ConfigError: the Airflow connection is not understood, or (`AccessDenied`) its password is refused.
-            Unavailable: no server answered within the connection's ``connect_timeout``; names the hosts.
-
+        Raises `AirflowNotFoundException`; `ConfigError` for a connection that is not understood, or (`AccessDenied`)
+        whose password is refused; `Unavailable`, which names the hosts, where none answered within its
+        ``connect_timeout``.
         """
         if self._client is None:
             from ..engine import Zkmq
@@ -63,10 +57,7 @@ class ZkmqHook(BaseHook):
         return self._client
 
     def queue(self, name: str | None = None) -> AnyQueue:
-        """Return a queue: `name`, else the hook's, else the connection's.
-
-        Raises what `get_conn` does, and `ConfigError` for what is no name.
-        """
+        """Return a queue: `name`, else the hook's, else the connection's. Raises as `get_conn`, and for no name."""
         client = self.get_conn()
         return client.queue(self._named(name))
 
@@ -110,7 +101,5 @@ class ZkmqHook(BaseHook):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from airflow.sdk import BaseNotifier
+from airflow.sdk import BaseNotifier, Context
 
 from ..engine import ConfigError
 from ..hooks.connections import DEFAULT_CONN_ID
@@ -15,9 +15,6 @@ from ..hooks.deferring import typed
 from ..hooks.maintenance import dead_letters
 from ..hooks.settings import how_many
 from ..hooks.zkmq import ZkmqHook
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
 
 Send: TypeAlias = Callable[[str], object]
 
@@ -35,10 +32,10 @@ Queue {{ zkmq.queue }}: {{ zkmq.dead }} dead letter(s); \
 class ZkmqDeadLetterNotifier(BaseNotifier):
     """Tells how many dead letters a queue has, why the first few died, and what to type next; never a payload.
 
-    It is a callback of DAGs and tasks (``on_failure_callback=ZkmqDeadLetterNotifier(…)``); in a task, ``tell(context)``
-    also returns what was read. For a deadline it is ``AsyncCallback(ZkmqDeadLetterNotifier, {…})``, in the triggerer.
-    Nothing is told of a queue without dead letters, unless `always`. What goes wrong is raised; of callbacks Airflow
-    logs it.
+    It is a callback of DAGs and tasks (``on_failure_callback=ZkmqDeadLetterNotifier(…)``); in a task,
+    ``report(context)`` also returns what was read. For a deadline it is ``AsyncCallback(ZkmqDeadLetterNotifier, {…})``,
+    in the triggerer. Nothing is said of a queue without dead letters, unless `always`. What goes wrong is raised; of
+    callbacks Airflow logs it.
 
     Args:
         zkmq_queue: the queue's name; None: the connection's.
@@ -46,13 +43,12 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
             by state, ``tasks``, the first few: ``id``, ``attempt``, ``batch``, ``reason``, and ``command``, to type.
         send: who is given the message: a function of the text, or another notifier, in whose templates it is
             ``{{ zkmq_message }}``; None: the log.
-        most: so many dead letters are told of; None: the option ``dead_letters_shown`` of the section ``[zkmq]``.
-        always: tell also that there are none.
+        most: so many dead letters are named; None: the option ``dead_letters_shown`` of the section ``[zkmq]``.
+        always: say also that there are none.
         zkmq_conn_id: the Airflow connection.
         context: what Airflow knows of a deadline that was missed, for the templates.
 
     Raises `ConfigError`, where the DAG is parsed, for a `send` or a `most` that is none.
-
     """
 
     template_fields: Sequence[str] = ("zkmq_queue", "zkmq_conn_id")
@@ -81,10 +77,7 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         self.zkmq_conn_id = zkmq_conn_id
 
     def __call__(self, *args: Any) -> None:
-        """Tell of the queue that the templates name in this context. Raises what `notify` does.
-
-        Rendering puts the texts in the templates' places: a second call would tell of the first one's queue.
-        """
+        """Do what `notify` does, on a copy: rendering puts the texts in the templates' places, for good."""
         super(ZkmqDeadLetterNotifier, copy.copy(self)).__call__(*args)
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -104,22 +97,14 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             found = dead_letters(hook.queue(), how_many("dead_letters_shown", self.most))
         if found["dead"] or self.always:
-            text = str(
-                self.render_template(self.message, _with(context, zkmq={**found, "command": typed(self.zkmq_conn_id)}))
-            )
-            self._send(text, context)
+            values: Any = {**context, "zkmq": {**found, "command": typed(self.zkmq_conn_id)}}
+            text = str(self.render_template(self.message, values))
+            if self.send is None:
+                self.log.warning("%s", text)
+            elif isinstance(self.send, BaseNotifier):
+                # Rendering puts the texts in the templates' places: a second time, one notifier would send the first
+                # message again, and what a task's error says would be a template.
+                copy.copy(self.send)({**context, "zkmq_message": text})
+            else:
+                self.send(text)
         return found
-
-    def _send(self, text: str, context: Context) -> None:
-        if self.send is None:
-            self.log.warning("%s", text)
-        elif isinstance(self.send, BaseNotifier):
-            # Rendering puts the texts in the templates' places: told twice, one notifier would tell the first message
-            # again, and what a task's error says would be a template.
-            copy.copy(self.send)(_with(context, zkmq_message=text))
-        else:
-            self.send(text)
-
-
-def _with(context: Context, **more: object) -> Any:
-    return {**context, **more}

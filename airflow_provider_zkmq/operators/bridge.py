@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from ..engine import ConfigError
@@ -13,11 +13,6 @@ from ..hooks.arguments import flag
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.outcomes import few
 from ..hooks.zkmq import ZkmqHook
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-    from ..bridge import Imported
 
 _SHOWN = 5
 #: So many refusals have a line of their own in the log; all are in the XCom.
@@ -37,7 +32,6 @@ class ZkmqExportOperator(BaseOperator):
         force: replace a file that is there already, as a second try of the task finds it; else that is an error.
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         zkmq_conn_id: the Airflow connection.
-
     """
 
     template_fields: Sequence[str] = ("path", "state", "selector", "zkmq_queue", "zkmq_conn_id")
@@ -78,11 +72,11 @@ class ZkmqExportOperator(BaseOperator):
 
 
 class ZkmqImportOperator(BaseOperator):
-    """Does what an edited export asks for; its XCom is the report.
+    """Does what an edited export asks for; its XCom is ``{"queue", "applied", "refused", "unchanged", "dry_run"}``.
 
-    The report is ``{"queue", "applied", "refused", "unchanged", "dry_run"}``. A message whose task has changed since
-    the export is refused: a second import of a file does nothing twice. A retry, or a clear, may follow upon a try that
-    was cut off: what had been done by then is no refusal but is reported, in the log and as ``"before"``.
+    A message whose task has changed since the export is refused: a second import of a file does nothing twice. A retry,
+    or a clear, may follow upon a try that was cut off: what had been done by then is no refusal but is reported, in the
+    log and as ``"before"``.
 
     Args:
         path: the file.
@@ -91,7 +85,6 @@ class ZkmqImportOperator(BaseOperator):
         zkmq_queue: import into this queue, whichever the file is from; None: the queue that the file names, which must
             be under the connection's root.
         zkmq_conn_id: the Airflow connection.
-
     """
 
     template_fields: Sequence[str] = ("path", "dry_run", "zkmq_queue", "zkmq_conn_id")
@@ -115,43 +108,31 @@ class ZkmqImportOperator(BaseOperator):
         self.zkmq_conn_id = zkmq_conn_id
 
     def execute(self, context: Context) -> dict[str, object]:
-        """Import the file. Raises what `bridge.import_file` does.
-
-        `AirflowFailException` names the first few messages that were refused.
-        """
-        from ..bridge import import_file
+        """Import the file. Raises what `bridge.import_file` does; `AirflowFailException` for refused messages."""
+        from ..bridge import exported_from, import_file
 
         dry_run = flag("dry_run", self.dry_run)
-        name = self.zkmq_queue or self._named()
+        name = self.zkmq_queue
+        if not name:
+            if (origin := exported_from(self.path)) is None:
+                raise ConfigError(f"{self.path} does not say which queue its tasks are from: give zkmq_queue")
+            name = origin.queue
         with ZkmqHook(self.zkmq_conn_id, name) as hook:
             again = context["ti"].try_number > 1
             done = import_file(hook.queue(), self.path, dry_run, elsewhere=bool(self.zkmq_queue), again=again)
-        self._log_result(done)
-        if done.refused and self.fail_on_refused:
-            raise AirflowFailException(_refusals(self.path, done))
-        return done.as_dict()
-
-    def _named(self) -> str:
-        from ..bridge import exported_from
-
-        origin = exported_from(self.path)
-        if origin is None:
-            raise ConfigError(f"{self.path} does not say which queue its tasks are from: give zkmq_queue")
-        return origin.queue
-
-    def _log_result(self, done: Imported) -> None:
+        applied, refused = len(done.applied), len(done.refused)
         verb = "Would apply" if done.dry_run else "Applied"
-        numbers = (len(done.applied), len(done.refused), done.unchanged)
-        self.log.info("%s %d message(s) of %s; %d refused, %d unchanged", verb, numbers[0], self.path, *numbers[1:])
+        what = "%s %d message(s) of %s; %d refused, %d unchanged"
+        self.log.info(what, verb, applied, self.path, refused, done.unchanged)
         if done.before:
             what = "%d message(s) had been applied before, by a try that was cut off: %s"
             self.log.info(what, len(done.before), ", ".join(done.before[:_SHOWN]))
         for refusal in done.refused[:_LINES]:
             self.log.warning("Line %d, task %r: %s", refusal.line, refusal.id, refusal.reason)
-
-
-def _refusals(path: str, done: Imported) -> str:
-    lines = [f"line {refusal.line}, task {refusal.id!r}: {refusal.reason}" for refusal in done.refused]
-    applied = "would be applied" if done.dry_run else "were applied"
-    head = f"{len(done.refused)} message(s) of {path} were refused, {len(done.applied)} {applied}"
-    return f"{head}: {few(lines)}"
+        if refused and self.fail_on_refused:
+            lines = [f"line {refusal.line}, task {refusal.id!r}: {refusal.reason}" for refusal in done.refused]
+            ended = "would be applied" if done.dry_run else "were applied"
+            raise AirflowFailException(
+                f"{refused} message(s) of {self.path} were refused, {applied} {ended}: {few(lines)}"
+            )
+        return done.as_dict()

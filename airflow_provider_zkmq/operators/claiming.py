@@ -7,48 +7,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from airflow.sdk import BaseOperator, conf
+from airflow.sdk import BaseOperator, Context, conf
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from ..engine import ClaimLost, ConfigError, Duration, QueueNotFound, TaskNotFound, TransportError, ZkmqError
 from ..hooks.arguments import MOST, ClaimReference, check_choice, check_number, claim_reference, read_claims, shown
 from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import deferral_limit, naming
+from ..hooks.deferring import naming, wait_limit
 from ..hooks.retry import RETRY_SECONDS, outlast
 from ..hooks.telemetry import count_claimed
 from ..hooks.zkmq import ZkmqHook
 from ..triggers.leases import checked_lease
-from ..triggers.zkmq import ZkmqReadyTrigger
+from ..triggers.zkmq import ZkmqReadyTrigger, deferral
 from .work_tasks import NotMappable, TaskStateStore, class_of
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
     from ..engine import AnyQueue
-
-# --- Waiting for work that fits, in the triggerer or on a worker, claiming nothing meanwhile.
-
-
-class Waiting(Protocol):
-    """An operator that goes on, in its `execute_complete`, with the trigger's event and the deadline that it gave."""
-
-    zkmq_queue: str | None
-    selector: str | None
-    zkmq_conn_id: str
-    log: Any
-
-    def defer(self, **kwargs: object) -> None:
-        """Raise what tells Airflow to defer: every operator's."""
-        ...
 
 
 def skip_missing_queue(error: QueueNotFound, on_empty: str, log: Any) -> list[Any]:
-    """Return nothing where a queue is not there: it has no work, and whoever enqueues first makes it.
-
-    Raises `error` where nobody is to wait for it or to go on without it (``on_empty="fail"``).
-    """
+    """Return nothing where a queue is not there: the first enqueue makes it. ``on_empty="fail"``: raise `error`."""
     if on_empty == "fail":
         raise error
     log.warning("There is no work: %s", error)
@@ -66,26 +46,17 @@ def block_until_ready(
     return queue.ready(selector=selector, timeout=left, stopping=stopping)
 
 
-def defer_until_ready(operator: Waiting, deadline: float | None) -> NoReturn:
-    """Give up the worker's slot until there is work, at the latest until the deadline, in seconds since 1970."""
+def defer_until_ready(operator: Any, deadline: float | None) -> NoReturn:
+    """Give up the worker's slot until there is work, at the latest until the deadline, in seconds since 1970.
+
+    The operator has a queue, a selector and a connection; its `execute_complete` gets the event and the deadline.
+    """
     where = "the connection's queue" if not operator.zkmq_queue else f"queue {operator.zkmq_queue!r}"
     operator.log.info("Waiting for work in %s that fits: %s", where, operator.selector or "any task")
-    operator.defer(
-        trigger=ZkmqReadyTrigger(
-            zkmq_queue=operator.zkmq_queue or None,
-            selector=operator.selector or None,
-            zkmq_conn_id=operator.zkmq_conn_id,
-            deadline=deadline,
-            deferred_at=time.time(),
-        ),
-        method_name="execute_complete",
-        kwargs={"deadline": deadline},
-        timeout=deferral_limit(deadline),
-    )
+    wanted = {"zkmq_queue": operator.zkmq_queue or None, "selector": operator.selector or None}
+    operator.defer(**deferral(operator, ZkmqReadyTrigger, {"deadline": deadline}, **wanted))
     raise AssertionError  # `defer` raises
 
-
-# --- Which tasks a run takes: new ones, those that another process took for it, or those that an earlier try took.
 
 #: The engine claims at most so many together.
 _TOGETHER: Final = 64
@@ -132,37 +103,30 @@ def logging_lost_claim(claim: ClaimReference, log: Any) -> Iterator[None]:
 def claims_of_events(context: Context, queue: str | None, log: Any) -> list[ClaimReference] | None:
     """Return the claims of the events that started a run; None where it is to claim, as with those of ``"wake"``.
 
-    `queue`: only those of this one; others' are left to whoever else the events started. Of very many the latest: a
-    slow DAG is told again and again of what it has not accepted in time.
+    `queue`: only those of this one. Of very many the latest: a slow DAG is sent again what it has not accepted in time.
     """
-    events = context.get("triggering_asset_events") or {}
-    payloads = [_payload(event) for asset in events for event in events[asset]]
-    passed = [_claims_in(payload, log) for payload in payloads if "claims" in payload]
-    lists = [claims for claims in passed if claims is not None]
-    claims = [claim for each in lists for claim in each]
-    unique = {(claim["queue"], claim["id"], claim["token"]): claim for claim in claims}
+    by_asset = context.get("triggering_asset_events") or {}
+    unique: dict[tuple[str, str, int], ClaimReference] = {}
+    named = woken = False
+    for event in [event for asset in by_asset for event in by_asset[asset]]:
+        payload = (event.extra or {}).get("payload")
+        if not isinstance(payload, Mapping):
+            continue
+        woken = woken or ("counts" in payload and queue in (None, payload.get("queue")))
+        if "claims" not in payload:
+            continue
+        try:
+            claims = read_claims("the claims of an asset event", payload["claims"])
+        except ConfigError as error:  # another's event is no reason to leave ours to their leases
+            log.warning("An asset event is passed over: %s", error)
+            continue
+        named = True
+        unique |= {(claim["queue"], claim["id"], claim["token"]): claim for claim in claims}
     mine = [claim for claim in unique.values() if queue in {None, claim["queue"]}]
     if len(mine) < len(unique):
         log.info("%d claim(s) of other queues than %r are left to others", len(unique) - len(mine), queue)
-    woken = any("counts" in payload and queue in (None, payload.get("queue")) for payload in payloads)
-    return mine[-MOST:] if mine or (lists and not woken) else None
+    return mine[-MOST:] if mine or (named and not woken) else None
 
-
-def _claims_in(payload: Mapping[str, Any], log: Any) -> list[ClaimReference] | None:
-    """Return the claims of an event; None for one that is another's: it is no reason to leave ours to their leases."""
-    try:
-        return read_claims("the claims of an asset event", payload["claims"])
-    except ConfigError as error:
-        log.warning("An asset event is passed over: %s", error)
-        return None
-
-
-def _payload(event: Any) -> Mapping[str, Any]:
-    payload = (event.extra or {}).get("payload")
-    return payload if isinstance(payload, Mapping) else {}
-
-
-# --- `ZkmqClaimOperator`: take tasks for a DAG run, which settles them when its work is done.
 
 _NOTE: Final = "zkmq_claims"
 #: So many seconds claims hold where nobody extends them any more: Airflow that is gone keeps them for as long.
@@ -191,8 +155,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
     What it took is noted where Airflow keeps it beyond a try, before the XCom. A later try, and one after a clear,
     takes back the same tasks by their ids and never another: as they are where the claim still holds, claimed anew
     where they are pending. What has ended meanwhile, or is another's, is left out; where nothing is left, the task
-    skips and says why. What was claimed by a process that died before it noted it is delivered again when the claim
-    runs out.
+    skips and says why. What a process claimed that died before it noted it is delivered again when the claim runs out.
 
     Args:
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
@@ -205,8 +168,8 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
             attempt, and the claims that nobody took over in time are delivered again. (What is taken over begins.)
         claims: take over these, which another run or process took, such as ``"{{ dag_run.conf['claims'] }}"``, instead
             of claiming: each that still holds is extended, the others are left out.
-        from_events: take over those of `zkmq_queue`, if that is given, that the asset events tell of which started the
-            run, the latest 100 of them; where these tell of none, as those of ``mode="wake"``, claim.
+        from_events: take over those of `zkmq_queue`, if that is given, that the asset events name which started the
+            run, the latest 100 of them; where these name none, as those of ``mode="wake"``, claim.
         on_empty: where nothing can be taken, or the queue is not there: ``"skip"`` the task and with it the run's work,
             ``"wait"`` until there is something, or ``"fail"``, so that it is tried again.
         in_place: for work that is mapped over the claims: what would be left out after a clear keeps its place among
@@ -215,7 +178,6 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         zkmq_conn_id: the Airflow connection.
 
     Raises `ValueError` and `ConfigError`, where the DAG is parsed, for what is not understood.
-
     """
 
     template_fields: Sequence[str] = ("zkmq_queue", "selector", "claims", "zkmq_conn_id")
@@ -238,7 +200,12 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        _check(max_tasks, on_empty, claims, from_events=from_events)
+        check_number("ZkmqClaimOperator: max_tasks", max_tasks, most=MOST)
+        check_choice("ZkmqClaimOperator: on_empty", on_empty, ("skip", "wait", "fail"))
+        if claims is not None and (from_events or on_empty == "wait"):
+            raise ValueError(
+                "ZkmqClaimOperator: with claims there are no events to look at, and there is no work to wait for"
+            )
         self.zkmq_queue = zkmq_queue
         self.selector = selector
         self.max_tasks = max_tasks
@@ -256,14 +223,12 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
     def execute(self, context: Context) -> list[ClaimReference]:
         """Take tasks, waiting if asked to.
 
-        Raises:
-            AirflowSkipException: there was nothing to take, or nothing was left of what an earlier try took.
-            AirflowException: there was nothing to take, with ``on_empty="fail"``.
-            ZkmqError: ZooKeeper or the queue refused; a `TransportError` where none answered for nine minutes.
-
+        Raises `AirflowSkipException` where there was nothing to take, or nothing is left of what an earlier try took,
+        `AirflowException` where there was nothing with ``on_empty="fail"``, and `ZkmqError` where ZooKeeper or the
+        queue refused: a `TransportError` where none answered for nine minutes.
         """
-        limit = self.execution_timeout
-        return self._take(context, None if limit is None else time.time() + limit.total_seconds())
+        limit = wait_limit(self)
+        return self._take(context, None if limit is None else time.time() + limit)
 
     def execute_complete(
         self, context: Context, event: dict[str, Any], deadline: float | None = None
@@ -273,8 +238,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         Raises what `execute` does, and `AirflowException` where nothing came before the end of `execution_timeout`.
         """
         if event["status"] != "done":
-            limit = self.execution_timeout
-            raise AirflowException(naming(event["message"], None if limit is None else limit.total_seconds()))
+            raise AirflowException(naming(event["message"], wait_limit(self)))
         return self._take(context, deadline)
 
     @property
@@ -284,33 +248,41 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         return max(_UNTIL_KEPT, self.lease) if kept else self.lease
 
     def _take(self, context: Context, deadline: float | None) -> list[ClaimReference]:
+        """Take tasks and note them. What cannot be noted is given back: a later try could not take it back."""
         state_store = TaskStateStore(context)
         noted = state_store.read(_NOTE)
-        if not noted:
-            self._refuse_another(context, state_store)
+        if not noted and state_store.fades:
+            # Airflow wipes the notes of what succeeded: one is there all the same if no try of this run did.
+            if noted is None and context["ti"].try_number > 1:
+                raise AirflowSkipException(
+                    "what an earlier try took is not known any more, as [state_store] clear_on_success is set: nothing "
+                    "is claimed, since it would be another task"
+                )
+            state_store.note(_NOTE, [])
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             # It goes on for as long an outage as what settles the claims does.
             left = RETRY_SECONDS if deadline is None else min(RETRY_SECONDS, deadline - time.time())
             outlasting = partial(outlast, self.log, "Claiming", left)
             if noted:
-                taken = self._back(hook, noted, outlasting)
+                now = list(noted)
+                try:
+                    taken = outlasting(lambda _: self._take_back(hook, now))
+                except BaseException:
+                    anew = [Taken(**after) for before, after in zip(noted, now, strict=True) if before != after]
+                    give_back(hook.queue, anew, self.log)
+                    raise
+                if not taken:
+                    raise AirflowSkipException("nothing is left of what an earlier try took; see the log above")
             else:
                 taken = outlasting(partial(self._fresh, context, hook, deadline))
-            self._note(hook, state_store, taken)
+            try:
+                state_store.note(_NOTE, [each._asdict() for each in taken])
+            except BaseException:
+                give_back(hook.queue, taken, self.log)
+                raise
+            for claim, _ in taken:
+                self.log.info("Took %s, attempt %d, token %d", shown(claim), claim["attempt"], claim["token"])
         return [each.claim for each in taken]
-
-    def _back(self, hook: ZkmqHook, noted: list[dict[str, Any]], outlasting: Callable[..., list[Taken]]) -> list[Taken]:
-        """Take what an earlier try noted. What was claimed anew, and then cannot be noted, is given back."""
-        now = list(noted)
-        try:
-            taken = outlasting(lambda _: self._take_back(hook, now))
-        except BaseException:
-            anew = [Taken(**after) for before, after in zip(noted, now, strict=True) if before != after]
-            give_back(hook.queue, anew, self.log)
-            raise
-        if not taken:
-            raise AirflowSkipException("nothing is left of what an earlier try took; see the log above")
-        return taken
 
     def _take_back(self, hook: ZkmqHook, noted: list[dict[str, Any]]) -> list[Taken]:
         """Take what an earlier try had, by its id, and nothing else: as it is, or claimed anew where it is pending.
@@ -348,16 +320,6 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
             return None
         count_claimed(queue.name, [again.task])
         return Taken(claim_reference(queue.name, again), enqueued)
-
-    def _refuse_another(self, context: Context, state_store: TaskStateStore) -> None:
-        """Where Airflow wipes the notes of what succeeded, one is there all the same if no try of this run did."""
-        if state_store.fades:
-            if state_store.read(_NOTE) is None and context["ti"].try_number > 1:
-                raise AirflowSkipException(
-                    "what an earlier try took is not known any more, as [state_store] clear_on_success is set: nothing "
-                    "is claimed, since it would be another task"
-                )
-            state_store.note(_NOTE, [])
 
     def _fresh(
         self, context: Context, hook: ZkmqHook, deadline: float | None, reached: Callable[[], None]
@@ -400,10 +362,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         return taken
 
     def _take_new(self, queue: AnyQueue) -> list[Taken]:
-        """Claim what fits and is there; `prefetch`: for others, who say when they begin.
-
-        Raises what `Queue.claim_many` does, where nothing was claimed. An interrupt gives back what was.
-        """
+        """Claim what fits and is there. Raises what `claim_many` does, if nothing was. An interrupt gives it back."""
         taken: list[Taken] = []
         try:
             while len(taken) < self.max_tasks:
@@ -432,22 +391,3 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         if self.on_empty == "fail":
             raise AirflowException(why)
         raise AirflowSkipException(why)
-
-    def _note(self, hook: ZkmqHook, state_store: TaskStateStore, taken: list[Taken]) -> None:
-        """Note what was taken; what cannot be noted is given back: a later try could not take it back."""
-        try:
-            state_store.note(_NOTE, [each._asdict() for each in taken])
-        except BaseException:
-            give_back(hook.queue, taken, self.log)
-            raise
-        for claim, _ in taken:
-            self.log.info("Took %s, attempt %d, token %d", shown(claim), claim["attempt"], claim["token"])
-
-
-def _check(max_tasks: object, on_empty: object, claims: object, *, from_events: bool) -> None:
-    check_number("ZkmqClaimOperator: max_tasks", max_tasks, most=MOST)
-    check_choice("ZkmqClaimOperator: on_empty", on_empty, ("skip", "wait", "fail"))
-    if claims is not None and (from_events or on_empty == "wait"):
-        raise ValueError(
-            "ZkmqClaimOperator: with claims there are no events to look at, and there is no work to wait for"
-        )

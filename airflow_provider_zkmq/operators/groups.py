@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from airflow.sdk import TaskGroup
+from airflow.sdk import TaskGroup, XComArg
 
 from ..engine import Duration
 from ..hooks.connections import DEFAULT_CONN_ID
 from .claiming import LEASE, ZkmqClaimOperator
 from .keeping import ZkmqKeepOperator
-from .settling import ZkmqSettleOperator, have_checked, have_noted, notes_its_end
+from .settling import ZkmqSettleOperator, prepare_work
 from .work_tasks import check_each, waited_for, work_ids
-
-if TYPE_CHECKING:
-    from airflow.sdk import XComArg
 
 
 class ZkmqTaskGroup(TaskGroup):
@@ -39,7 +36,6 @@ class ZkmqTaskGroup(TaskGroup):
         kwargs: those of `TaskGroup`.
 
     Raises `ValueError` and `ConfigError`, where the DAG is parsed, for what is not understood, and for an empty body.
-
     """
 
     def __init__(
@@ -110,42 +106,37 @@ class ZkmqTaskGroup(TaskGroup):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Lay claim → (keep, work) and work → settle. Raises `ValueError` for an empty body."""
         try:
-            if error is None:
-                self._lay()
+            if error is not None:
+                return
+            claim = self._claim
+            tasks: list[Any] = [task for task in self if task is not claim]
+            if claim is None or not tasks:
+                raise ValueError(f"ZkmqTaskGroup {self.group_id!r} has no work: make tasks in the body of its 'with'")
+            inside = {task.task_id for task in tasks}
+            roots = [task for task in tasks if task.upstream_task_ids.isdisjoint(inside)]
+            noting = prepare_work(tasks, claim.output, claim.lease, claim.zkmq_conn_id, each=self._settling["each"])
+            # Work that is mapped over the claims goes by their places, also after a clear.
+            mapped = claim.has_dag() and next(claim.iter_mapped_dependants(), None) is not None
+            claim.in_place = claim.in_place or mapped
+            settle = ZkmqSettleOperator(
+                task_id="settle",
+                claims=claim.output,
+                work=[task_id for task in tasks for task_id in work_ids(task)],
+                result=self.result,
+                **self._settling,
+            )
+            settle.noting = noting
+            keep = ZkmqKeepOperator(
+                task_id="keep",
+                claims=claim.output,
+                lease=claim.lease,
+                settle=settle.task_id,
+                pool=self._keep_pool,
+                zkmq_conn_id=claim.zkmq_conn_id,
+            )
+            claim >> [keep, settle, *(task for task in roots if claim.task_id not in task.upstream_task_ids)]
+            settle.set_upstream(waited_for(tasks))
         finally:
             super().__exit__(kind, error, trace)
-
-    def _lay(self) -> None:
-        """Lay claim → (keep, work) and work → settle. Raises `ValueError` for an empty body."""
-        claim = self._claim
-        tasks: list[Any] = [task for task in self if task is not claim]
-        if claim is None or not tasks:
-            raise ValueError(f"ZkmqTaskGroup {self.group_id!r} has no work: make tasks in the body of its 'with'")
-        inside = {task.task_id for task in tasks}
-        roots = [task for task in tasks if task.upstream_task_ids.isdisjoint(inside)]
-        each = self._settling["each"]
-        for task in tasks:
-            have_noted(task)
-            have_checked(task, claim.output, claim.lease, claim.zkmq_conn_id, each=each)
-        # Work that is mapped over the claims goes by their places, also after a clear.
-        mapped = claim.has_dag() and next(claim.iter_mapped_dependants(), None) is not None
-        claim.in_place = claim.in_place or mapped
-        settle = ZkmqSettleOperator(
-            task_id="settle",
-            claims=claim.output,
-            work=[task_id for task in tasks for task_id in work_ids(task)],
-            result=self.result,
-            **self._settling,
-        )
-        settle.noting = sorted(task.task_id for task in tasks if notes_its_end(task))
-        keep = ZkmqKeepOperator(
-            task_id="keep",
-            claims=claim.output,
-            lease=claim.lease,
-            settle=settle.task_id,
-            pool=self._keep_pool,
-            zkmq_conn_id=claim.zkmq_conn_id,
-        )
-        claim >> [keep, settle, *(task for task in roots if claim.task_id not in task.upstream_task_ids)]
-        settle.set_upstream(waited_for(tasks))

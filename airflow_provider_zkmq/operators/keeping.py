@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from airflow.sdk import BaseHook, BaseOperator
+from airflow.sdk import BaseHook, BaseOperator, Context
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
 
 from ..engine import Duration, ZkmqError
 from ..environment import FILES
-from ..hooks.arguments import read_claims, shown
+from ..hooks.arguments import ClaimReference, read_claims, shown
 from ..hooks.connections import DEFAULT_CONN_ID, connection_options
 from ..hooks.zkmq import ZkmqHook
 from ..triggers.leases import ZkmqLeaseTrigger, checked_lease, end_of
 from .claiming import AGAIN, LEASE, still_held
 from .work_tasks import NotMappable
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-    from ..hooks.arguments import ClaimReference
 
 #: Where worker slots are few, what holds the claims comes before the work.
 _PRIORITY: Final = 1_000
@@ -35,12 +30,10 @@ class ZkmqKeepOperator(NotMappable, BaseOperator):
     It takes a worker for a moment and none while it waits, and it ends in the triggerer. It is a teardown task of
     `ZkmqClaimOperator`, which Airflow runs as soon as the claims are there: so it is run again with them after a clear,
     goes on while a run that was marked failed tears down, and neither its state nor its end matters to what comes
-    after the work. In ``dag.test()``, which has no triggerer, it does nothing.
-
-    Claims of queue files, which no trigger can use, it extends on a worker, every third of their lease and every 30
-    seconds at the least, with none in between: Airflow reschedules it, as it does a sensor.
-
-    It is tried three times more, 5 seconds apart, unless told otherwise here: ``default_args`` are for the work.
+    after the work. In ``dag.test()``, which has no triggerer, it does nothing. Claims of queue files, which no trigger
+    can use, it extends on a worker, every third of their lease and every 30 seconds at the least: Airflow reschedules
+    it, as it does a sensor. It is tried three times more, 5 seconds apart, unless something else is said here:
+    ``default_args`` are for the work.
 
     Args:
         claims: the claims, usually the XCom of `ZkmqClaimOperator`.
@@ -50,7 +43,6 @@ class ZkmqKeepOperator(NotMappable, BaseOperator):
         zkmq_conn_id: the Airflow connection.
 
     Raises `ValueError`, where the DAG is parsed, for what is not understood.
-
     """
 
     template_fields: Sequence[str] = ("claims", "zkmq_conn_id")
@@ -80,23 +72,27 @@ class ZkmqKeepOperator(NotMappable, BaseOperator):
         self.as_teardown(on_failure_fail_dagrun=False)
 
     def execute(self, context: Context) -> None:
-        """Defer to the trigger, which ends the task; claims of queue files are extended here.
+        """Defer to the trigger, which ends the task; claims of queue files are extended here, again and again.
 
-        Raises:
-            AirflowSkipException: there is nothing to keep.
-            AirflowRescheduleException: claims of queue files are extended, and are to be again.
-            ConfigError: the claims, or what the connection says of queue files, are not understood.
-
+        Raises `AirflowSkipException` where there is nothing to keep, `ConfigError` for what is not understood.
         """
         claims = read_claims("claims", self.claims)
         if not claims:
             raise AirflowSkipException("there are no claims to keep")
-        if _in_process():
+        from airflow.sdk.execution_time import supervisor, task_runner
+
+        comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
+        if isinstance(comms, supervisor.InProcessSupervisorComms):  # dag.test(): a wait for the others never ends
             self.log.warning("Nothing is extended: there is no triggerer here; the claims hold for %g s", self.lease)
             return
         instance: Any = context["ti"]
         settle = [instance.dag_id, instance.run_id, self.settle, instance.map_index] if self.settle else None
-        if self._on_files():
+        try:
+            hosts: str = connection_options(BaseHook.get_connection(self.zkmq_conn_id))["hosts"]
+        except Exception as error:  # noqa: BLE001  whatever a secrets backend raises: the trigger looks it up, too
+            self.log.info("Connection %r is not looked up here: %s", self.zkmq_conn_id, error)
+            hosts = ""
+        if hosts.startswith(FILES):
             self._extend(claims, settle)
             return
         self.defer(
@@ -109,46 +105,27 @@ class ZkmqKeepOperator(NotMappable, BaseOperator):
             method_name="execute_complete",
         )
 
-    def _on_files(self) -> bool:
-        """Whether the connection names queue files. One that cannot be looked up here is the trigger's to try."""
-        try:
-            hosts: str = connection_options(BaseHook.get_connection(self.zkmq_conn_id))["hosts"]
-        except Exception as error:  # noqa: BLE001  whatever a secrets backend raises
-            self.log.info("Connection %r is not looked up here: %s", self.zkmq_conn_id, error)
-            return False
-        return hosts.startswith(FILES)
-
     def _extend(self, claims: list[ClaimReference], settle: list[Any] | None) -> None:
         """Extend the claims, and be called again, until none holds or who is to settle them has ended."""
+        held = 0
         with ZkmqHook(self.zkmq_conn_id) as hook:
-            held = [claim for claim in claims if self._held(hook, claim)]
+            for claim in claims:
+                try:
+                    held += still_held(hook, claim, self.lease, self.log)
+                except ZkmqError as error:  # another process holds the file's lock, say: the claim is tried again soon
+                    self.log.warning("Not extended for now: %s: %s", shown(claim), error)
+                    held += 1
         if not held:
             return
-        if settle is not None and self._has_ended(settle):
-            self.log.warning("%d claim(s) are left to their leases: what was to settle them has ended", len(held))
+        try:
+            ended = settle is not None and end_of(*settle) is not None
+        except Exception as error:  # noqa: BLE001  Airflow does not answer: work that goes on is not delivered again
+            self.log.warning("Whether %s has ended is not known now: %s", self.settle, error)
+            ended = False
+        if ended:
+            self.log.warning("%d claim(s) are left to their leases: what was to settle them has ended", held)
             return
         raise AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=min(self.lease / 3, _LOOK)))
 
-    def _held(self, hook: ZkmqHook, claim: ClaimReference) -> bool:
-        try:
-            return still_held(hook, claim, self.lease, self.log)
-        except ZkmqError as error:  # another process holds the file's lock, say: the claim is tried again soon
-            self.log.warning("Not extended for now: %s: %s", shown(claim), error)
-            return True
-
-    def _has_ended(self, settle: list[Any]) -> bool:
-        try:
-            return end_of(*settle) is not None
-        except Exception as error:  # noqa: BLE001  Airflow does not answer: work that goes on is not delivered again
-            self.log.warning("Whether %s has ended is not known now: %s", settle[2], error)
-            return False
-
     def execute_complete(self, context: Context, event: dict[str, Any]) -> None:
         """Do nothing: the trigger ends the task without coming here."""
-
-
-def _in_process() -> bool:
-    """Whether this is ``dag.test()``: tasks are run one after the other, so that a wait for the others never ends."""
-    from airflow.sdk.execution_time import supervisor, task_runner
-
-    return isinstance(getattr(task_runner, "SUPERVISOR_COMMS", None), supervisor.InProcessSupervisorComms)

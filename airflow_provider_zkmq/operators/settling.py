@@ -7,12 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk import BaseOperator, Context, TaskGroup, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
 from ..engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, TaskTooLarge, ZkmqError
@@ -23,91 +22,74 @@ from ..hooks.retry import RETRY_SECONDS, outlast
 from ..hooks.telemetry import count_dead, count_settled
 from ..hooks.zkmq import ZkmqHook
 from .claiming import AGAIN, LEASE, still_held
-from .work_tasks import NotMappable, TaskStateStore, check_each, class_of, ends_of, work_ids, work_tasks
+from .work_tasks import NotMappable, TaskStateStore, check_each, class_of, waited_for, work_ids, work_tasks
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-    from ..engine import AnyQueue, Task
-    from ..hooks.arguments import ClaimReference
-
-# --- What the tasks that a run has finished keep as their result: each its own, or one for all.
+    from ..engine import AnyQueue
 
 #: The task and the key of an XCom, and whether each instance of a mapped task has one.
 Source: TypeAlias = tuple[str, str, bool]
-#: Airflow does not answer: the next try asks it again.
-_NO_ANSWER: Final = (AirflowRuntimeError, OSError, EOFError)
-_NO_RESULT: Final = "result is neither bytes, text nor JSON"
 T = TypeVar("T")
 
 
-class Results:
-    """The results of `count` claims, from what an operator was given, rendered, or from the XCom that it is.
+def results_of(operator: ZkmqSettleOperator, context: Context, count: int) -> Callable[[int], bytes | str | None]:
+    """Return what gives the result of the claim at a position. It raises `ConfigError` for none, or another's.
 
     What work returns is asked for only where it succeeded: else there is none, which Airflow's templates complain of.
     """
+    task_id, key, by_index = operator.result_of or ("", "", False)
 
-    def __init__(self, operator: ZkmqSettleOperator, context: Context, count: int) -> None:
-        self._operator = operator
-        self._context = context
-        self._count = count
+    def pulled(index: int) -> Any:
+        instance: Any = context["ti"]
+        return instance.xcom_pull(task_ids=task_id, key=key, map_indexes=index)
 
-    def of(self, position: int) -> bytes | str | None:
-        """Return the result of the claim at a position. Raises `ConfigError` for what is none, or may be another's."""
-        source = self._operator.result_of
-        if source is not None and source[2]:
-            return as_result(self._pulled(source, position))
-        value = self._for_all
-        if not self._operator.each or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            return self._same
-        return as_result(self._in_order[position])
-
-    @cached_property
-    def _same(self) -> bytes | str | None:
-        return as_result(self._for_all)
-
-    @cached_property
-    def _for_all(self) -> Any:
-        operator = self._operator
+    @cache
+    def for_all() -> Any:
         if operator.result_of is not None:
-            return self._pulled(operator.result_of, -1)
-        return _made("result cannot be made", lambda: operator.render_template(operator.result, self._context))
+            return pulled(-1)
+        return _made("result cannot be made", lambda: operator.render_template(operator.result, context))
 
-    @cached_property
-    def _in_order(self) -> list[Any]:
-        """The values, one for each claim: in any other number, they would be taken for those of other claims."""
-        if isinstance(self._for_all, AbstractSet):
+    @cache
+    def same() -> bytes | str | None:
+        return as_result(for_all())
+
+    @cache
+    def in_order() -> list[Any]:
+        if isinstance(for_all(), AbstractSet):
             raise ConfigError("result is a set, which has no order: with each=True, give a list in that of the claims")
-        values = _made("result cannot be made", lambda: list(self._for_all))
-        if len(values) != self._count:
+        values = _made("result cannot be made", lambda: list(for_all()))
+        if len(values) != count:  # they would be taken for those of other claims
             raise ConfigError(
-                f"result has {len(values)} value(s) for {self._count} claim(s), and is kept by none, as it may be "
+                f"result has {len(values)} value(s) for {count} claim(s), and is kept by none, as it may be "
                 "another's: with each=True, give a list with a value for each claim, None where it has none"
             )
         return values
 
-    def _pulled(self, source: Source, index: int) -> Any:
-        instance: Any = self._context["ti"]
-        return instance.xcom_pull(task_ids=source[0], key=source[1], map_indexes=index)
+    def result(position: int) -> bytes | str | None:
+        if by_index:
+            return as_result(pulled(position))
+        value = for_all()
+        if not operator.each or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            return same()
+        return as_result(in_order()[position])
+
+    return result
 
 
 def as_result(value: Any) -> bytes | str | None:
-    """Return what a queue's task keeps as its result. Raises `ConfigError` for what is neither text nor JSON.
+    """Return what a queue's task keeps as its result. Raises `ConfigError` for no text or JSON, such as a set."""
 
-    So is a set: as a list it would have an order that is another each time.
-    """
+    def as_list(part: Any) -> list[Any]:  # what mapped tasks returned, say, which is read from Airflow one by one
+        if isinstance(part, AbstractSet):
+            raise TypeError("a set has no order: give a list")
+        return list(part)
+
     if value is None or isinstance(value, bytes):
         return value
+    wrong = "result is neither bytes, text nor JSON"
     if isinstance(value, str):
-        return _made(_NO_RESULT, value.encode)  # half a surrogate pair is no text
-    return _made(_NO_RESULT, lambda: json.dumps(value, default=_as_list))
-
-
-def _as_list(value: Any) -> list[Any]:
-    """Return what is no JSON as a list: what mapped tasks returned, say, which is read from Airflow one by one."""
-    if isinstance(value, AbstractSet):
-        raise TypeError("a set has no order: give a list")
-    return list(value)
+        return _made(wrong, value.encode)  # half a surrogate pair is no text
+    return _made(wrong, lambda: json.dumps(value, default=as_list))
 
 
 def _made(wrong: str, work: Callable[[], T]) -> T:
@@ -117,7 +99,7 @@ def _made(wrong: str, work: Callable[[], T]) -> T:
     """
     try:
         return work()
-    except _NO_ANSWER:
+    except (AirflowRuntimeError, OSError, EOFError):  # Airflow does not answer: the next try asks it again
         raise
     except Exception as error:  # noqa: BLE001  whatever a function of the DAG's raises
         raise ConfigError(f"{wrong}: {type(error).__name__}: {error}") from None
@@ -127,7 +109,7 @@ def source_of(result: Any, *, each: bool) -> Source | None:
     """Return the XCom that a result is. None for what is none, is made of several, or is for all claims.
 
     Raises `ValueError` for what is made of a mapped task's XComs for claims that are told apart: Airflow leaves out the
-    instances that have none, and what follows them would move to the claims before.
+    instances that have none, so that those after them would count for the claims before.
     """
     operator, key = getattr(result, "operator", None), getattr(result, "key", None)
     if operator is not None and key is not None:
@@ -156,15 +138,10 @@ _MOST_TEXT: Final = 2_000
 _MOST_CHECKED: Final = 5
 #: In the place of the state of work that is a success without having run to its end.
 MARKED: Final = "marked"
-#: Of a mapped task that has fewer instances than in an earlier try.
-_GONE: Final = "removed"
 
 
 def note_error(context: Context) -> None:
-    """Keep the exception's type and text, as an XCom of the task that failed: an ``on_failure_callback``.
-
-    Where there is no way to keep it, as in the callback for a process that was killed, the reason is its absence.
-    """
+    """Keep the exception's type and text, as an XCom of the task that failed: an ``on_failure_callback``."""
     fields: dict[str, Any] = dict(context)
     error = fields.get("exception")
     if error is None:
@@ -185,31 +162,8 @@ def note_end(context: Context) -> None:
         instance.task.log.warning("That it has ended by itself is not kept for the queue: %s", refused)
 
 
-def have_noted(task: Any) -> None:
-    """Have a task note its exception, or its end, beside what its author has called where it fails or succeeds.
-
-    What may end without a worker notes no end: nobody would be there to do it.
-    """
-    task.on_failure_callback = _with(note_error, task.on_failure_callback)
-    named = task.partial_kwargs if task.is_mapped else vars(task)
-    # A scheduler or a triggerer may end empty tasks, and those whose deferral ends them.
-    ends_elsewhere = named.get("end_from_trigger") or named.get("start_from_trigger")
-    if not (task.inherits_from_empty_operator or ends_elsewhere):
-        task.on_success_callback = _with(note_end, task.on_success_callback)
-
-
-def notes_its_end(task: Any) -> bool:
-    """Whether a task that is a success, and has noted no end, was marked so by a user."""
-    return note_end in _listed(task.on_success_callback)
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    known = callbacks or []
-    return list(known) if isinstance(known, list | tuple) else [known]
-
-
 def _with(callback: Any, callbacks: Any) -> list[Any]:
-    known = _listed(callbacks)
+    known = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
     return known if callback in known else [*known, callback]
 
 
@@ -221,8 +175,7 @@ class Work(NamedTuple):
     state: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class SettleResult:
+class SettleResult(NamedTuple):
     """`kind`: ``"complete"``, ``"fail"`` or ``"release"``; `reason`: why, of what failed."""
 
     kind: str
@@ -232,7 +185,7 @@ class SettleResult:
 def apart(task_ids: Iterable[str]) -> list[list[str]]:
     """Return ids in groups that Airflow is asked for one by one.
 
-    It tells an instance's state by a name, ``task_id_index``, that may be another task's id: then it tells one of both.
+    It names an instance's state ``task_id_index``; where that is another task's id, too, it has one of both.
     """
     known = sorted(set(task_ids))
     parts = {task_id: task_id.rpartition("_") for task_id in known}
@@ -247,17 +200,6 @@ def share(work: Sequence[Work], index: int) -> list[Work]:
     return mine + [Work(task_id, index, None) for task_id in sorted(missing)]
 
 
-def uneven(work: Sequence[Work], count: int) -> str:
-    """Return which mapped tasks have not one instance for each of `count` claims; empty where all have.
-
-    Airflow leaves out what returned nothing when a task is mapped over what another returned, and multiplies what is
-    mapped over several lists: then an index tells nobody whose work an instance is.
-    """
-    counts = Counter(each.task_id for each in work if each.map_index >= 0)
-    odd = [f"{task_id} has {number}" for task_id, number in sorted(counts.items()) if number != count]
-    return f"whose work it is is not known: {few(odd)} instance(s) for {count} claim(s)" if odd else ""
-
-
 def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list[Work]:
     """Return the instances of tasks, from states by ``task_id`` or ``task_id_index``; one that is missing has none."""
     found: list[Work] = []
@@ -268,7 +210,7 @@ def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list
             index = name.removeprefix(f"{task_id}_")
             if name != index and index.isdecimal() and name not in known:
                 mine.append(Work(task_id, int(index), state))
-        kept = [work for work in mine if work.state != _GONE]
+        kept = [work for work in mine if work.state != "removed"]  # a mapped task may have had more in an earlier try
         found += kept or [Work(task_id, -1, None)]
     return found
 
@@ -276,50 +218,33 @@ def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list
 def judge(
     work: Sequence[Work], on_skipped: str, reasons: Mapping[tuple[str, int], str], on_marked: str = "release"
 ) -> SettleResult:
-    """Return what its states mean for a claim: a failure before all, then what a user marked, then what was skipped.
-
-    `reasons`: the exceptions of failed tasks, as far as they are known.
-    """
-    bad = [each for each in work if each.state not in {"success", "skipped", MARKED}]
-    if bad:
-        first = sorted(bad, key=lambda each: (each.task_id, each.map_index) not in reasons)
-        return SettleResult("fail", few([_reason_of(each, reasons) for each in first]))
-    if marked := [_named(each) for each in work if each.state == MARKED]:
+    """Return what its states mean for a claim: a failure before all, then what a user marked, then what was skipped."""
+    explained: list[str] = []
+    failed: list[str] = []
+    marked: list[str] = []
+    skipped: list[str] = []
+    for each in work:
+        name = each.task_id if each.map_index < 0 else f"{each.task_id}[{each.map_index}]"
+        reason = reasons.get((each.task_id, each.map_index))
+        if each.state == MARKED:
+            marked.append(name)
+        elif each.state == "skipped":
+            skipped.append(name)
+        elif each.state != "success" and reason is not None:
+            explained.append(f"{name}: {reason}")
+        elif each.state != "success":
+            failed.append(f"{name} {each.state or 'not done'}")
+    if explained or failed:
+        return SettleResult("fail", few(explained + failed))
+    if marked:
         return SettleResult(on_marked, f"marked as success, and not done: {few(marked)}")
-    if any(each.state == "skipped" for each in work):
-        skipped = [_named(each) for each in work if each.state == "skipped"]
-        return SettleResult(on_skipped, f"skipped: {few(skipped)}")
-    return SettleResult("complete")
+    return SettleResult(on_skipped, f"skipped: {few(skipped)}") if skipped else SettleResult("complete")
 
-
-def reasons_of(context: Context, work: Iterable[Work]) -> dict[tuple[str, int], str]:
-    """Return the exceptions that `note_error` kept of the first tasks that failed."""
-    failed = [(each.task_id, each.map_index) for each in work if each.state == "failed"][:_MOST_CHECKED]
-    instance: Any = context["ti"]
-    texts = [instance.xcom_pull(task_ids=name, key=ERROR_KEY, map_indexes=index) for name, index in failed]
-    return {key: str(text) for key, text in zip(failed, texts, strict=True) if text is not None}
-
-
-def _named(work: Work) -> str:
-    return work.task_id if work.map_index < 0 else f"{work.task_id}[{work.map_index}]"
-
-
-def _reason_of(work: Work, reasons: Mapping[tuple[str, int], str]) -> str:
-    reason = reasons.get((work.task_id, work.map_index))
-    state = work.state or "not done"
-    return f"{_named(work)} {state}" if reason is None else f"{_named(work)}: {reason}"
-
-
-# --- Settling a run's claims one by one: once each, however often the Airflow task is tried.
 
 _OUTCOMES: Final = {"complete": "completed", "fail": "failed", "release": "released"}
 _NOTE: Final = "zkmq_settled"
 #: How far the task of a claim has got that was settled so: its states, and what its count of attempts is then.
-_ENDS: Final = {
-    "complete": ({"finished"}, 0),
-    "fail": ({"inserted", "dead"}, 0),
-    "release": ({"inserted"}, -1),
-}
+_ENDS: Final = {"complete": ({"finished"}, 0), "fail": ({"inserted", "dead"}, 0), "release": ({"inserted"}, -1)}
 
 
 class Settlements:
@@ -348,12 +273,27 @@ class Settlements:
         try:
             noted = self._noted.get(name)
             if noted is None:
-                settle_result = self._settle_now(queue, claim, settle_result, result)
+                settle_result = self._settle(queue, claim, settle_result, result)
                 self._noted[name] = settle_result.kind
                 count_settled(queue.name, _OUTCOMES[settle_result.kind])
             elif noted != settle_result.kind:  # whatever its work looks like now: nobody is told that it went otherwise
                 settle_result = SettleResult(noted, "so an earlier try settled it, which stands")
-            self._log_settled(queue, claim, settle_result)
+            self._done[_OUTCOMES[settle_result.kind]] += 1
+            if settle_result.kind == "fail":
+                task = queue.task(claim["id"])
+                count_dead(queue.name, int(task.state == "dead"))
+                outlook = f"is {task.state} after attempt {task.attempt}"
+                if task.state == "inserted":
+                    due = "" if task.due_at is None else f" at {task.due_at}"
+                    outlook = f"is tried again{due}, after attempt {task.attempt}"
+                ends = self.retried if task.state == "inserted" else self.failed
+                ends.append(f"{shown(claim)} {outlook}: {settle_result.reason}")
+                self._log.error("Failed: %s, which %s: %s", shown(claim), outlook, settle_result.reason)
+            elif settle_result.kind == "release":
+                self.released.append(f"{shown(claim)}: {settle_result.reason}")
+                self._log.warning("Given back: %s: %s", shown(claim), settle_result.reason)
+            else:
+                self._log.info("Completed: %s", shown(claim))
         except (ClaimLost, TaskNotFound, QueueNotFound) as error:
             count_settled(claim["queue"], "lost")
             self.lost.append(f"{type(error).__name__}: {error}")
@@ -369,72 +309,39 @@ class Settlements:
         """Return how many were settled in which way, and how many were lost."""
         return {**self._done, "lost": len(self.lost)}
 
-    def _settle_now(
+    def _settle(
         self, queue: AnyQueue, claim: ClaimReference, settle_result: SettleResult, result: bytes | str | None
     ) -> SettleResult:
         """Settle; return how, which may be another way. Raises `ClaimLost` where no earlier try did so."""
         try:
-            return _settle(queue, claim, settle_result, result)
+            handle = queue.claim_handle(claim["id"], claim["token"])
+            if settle_result.kind == "release":
+                handle.release()
+            elif settle_result.kind == "fail":
+                handle.fail(settle_result.reason)
+            else:
+                try:
+                    handle.complete(result)
+                except TaskTooLarge as error:  # no later try could keep it either
+                    handle.fail(str(error))
+                    return SettleResult("fail", str(error))
         except ClaimLost:
             if not self._again:
                 raise
             task, (states, attempts) = queue.task(claim["id"]), _ENDS[settle_result.kind]
             if task.state not in states or task.attempt != claim["attempt"] + attempts:
                 raise
-        self._log.info("Settled by an earlier try: %s", shown(claim))
+            self._log.info("Settled by an earlier try: %s", shown(claim))
         return settle_result
-
-    def _log_settled(self, queue: AnyQueue, claim: ClaimReference, settle_result: SettleResult) -> None:
-        self._done[_OUTCOMES[settle_result.kind]] += 1
-        if settle_result.kind == "fail":
-            task = queue.task(claim["id"])
-            count_dead(queue.name, int(task.state == "dead"))
-            outlook = _outlook(task)
-            noted = self.retried if task.state == "inserted" else self.failed
-            noted.append(f"{shown(claim)} {outlook}: {settle_result.reason}")
-            self._log.error("Failed: %s, which %s: %s", shown(claim), outlook, settle_result.reason)
-        elif settle_result.kind == "release":
-            self.released.append(f"{shown(claim)}: {settle_result.reason}")
-            self._log.warning("Given back: %s: %s", shown(claim), settle_result.reason)
-        else:
-            self._log.info("Completed: %s", shown(claim))
-
-
-def _settle(
-    queue: AnyQueue, claim: ClaimReference, settle_result: SettleResult, result: bytes | str | None
-) -> SettleResult:
-    handle = queue.claim_handle(claim["id"], claim["token"])
-    match settle_result.kind:
-        case "release":
-            handle.release()
-        case "fail":
-            handle.fail(settle_result.reason)
-        case _:
-            try:
-                handle.complete(result)
-            except TaskTooLarge as error:  # no later try could keep it either
-                settle_result = SettleResult("fail", str(error))
-                handle.fail(settle_result.reason)
-    return settle_result
-
-
-def _outlook(task: Task) -> str:
-    if task.state == "inserted":
-        return f"is tried again{'' if task.due_at is None else f' at {task.due_at}'}, after attempt {task.attempt}"
-    return f"is {task.state} after attempt {task.attempt}"
-
-
-# --- Work that is run again begins only while its run still holds the claims that it is for.
 
 
 def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each: bool) -> None:
     """Have a task of the work look first whether its run holds the claims, wherever it is run again.
 
     Airflow's "clear only failed tasks" runs the work again and leaves out the task that claims: by then the queue may
-    have given its task to another run. A first try is not looked at, nor are tasks that take claims over themselves.
-
-    `claims`: the XCom of the task that claims; what is from elsewhere is not looked at. `lease`: seconds for which
-    what is held holds from then on. `each`: the instances of a mapped task are the work of one claim each.
+    have given its task to another run. A first try is not looked at, nor are tasks that take claims over themselves,
+    nor `claims` that are no XCom of a task that claims. What is held holds for `lease` seconds more. `each`: the
+    instances of a mapped task are the work of one claim each.
     """
     sources = [operator for operator, _ in XComArg.iter_xcom_references(claims)]
     if len(sources) != 1 or getattr(class_of(task), "holds_claims", False):
@@ -444,14 +351,36 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
     named = task.partial_kwargs if task.is_mapped else vars(task)
     also = named.get("pre_execute")  # of a task that two claims are settled by, or of its author's
 
+    def hold(mine: list[ClaimReference], log: Any) -> None:
+        """Extend the claims, through an outage, too; skip the task where none of them holds any more."""
+        with ZkmqHook(conn_id) as hook:
+            held = outlast(
+                log,
+                "Looking at the claims",
+                RETRY_SECONDS,
+                lambda _: [still_held(hook, claim, lease, log) for claim in mine],
+            )
+        lost = [f"{shown(claim)} (claim {claim['token']})" for claim, kept in zip(mine, held, strict=True) if not kept]
+        if len(lost) == len(mine):
+            raise AirflowSkipException(
+                f"this run does not hold what it took any more, and another may be at it: {few(lost)}; to do the work "
+                f"again, clear {claimer.task_id} with what is downstream of it: it claims the same tasks anew where it "
+                "can"
+            )
+        if lost:
+            log.warning("This run does not hold all that it took any more; left out is %s", few(lost))
+
     def check(context: Context) -> None:
         instance: Any = context["ti"]
-        if instance.try_number > 1 or _was_cleared(context):
+        run: Any = context.get("dag_run")
+        # After a clear a task may run for the first time when its claim was settled.
+        if instance.try_number > 1 or getattr(run, "clear_number", 0):
             index = instance.map_index if in_group else -1
             mine = read_claims("claims", instance.xcom_pull(task_ids=claimer.task_id, map_indexes=index))
             if each and not in_group and 0 <= instance.map_index < len(mine):
                 mine = [mine[instance.map_index]]
-            check_held(mine, lease, conn_id, claimer.task_id, instance.task.log)
+            if mine:
+                hold(mine, instance.task.log)
         if also is not None:
             also(context)
         elif not task.is_mapped and type(task).pre_execute is not BaseOperator.pre_execute:
@@ -463,38 +392,23 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
         task.pre_execute = check
 
 
-def check_held(claims: list[ClaimReference], lease: float, conn_id: str, claimer: str, log: Any) -> None:
-    """Extend the claims. Raises `AirflowSkipException` where none of them holds any more.
+def prepare_work(tasks: Sequence[Any], claims: object, lease: float, conn_id: str, *, each: bool) -> list[str]:
+    """Have tasks of the work note how they end, beside what their author has called; see `have_checked`, too.
 
-    What holds beside others that do not goes on with a warning; it is tried again while ZooKeeper is away, as settling
-    is.
+    Return the ids of those that note their end: one that is a success, and has noted none, was marked so by a user.
     """
-    if not claims:
-        return
-    with ZkmqHook(conn_id) as hook:
-        held = outlast(
-            log,
-            "Looking at the claims",
-            RETRY_SECONDS,
-            lambda _: [still_held(hook, claim, lease, log) for claim in claims],
-        )
-    lost = [f"{shown(claim)} (claim {claim['token']})" for claim, holds in zip(claims, held, strict=True) if not holds]
-    if len(lost) == len(claims):
-        raise AirflowSkipException(
-            f"this run does not hold what it took any more, and another may be at it: {few(lost)}; to do the "
-            f"work again, clear {claimer} with what is downstream of it: it claims the same tasks anew where it can"
-        )
-    if lost:
-        log.warning("This run does not hold all that it took any more; left out is %s", few(lost))
+    noting: set[str] = set()
+    for task in tasks:
+        task.on_failure_callback = _with(note_error, task.on_failure_callback)
+        named = task.partial_kwargs if task.is_mapped else vars(task)
+        # A scheduler or a triggerer may end empty tasks, and those whose deferral ends them: no worker would note it.
+        ends_elsewhere = named.get("end_from_trigger") or named.get("start_from_trigger")
+        if not (task.inherits_from_empty_operator or ends_elsewhere):
+            task.on_success_callback = _with(note_end, task.on_success_callback)
+            noting.add(task.task_id)
+        have_checked(task, claims, lease, conn_id, each=each)
+    return sorted(noting)
 
-
-def _was_cleared(context: Context) -> bool:
-    """Whether the run was cleared: then a task may run for the first time after it was settled."""
-    run: Any = context.get("dag_run")
-    return bool(getattr(run, "clear_number", 0))
-
-
-# --- `ZkmqSettleOperator`: end what a DAG run took by what became of its work.
 
 #: The end of a task is noted a moment after Airflow knows it: so many seconds, at the most, it is waited for.
 _NOTED: Final = 10.0
@@ -515,12 +429,12 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
     dead. Else, where some were skipped, they are given back, and the delivery counts no attempt: so it is with what is
     pending when a run is marked failed.
 
-    It is a teardown task whose failure fails the run: it fails, without another try, after it has settled what failed
+    It is a teardown task whose failure fails the run. It fails, without another try, after it has settled what failed
     or given back what was not done, since Airflow judges the run by it alone, also one that a user has marked failed;
     and where a claim was lost, since the work may be done twice. What the queue or ZooKeeper keeps from being settled
     does not keep the others from it, and is tried again by Airflow's retries: twelve, 5 seconds apart at first and a
-    minute in the end, unless told otherwise here (``default_args`` are for the work). A later try, and one after a
-    clear, knows what was settled before, and settles nothing twice.
+    minute in the end, unless something else is said here (``default_args`` are for the work). A later try, and one
+    after a clear, knows what was settled before, and settles nothing twice.
 
     Args:
         claims: the claims, usually the XCom of `ZkmqClaimOperator`.
@@ -532,21 +446,18 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
             length, it is kept by none, and is the reason for which those are failed whose work succeeded.
         each: the instances of mapped tasks with index 0, 1, … are the work of the first, second, … claim, and tasks
             that are not mapped are the work of all: each claim is settled by its own work. Where a mapped task has not
-            one instance for each claim, none is completed: the index tells nobody whose they are. Else all are settled
-            alike.
+            one instance for each claim, none is completed. Else all are settled alike.
         on_skipped: what becomes of them where work was skipped: ``"release"``, ``"complete"`` or ``"fail"``.
-        on_marked: what becomes of them where work is a success and has not run to its end, as a user, who marked it or
-            the run so, has ended it: ``"release"``, ``"complete"`` or ``"fail"``. Work that Airflow's scheduler or
-            triggerer ends without a worker is known by its state alone where its operator says so (empty ones,
-            `end_from_trigger`, `start_from_trigger`); other such work wants ``"complete"``. So is work that is named
-            by its id.
+        on_marked: the same where work is a success and has not run to its end, as a user, who marked it or the run so,
+            has ended it. Work that Airflow's scheduler or triggerer ends without a worker is known by its state alone
+            where its operator says so (empty ones, `end_from_trigger`, `start_from_trigger`); other such work wants
+            ``"complete"``. So is work that is named by its id.
         on_retry: what it means that work has failed and the queue tries its task again: ``"fail"`` for the run, or
             ``"succeed"``: the run is judged by those alone that are dead.
         on_lost: what a lost claim means: ``"fail"`` for the run, or ``"ignore"``: a warning in the log.
         zkmq_conn_id: the Airflow connection.
 
     Raises `ValueError`, where the DAG is parsed, for what is not understood.
-
     """
 
     # The result is rendered where the work succeeded: other work may have none, and then Airflow would not even start.
@@ -577,10 +488,7 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         self.claims = claims
         self.work = sorted({task_id for node in nodes for task_id in work_ids(node)})
         tasks = [task for node in nodes for task in work_tasks(node)]
-        for task in tasks:
-            have_noted(task)
-            have_checked(task, claims, LEASE, zkmq_conn_id, each=each)
-        self.noting = sorted({task.task_id for task in tasks if notes_its_end(task)})
+        self.noting = prepare_work(tasks, claims, LEASE, zkmq_conn_id, each=each)
         if not self.work:
             raise ValueError("ZkmqSettleOperator: work names no task: what would the claims be settled by?")
         self.result_of = source_of(result, each=each)
@@ -598,42 +506,40 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         made_of = [operator for operator, _ in XComArg.iter_xcom_references(result)]
         for node in [*nodes, *made_of]:
             if not isinstance(node, str):
-                self.set_upstream(ends_of(node))
+                self.set_upstream(waited_for(work_tasks(node)) if isinstance(node, TaskGroup) else node)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Settle all; return how many were ``completed``, ``failed``, ``released``, ``lost``.
 
-        Raises:
-            AirflowFailException: work failed, or was given back, or a claim was lost (see `on_lost`), or a result could
-                not be kept; there is no other try. So it is where claims with `each` are in a mapped task group after
-                all, and where there is no XCom of claims, or none that is understood: then nothing is settled, and they
-                are left to their leases.
-            AirflowException: ZooKeeper kept a claim from being settled.
-
+        Raises `AirflowException` where ZooKeeper kept a claim from being settled. There is no other try, but an
+        `AirflowFailException`, where work failed, or was given back, a claim was lost (see `on_lost`), or a result
+        could not be kept; also where claims with `each` are in a mapped task group after all, and where there is no
+        XCom of claims, or none that is understood: then nothing is settled, and they are left to their leases.
         """
-        claims = self._claims()
-        work = self._wait_for_marks(context, self._work(context))
-        reasons = reasons_of(context, work)
-        kept = self._kept(context, self._settle_results(work, reasons, len(claims)))
+        try:
+            claims = read_claims("claims", self.claims)
+        except ConfigError as error:  # no other try would understand them
+            raise AirflowFailException(f"nothing is settled: {error}") from None
+        work = self._work(context)
+        failed = [(each.task_id, each.map_index) for each in work if each.state == "failed"][:_MOST_CHECKED]
+        instance: Any = context["ti"]
+        texts = [instance.xcom_pull(task_ids=name, key=ERROR_KEY, map_indexes=index) for name, index in failed]
+        reasons = {key: str(text) for key, text in zip(failed, texts, strict=True) if text is not None}
+        kept = self._kept(context, work, reasons, len(claims))
         with ZkmqHook(self.zkmq_conn_id) as hook:
-            again = context["ti"].try_number > 1
+            again = instance.try_number > 1
             settlements = Settlements(hook, TaskStateStore(context), self.log, again=again)
             try:
                 for claim, (settle_result, result) in zip(claims, kept, strict=True):
                     settlements.settle(claim, settle_result, result)
             finally:
                 settlements.remember()
-        self._log_settled(claims, settlements, self._judge(work, reasons))
+        overall = judge(work, self.on_skipped, reasons, self.on_marked)
+        self._log_settled(claims, settlements, overall)
         return settlements.counts()
 
-    def _claims(self) -> list[ClaimReference]:
-        """Return the claims. No other try would understand them."""
-        try:
-            return read_claims("claims", self.claims)
-        except ConfigError as error:
-            raise AirflowFailException(f"nothing is settled: {error}") from None
-
     def _work(self, context: Context) -> list[Work]:
+        """Return the work, with `MARKED` for a success that has not noted its end, as those tasks do otherwise."""
         instance: Any = context["ti"]
         if self.each and instance.map_index >= 0:
             raise AirflowFailException(
@@ -646,48 +552,40 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
                 dag_id=instance.dag_id, task_ids=task_ids, run_ids=[instance.run_id]
             )
             work += instances(states.get(instance.run_id, {}), task_ids)
-        return work if instance.map_index < 0 else share(work, instance.map_index)
-
-    def _wait_for_marks(self, context: Context, work: list[Work]) -> list[Work]:
-        """Return the work, with `MARKED` for a success that has not noted its end, as those tasks do otherwise."""
+        if instance.map_index >= 0:
+            work = share(work, instance.map_index)
         until = time.monotonic() + _NOTED
-        requested = {each.task_id for each in work if each.state == "success"}.intersection(self.noting)
-        instance: Any = context["ti"]
+        succeeded = {each for each in work if each.state == "success" and each.task_id in self.noting}
         while True:
             ended: set[tuple[str, int]] = set()
-            for task_id in sorted(requested):
+            for task_id in sorted({each.task_id for each in succeeded}):
                 noted = instance.xcom_pull(task_ids=task_id, key=END_KEY)
                 ended |= {(task_id, index) for index in (noted if isinstance(noted, list) else [noted])}
-            marked = {
-                each
-                for each in work
-                if each.state == "success" and each.task_id in requested and (each.task_id, each.map_index) not in ended
-            }
+            marked = {each for each in succeeded if (each.task_id, each.map_index) not in ended}
             if not marked or time.monotonic() >= until:
                 return [each._replace(state=MARKED) if each in marked else each for each in work]
             time.sleep(_PAUSE)
 
-    def _judge(self, work: list[Work], reasons: Mapping[tuple[str, int], str]) -> SettleResult:
-        return judge(work, self.on_skipped, reasons, self.on_marked)
-
-    def _settle_results(
-        self, work: list[Work], reasons: Mapping[tuple[str, int], str], count: int
-    ) -> list[SettleResult]:
-        if not self.each:
-            return [self._judge(work, reasons)] * count
-        settle_results = [self._judge(share(work, position), reasons) for position in range(count)]
-        odd = uneven(work, count)
-        return [SettleResult("fail", odd) if odd and each.kind == "complete" else each for each in settle_results]
-
     def _kept(
-        self, context: Context, settle_results: list[SettleResult]
+        self, context: Context, work: list[Work], reasons: Mapping[tuple[str, int], str], count: int
     ) -> list[tuple[SettleResult, bytes | str | None]]:
-        """Return the verdicts, with what the tasks keep; where that is none, the verdict is a failure, and says why."""
-        results = Results(self, context, len(settle_results))
+        """Return how each claim is settled, and what its task keeps; what cannot be kept is a failure, and says why."""
+        parts = [share(work, position) if self.each else work for position in range(count)]
+        settle_results = [judge(part, self.on_skipped, reasons, self.on_marked) for part in parts]
+        # Airflow leaves out what returned nothing when a task is mapped over what another returned, and multiplies what
+        # is mapped over several lists: then an index tells nobody whose work an instance is.
+        counts = Counter(each.task_id for each in work if each.map_index >= 0)
+        odd = [f"{task_id} has {number}" for task_id, number in sorted(counts.items()) if number != count]
+        if self.each and odd:
+            unknown = SettleResult(
+                "fail", f"whose work it is is not known: {few(odd)} instance(s) for {count} claim(s)"
+            )
+            settle_results = [unknown if each.kind == "complete" else each for each in settle_results]
+        result = results_of(self, context, count)
         kept: list[tuple[SettleResult, bytes | str | None]] = []
         for position, settle_result in enumerate(settle_results):
             try:
-                kept.append((settle_result, results.of(position) if settle_result.kind == "complete" else None))
+                kept.append((settle_result, result(position) if settle_result.kind == "complete" else None))
             except ConfigError as error:  # no later try could keep it either
                 # Of work that was skipped, and is complete all the same, there may be none.
                 kept.append((settle_result if settle_result.reason else SettleResult("fail", str(error)), None))

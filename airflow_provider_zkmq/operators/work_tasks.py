@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
-from airflow.sdk import TaskGroup, XComArg, conf
+from airflow.sdk import Context, TaskGroup, XComArg, conf
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-# --- The tasks of a DAG that are a run's work: as its author names them, and what must have ended before they have.
 
 
 def work_ids(node: Any) -> Iterable[str]:
-    """Return the ids of the tasks that a node stands for; teardown tasks count where their failure fails the run.
-
-    Raises `ValueError` for what is no task, group, XCom or id.
-    """
+    """Return the ids of the tasks that a node stands for. Raises `ValueError` for no task, group, XCom or id."""
     return [node] if isinstance(node, str) else [task.task_id for task in work_tasks(node)]
 
 
 def work_tasks(node: Any) -> list[Any]:
-    """Return those tasks; none for an id, which tells nothing of its task. Raises `ValueError` as `work_ids` does."""
+    """Return those tasks, teardown tasks where their failure fails the run; none for an id. Raises as `work_ids`."""
     if isinstance(node, str):
         return []
     if isinstance(node, XComArg):
@@ -40,11 +32,6 @@ def class_of(node: Any) -> Any:
     return node.operator_class if node.is_mapped else type(node)
 
 
-def ends_of(node: Any) -> Any:
-    """Return what must have ended before a node has: of a group, see `waited_for`."""
-    return waited_for(work_tasks(node)) if isinstance(node, TaskGroup) else node
-
-
 def waited_for(tasks: Iterable[Any]) -> list[Any]:
     """Return what must have ended before tasks have: each, as the last one fails at once where another one did.
 
@@ -55,13 +42,10 @@ def waited_for(tasks: Iterable[Any]) -> list[Any]:
     return [task for task in known if not task.is_setup or task.downstream_task_ids.isdisjoint(inside)]
 
 
-# --- What cannot be mapped: it is refused where the DAG is parsed, rather than run as something else.
-
-
 class NotMappable:
     """A mixin for operators that are setup or teardown tasks by themselves: they cannot be mapped.
 
-    Airflow makes a mapped operator only as it runs: until then it is no setup or teardown task, has another trigger
+    Airflow makes a mapped operator only as it runs. Until then it is no setup or teardown task, with another trigger
     rule and other retries, so that claims would be settled before the work is done.
     """
 
@@ -75,10 +59,7 @@ class NotMappable:
 
 
 def check_each(what: str, each: object, node: Any) -> None:
-    """Raise `ValueError` for an `each` that is no truth value, and for a true one in a mapped task group.
-
-    There, the index of a task's instance is that of the group's, and tells no claim from another.
-    """
+    """Raise `ValueError` for an `each` that is no truth value, and for a true one in a mapped task group."""
     if each is not True and each is not False:
         raise ValueError(f"{what}: each {each!r} is not allowed: give True or False")
     group = next(node.iter_mapped_task_groups(), None) if each else None
@@ -89,13 +70,10 @@ def check_each(what: str, each: object, node: Any) -> None:
         )
 
 
-# --- What a task instance notes for its later tries, where Airflow keeps it: by DAG, run, task and map index.
-
-
 class TaskStateStore:
-    """Notes that outlive a try, and a clear, in Airflow's task state store; nothing is noted where there is none.
+    """Notes that outlive a try, and a clear, in Airflow's task state store, by DAG, run, task and map index.
 
-    A store that cannot be read fails the try: without its notes it would do what an earlier one has done.
+    Nothing is noted where there is none. One that cannot be read fails the try, which would do again what was done.
     """
 
     def __init__(self, context: Context) -> None:

@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from airflow.sdk import BaseOperator, conf
+from airflow.sdk import BaseOperator, Context, conf
 from airflow.sdk.exceptions import AirflowException
 
 from ..engine import (
@@ -22,9 +22,11 @@ from ..engine import (
     ConfigError,
     DuplicateTask,
     Duration,
+    IllegalTransition,
     Message,
     RetryPolicy,
     TaskNotFound,
+    TransportError,
     WaitTimeout,
     idempotency_series,
 )
@@ -32,14 +34,11 @@ from ..engine.internals import internals
 from ..hooks.arguments import check_choice, items_of, kind_of, moment, span
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import (
-    AWAY,
     EVENT_BYTES,
     INSTANCE,
     NOTE,
     TRY,
     awaited_ids,
-    cancel_open,
-    deferral_limit,
     ended_by_user,
     is_of,
     naming,
@@ -47,22 +46,14 @@ from ..hooks.deferring import (
     series_id,
     series_ids,
     typed,
+    wait_limit,
 )
 from ..hooks.lineage import WritesQueue
-from ..hooks.outcomes import (
-    XComResults,
-    check_batch,
-    check_outcomes,
-    log_ended,
-    log_open,
-    may_end_in_triggerer,
-    pushed_for,
-    size,
-)
+from ..hooks.outcomes import XComResults, log_ended, log_open, may_end_in_triggerer, pushed_for, size
 from ..hooks.retry import NO_OUTAGE, RETRY_SECONDS, Outlasting, persist
 from ..hooks.telemetry import count_enqueued
 from ..hooks.zkmq import ZkmqHook
-from ..triggers.zkmq import ZkmqTaskTrigger
+from ..triggers.zkmq import ZkmqTaskTrigger, deferral
 from .bridge import ZkmqExportOperator, ZkmqImportOperator
 from .claiming import ZkmqClaimOperator
 from .groups import ZkmqTaskGroup
@@ -70,11 +61,7 @@ from .keeping import ZkmqKeepOperator
 from .settling import ZkmqSettleOperator
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-    from ..engine import AnyQueue
-
-# --- Messages as an operator's arguments and rendered templates spell them.
+    from ..engine import AnyQueue, Batch, Task
 
 _KEYS: Final = tuple(each.name for each in fields(Message))
 _TIMES: Final = ("delay", "not_before")
@@ -112,14 +99,29 @@ def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> M
     metadata = dict(_mapping("metadata", fields.get("metadata")))
     if origin is not None:
         metadata.setdefault(NOTE, origin)
+    priority: Any = fields.get("priority", 0)
+    if isinstance(priority, str):
+        try:
+            priority = int(priority)
+        except ValueError:
+            raise ConfigError(f"priority {priority!r} is no whole number") from None
+    policy = fields.get("policy")
+    if policy is not None and not isinstance(policy, RetryPolicy):
+        if not isinstance(policy, Mapping):
+            raise ConfigError(f"policy {policy!r} is not understood: give a mapping or a RetryPolicy")
+        try:
+            parts: Any = {name: span(name, part) if name in _SPANS else part for name, part in policy.items()}
+            policy = RetryPolicy(**parts)
+        except TypeError as error:
+            raise ConfigError(f"policy {policy!r} is not understood: {error}") from None
     return Message(
         data=fields["data"],
         filters=_mapping("filters", fields.get("filters")) or None,
-        priority=_whole("priority", fields.get("priority", 0)),
+        priority=priority,
         delay=span("delay", fields.get("delay")),
         task_id=fields.get("task_id"),
         metadata=metadata or None,
-        policy=_policy(fields.get("policy")),
+        policy=policy,
         lock=span("lock", fields.get("lock")),
         on_conflict=fields.get("on_conflict", "raise"),
         not_before=moment("not_before", fields.get("not_before")),
@@ -135,46 +137,13 @@ def _mapping(name: str, value: object) -> Mapping[str, Any]:
     return value
 
 
-def _policy(value: object) -> RetryPolicy | None:
-    """Return a policy that may be spelled as a mapping. Raises `ConfigError`."""
-    if value is None or isinstance(value, RetryPolicy):
-        return value
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"policy {value!r} is not understood: give a mapping or a RetryPolicy")
-    try:
-        parts: dict[str, Any] = {name: span(name, part) if name in _SPANS else part for name, part in value.items()}
-        return RetryPolicy(**parts)
-    except TypeError as error:
-        raise ConfigError(f"policy {value!r} is not understood: {error}") from None
-
-
-def _whole(name: str, value: Any) -> Any:
-    """Return the whole number a template rendered to text; anything but text as it is. Raises `ConfigError`."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return int(value)
-    except ValueError:
-        raise ConfigError(f"{name} {value!r} is no whole number") from None
-
-
-# --- Enqueue once, however often an Airflow task is tried: what an earlier try wrote is adopted.
-
 _IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": INSTANCE, "try": TRY, "none": ()}
 
 
 def series_key(idempotency: str, origin: Mapping[str, object], queue: str) -> str:
-    """Return what the ids of an operator's tasks begin with: the same for each try that is to enqueue nothing more.
-
-    It is made by the engine of an ``idempotency_key``: the DAG, the run, the task and the map index, as JSON.
-    """
+    """Return what the ids of an operator's tasks begin with: the same for each try that is to enqueue nothing more."""
     parts = [origin[name] for name in _IDENTITIES[idempotency]] or [secrets.token_hex(16)]
     return idempotency_series(queue, json.dumps(parts, default=str))
-
-
-def noted_by(idempotency: str) -> tuple[str, ...]:
-    """Return the names by which the tasks of an operator's try note their origin, and others' do not."""
-    return _IDENTITIES[idempotency] or TRY
 
 
 def _changes(message: Message) -> bool:
@@ -194,8 +163,8 @@ def named(messages: Sequence[Message], key: str) -> list[Message]:
 class IdempotentEnqueue:
     """One try's enqueue. `origin`: the task instance; `key`: that of the series its tasks without ids belong to.
 
-    `outlasting`: each call of the queue's is tried again by itself. So one of unknown outcome is the very same again,
-    which takes over what it had written; all of it done anew would take that for an earlier try's.
+    `outlasting`: each call of the queue's is tried again by itself, the very same: so one of unknown outcome takes over
+    what it had written, where all of it done anew would take that for an earlier try's.
     """
 
     queue: AnyQueue
@@ -211,7 +180,30 @@ class IdempotentEnqueue:
         series: list[Message] = []
         for passed, message in zip(messages, named(messages, self.key), strict=True):
             (own if passed.task_id is not None or _changes(passed) else series).append(message)
-        return self._enqueue_series(series) + self._enqueue_own(own)
+        adopted = 0
+        if series:  # whatever state such a task is in, it is left as it is: only an earlier try can have written it
+            try:
+                tasks = self.outlasting.call(lambda: internals(self.queue).enqueue_new(series))
+            except BadMessage as error:
+                raise error.__cause__ or error from None
+            self._refuse_unless_adopted(tasks.existing, tasks.written)
+            adopted = len(tasks.existing)
+        # Ids that the caller chose may be another's: adopted is what notes this operator as its origin. A later try
+        # looks first, as an id whose task has ended would run again; the first try has nothing to find.
+        looks = self.idempotency == "run" and self.origin["try_number"] != 1
+        there = {message.task_id or "" for message in own if looks and self._adoptable(message)}
+        self._refuse_unless_adopted(sorted(there), [])
+        left = [message for message in own if message.task_id not in there]
+        met: list[Message] = []
+        try:
+            if left:
+                self.outlasting.call(lambda: self.queue.enqueue_many(left))
+        except DuplicateTask as error:
+            used = set(error.duplicates)
+            met = [message for message in left if message.task_id in used]
+            if not (self._adopts and met and all(map(self._adoptable, met))):
+                raise
+        return adopted + len(own) - len(left) + len(met)
 
     def enqueue_batch(self, messages: Sequence[Message], batch: str, then: Message | None) -> int:
         """Write a batch, or what an earlier try left unwritten of it; return how many tasks were adopted.
@@ -225,43 +217,18 @@ class IdempotentEnqueue:
                 raise
             if self._adopts and self._one_written([message.task_id or "" for message in named(messages, batch)]):
                 return len(messages)
-            raise DuplicateTask(self.outlasting.call(lambda: _written_before(self.queue, batch))) from error
+            known = self.outlasting.call(lambda: self.queue.batch(batch))
+            failed = f", {len(known.failed)} failed (first: {known.failed[0]})" if known.failed else ""
+            raise DuplicateTask(
+                f"batch {batch!r} of queue {self.queue.name!r} was enqueued before, completely ({known.total} task(s), "
+                f"{known.open} open{failed}); nothing was enqueued. ZkmqTaskSensor(batch=…) waits for it; for another, "
+                "put what tells them apart into the name, such as {{ ti.try_number }}"
+            ) from error
         return 0
 
     @property
     def _adopts(self) -> bool:
         return self.on_duplicate == "adopt" and self.idempotency != "none"
-
-    def _enqueue_series(self, messages: list[Message]) -> int:
-        """Whatever state a task of the series is in, it is left as it is: only an earlier try can have written it."""
-        if not messages:
-            return 0
-        try:
-            tasks = self.outlasting.call(lambda: internals(self.queue).enqueue_new(messages))
-        except BadMessage as error:
-            raise error.__cause__ or error from None
-        self._refuse_unless_adopted(tasks.existing, tasks.written)
-        return len(tasks.existing)
-
-    def _enqueue_own(self, messages: list[Message]) -> int:
-        """Ids that the caller chose may be another's: adopted is what notes this operator as its origin.
-
-        A later try looks first, as an id whose task has ended would run again; the first try has nothing to find.
-        """
-        looks = self.idempotency == "run" and self.origin["try_number"] != 1
-        there = {message.task_id or "" for message in messages if looks and self._adoptable(message)}
-        self._refuse_unless_adopted(sorted(there), [])
-        left = [message for message in messages if message.task_id not in there]
-        met: list[Message] = []
-        try:
-            if left:
-                self.outlasting.call(lambda: self.queue.enqueue_many(left))
-        except DuplicateTask as error:
-            used = set(error.duplicates)
-            met = [message for message in left if message.task_id in used]
-            if not (self._adopts and met and all(map(self._adoptable, met))):
-                raise
-        return len(messages) - len(left) + len(met)
 
     def _refuse_unless_adopted(self, existing: Sequence[str], written: Sequence[str]) -> None:
         """Raise `DuplicateTask` for what an earlier try wrote, where it is not to be adopted."""
@@ -278,28 +245,13 @@ class IdempotentEnqueue:
         return not _changes(message) and self._one_written([message.task_id or ""])
 
     def _one_written(self, task_ids: Iterable[str]) -> bool:
-        """Whether the first of these tasks that is there notes this operator in this run as its origin.
-
-        With ``"try"``: in this try. Some may be dropped, or collected.
-        """
+        """Whether the first of these tasks that is there notes this operator, in this run or try, as its origin."""
         for task_id in task_ids:
             with suppress(TaskNotFound):
                 task = self.outlasting.call(partial(self.queue.task, task_id))
                 return is_of(task.metadata, self.origin, _IDENTITIES[self.idempotency])
         return False
 
-
-def _written_before(queue: AnyQueue, name: str) -> str:
-    batch = queue.batch(name)
-    failed = f", {len(batch.failed)} failed (first: {batch.failed[0]})" if batch.failed else ""
-    return (
-        f"batch {name!r} of queue {queue.name!r} was enqueued before, completely ({batch.total} task(s), {batch.open} "
-        f"open{failed}); nothing was enqueued. ZkmqTaskSensor(batch=…) waits for it; for another, put what tells them "
-        "apart into the name, such as {{ ti.try_number }}"
-    )
-
-
-# --- The end of what was enqueued: an operator waits for tasks, or for a batch, on its worker or deferred.
 
 #: Airflow kills a process five seconds after it told it to end: what is cancelled is waited for so many seconds.
 _CANCELLING: Final = 4.0
@@ -312,8 +264,6 @@ def _members(batch: str, ids: list[str], key: str) -> list[str]:
     of_series = dict(zip(series_ids(key, len(ids)), series_ids(batch, len(ids)), strict=True))
     return [of_series.get(task_id, task_id) for task_id in ids]
 
-
-# --- `ZkmqEnqueueOperator`: enqueue tasks from a DAG. The other operators and the task group are found here, too.
 
 __all__ = [
     "ZkmqClaimOperator",
@@ -357,8 +307,8 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         filters: values of the queue's declared filters.
         priority: higher comes first, -9999 to 9999.
         delay: how long the task is not to be handled yet: seconds, a duration, or text such as ``"5m"``, ``"PT1H30M"``.
-        not_before: instead of a delay: until when; a moment with a zone, or its text, such as
-            ``"{{ data_interval_end }}"``. It is compared with ZooKeeper's clock.
+        not_before: instead of a delay: until when, by ZooKeeper's clock; a moment with a zone, or its text, such as
+            ``"{{ data_interval_end }}"``.
         zkmq_task_id: the queue's id for the one task of `data`; None: one is generated.
         metadata: a JSON object kept with the task.
         policy: when a failed task runs again, as a mapping or `RetryPolicy`; None: the queue's.
@@ -372,7 +322,6 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         deferrable: wait in the triggerer rather than on a worker, unless the tasks have ended already.
         timeout: how long to wait at the most, as `delay`; None: ``execution_timeout``, else without bound.
         zkmq_conn_id: the Airflow connection.
-
     """
 
     template_fields: Sequence[str] = (
@@ -465,20 +414,28 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
                 of `messages` with and without ids of their own, the latter may have been; a retry adopts them.
             TransportError: ZooKeeper was away for too long; a retry adopts what was written all the same.
             ZkmqError: nothing could be enqueued; the message says why.
-
         """
         origin = origin_of(context)
-        messages, then = self._messages(origin), self._follow_up(origin)
+        messages, then = self._messages(origin)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             outlasting = Outlasting(self.log, "Enqueueing", self.execution_timeout)
             queue = outlasting.call(hook.queue)
             key = series_key(self.idempotency, origin, queue.name)
             ids = [message.task_id or "" for message in named(messages, key)]
-            self._enqueue(
-                IdempotentEnqueue(queue, origin, self.idempotency, self.on_duplicate, key, outlasting), messages, then
+            series = IdempotentEnqueue(queue, origin, self.idempotency, self.on_duplicate, key, outlasting)
+            adopted = (
+                series.enqueue(messages) if self.batch is None else series.enqueue_batch(messages, self.batch, then)
             )
+            first = named(messages, self.batch or key)[:1]
+            hint = f"; see: {typed(self.zkmq_conn_id, 'show', queue.name, first[0].task_id or '')}" if first else ""
+            written = len(messages) - adopted
+            count_enqueued(queue.name, written)
+            self.log.info("Enqueued %d task(s) into queue %r%s", written, queue.name, hint)
+            if adopted:
+                what = "Adopted %d task(s) of queue %r that an earlier try had enqueued%s"
+                self.log.info(what, adopted, queue.name, hint)
             if self.wait_for_completion and ids:
-                self._await(context, queue, ids, key, self._span())
+                self._await(context, queue, ids, key, wait_limit(self))
         return self._to_xcom(ids)
 
     def execute_complete(
@@ -486,62 +443,45 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
     ) -> str | list[str]:
         """Go on after the trigger: look at the tasks, return what `execute` does. Raises `AirflowException`.
 
-        Where ZooKeeper is away it defers again. An event that names no ids is about those of the messages, and of the
-        series that has this `key`.
+        Where ZooKeeper is away it defers again. An event without ids is about the messages', and the series of this
+        `key`.
         """
         if event["status"] != "done":
-            raise AirflowException(naming(event["message"], self._span()))
+            raise AirflowException(naming(event["message"], wait_limit(self)))
         ids: list[str] = event.get("ids", [])
         if not ids and key is not None:
-            ids = [message.task_id or "" for message in named(self._messages(origin_of(context)), key)]
+            ids = [message.task_id or "" for message in named(self._messages(origin_of(context))[0], key)]
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 self._end(hook.queue(), ids, 0)
         except WaitTimeout as error:  # there are more, or one was redriven since
             if deadline is not None and time.time() >= deadline:
-                raise AirflowException(naming(str(error), self._span())) from None
+                raise AirflowException(naming(str(error), wait_limit(self))) from None
             self._defer(context, ids, key, deadline, error.left)
         except NO_OUTAGE as error:
             raise AirflowException(str(error)) from None
-        except AWAY:  # they have ended in time: an outage beyond the deadline fails nothing
+        except TransportError:  # they have ended in time: an outage beyond the deadline fails nothing
             self._defer(context, ids, key, None if deadline is None else max(deadline, time.time() + RETRY_SECONDS))
         return self._to_xcom(ids)
-
-    def _enqueue(self, series: IdempotentEnqueue, messages: list[Message], then: Message | None) -> None:
-        adopted = series.enqueue(messages) if self.batch is None else series.enqueue_batch(messages, self.batch, then)
-        name = series.queue.name
-        first = named(messages, self.batch or series.key)[:1]
-        hint = f"; see: {typed(self.zkmq_conn_id, 'show', name, first[0].task_id or '')}" if first else ""
-        count_enqueued(name, len(messages) - adopted)
-        self.log.info("Enqueued %d task(s) into queue %r%s", len(messages) - adopted, name, hint)
-        if adopted:
-            self.log.info("Adopted %d task(s) of queue %r that an earlier try had enqueued%s", adopted, name, hint)
 
     def _to_xcom(self, ids: list[str]) -> str | list[str]:
         if self.batch is not None:
             return self.batch
         return ids if self.messages is not None else ids[0]
 
-    def _span(self) -> float | None:
-        """Return how long to wait, in seconds."""
-        limit = self.execution_timeout
-        return limit.total_seconds() if self.timeout is None and limit is not None else self.timeout
-
-    def _messages(self, origin: Mapping[str, object]) -> list[Message]:
-        """Return what is to be enqueued; what a message leaves out is taken from the operator's arguments."""
+    def _messages(self, origin: Mapping[str, object]) -> tuple[list[Message], Message | None]:
+        """Return what is to be enqueued, and `then`; what one leaves out is taken from the operator's arguments."""
         noted = origin if self.add_origin else None
-        if self.messages is None:
-            return [message({**self._common(), "data": self.data, "task_id": self.zkmq_task_id or None}, noted)]
-        items = [spelled(f"messages[{at}]", item) for at, item in enumerate(items_of("messages", self.messages))]
-        return [message(completed(fields, self._common()), noted) for fields in items]
-
-    def _follow_up(self, origin: Mapping[str, object]) -> Message | None:
-        noted = origin if self.add_origin else None
-        return None if self.then is None else message(completed(spelled("then", self.then), self._common()), noted)
-
-    def _common(self) -> dict[str, Any]:
         names = ("filters", "priority", "delay", "not_before", "metadata", "policy")
-        return {name: getattr(self, name) for name in names}
+        common = {name: getattr(self, name) for name in names}
+        if self.messages is None:
+            messages = [message({**common, "data": self.data, "task_id": self.zkmq_task_id or None}, noted)]
+        else:
+            items = [spelled(f"messages[{at}]", item) for at, item in enumerate(items_of("messages", self.messages))]
+            messages = [message(completed(fields, common), noted) for fields in items]
+        if self.then is None:
+            return messages, None
+        return messages, message(completed(spelled("then", self.then), common), noted)
 
     def on_kill(self) -> None:
         """Cancel what is waited for, if that was asked for and a user has ended this task.
@@ -557,16 +497,17 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         self.log.warning(problem, len(ids), queue.name)
         try:
             if ended_by_user(instance):
-                count = cancel_open(queue, ids)
+                count = 0
+                for task_id in ids:
+                    with suppress(IllegalTransition, TaskNotFound):
+                        queue.cancel(task_id)
+                        count += 1
                 self.log.warning("Ended by a user: cancelled %d task(s) of queue %r", count, queue.name)
         except Exception as error:  # noqa: BLE001  a thread beside the end of a process: nobody would hear it
             self.log.warning("The tasks of queue %r are not cancelled: %s", queue.name, error)
 
     def _await(self, context: Context, queue: AnyQueue, ids: list[str], key: str, span: float | None) -> None:
-        """Wait here, through any outage, or look and defer.
-
-        Raises `AirflowException` where it was not in time, tasks failed, or ZooKeeper's certificates are refused.
-        """
+        """Wait here, through any outage, or look and defer. Raises `AirflowException`: not in time, or failed."""
         deadline = None if span is None else time.time() + span
         members = ids if self.batch is None else _members(self.batch, ids, key)
         self._held = (queue, members, origin_of(context))
@@ -575,7 +516,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
                 self._end(queue, ids, 0)
             else:
                 persist(self.log, math.inf if deadline is None else deadline, partial(self._end, queue, ids))
-        except (WaitTimeout, AWAY) as error:
+        except (WaitTimeout, TransportError) as error:
             if not self.deferrable or isinstance(error, NO_OUTAGE):
                 raise AirflowException(naming(str(error), span)) from None
             if isinstance(error, WaitTimeout):
@@ -589,57 +530,37 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
     def _end(self, queue: AnyQueue, ids: list[str], left: float) -> None:
         """Wait for the batch, else for the tasks. Raises `WaitTimeout`, and `AirflowException` for failures."""
         span = None if left == math.inf else left
+        ended: Sequence[Task] | Batch
         if self.batch is None:
-            tasks = queue.wait(ids, timeout=span, stop_at_failure=True)
-            log_ended(self.log, queue.name, tasks, self.zkmq_conn_id)
-            check_outcomes(queue.name, tasks)
+            ended = queue.wait(ids, timeout=span, stop_at_failure=True)
         else:
-            batch = queue.wait_batch(self.batch, span)
-            log_ended(self.log, queue.name, batch, self.zkmq_conn_id)
-            check_batch(queue.name, batch)
+            ended = queue.wait_batch(self.batch, span)
+        log_ended(self.log, queue.name, ended, self.zkmq_conn_id)
+        _RESULTS.check(queue.name, ended)
 
     def _defer(
         self, context: Context, ids: list[str], key: str | None, deadline: float | None, left: Sequence[str] = ()
     ) -> None:
         """Defer until `deadline`. `left`: those of the ids that have not ended, as far as that is known."""
-        awaited = {"batch": self.batch} if self.batch is not None else awaited_ids(ids, key, left)
-        self.defer(
-            trigger=ZkmqTaskTrigger(
-                **awaited,
-                stop_at_failure=True,
-                success=self._success(context, ids),
-                cancels=self._cancels(context, ids, key),
-                queue=self.zkmq_queue or None,
-                zkmq_conn_id=self.zkmq_conn_id,
-                deadline=deadline,
-                deferred_at=time.time(),
-            ),
-            method_name="execute_complete",
-            kwargs={"key": key, "deadline": deadline},
-            timeout=deferral_limit(deadline),
-        )
-
-    def _success(self, context: Context, ids: list[str]) -> dict[str, Any] | None:
-        """Return how the triggerer ends this task by itself: what is told is known already."""
         value = self._to_xcom(ids)
-        if size(value) > EVENT_BYTES or not may_end_in_triggerer(self, context):
-            return None
-        return {"telling": _RESULTS.as_dict(), "push": pushed_for(self, context), "value": value}
-
-    def _cancels(self, context: Context, ids: list[str], key: str | None) -> dict[str, Any] | None:
-        """Return what a user's end of the deferred task cancels.
-
-        Very many with ids of their own are named once: by what the trigger waits for, or, of a batch, here; the others
-        of them are found by their metadata, which say who enqueued them.
-        """
-        if not self.cancel_on_kill:
-            return None
-        if self.batch is not None and key is not None:
-            ids, key = _members(self.batch, ids, key), self.batch
-        cancelled = awaited_ids(ids, key)
-        if cancelled.pop("partial", False):
-            if self.batch is None:
-                del cancelled["task_ids"]
-            if self.add_origin:
-                cancelled["noted"] = list(noted_by(self.idempotency))
-        return {"instance": origin_of(context), **cancelled}
+        success: dict[str, Any] | None = None
+        if size(value) <= EVENT_BYTES and may_end_in_triggerer(self, context):
+            success = {"telling": asdict(_RESULTS), "push": pushed_for(self, context), "value": value}
+        cancels: dict[str, Any] | None = None
+        if self.cancel_on_kill:
+            # Very many with ids of their own are named once: by what the trigger waits for, or, of a batch, here. The
+            # others of them are found by their metadata, which say who enqueued them.
+            if self.batch is not None and key is not None:
+                open_ids = awaited_ids(_members(self.batch, ids, key), self.batch)
+            else:
+                open_ids = awaited_ids(ids, key)
+            if open_ids.pop("partial", False):
+                if self.batch is None:
+                    del open_ids["task_ids"]
+                if self.add_origin:
+                    open_ids["noted"] = list(_IDENTITIES[self.idempotency] or TRY)
+            cancels = {"instance": origin_of(context), **open_ids}
+        awaited = {"batch": self.batch} if self.batch is not None else awaited_ids(ids, key, left)
+        kwargs = {"key": key, "deadline": deadline}
+        wanted = {**awaited, "queue": self.zkmq_queue or None, "stop_at_failure": True}
+        self.defer(**deferral(self, ZkmqTaskTrigger, kwargs, **wanted, success=success, cancels=cancels))

@@ -1,7 +1,6 @@
 """`ZkmqMessageQueueProvider`: ``MessageQueueTrigger(scheme="zkmq", …)`` of Airflow's common messaging provider.
 
-Importing it without that provider (extra ``[messaging]``) raises `AirflowOptionalProviderFeatureException`, by which
-Airflow knows that nothing is wrong.
+Without that provider (extra ``[messaging]``) importing it raises what Airflow knows to be no error.
 """
 
 from __future__ import annotations

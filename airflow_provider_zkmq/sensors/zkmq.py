@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue, conf
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowNotFoundException,
@@ -24,21 +25,17 @@ from ..engine import ConfigError, TlsRefused, TransportError, WaitFor, WaitTimeo
 from ..engine.internals import internals
 from ..hooks.arguments import check_number, flat_ids, is_blank, moment
 from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import AWAY, awaited_ids, deferral_limit, naming
+from ..hooks.deferring import awaited_ids, naming
 from ..hooks.lineage import ReadsQueue
 from ..hooks.outcomes import XComResults, log_ended, log_open, may_end_in_triggerer, progress_log, pushed_for
 from ..hooks.retry import NO_OUTAGE, persist
 from ..hooks.zkmq import ZkmqHook
-from ..triggers.zkmq import ZkmqTaskTrigger
+from ..triggers.zkmq import ZkmqTaskTrigger, deferral
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-    from ..engine import AnyQueue, Batch, Explanation, Task
+    from ..engine import AnyQueue, Batch, Task
 
     Ended: TypeAlias = Sequence[Task] | Batch
-
-# --- How a sensor ends that fails: in Airflow's errors, and skipped, with the reason, where it is to fail softly.
 
 
 @contextmanager
@@ -54,10 +51,7 @@ def airflow_errors() -> Iterator[None]:
 
 @contextmanager
 def soft_failing(sensor: BaseSensorOperator) -> Iterator[None]:
-    """Turn failures into skips that tell why, where `soft_fail` or `never_fail` ask for it.
-
-    Airflow's own sensor would skip without a reason: meanwhile it is told that it may fail.
-    """
+    """Turn failures into skips where `soft_fail` or `never_fail` say so; unlike Airflow's own, with the reason."""
     soft_fail, never_fail = sensor.soft_fail, sensor.never_fail
     sensor.soft_fail = sensor.never_fail = False
     try:
@@ -72,24 +66,6 @@ def soft_failing(sensor: BaseSensorOperator) -> Iterator[None]:
         sensor.soft_fail, sensor.never_fail = soft_fail, never_fail
 
 
-# --- What a sensor waits for: checked when the DAG is parsed, and again when its templates are rendered.
-
-
-def check_wanted(task_ids: object, selector: object, batch: object, min_tasks: object, since: object) -> None:
-    """Raise `ValueError` unless one thing is named, by a search that does not end at once.
-
-    What is rendered later is looked at then.
-    """
-    named = [value for value in (task_ids, selector, batch) if value is not None]
-    if len(named) != 1:
-        raise ValueError("ZkmqTaskSensor: give exactly one of task_ids, selector and batch")
-    if is_blank(named[0]):
-        raise ValueError("ZkmqTaskSensor: task_ids, selector or batch is blank: there would be nothing to wait for")
-    check_number("ZkmqTaskSensor: min_tasks", min_tasks)
-    if selector is None and since is not None:
-        raise ValueError("ZkmqTaskSensor: since goes with a selector; ids and batches are those that were named")
-
-
 def named_ids(task_ids: object) -> list[str]:
     """Return the ids after templating. Raises `ConfigError` where there are none, as for an empty list of an XCom."""
     ids = flat_ids(task_ids)
@@ -98,42 +74,21 @@ def named_ids(task_ids: object) -> list[str]:
     return ids
 
 
-def counted(selector: str, least: int, since: object) -> str:
-    """Return which tasks a sensor counts, for its log: without a moment, those of earlier runs are among them."""
-    age = f"since {since}" if since is not None else "at any time and is still kept, also by an earlier run: see since"
-    return f"Waiting for at least {least} task(s) that match {selector}; one counts that was enqueued {age}"
-
-
-#: So many refusing consumers are logged.
-_SHOWN: Final = 3
-
-
-def in_one_line(explanation: Explanation) -> str:
-    """Return why a task is where it is: the reasons, and the first few consumers that refuse it."""
-    refusing = [
-        f"{verdict.consumer} refuses it: {verdict.refuses}" for verdict in explanation.consumers if verdict.refuses
-    ]
-    reasons = "; ".join([*explanation.reasons, *refusing[:_SHOWN]])
-    return f"task {explanation.task_id} is {explanation.status}: {reasons}"
-
-
-# --- `ZkmqTaskSensor`: wait in a DAG until tasks are claimed or completed, or a batch is done.
-
-
 class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     """Waits for tasks, or for a batch; its XCom is the list of the tasks' outcomes, in the order of the ids.
 
     An outcome is ``{"id", "state", "attempt", "error", "result"}``; a result that is not UTF-8 comes as base64 in
     ``"result_b64"``. For a batch the XCom is ``{"batch", "total", "failed"}``, however many tasks it has. One that
     would be larger than `max_xcom_bytes` is references: ``{"queue", "count", "states", "ids", "more", "read"}``, with
-    as many ids as there is room for. The sensor fails as soon as one of the tasks is dead or cancelled, naming those
-    that are, for a batch after the last one has ended; with `soft_fail` it skips. A time-out names what has not ended
-    and what is dead, and tells why the first task that has not ended is where it is. Deferred, for a batch or without
-    results, it is ended by the triggerer and needs no worker any more, unless it has outlets, an `on_success_callback`,
-    tasks that are mapped over its XCom, an XCom back end of one's own, or failures to tell of.
-    It waits on ZooKeeper watches and does not poke, except with ``mode="reschedule"``. A queue that is not there fails
-    it at once where `task_ids` or `batch` say that there are tasks; with a `selector` it waits for the queue, too, and
-    warns once in the log, with the names of queues that come close.
+    as many ids as there is room for.
+
+    The sensor fails as soon as one of the tasks is dead or cancelled, naming those that are, for a batch after the last
+    one has ended; with `soft_fail` it skips. A time-out names what has not ended and what is dead, and says why the
+    first task that has not ended is where it is. Deferred, for a batch or without results, it is ended by the triggerer
+    and needs no worker any more, unless it has outlets, an `on_success_callback`, tasks that are mapped over its XCom,
+    an XCom back end of one's own, or failures to report. It waits on ZooKeeper watches and does not poke, except with
+    ``mode="reschedule"``. A queue that is not there fails it at once where `task_ids` or `batch` say that there are
+    tasks; with a `selector` it waits for the queue, too, and warns once, with the names of queues that come close.
 
     Args:
         task_ids: the queue's ids: one, a list, or lists in a list, as mapped tasks give them.
@@ -147,13 +102,12 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         zkmq_queue: the queue's name; None: the connection's. (``queue`` is the executor's queue, as in every operator.)
         zkmq_conn_id: the Airflow connection.
         deferrable: wait in the triggerer rather than on a worker.
-        results: tell results, attempts and errors; else the XCom has ``{"id", "state"}`` of each task.
+        results: give results, attempts and errors; else the XCom has ``{"id", "state"}`` of each task.
         max_xcom_bytes: see above; as JSON, 1 000 or more.
         fail_on: ``"any"`` task that is dead or cancelled fails the sensor at once (of very many ids of one's own,
             deferred, when the part of them has ended that is waited for); with ``"none"`` it waits for the others, and
-            the XCom tells of it.
+            the XCom shows it.
         log_progress: log the progress that the handlers of the tasks report, at one more watch for each running task.
-
     """
 
     template_fields: Sequence[str] = ("task_ids", "selector", "since", "batch", "zkmq_queue", "zkmq_conn_id")
@@ -178,7 +132,14 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_wanted(task_ids, selector, batch, min_tasks, since)
+        named = [value for value in (task_ids, selector, batch) if value is not None]
+        if len(named) != 1:
+            raise ValueError("ZkmqTaskSensor: give exactly one of task_ids, selector and batch")
+        if is_blank(named[0]):  # what is rendered later is looked at then
+            raise ValueError("ZkmqTaskSensor: task_ids, selector or batch is blank: there would be nothing to wait for")
+        check_number("ZkmqTaskSensor: min_tasks", min_tasks)
+        if selector is None and since is not None:
+            raise ValueError("ZkmqTaskSensor: since goes with a selector; ids and batches are those that were named")
         if batch is not None and (event != "completion" or log_progress):
             raise ValueError("ZkmqTaskSensor: a batch is waited for to its end; give neither event nor log_progress")
         self.task_ids = task_ids
@@ -199,19 +160,21 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     def execute(self, context: Context) -> Any:
         """Wait, on the worker or deferred; return the outcomes, or the batch's.
 
-        Raises:
-            AirflowSensorTimeout: not in time (`AirflowSkipException` with `soft_fail`).
-            AirflowException: tasks ended dead or cancelled, they or the batch do not exist, or ZooKeeper refused.
-
+        Raises `AirflowSensorTimeout` where it was not in time (`AirflowSkipException` with `soft_fail`),
+        `AirflowException` where tasks ended dead or cancelled, they or the batch do not exist, or ZooKeeper refused.
         """
         deadline = time.time() + self._span()
         with soft_failing(self), self._explaining_timeout(), airflow_errors():
             if self.selector is not None:
-                self.log.info("%s", counted(self.selector, self.min_tasks, self.since))
+                # Without a moment, tasks of earlier runs count, too.
+                any_time = "at any time and is still kept, also by an earlier run: see since"
+                when = any_time if self.since is None else f"since {self.since}"
+                what = "Waiting for at least %d task(s) that match %s; one counts that was enqueued %s"
+                self.log.info(what, self.min_tasks, self.selector, when)
             if self.deferrable:
                 try:
                     return self._waited(0)
-                except (WaitTimeout, AWAY) as error:
+                except (WaitTimeout, TransportError) as error:
                     raise self._deferral(context, deadline, error) from None
             if self.reschedule:
                 return super().execute(context)
@@ -219,7 +182,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 return persist(self.log, deadline, self._waited)
             except NO_OUTAGE:
                 raise
-            except (WaitTimeout, AWAY) as error:
+            except (WaitTimeout, TransportError) as error:
                 raise AirflowSensorTimeout(str(error)) from None
 
     def poke(self, context: Context) -> PokeReturnValue:  # noqa: ARG002
@@ -229,7 +192,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 return PokeReturnValue(is_done=True, xcom_value=self._waited(0))
             except WaitTimeout:
                 return PokeReturnValue(is_done=False)
-            except AWAY as error:
+            except TransportError as error:
                 self.log.warning("The next look is taken as if this had been: %s", error)
                 return PokeReturnValue(is_done=False)
 
@@ -248,17 +211,26 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 raise AirflowException(event["message"])
             try:
                 return self._look(partial(self._read, event=event))
-            except (WaitTimeout, AWAY) as error:  # there are more, one was redriven since, or ZooKeeper is away
+            except (
+                WaitTimeout,
+                TransportError,
+            ) as error:  # there are more, or one was redriven since
                 if time.time() >= until:
                     raise AirflowSensorTimeout(str(error)) from None
                 raise self._deferral(context, until, error) from None
 
     def _waited(self, span: float) -> Any:
-        """Wait at most `span` seconds on this worker. Raises `WaitTimeout`."""
+        """Wait for the batch, else for the tasks, at most `span` seconds on this worker. Raises `WaitTimeout`."""
 
         def wait(queue: AnyQueue) -> Ended:
+            end = time.monotonic() + span
             try:
-                return self._wait(queue, span)
+                if self.batch is not None:
+                    return queue.wait_batch(self.batch, span)
+                ids = self._ids(queue, self.min_tasks, span)
+                on_progress = progress_log(self.log) if self.log_progress else None
+                left = max(0.0, end - time.monotonic())
+                return queue.wait(ids, self.event, left, on_progress, stop_at_failure=self.fail_on == "any")
             except WaitTimeout as error:
                 if self.deferrable:
                     log_open(self.log, queue, error.left, self.zkmq_conn_id)
@@ -267,11 +239,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         return self._look(wait)
 
     def _look(self, look: Callable[[AnyQueue], Ended]) -> Any:
-        """Log what `look` finds ended; return the XCom.
-
-        Raises `AirflowException` for what has failed, and for certificates that are refused: no wait mends them, as it
-        does an outage.
-        """
+        """Log what `look` finds ended; return the XCom. Raises `AirflowException`, also for refused certificates."""
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
@@ -282,18 +250,6 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         self._results().check(queue.name, ended)
         return self._results().to_xcom(queue.name, ended)
 
-    def _wait(self, queue: AnyQueue, span: float) -> Ended:
-        """Wait for the batch, else for the tasks, at most `span` seconds. Raises `WaitTimeout`."""
-        end = time.monotonic() + span
-        if self.batch is not None:
-            return queue.wait_batch(self.batch, span)
-        ids = self._ids(queue, self.min_tasks, span)
-        on_progress = progress_log(self.log) if self.log_progress else None
-        return self._wait_for(queue, ids, max(0.0, end - time.monotonic()), on_progress)
-
-    def _wait_for(self, queue: AnyQueue, ids: list[str], span: float, on_progress: Any = None) -> list[Task]:
-        return queue.wait(ids, self.event, span, on_progress, stop_at_failure=self._stops)
-
     def _ids(self, queue: AnyQueue, least: int, span: float) -> list[str]:
         """Return the ids to wait for, at the latest after `span` seconds. Raises `WaitTimeout`, `ConfigError`."""
         if self.selector is None:
@@ -303,15 +259,12 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         return ids
 
     def _read(self, queue: AnyQueue, event: dict[str, Any]) -> Ended:
-        """Read what had ended when the trigger looked. Raises `WaitTimeout` for what has not, or not any more.
-
-        What was claimed may have been given back since. Of those that match enough must have got there.
-        """
+        """Read what had ended when the trigger looked. Raises `WaitTimeout` for what has not, or not any more."""
         if "batch" in event:
             return queue.wait_batch(event["batch"], 0)
         ids = event["ids"] if "ids" in event else self._ids(queue, self.min_tasks, 0)
         try:
-            return self._wait_for(queue, ids, 0)
+            return queue.wait(ids, self.event, 0, stop_at_failure=self.fail_on == "any")
         except WaitTimeout as error:
             if "ids" in event and self.event == WaitFor.CLAIM:
                 return [queue.task(task_id) for task_id in ids]
@@ -319,23 +272,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
             there = [task_id for task_id in ids if task_id not in left]
             if "ids" in event or self.selector is None or len(there) < self.min_tasks:
                 raise
-            return self._wait_for(queue, there, 0)
-
-    def _first_left(self, queue: AnyQueue) -> str | None:
-        """Look once more: the first task that is not there yet; None also where none of them is known by its id."""
-        try:
-            ids = [] if self.batch is not None else self._ids(queue, 1, 0)
-        except WaitTimeout:
-            return None
-        try:
-            _ = queue.wait(ids, self.event, 0) if self.batch is None else queue.wait_batch(self.batch, 0)
-        except WaitTimeout as error:
-            return next(iter(error.left), None)
-        return None
-
-    @property
-    def _stops(self) -> bool:
-        return self.fail_on == "any"
+            return queue.wait(there, self.event, 0, stop_at_failure=self.fail_on == "any")
 
     def _results(self) -> XComResults:
         return XComResults(self.results, self.max_xcom_bytes, self.fail_on)
@@ -343,38 +280,28 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     def _deferral(self, context: Context, deadline: float, why: WaitTimeout | TransportError) -> TaskDeferred:
         if isinstance(why, TransportError):
             self.log.warning("Deferred until ZooKeeper is back: %s", why)
-        return TaskDeferred(
-            trigger=self._trigger(context, deadline, getattr(why, "left", ())),
-            method_name="execute_complete",
-            kwargs={"deadline": deadline},
-            timeout=deferral_limit(deadline),
-        )
-
-    def _trigger(self, context: Context, deadline: float, left: Sequence[str]) -> ZkmqTaskTrigger:
         since = moment("since", self.since)
-        named = {} if self.task_ids is None else awaited_ids(named_ids(self.task_ids), None, left)
-        return ZkmqTaskTrigger(
-            **named,
-            selector=self.selector,
-            min_tasks=self.min_tasks,
-            since=None if since is None else since.isoformat(),
-            batch=self.batch,
-            event=self.event,
-            log_progress=self.log_progress,
-            stop_at_failure=self._stops,
-            success=self._success(context),
-            queue=self.zkmq_queue or None,
-            zkmq_conn_id=self.zkmq_conn_id,
-            deadline=deadline,
-            deferred_at=time.time(),
+        ids = {} if self.task_ids is None else awaited_ids(named_ids(self.task_ids), None, getattr(why, "left", ()))
+        success: dict[str, Any] | None = None  # a worker is to read what the XCom says
+        if (self.batch is not None or not self.results) and may_end_in_triggerer(self, context):
+            success = {"telling": asdict(self._results()), "push": pushed_for(self, context)}
+        return TaskDeferred(
+            **deferral(
+                self,
+                ZkmqTaskTrigger,
+                {"deadline": deadline},
+                **ids,
+                selector=self.selector,
+                min_tasks=self.min_tasks,
+                since=None if since is None else since.isoformat(),
+                batch=self.batch,
+                event=self.event,
+                log_progress=self.log_progress,
+                stop_at_failure=self.fail_on == "any",
+                success=success,
+                queue=self.zkmq_queue or None,
+            )
         )
-
-    def _success(self, context: Context) -> dict[str, Any] | None:
-        """Return how the triggerer ends this task by itself; None: a worker is to read what it tells."""
-        brief = self.batch is not None or not self.results
-        if not (brief and may_end_in_triggerer(self, context)):
-            return None
-        return {"telling": self._results().as_dict(), "push": pushed_for(self, context)}
 
     def _span(self) -> float:
         """Return how long to wait in seconds: Airflow does not hold a deferred task to its `execution_timeout`."""
@@ -393,8 +320,21 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
-                waiting = self._first_left(queue)
-                return "" if waiting is None else f"; {in_one_line(queue.explain(waiting))}"
+                try:
+                    ids = [] if self.batch is not None else self._ids(queue, 1, 0)
+                except WaitTimeout:  # of a search that finds nothing no task is known by its id
+                    return ""
+                try:
+                    _ = queue.wait(ids, self.event, 0) if self.batch is None else queue.wait_batch(self.batch, 0)
+                    return ""
+                except WaitTimeout as error:
+                    left = error.left
+                if not left:
+                    return ""
+                found = queue.explain(left[0])
+                refusing = [f"{each.consumer} refuses it: {each.refuses}" for each in found.consumers if each.refuses]
+                reasons = "; ".join([*found.reasons, *refusing[:3]])
+                return f"; task {found.task_id} is {found.status}: {reasons}"
         except Exception as error:  # noqa: BLE001
             self.log.warning("Why it was not in time is unknown: %s", error)
             return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ from ..hooks.telemetry import count_claimed
 from .sessions import HeldSession
 
 if TYPE_CHECKING:
-    from ..engine import AsyncClaim, AsyncQueue
+    from ..engine import AsyncQueue
 
 _LOG: Final = logging.getLogger(__name__)
 #: What each mode stores, besides what both do.
@@ -42,36 +42,35 @@ class ZkmqEventTrigger(BaseEventTrigger):
 
     With ``mode="wake"`` it claims nothing; the run claims. It fires as soon as a task that `selector` matches may be
     delivered, again after each `refire` seconds while any may, and soon for work that comes after the queue was seen
-    without. So work that a run left, or that a run died with, makes an event again, and the backlog of a slow or paused
-    DAG stays pending: no lease runs out meanwhile, and no attempt is counted. The event is ``{"queue", "selector",
-    "counts"}``, `counts` being the number of the whole queue's tasks in each state; it has neither payloads nor ids,
-    since Airflow logs and stores it.
+    without. So what a run left, or died with, makes an event again, and the backlog of a slow or paused DAG stays
+    pending: no lease runs out meanwhile, and no attempt is counted. The event is ``{"queue", "selector", "counts"}``,
+    `counts` being the number of the whole queue's tasks in each state; it has neither payloads nor ids, since Airflow
+    logs and stores it.
 
     With ``mode="claim"`` it claims for runs, as long as the queue has fewer than `max_in_flight` leases, whoever holds
-    them: counted in the tree and held against other triggers, so that neither a restart nor a second triggerer makes
-    them more. The event is ``{"queue", "selector", "claims"}``, each claim ``{"queue", "id", "token", "attempt",
-    "filters"}``. A run accepts a claim by ``queue.claim_handle(id, token).begin()``, and keeps and settles that handle.
-    What no run accepts within `lease` seconds comes back, counts no attempt, and is claimed and sent again.
+    them: counted in the tree, so that neither a restart nor a second triggerer makes them more. The event is
+    ``{"queue", "selector", "claims"}``, each claim ``{"queue", "id", "token", "attempt", "filters"}``. A run accepts a
+    claim by ``queue.claim_handle(id, token).begin()``, and keeps and settles that handle. What no run accepts within
+    `lease` seconds comes back, counts no attempt, and is claimed and sent again.
 
     The watch never ends by itself. While ZooKeeper is away, or the connection or the queue is missing or refused, it
     tries again after pauses of 1 to 60 seconds, and its log has one line a minute at the most. Several triggerers may
-    run the same watch for a while: each tells of what it found, and nothing is settled, released or cancelled by any of
-    them, whatever ends it.
+    run the same watch for a while: each tells of what it found. Nothing is settled, released or cancelled, whatever
+    ends it.
 
     Args:
         zkmq_queue: the queue's name; None: the connection's.
         selector: only tasks that it matches, as text; None: all.
         mode: ``"wake"`` or ``"claim"``, as described.
-        refire: of ``mode="wake"``: seconds, 1 or more, or their text, after which work that is still there makes an
-            event again.
-        max_in_flight: of ``mode="claim"``: no more leased claims of the queue, 1 to 64.
-        lease: of ``mode="claim"``: seconds, 1 or more, or their text, for which a claim waits for its run.
-        include_data: of ``mode="claim"``: each claim of an event has the task's payload, too, in base64 as ``"data"``,
-            as far as 48 000 bytes reach. Airflow logs each event and stores it. In the other mode it is refused.
+        refire: of ``"wake"``: seconds, 1 or more, or their text, after which work that is still there makes an event
+            again.
+        max_in_flight: of ``"claim"``: no more leased claims of the queue, 1 to 64.
+        lease: of ``"claim"``: seconds, 1 or more, or their text, for which a claim waits for its run.
+        include_data: of ``"claim"``: each claim of an event has the task's payload, too, in base64 as ``"data"``, as
+            far as 48 000 bytes reach. Airflow logs each event and stores it. In the other mode it is refused.
         zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
 
-    Raises `ConfigError`, where the DAG is parsed, for what is not understood; what is of the other mode, its log tells.
-
+    Raises `ConfigError`, where the DAG is parsed, for what is not understood; its log tells what is of the other mode.
     """
 
     def __init__(
@@ -91,7 +90,12 @@ class ZkmqEventTrigger(BaseEventTrigger):
         _check_mode(mode, {"refire": refire, **of_claims})
         # No attribute may be named `queue`: newer releases of Airflow choose a trigger's triggerer by it.
         self.zkmq_queue = check_name("queue", zkmq_queue) if zkmq_queue else None
-        self.selector = _checked_selector(selector)
+        if selector is not None and not isinstance(selector, str):
+            kind = type(selector).__name__
+            raise ConfigError(f"selector must be text, not {kind}: the triggerer is given it as JSON")
+        self.selector = selector or None
+        if self.selector is not None:
+            parse_selector(self.selector)
         self.mode = mode
         self.refire = _seconds("refire", refire)
         check_number("max_in_flight", max_in_flight, most=_MOST_IN_FLIGHT)
@@ -140,26 +144,22 @@ class ZkmqEventTrigger(BaseEventTrigger):
 
     async def _seen(self, queue: AsyncQueue) -> dict[str, Any]:
         """Wait for work that is worth an event; return the counts."""
-        await self._hold_back(queue)
-        await queue.ready(selector=self.selector, timeout=None)
-        counts = await queue.counts()
-        self._next_log_at = asyncio.get_running_loop().time() + self.refire
-        return {"counts": counts}
-
-    async def _hold_back(self, queue: AsyncQueue) -> None:
-        """After an event, wait until its work is gone, at most for `refire` seconds from it on."""
         clock = asyncio.get_running_loop().time
-        while self._next_log_at is not None:
+        while self._next_log_at is not None:  # after an event, until its work is gone, at most for `refire` seconds
             left = self._next_log_at - clock()
             await asyncio.sleep(max(0.0, min(left, _LOOK)))
             if left <= 0 or not await queue.ready(selector=self.selector, timeout=0):
                 self._next_log_at = None
+        await queue.ready(selector=self.selector, timeout=None)
+        counts = await queue.counts()
+        self._next_log_at = clock() + self.refire
+        return {"counts": counts}
 
     async def _claimed(self, queue: AsyncQueue) -> dict[str, Any]:
-        """Wait for work and room, and claim. From the claim to the event nothing is waited for.
+        """Wait for work and room, and claim. From the claim to the event nothing is waited for, and nothing is kept.
 
-        Nothing is kept of what was claimed: how much is in flight stands in the tree, and claims that no run accepts
-        end with their leases, uncounted. So nothing is lost or given back wrongly however the trigger ends.
+        How much is in flight stands in the tree, and claims that no run accepts end with their leases, uncounted. So
+        nothing is lost or given back wrongly however the trigger ends.
         """
         while True:
             await queue.ready(selector=self.selector, timeout=None)
@@ -168,23 +168,20 @@ class ZkmqEventTrigger(BaseEventTrigger):
                 most, selector=self.selector, lease=self.lease, prefetch="all", max_leases=most
             )
             if claims:
-                count_claimed(queue.name, [claim.task for claim in claims])
-                return {"claims": _entries(queue.name, claims, DATA_BYTES if self.include_data else 0)}
+                break
             await asyncio.sleep(_SOONEST)
             await internals(queue).wait_for_change(seen, min(_LATEST, self.lease))
-
-
-def _entries(queue: str, claims: Sequence[AsyncClaim], room: int) -> list[dict[str, Any]]:
-    """Return the claims as events name them; the first payloads that fit into the `room` are told, too."""
-    entries: list[dict[str, Any]] = []
-    for claim in claims:
-        data, size = claim.task.data, (len(claim.task.data) + 2) // 3 * 4
-        entry: dict[str, Any] = {**claim_reference(queue, claim)}
-        if room and size <= room:
-            entry["data"] = base64.b64encode(data).decode()
-            room -= size
-        entries.append(entry)
-    return entries
+        count_claimed(queue.name, [claim.task for claim in claims])
+        entries: list[dict[str, Any]] = []
+        room = DATA_BYTES if self.include_data else 0
+        for claim in claims:  # the first payloads that fit are in the event, too
+            entry: dict[str, Any] = {**claim_reference(queue.name, claim)}
+            data, size = claim.task.data, (len(claim.task.data) + 2) // 3 * 4
+            if room and size <= room:
+                entry["data"] = base64.b64encode(data).decode()
+                room -= size
+            entries.append(entry)
+        return {"claims": entries}
 
 
 def _check_mode(mode: object, named: dict[str, object]) -> None:
@@ -199,15 +196,6 @@ def _check_mode(mode: object, named: dict[str, object]) -> None:
     without_use = [name for name, value in _OF_OTHER[str(mode)].items() if named[name] != value]
     if without_use:
         _LOG.warning("ZkmqEventTrigger: %s: of no use with mode=%r", ", ".join(without_use), mode)
-
-
-def _checked_selector(selector: object) -> str | None:
-    if selector is None or selector == "":
-        return None
-    if not isinstance(selector, str):
-        raise ConfigError(f"selector must be text, not {type(selector).__name__}: the triggerer is given it as JSON")
-    parse_selector(selector)
-    return selector
 
 
 def _seconds(what: str, value: Duration | str) -> float:

@@ -56,16 +56,15 @@ class ZkmqLeaseTrigger(BaseTrigger):
     A claim is over when its task was settled, by whomever, or was lost; that is learnt by a watch. ZooKeeper being away
     ends nothing: the trigger tries again after pauses, with one line a minute in its log. Where the Airflow task that
     is to settle has ended and has not settled, the claims are left to their leases, so that the tasks are delivered
-    again. Where that task is skipped, as by a run's time-out (``dagrun_timeout``), the claims are given back. Where the
-    connection names queue files, which a trigger cannot use, its Airflow task is ended as a failure, and the log says
-    why. Nothing else is settled here, whatever ends the trigger; two triggerers that run it do no harm.
+    again; where it is skipped, as by a run's time-out (``dagrun_timeout``), they are given back. Where the connection
+    names queue files, which a trigger cannot use, its Airflow task fails, and the log says why. Nothing else is settled
+    here, whatever ends the trigger; two triggerers that run it do no harm.
 
     Args:
         claims: the claims, each as the queue's name, the task's id and the token.
         lease: seconds for which a claim holds after it was extended.
         settle: the Airflow task that is to settle, as its DAG, run, task and map index; None: it is not looked at.
         zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
-
     """
 
     def __init__(
@@ -108,8 +107,7 @@ class ZkmqLeaseTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """Give the claims back where the Airflow task that was to settle them is skipped, as by a run's time-out.
 
-        Airflow calls this on other occasions, too, in which that task is still to come. It cancels this call when it
-        takes long: what it began goes on.
+        Airflow calls this in other cases, too, and cancels this call when it takes long: what it began goes on.
         """
         await asyncio.shield(going_on(self._give_back()))
 
@@ -118,10 +116,7 @@ class ZkmqLeaseTrigger(BaseTrigger):
         await self._session.leave()
 
     async def _keep(self) -> None:
-        """Extend what is held, until nothing is, or nobody is there to settle it.
-
-        Raises `Unsupported` for queue files, which no pause makes into anything else, and nothing else.
-        """
+        """Extend what is held, until nothing is, or nobody is to settle it. Raises `Unsupported` for queue files."""
         while self._held:
             try:
                 trouble = await self._extend()
@@ -140,10 +135,7 @@ class ZkmqLeaseTrigger(BaseTrigger):
                 await self._session.after(error)
 
     async def _give_back(self) -> None:
-        """Release what is held, if the Airflow task that was to settle it is skipped, as by a run's time-out.
-
-        What goes wrong is told, as nobody waits for this: the claims are then left to their leases.
-        """
+        """Do what `on_kill` promises. What goes wrong is logged, as nobody waits for this: the leases then run out."""
         try:
             if self._held and await self._settler_end() == _SKIPPED:
                 self.log.warning("%d claim(s) are given back: what was to settle them is skipped", len(self._held))
@@ -154,10 +146,7 @@ class ZkmqLeaseTrigger(BaseTrigger):
             await self._session.leave()
 
     async def _release(self) -> None:
-        """Give back what is held, which counts no attempt.
-
-        Airflow ends the processes of such a run within seconds: until then, nobody else is to have their tasks.
-        """
+        """Give back what is held, which counts no attempt, when Airflow has ended the processes of such a run."""
         await asyncio.sleep(min(_DYING, self.lease / 3))
         for claim in list(self._held):
             with contextlib.suppress(*_OVER):

@@ -19,8 +19,6 @@ from ..hooks.retry import Backoff
 if TYPE_CHECKING:
     from ..engine import AsyncQueue, AsyncZkmq
 
-# --- What goes on when its trigger has gone.
-
 #: An event loop itself keeps no task alive.
 _GOING_ON: Final[set[asyncio.Task[None]]] = set()
 
@@ -32,8 +30,6 @@ def going_on(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     task.add_done_callback(_GOING_ON.discard)
     return task
 
-
-# --- One ZooKeeper session for all triggers of a process that use the same Airflow connection.
 
 _Key: TypeAlias = tuple[str, str]
 #: Of this process alone: nobody can try passwords until one gives the digest that he has seen.
@@ -75,10 +71,7 @@ class _OfLoop:
     lookups: dict[str, _Lookup] = field(default_factory=dict, repr=False)
 
     async def look_up(self, conn_id: str) -> tuple[_Key, dict[str, Any], str]:
-        """Return what tells a connection from others, its options, and its queue; those who ask together look once.
-
-        The options hold a password, so that only their digest is kept.
-        """
+        """Return what tells a connection from others, its options, and its queue; those who ask together look once."""
         now = asyncio.get_running_loop().time()
         lookup = self.lookups.get(conn_id)
         if lookup is None or now >= lookup.until:
@@ -98,40 +91,25 @@ class Lease:
 
     client: AsyncZkmq
     default_queue: str
-    _entry: _Entry = field(repr=False)
-    _of_loop: _OfLoop = field(repr=False)
+    entry: _Entry = field(repr=False)
+    of_loop: _OfLoop = field(repr=False)
 
     def queue(self, name: str | None) -> AsyncQueue:
         """Return a queue; None: the connection's."""
         return self.client.queue(name or self.default_queue)
 
-    async def outdated(self) -> bool:
-        """Whether the connection says something else by now; it is looked up once a minute for all who ask.
-
-        What cannot be looked up is taken to be as it was.
-        """
-        try:
-            key, _, _ = await self._of_loop.look_up(self._entry.key[0])
-        except Exception:  # noqa: BLE001  whoever waits for servers goes on waiting for those that he knows
-            return False
-        return key != self._entry.key
-
     def forget(self) -> None:
-        """Give this session to no further user: it has ended. Those who use it now close it when they leave.
-
-        The connection is looked up anew for the next one: it may have been changed.
-        """
-        key = self._entry.key
-        if self._of_loop.entries.get(key) is self._entry:  # else another one has: what was looked up since is new
-            del self._of_loop.entries[key]
-            self._of_loop.lookups.pop(key[0], None)
+        """Give this session to no further user: it has ended. Those who use it now close it when they leave."""
+        if self.of_loop.entries.get(self.entry.key) is self.entry:  # else another one is there, and its look-up is new
+            del self.of_loop.entries[self.entry.key]
+            self.of_loop.lookups.pop(self.entry.key[0], None)
 
 
 class SharedSessions:
     """Sessions by event loop and connection, counted: the first user opens one, the last one closes it.
 
     An Airflow connection is looked up once for all triggers that come within a minute; one that was changed in between
-    is another connection. No representation shows its password.
+    is another connection. No representation shows its password, of which only a digest is kept.
     """
 
     def __init__(self) -> None:
@@ -140,53 +118,36 @@ class SharedSessions:
 
     @contextlib.asynccontextmanager
     async def lease(self, conn_id: str) -> AsyncIterator[Lease]:
-        """Use the session of an Airflow connection.
-
-        Raises `AirflowNotFoundException` where there is none of this id, `ConfigError` for one that is not understood,
-        and `Unavailable` where no server answered.
-        """
+        """Use the session of an Airflow connection. Raises as looking it up does, and `Unavailable`."""
         of_loop = self._loops.setdefault(asyncio.get_running_loop(), _OfLoop())
         key, options, queue = await of_loop.look_up(conn_id)
-        entry = self._join(of_loop.entries, key, options)
-        try:
-            yield Lease(await asyncio.shield(entry.connecting), queue, entry, of_loop)
-        finally:
-            await _leave(of_loop.entries, entry)
-
-    def _join(self, entries: dict[_Key, _Entry], key: _Key, options: dict[str, Any]) -> _Entry:
-        """Find or make the entry without a pause in between, so that two first users open one session."""
+        entries = of_loop.entries
+        # It is found or made without a pause in between, so that two first users open one session.
         entry = entries.get(key)
         if entry is None or (
             entry.connecting.done() and (entry.connecting.cancelled() or entry.connecting.exception())
         ):
             entry = entries[key] = _Entry(key, asyncio.create_task(self._open(options)))
         entry.users += 1
-        return entry
+        try:
+            yield Lease(await asyncio.shield(entry.connecting), queue, entry, of_loop)
+        finally:
+            entry.users -= 1
+            if not entry.users:
+                if entries.get(key) is entry:
+                    del entries[key]
+                # A task of its own: a user that is cancelled while it leaves still leaves the session closed.
+                closing = going_on(_close(entry))
+                if entry.connecting.done():
+                    await asyncio.shield(closing)
 
     async def _open(self, options: dict[str, Any]) -> AsyncZkmq:
         client = await (await asyncio.to_thread(load_client)).connect(gc=False, **options)
         self.opened += 1
         return client
 
-    def users(self) -> list[int]:
-        """Return how many users each session of the running loop has."""
-        of_loop = self._loops.get(asyncio.get_running_loop(), _OfLoop())
-        return [entry.users for entry in of_loop.entries.values()]
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self._loops)} loop(s)>"
-
-
-async def _leave(entries: dict[_Key, _Entry], entry: _Entry) -> None:
-    entry.users -= 1
-    if entry.users:
-        return
-    if entries.get(entry.key) is entry:
-        del entries[entry.key]
-    # A task of its own: a user that is cancelled while it leaves still leaves the session closed.
-    closing = going_on(_close(entry))
-    if entry.connecting.done():
-        await asyncio.shield(closing)
 
 
 async def _close(entry: _Entry) -> None:
@@ -198,8 +159,6 @@ async def _close(entry: _Entry) -> None:
 
 #: The sessions of this process.
 SESSIONS = SharedSessions()
-
-# --- A shared session that a trigger keeps while it works, and takes anew after trouble.
 
 
 class HeldSession:
@@ -222,16 +181,16 @@ class HeldSession:
         return self._lease.queue(name)
 
     async def after(self, error: Exception) -> None:
-        """Pause; go on with a connection looked up anew, unless this session only waits for its servers.
-
-        It waits for them in vain where the connection names others by now.
-        """
-        if isinstance(error, Unavailable):
-            self._stale = self._stale or (self._lease is not None and await self._lease.outdated())
-        else:
+        """Pause; go on with a connection looked up anew, unless this session only waits for the same servers."""
+        lease = self._lease
+        if not isinstance(error, Unavailable):
             self._stale = True
-            if self._lease is not None and isinstance(error, TransportError):
-                self._lease.forget()
+            if lease is not None and isinstance(error, TransportError):
+                lease.forget()
+        elif lease is not None and not self._stale:
+            with contextlib.suppress(Exception):  # what cannot be looked up is taken to be as it was
+                now, _, _ = await lease.of_loop.look_up(lease.entry.key[0])
+                self._stale = now != lease.entry.key
         await self.backoff.after(error)
 
     async def leave(self) -> None:

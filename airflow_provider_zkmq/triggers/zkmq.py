@@ -1,7 +1,4 @@
-"""`ZkmqTaskTrigger`: waits in the triggerer until tasks are claimed or completed, or a batch is done.
-
-`ZkmqReadyTrigger` waits until there is work.
-"""
+"""`ZkmqTaskTrigger` waits in the triggerer for tasks or for a batch, `ZkmqReadyTrigger` until there is work."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 import inspect
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
@@ -23,6 +20,7 @@ from ..hooks.deferring import (
     EVENT_BYTES,
     acancel_noted,
     acancel_open,
+    deferral_limit,
     ended_by_user,
     fits,
     hold_back,
@@ -36,8 +34,6 @@ from .sessions import SESSIONS, HeldSession, going_on
 if TYPE_CHECKING:
     from ..engine import AsyncQueue, Batch, Task
 
-# --- Triggers of deferred tasks: what they have in common, such as waiting on while ZooKeeper is away.
-
 #: The engine's own time-out names what it waited for; this much later, in seconds, the wait ends whatever it does.
 _GRACE = 1.0
 
@@ -48,8 +44,9 @@ class WaitingTrigger(BaseTrigger):
     The event is ``{"status": "done", …}``, else ``{"status": "timeout" | "error", "message": …}``; it comes some
     seconds after the deferral at the earliest. ZooKeeper being away ends nothing: the trigger waits for it, too.
 
-    `name`: the queue's name; None: the connection's. `deadline`: when to give up, and `deferred_at`: when the Airflow
-    task deferred, both in seconds since 1970.
+    `name`: the queue's name; None: the connection's. `zkmq_conn_id`: the Airflow connection; its secrets are looked up
+    where the trigger runs. `deadline`: when to give up; None: never. `deferred_at`: when the Airflow task deferred;
+    None: no event is held back. Both are in seconds since 1970.
     """
 
     def __init__(self, name: str | None, zkmq_conn_id: str, deadline: float | None, deferred_at: float | None) -> None:
@@ -58,6 +55,11 @@ class WaitingTrigger(BaseTrigger):
         self.deadline = deadline
         self.deferred_at = deferred_at
         self._name = name
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments, plain JSON."""
+        kwargs = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return (f"{type(self).__module__}.{type(self).__qualname__}", kwargs)
 
     @abstractmethod
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
@@ -96,20 +98,23 @@ class WaitingTrigger(BaseTrigger):
             await session.leave()
 
 
-# --- `ZkmqTaskTrigger`: waits in the triggerer until tasks are claimed or completed, or a batch is done.
-#
-# `ZkmqReadyTrigger` waits until there is work.
+def deferral(operator: Any, trigger: Callable[..., WaitingTrigger], kwargs: dict[str, Any], **wanted: Any) -> Any:
+    """Return what Airflow is given to go on in `execute_complete`, with `kwargs`, when the trigger has fired.
+
+    `kwargs` has the deadline; `wanted`: what else the trigger is given.
+    """
+    deadline = kwargs["deadline"]
+    fired = trigger(**wanted, zkmq_conn_id=operator.zkmq_conn_id, deadline=deadline, deferred_at=time.time())
+    limit = deferral_limit(deadline)
+    return {"trigger": fired, "method_name": "execute_complete", "kwargs": kwargs, "timeout": limit}
 
 
 class ZkmqTaskTrigger(WaitingTrigger):
-    """Waits on ZooKeeper watches; fires once, with a small event, and never the tasks' results.
+    """Waits on ZooKeeper watches; fires once, with a small event, and never the tasks' results. See `WaitingTrigger`.
 
     The event is ``{"status": "done", "ids": […]}``, with ``"count"`` in their place where they are many or `partial`;
-    for a batch ``{"status": "done", "batch": …}``; else ``{"status": "timeout" | "error", "message": …}``; or it ends
-    the Airflow task, see `success`. Its size and that of the arguments are bounded. It comes some seconds after the
-    deferral at the earliest, unless it ends the task.
-    ZooKeeper being away ends nothing: the trigger waits for it, too, until its deadline; so it does, with a `selector`,
-    for a queue that is not there.
+    for a batch ``{"status": "done", "batch": …}``; or it ends the Airflow task at once, see `success`. Its size and
+    that of the arguments are bounded. With a `selector` it waits for a queue that is not there, too.
 
     Args:
         task_ids: the tasks to wait for; None without `batch`: those that `selector` matches, as soon as there are
@@ -130,10 +135,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
             ``"series"``, or neither: those that are waited for; with ``"noted"``, also what notes this instance as its
             origin, as far as that names it. None: nothing.
         queue: the queue's name; None: the connection's.
-        zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
-        deadline: when to give up, in seconds since 1970; None: never.
-        deferred_at: when the Airflow task deferred, in seconds since 1970; None: no event is held back.
-
+        zkmq_conn_id, deadline, deferred_at: see `WaitingTrigger`.
     """
 
     def __init__(
@@ -171,16 +173,18 @@ class ZkmqTaskTrigger(WaitingTrigger):
         self.cancels = cancels
         self.queue = queue
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class path and the arguments, plain JSON."""
-        kwargs = {name: getattr(self, name) for name in inspect.signature(ZkmqTaskTrigger).parameters}
-        return ("airflow_provider_zkmq.triggers.zkmq.ZkmqTaskTrigger", kwargs)
-
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
         if self.batch is not None:
             batch = await queue.wait_batch(self.batch, seconds_left(self.deadline))
             return await self._succeeded(queue.name, batch) or {"batch": self.batch}
-        ids = await self._ids(queue)
+        ids = self.task_ids if self.series is None else series_ids(*self.series)
+        if ids is None:
+            since = moment("since", self.since)
+            ids = await internals(queue).find(
+                self.selector or "all()", self.min_tasks, seconds_left(self.deadline), since=since, wait_for_queue=True
+            )
+        if not ids:
+            raise ConfigError("no task was named: there is nothing to wait for")
         on_progress = progress_log(self.log) if self.log_progress else None
         tasks = await queue.wait(
             ids, self.event, seconds_left(self.deadline), on_progress, stop_at_failure=self.stop_at_failure
@@ -192,7 +196,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
     async def on_kill(self) -> None:
         """Cancel what was asked for, if a user has ended the task: Airflow calls this on other occasions, too.
 
-        Airflow cancels this call as well when it takes longer than a second or so: what it began goes on.
+        It cancels this call as well when it takes longer than a second or so: what it began goes on.
         """
         if self.cancels is not None:
             await asyncio.shield(going_on(self._cancel(self.cancels)))
@@ -213,17 +217,6 @@ class ZkmqTaskTrigger(WaitingTrigger):
         except Exception as error:  # noqa: BLE001  whatever it is, it is told: nobody waits for this any more
             self.log.warning("Ended, but its tasks are not cancelled: %s", error)
 
-    async def _ids(self, queue: AsyncQueue) -> list[str]:
-        ids = self.task_ids if self.series is None else series_ids(*self.series)
-        if ids is None:
-            since = moment("since", self.since)
-            ids = await internals(queue).find(
-                self.selector or "all()", self.min_tasks, seconds_left(self.deadline), since=since, wait_for_queue=True
-            )
-        if not ids:
-            raise ConfigError("no task was named: there is nothing to wait for")
-        return ids
-
     async def _succeeded(self, queue: str, ended: Sequence[Task] | Batch) -> dict[str, Any] | None:
         """Tell what has ended; return that the Airflow task ends here. None: it goes on on a worker."""
         if self.success is None or self.partial:
@@ -234,41 +227,26 @@ class ZkmqTaskTrigger(WaitingTrigger):
         except AirflowException:
             return None
         value = self.success["value"] if "value" in self.success else results.to_xcom(queue, ended)
-        if size(value) > EVENT_BYTES or not await self._push(value):
+        if size(value) > EVENT_BYTES:
             return None
+        if (instance := self.success["push"]) is not None:
+            from airflow.sdk.execution_time.xcom import XCom
+
+            # `TaskSuccessEvent` itself writes the text of the value's JSON in the value's place (Airflow 3.3).
+            try:
+                await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **instance)
+            except Exception as error:  # noqa: BLE001  whatever it is: a worker does it
+                self.log.warning("A worker is to end this task, as its XCom cannot be written here: %s", error)
+                return None
         log_ended(self.log, queue, ended, self.zkmq_conn_id)
         return {"ends": True}
 
-    async def _push(self, value: Any) -> bool:
-        """Write the task's XCom as the task would; whether that is done.
-
-        `TaskSuccessEvent` itself writes the text of the value's JSON in the value's place (Airflow 3.3).
-        """
-        if (instance := (self.success or {})["push"]) is None:
-            return True
-        from airflow.sdk.execution_time.xcom import XCom
-
-        try:
-            await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **instance)
-        except Exception as error:  # noqa: BLE001  whatever it is: a worker does it
-            self.log.warning("A worker is to end this task, as its XCom cannot be written here: %s", error)
-            return False
-        return True
-
 
 class ZkmqReadyTrigger(WaitingTrigger):
-    """Waits until there is work that fits and may be delivered, and for its queue to be there; claims nothing.
+    """Waits until there is work that `selector` matches and that may be delivered, and for its queue; claims nothing.
 
-    The event is ``{"status": "done"}``; see `WaitingTrigger`. By the time that somebody claims, others may have been
-    faster.
-
-    Args:
-        zkmq_queue: the queue's name; None: the connection's.
-        selector: only tasks that it matches, as text; None: all.
-        zkmq_conn_id: the Airflow connection; its secrets are looked up where the trigger runs.
-        deadline: when to give up, in seconds since 1970; None: never.
-        deferred_at: when the Airflow task deferred, in seconds since 1970; None: no event is held back.
-
+    The event is ``{"status": "done"}``; see `WaitingTrigger`, also for the arguments. By the time that somebody claims,
+    others may have been faster.
     """
 
     def __init__(
@@ -283,11 +261,6 @@ class ZkmqReadyTrigger(WaitingTrigger):
         super().__init__(zkmq_queue, zkmq_conn_id, deadline, deferred_at)
         self.zkmq_queue = zkmq_queue
         self.selector = selector
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class path and the arguments, plain JSON."""
-        names = ("zkmq_queue", "selector", "zkmq_conn_id", "deadline", "deferred_at")
-        return ("airflow_provider_zkmq.triggers.zkmq.ZkmqReadyTrigger", {name: getattr(self, name) for name in names})
 
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
         there = await queue.exists(timeout=seconds_left(self.deadline))

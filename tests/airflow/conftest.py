@@ -87,10 +87,17 @@ def queue(zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield made
 
 
+class Shared(SharedSessions):
+    def users(self) -> list[int]:
+        """How many users each session of the running loop has."""
+        of_loop = self._loops.get(asyncio.get_running_loop())
+        return [entry.users for entry in of_loop.entries.values()] if of_loop is not None else []
+
+
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> SharedSessions:
+def shared(monkeypatch: pytest.MonkeyPatch) -> Shared:
     """A registry of the test's own, and watches that look often and pause little."""
-    made = SharedSessions()
+    made = Shared()
     for module in (zkmq, sessions):
         monkeypatch.setattr(module, "SESSIONS", made)
     monkeypatch.setattr(events, "_LOOK", 0.01)

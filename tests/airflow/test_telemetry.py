@@ -18,7 +18,7 @@ from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage, crea
 from airflow_provider_zkmq.decorators import zkmq
 from airflow_provider_zkmq.decorators.zkmq import zkmq_task
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
-from airflow_provider_zkmq.hooks import lineage, settings, telemetry
+from airflow_provider_zkmq.hooks import settings, telemetry
 from airflow_provider_zkmq.hooks.lineage import queue_asset, record_lineage
 from tests.airflow.conftest import define, enqueuing, kill, sensor
 from tests.airflow.test_events import watching_with
@@ -116,7 +116,8 @@ def provider(monkeypatch):
     made.OperatorLineage = lambda inputs=(), outputs=(): SimpleNamespace(inputs=inputs, outputs=outputs)
     monkeypatch.setitem(sys.modules, "airflow.providers.openlineage", ModuleType("airflow.providers.openlineage"))
     monkeypatch.setitem(sys.modules, made.__name__, made)
-    monkeypatch.setattr(lineage, "_dataset", lambda asset: asset.uri)
+    converter = "airflow_provider_zkmq.assets.zkmq.convert_asset_to_openlineage"
+    monkeypatch.setattr(converter, lambda asset, _: asset.uri)
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ class KilledOnce(ZkmqEnqueueOperator):
         self.first = context["ti"].try_number == 1
         return super().execute(context)
 
-    def _enqueue(self, *args: Any) -> None:
-        super()._enqueue(*args)
+    def _await(self, *args: Any) -> None:
         if self.first:
             os.kill(os.getpid(), signal.SIGKILL)
+        super()._await(*args)
 
 
 with DAG("killed_enqueue", schedule=None, default_args={"retries": 1, "retry_delay": 1, "zkmq_queue": "killed"}):
