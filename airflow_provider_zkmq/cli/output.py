@@ -72,14 +72,7 @@ def _utc(milliseconds: object) -> datetime | None:
 # --- Answers: one JSON value, or short aligned tables.
 
 _CELL = 60
-_MOMENTS = {
-    "enqueued": "enqueued_ms",
-    "due": "due_ms",
-    "claimed": "claimed_ms",
-    "started": "started_ms",
-    "ended": "ended_ms",
-    "dedupe until": "dedupe_ms",
-}
+_MOMENTS = ("enqueued", "due", "claimed", "started", "ended")
 
 
 def say(value: object, text: str, *, as_json: bool) -> None:
@@ -111,11 +104,6 @@ def printable(value: object) -> str:
     return text if text.isprintable() else json.dumps(text)
 
 
-def clipped(text: str) -> str:
-    """A text at the length of a table's cell."""
-    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
-
-
 def percent(part: float | None) -> str | None:
     """A part of 1 for people."""
     return None if part is None else f"{part:.0%}"
@@ -137,7 +125,10 @@ def payload(name: str, data: bytes | None) -> dict[str, str | None]:
 def brief(data: bytes | None) -> str | None:
     """Bytes in a table's cell; those that are no text are marked."""
     ((name, text),) = payload("", data).items()
-    return None if text is None else clipped(f"base64:{text}" if name else text)
+    if text is None:
+        return None
+    text = f"base64:{text}" if name else text
+    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
 
 
 def task_record(task: Task) -> dict[str, object]:
@@ -161,7 +152,8 @@ def task_facts(task: Task) -> dict[str, object]:
     more = {
         "filters": spread(task.filters),
         "metadata": json.dumps(task.metadata) if task.metadata else None,
-        **{name: moment(getattr(task, field)) for name, field in _MOMENTS.items()},
+        **{name: moment(getattr(task, f"{name}_ms")) for name in _MOMENTS},
+        "dedupe until": moment(task.dedupe_ms),
         "consumer": task.consumer,
         "progress": percent(task.progress),
         "note": task.note or None,

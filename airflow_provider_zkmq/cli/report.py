@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .options import Common, UsageError, duration
+from .options import DURATION, Common, UsageError
 from .output import say
 
 if TYPE_CHECKING:
@@ -26,15 +26,10 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", metavar="WHEN", help=f"{what}: a moment, or a duration before now such as 24h")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, too")
     parser.add_argument("--full", action="store_true", help="all tables, also where nothing is wrong")
-    parser.add_argument(
-        "--target-wait", type=duration, default=60.0, metavar="DURATION", help="95 of 100 tasks wait no longer (1m)"
-    )
-    parser.add_argument(
-        "--target-utilisation", type=float, metavar="PART", help="consumers are busy no more than this part of 1"
-    )
-    parser.add_argument(
-        "--recent", type=duration, default=3600.0, metavar="DURATION", help="so long a time at the end is now (1h)"
-    )
+    parser.add_argument("--target-wait", default=60.0, help="95 of 100 tasks wait no longer (1m)", **DURATION)
+    busy = "consumers are busy no more than this part of 1"
+    parser.add_argument("--target-utilisation", type=float, metavar="PART", help=busy)
+    parser.add_argument("--recent", default=3600.0, help="so long a time at the end is now (1h)", **DURATION)
     parser.add_argument("--top", type=int, default=20, metavar="N", help="rows of a table; the rest is summed (20)")
 
 

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .options import OWN_TIMEOUT, Common, UsageError, attempts, duration, moment, pairs, read_file
+from .options import DURATION, OWN_TIMEOUT, Common, UsageError, attempts, moment, pairs, read_file
 from .output import brief, facts, payload, say, spread, table, task_record
 
 if TYPE_CHECKING:
-    from ..engine import AnyClaim, AnyQueue, Message, OnConflict, RetryPolicy
+    from ..engine import AnyClaim, AnyQueue, Message, OnConflict
 
 # --- The verbs on claims: claim, complete, fail, release, snooze, extend, progress.
 
@@ -25,13 +25,10 @@ NOTHING = 3
 
 def add_claim(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``claim``."""
-    parser.add_argument("queue")
     add_wanted(parser)
     parser.set_defaults(**{OWN_TIMEOUT: True})
-    parser.add_argument("--timeout", type=duration, default=0.0, metavar="DURATION", help="wait so long for a task (0)")
-    parser.add_argument(
-        "--lease", type=duration, default=300.0, metavar="DURATION", help="hold it so long (5m), whatever its lock"
-    )
+    parser.add_argument("--timeout", default=0.0, help="wait so long for a task (0)", **DURATION)
+    parser.add_argument("--lease", default=300.0, help="hold it so long (5m), whatever its lock", **DURATION)
 
 
 def add_wanted(parser: argparse.ArgumentParser) -> None:
@@ -56,41 +53,32 @@ def claim(args: argparse.Namespace, options: Common) -> int:
             say({"queue": args.queue, "id": None}, "", as_json=options.as_json)
             print(f"zkmq: nothing to claim in {args.queue}", file=sys.stderr)
             return NOTHING
+        task = claimed.task
+        data = payload("data", task.data)
+        head = {"id": task.id, "token": claimed.token, "attempt": task.attempt}
+        more = {"lease": args.lease, "priority": task.priority, "filters": task.filters, "metadata": task.metadata}
+        text = facts({**head, "filters": spread(task.filters), **data})
         try:
-            _say_claim(claimed, args, options)
+            say({"queue": args.queue, **head, **more, **data}, text, as_json=options.as_json)
         except OSError:
             claimed.release()  # nobody learned the token
             raise
     return 0
 
 
-def _say_claim(claimed: AnyClaim, args: argparse.Namespace, options: Common) -> None:
-    task = claimed.task
-    data = payload("data", task.data)
-    head = {"id": task.id, "token": claimed.token, "attempt": task.attempt}
-    more = {"lease": args.lease, "priority": task.priority, "filters": task.filters, "metadata": task.metadata}
-    text = facts({**head, "filters": spread(task.filters), **data})
-    say({"queue": args.queue, **head, **more, **data}, text, as_json=options.as_json)
-
-
 def add_settle(parser: argparse.ArgumentParser) -> None:
     """Add what every verb on a claim needs."""
-    parser.add_argument("queue")
     parser.add_argument("task", metavar="TASK")
     parser.add_argument("--token", type=int, required=True, metavar="T", help="what claim printed")
 
 
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Add what names a claim: its token, or that it is taken from whoever holds it."""
-    parser.add_argument("queue")
     parser.add_argument("task", metavar="TASK")
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--token", type=int, metavar="T", help="what claim printed")
-    group.add_argument(
-        "--force",
-        action="store_true",
-        help="take it from whoever holds it, a hung worker say, which is told and can settle it no more",
-    )
+    taken = "take it from whoever holds it, a hung worker say, which is told and can settle it no more"
+    group.add_argument("--force", action="store_true", help=taken)
 
 
 def add_complete(parser: argparse.ArgumentParser) -> None:
@@ -99,26 +87,25 @@ def add_complete(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--result", metavar="R", help="a text to keep")
     group.add_argument("--result-file", type=Path, metavar="F", help="take the result from a file")
-    parser.add_argument("--dedupe", type=duration, metavar="DURATION", help="refuse its id for so long")
+    parser.add_argument("--dedupe", help="refuse its id for so long", **DURATION)
 
 
 def complete(args: argparse.Namespace, options: Common) -> int:
-    """Finish a task."""
+    """Finish a task. It is inserted then, not finished, where another run of it was held in escrow."""
+    from ..engine import ZkmqError
+
     result = None if args.result is None else os.fsencode(args.result)
     if args.result_file is not None:
         result = read_file(args.result_file)
-    return _settle(args, options, None, lambda queue: _complete(queue, args, result))
 
+    def act(queue: AnyQueue) -> str:
+        _held(queue, args).complete(result, dedupe=args.dedupe)
+        try:
+            return str(queue.task(args.task).state)
+        except ZkmqError:  # collected, say; that it was finished is certain
+            return "finished"
 
-def _complete(queue: AnyQueue, args: argparse.Namespace, result: bytes | None) -> str:
-    """Finish the task; its state then, which is not finished where another run of it was held in escrow."""
-    from ..engine import ZkmqError
-
-    _held(queue, args).complete(result, dedupe=args.dedupe)
-    try:
-        return str(queue.task(args.task).state)
-    except ZkmqError:  # collected, say; that it was finished is certain
-        return "finished"
+    return _settle(args, options, None, act)
 
 
 def add_fail(parser: argparse.ArgumentParser) -> None:
@@ -127,9 +114,7 @@ def add_fail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--error", required=True, metavar="TEXT", help="what went wrong")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--no-retry", action="store_true", help="to the dead letters at once")
-    group.add_argument(
-        "--backoff", type=duration, metavar="DURATION", help="try again after so long, not by the policy"
-    )
+    group.add_argument("--backoff", help="try again after so long, not by the policy", **DURATION)
 
 
 def fail(args: argparse.Namespace, options: Common) -> int:
@@ -165,9 +150,7 @@ def _revoke(queue: AnyQueue, args: argparse.Namespace, error: str | None = None,
 def add_snooze(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``snooze``."""
     add_settle(parser)
-    parser.add_argument(
-        "--delay", type=duration, required=True, metavar="DURATION", help="how long it is not to be handled"
-    )
+    parser.add_argument("--delay", required=True, help="how long it is not to be handled", **DURATION)
 
 
 def snooze(args: argparse.Namespace, options: Common) -> int:
@@ -178,7 +161,7 @@ def snooze(args: argparse.Namespace, options: Common) -> int:
 def add_extend(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``extend``."""
     add_settle(parser)
-    parser.add_argument("--lease", type=duration, required=True, metavar="DURATION", help="hold it so long from now")
+    parser.add_argument("--lease", required=True, help="hold it so long from now", **DURATION)
 
 
 def extend(args: argparse.Namespace, options: Common) -> int:
@@ -220,36 +203,30 @@ FAILED = 5
 
 def add_enqueue(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``enqueue``."""
-    parser.add_argument("queue")
     parser.add_argument("data", nargs="?", metavar="DATA", help="the text itself, or - for standard input")
     parser.add_argument("--data-file", type=Path, metavar="F", help="take the data from a file")
     parser.add_argument("--lines", action="store_true", help="one task for each line of standard input")
     parser.add_argument("--filter", action="append", metavar="K=V", help="a value of a declared filter")
     parser.add_argument("--priority", type=int, default=0, metavar="N", help="higher comes first (0)")
     due = parser.add_mutually_exclusive_group()
-    due.add_argument("--delay", type=duration, metavar="DURATION", help="how long it is not to be handled yet")
+    due.add_argument("--delay", help="how long it is not to be handled yet", **DURATION)
     due.add_argument("--not-before", type=moment, metavar="MOMENT", help="until when it is not to be handled")
     parser.add_argument("--task-id", metavar="ID", help="an id of your own; else one is generated")
-    parser.add_argument(
-        "--idempotency-key",
-        metavar="TEXT",
-        help="make the ids of this text: the same command again writes what is missing, and tells the same ids",
-    )
+    keyed = "make the ids of this text: the same command again writes what is missing, and tells the same ids"
+    parser.add_argument("--idempotency-key", metavar="TEXT", help=keyed)
     parser.add_argument("--metadata", metavar="JSON", help="a JSON object kept with the task")
-    parser.add_argument(
-        "--attempts",
-        type=attempts,
-        metavar="N",
-        help="a retry policy of its own: N deliveries at the most (or 'unbounded'), the backoff as by default",
-    )
-    parser.add_argument(
-        "--lock",
-        type=duration,
-        metavar="DURATION",
-        help="how long a claim of it without a lease holds if not extended",
-    )
+    own = "a retry policy of its own: N deliveries at the most (or 'unbounded'), the backoff as by default"
+    parser.add_argument("--attempts", type=attempts, metavar="N", help=own)
+    parser.add_argument("--lock", help="how long a claim of it without a lease holds if not extended", **DURATION)
     parser.add_argument("--create", action="store_true", help="create the queue, as by default, if it does not exist")
-    _add_on_conflict(parser)
+    known = parser.add_argument_group("a --task-id that is in use (refused otherwise)")
+    known.add_argument("--update", action="store_true", help="replace the task while it is queued")
+    again = "while it is claimed, or in its dedupe window: run this one when that has ended"
+    known.add_argument("--requeue", action="store_true", help=again)
+    known.add_argument("--only-new", action="store_true", help="leave alone whatever has the id, and be content")
+    batch = parser.add_argument_group("a batch (see zkmq batch)")
+    batch.add_argument("--batch", metavar="NAME", help="write the tasks as one batch; they are called NAME.<number>")
+    batch.add_argument("--then", metavar="DATA", help="a task to enqueue when the last of the batch has ended")
 
 
 #: What is said of a task that has the id by --update and --requeue.
@@ -261,26 +238,21 @@ _ON_CONFLICT: Final[dict[tuple[bool, bool], OnConflict]] = {
 }
 
 
-def _add_on_conflict(parser: argparse.ArgumentParser) -> None:
-    known = parser.add_argument_group("a --task-id that is in use (refused otherwise)")
-    known.add_argument("--update", action="store_true", help="replace the task while it is queued")
-    known.add_argument(
-        "--requeue",
-        action="store_true",
-        help="while it is claimed, or in its dedupe window: run this one when that has ended",
-    )
-    known.add_argument("--only-new", action="store_true", help="leave alone whatever has the id, and be content")
-    batch = parser.add_argument_group("a batch (see zkmq batch)")
-    batch.add_argument("--batch", metavar="NAME", help="write the tasks as one batch; they are called NAME.<number>")
-    batch.add_argument("--then", metavar="DATA", help="a task to enqueue when the last of the batch has ended")
-
-
 def enqueue(args: argparse.Namespace, options: Common) -> int:
     """Write one task, or one for each line."""
+    from ..engine import Message
     from ..engine.internals import internals
 
-    _check_enqueue(args)
-    messages, then = _messages(args), _follow_up(args)
+    if args.then is not None and args.batch is None:
+        raise UsageError("--then needs --batch: it follows when the last task of a batch has ended")
+    if (args.update or args.requeue) and args.task_id is None:
+        raise UsageError("--update and --requeue need --task-id: they are about the task that has it")
+    if args.idempotency_key is not None and (args.task_id is not None or args.batch is not None):
+        raise UsageError("--idempotency-key goes without --task-id and --batch: it names the tasks itself")
+    if args.only_new and (args.task_id is None or args.batch is not None):
+        raise UsageError("--only-new needs --task-id, and goes without --batch: it is about the task that has the id")
+    messages = _messages(args)
+    then = None if args.then is None else Message(os.fsencode(args.then))
     with options.connect() as zk:
         queue = zk.queue(args.queue)
         if not args.create:
@@ -308,59 +280,31 @@ def _check_exists(queue: AnyQueue) -> None:
         raise QueueNotFound(msg, similar=error.similar) from None
 
 
-def _check_enqueue(args: argparse.Namespace) -> None:
-    if args.then is not None and args.batch is None:
-        raise UsageError("--then needs --batch: it follows when the last task of a batch has ended")
-    if (args.update or args.requeue) and args.task_id is None:
-        raise UsageError("--update and --requeue need --task-id: they are about the task that has it")
-    if args.idempotency_key is not None and (args.task_id is not None or args.batch is not None):
-        raise UsageError("--idempotency-key goes without --task-id and --batch: it names the tasks itself")
-    if args.only_new and (args.task_id is None or args.batch is not None):
-        raise UsageError("--only-new needs --task-id, and goes without --batch: it is about the task that has the id")
-
-
-def _follow_up(args: argparse.Namespace) -> Message | None:
-    from ..engine import Message
-
-    return None if args.then is None else Message(os.fsencode(args.then))
-
-
 def _messages(args: argparse.Namespace) -> list[Message]:
-    from ..engine import Message
+    from ..engine import Message, RetryPolicy
 
+    policy = None
+    if args.attempts is not None:
+        policy = RetryPolicy(attempts=None if args.attempts == "unbounded" else args.attempts)
+    try:
+        metadata = None if args.metadata is None else json.loads(args.metadata)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--metadata is no JSON: {error}") from error
+    if args.metadata is not None and not isinstance(metadata, dict):
+        raise UsageError('--metadata must be a JSON object such as \'{"owner": "me"}\'')
     message = partial(
         Message,
         filters=pairs("--filter", args.filter),
         priority=args.priority,
         delay=args.delay,
         task_id=args.task_id,
-        metadata=_metadata(args.metadata),
-        policy=_policy(args.attempts),
+        metadata=metadata,
+        policy=policy,
         lock=args.lock,
         on_conflict=_ON_CONFLICT[args.update, args.requeue],
         not_before=args.not_before,
     )
     return [message(data) for data in _payloads(args)]
-
-
-def _policy(most: int | str | None) -> RetryPolicy | None:
-    from ..engine import RetryPolicy
-
-    if most is None:
-        return None
-    return RetryPolicy(attempts=most if isinstance(most, int) else None)
-
-
-def _metadata(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"--metadata is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UsageError('--metadata must be a JSON object such as \'{"owner": "me"}\'')
-    return value
 
 
 def _payloads(args: argparse.Namespace) -> list[bytes]:
@@ -379,11 +323,10 @@ def _payloads(args: argparse.Namespace) -> list[bytes]:
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wait``."""
-    parser.add_argument("queue")
     parser.add_argument("tasks", metavar="TASK", nargs="+")
     parser.add_argument("--event", choices=("completion", "claim"), default="completion")
     parser.set_defaults(**{OWN_TIMEOUT: True})
-    parser.add_argument("--timeout", type=duration, metavar="DURATION", help="give up after so long")
+    parser.add_argument("--timeout", help="give up after so long", **DURATION)
 
 
 def wait(args: argparse.Namespace, options: Common) -> int:
@@ -398,11 +341,10 @@ def wait(args: argparse.Namespace, options: Common) -> int:
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``batch``."""
-    parser.add_argument("queue")
     parser.add_argument("batch", metavar="NAME", help="as given to enqueue --batch")
     parser.add_argument("--wait", action="store_true", help="until each of its tasks has ended; 5 if one failed")
     parser.set_defaults(**{OWN_TIMEOUT: True})
-    parser.add_argument("--timeout", type=duration, metavar="DURATION", help="with --wait: give up after so long")
+    parser.add_argument("--timeout", help="with --wait: give up after so long", **DURATION)
 
 
 def batch(args: argparse.Namespace, options: Common) -> int:

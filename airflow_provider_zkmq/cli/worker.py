@@ -8,7 +8,6 @@ import importlib
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -19,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import child_processes
 from .child_processes import TERMINATE_SECONDS, end_commands
-from .options import PATIENT, Common, UsageError, duration
+from .options import DURATION, PATIENT, Common, UsageError, on_stop_signals
 from .output import say
 from .tasks import add_wanted, wanted
 
 if TYPE_CHECKING:
-    from ..engine import Monitor, Running, Worker
+    from ..engine import Running
 
 # --- A worker's end of the pipe to its `guard`.
 
@@ -83,17 +82,8 @@ class Guard:
             self._process.stdin.write(line)
 
     def _start(self) -> None:
-        process = self._begin()
-        if process.stdout is not None and process.stdout.readline().strip() == child_processes.READY.encode():
-            self._process = process
-            return
-        self._missing = True
-        process.communicate()
-        _LOG.warning("no guard could be started (%s): if this worker is killed, its commands go on", sys.executable)
-
-    def _begin(self) -> subprocess.Popen[bytes]:
         """In a session of its own and with no other file of ours, so that it outlives us and keeps nobody waiting."""
-        return subprocess.Popen(  # noqa: S603  the interpreter that runs us
+        process = subprocess.Popen(  # noqa: S603  the interpreter that runs us
             ["/bin/sh", "-c", _STAYS, "guard", sys.executable, "-I", "-S", "-c", _RUN],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -103,6 +93,12 @@ class Guard:
             env=self._environment,
             start_new_session=True,
         )
+        if process.stdout is not None and process.stdout.readline().strip() == child_processes.READY.encode():
+            self._process = process
+            return
+        self._missing = True
+        process.communicate()
+        _LOG.warning("no guard could be started (%s): if this worker is killed, its commands go on", sys.executable)
 
 
 # --- ``zkmq worker --exec``: each task is a shell command's standard input, its output the result.
@@ -147,28 +143,26 @@ class Commands:
 
         Where the claim is lost meanwhile, by a cancellation say, the command is ended, and `CommandFailed` says so.
         """
-        child = self._start(task)
-        output, errors = self._communicate(child, task)
+        with self._lock:
+            child = None if self._ended.is_set() else self._spawn(task)
+        if child is None:
+            _leave_it_to_the_worker()
+        try:
+            with _ended_when_lost(child, task):
+                output, errors = child.communicate(_BEGIN + task.data)
+        finally:
+            with self._lock:
+                self._forget(child.pid)
         if task.lost:
             raise CommandFailed(f"ended, as {'the task was cancelled' if task.cancelled else 'its claim was lost'}")
         if child.returncode == 0:
             return output
         if self._ended.is_set():
             _leave_it_to_the_worker()
-        raise CommandFailed(_failure(child.returncode, errors))
-
-    def _communicate(self, child: subprocess.Popen[bytes], task: Running) -> tuple[bytes, bytes]:
-        try:
-            with _ended_when_lost(child, task):
-                return child.communicate(_BEGIN + task.data)
-        finally:
-            with self._lock:
-                self._forget(child.pid)
-
-    def _start(self, task: Running) -> subprocess.Popen[bytes]:
-        with self._lock:
-            child = None if self._ended.is_set() else self._spawn(task)
-        return child or _leave_it_to_the_worker()
+        how = f"exit code {child.returncode}" if child.returncode > 0 else f"ended by signal {-child.returncode}"
+        lines = errors.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        words = "\n".join(lines)[-_LAST_CHARACTERS:]
+        raise CommandFailed(f"{how}: {words}" if words else how)
 
     def _spawn(self, task: Running) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(  # noqa: S603  the command is what the operator asked for
@@ -234,13 +228,6 @@ def _leave_it_to_the_worker() -> NoReturn:
         threading.Event().wait()
 
 
-def _failure(code: int, errors: bytes) -> str:
-    how = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
-    lines = errors.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-    words = "\n".join(lines)[-_LAST_CHARACTERS:]
-    return f"{how}: {words}" if words else how
-
-
 # --- ``zkmq worker``: handle tasks until told to stop.
 
 _MARGIN = 1.0
@@ -252,58 +239,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_wanted(parser)
     work = parser.add_mutually_exclusive_group()
     work.add_argument("--handler", metavar="MODULE:FUNCTION", help="called with each task; its return is the result")
-    work.add_argument(
-        "--exec",
-        dest="command",
-        metavar="CMD",
-        help="run by /bin/sh for each task: data on stdin, result on stdout, non-zero exit fails the task; "
-        "in its environment ZKMQ_TASK_ID, ZKMQ_ATTEMPT and ZKMQ_QUEUE; ended with its task and with the worker",
+    run_by = (
+        "run by /bin/sh for each task: data on stdin, result on stdout, non-zero exit fails the task; "
+        "in its environment ZKMQ_TASK_ID, ZKMQ_ATTEMPT and ZKMQ_QUEUE; ended with its task and with the worker"
     )
-    parser.add_argument(
-        "--pass-credentials",
-        action="store_true",
-        help="with --exec: the command, which may use the queues itself, inherits ZKMQ_AUTH and the like",
+    work.add_argument("--exec", dest="command", metavar="CMD", help=run_by)
+    passed = "with --exec: the command, which may use the queues itself, inherits ZKMQ_AUTH and the like"
+    parser.add_argument("--pass-credentials", action="store_true", help=passed)
+    transactional = (
+        "with --handler, which is called with the task and a transaction: what it puts is written as the task is "
+        "completed, or not at all"
     )
-    parser.add_argument(
-        "--transactional",
-        action="store_true",
-        help="with --handler, which is called with the task and a transaction: what it puts is written as the task is "
-        "completed, or not at all",
-    )
-    parser.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="tasks in hand at once (1); 0: only watch, see --warn-size"
-    )
-    parser.add_argument(
-        "--lease",
-        type=duration,
-        metavar="DURATION",
-        help="claims outlive the ZooKeeper session, and end so long after they were last extended",
-    )
-    parser.add_argument(
-        "--no-heartbeat", action="store_true", help="do not extend locks and leases: they bound the handling"
-    )
-    parser.add_argument(
-        "--throttle", type=duration, default=0.0, metavar="DURATION", help="a thread's pause between tasks (0)"
-    )
-    parser.add_argument(
-        "--prefetch",
-        type=int,
-        default=32,
-        metavar="N",
-        help="claim so many tasks ahead at the most, while handlers are fast (32); 0: each by itself",
-    )
-    parser.add_argument(
-        "--warn-size", type=int, metavar="N", help="log a warning, at most each 6 h, when more than N tasks are pending"
-    )
+    parser.add_argument("--transactional", action="store_true", help=transactional)
+    threads = "tasks in hand at once (1); 0: only watch, see --warn-size"
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help=threads)
+    lease = "claims outlive the ZooKeeper session, and end so long after they were last extended"
+    parser.add_argument("--lease", help=lease, **DURATION)
+    bounded = "do not extend locks and leases: they bound the handling"
+    parser.add_argument("--no-heartbeat", action="store_true", help=bounded)
+    parser.add_argument("--throttle", default=0.0, help="a thread's pause between tasks (0)", **DURATION)
+    ahead = "claim so many tasks ahead at the most, while handlers are fast (32); 0: each by itself"
+    parser.add_argument("--prefetch", type=int, default=32, metavar="N", help=ahead)
+    warned = "log a warning, at most each 6 h, when more than N tasks are pending"
+    parser.add_argument("--warn-size", type=int, metavar="N", help=warned)
     parser.add_argument("--until-empty", action="store_true", help="end when nothing that fits is left")
     parser.add_argument("--no-gc", action="store_true", help="take no part in clean-up")
-    parser.add_argument(
-        "--grace",
-        type=duration,
-        default=30.0,
-        metavar="DURATION",
-        help="on SIGTERM: time to finish what is in hand (30s)",
-    )
+    parser.add_argument("--grace", default=30.0, help="on SIGTERM: time to finish what is in hand (30s)", **DURATION)
 
 
 def run(args: argparse.Namespace, common: Common) -> int:
@@ -311,16 +272,29 @@ def run(args: argparse.Namespace, common: Common) -> int:
     _check(args)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
-    handler, end, extra = _handler(args, common)
+    handler: Callable[..., Any] = _unused
+    commands, grace = None, args.grace
+    if args.handler is not None:
+        handler = load(args.handler)
+    elif args.command is not None:
+        handler = commands = Commands(args.command, args.queue, credentials=args.pass_credentials, secret=common.secret)
+        grace += TERMINATE_SECONDS + _MARGIN
     options = _options(args) | wanted(args)
     with common.connect(gc=not args.no_gc, seconds=PATIENT) as zk:
-        queue = zk.queue(args.queue)
-        worker = queue.worker(handler, grace=args.grace + extra, **options)
-        with _stopped_by_signals(worker, args.grace, end):
+        worker = zk.queue(args.queue).worker(handler, grace=grace, **options)
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            if worker.stop() and commands is not None:  # what outlasts the grace is ended
+                timer = threading.Timer(args.grace, commands.end)
+                timer.daemon = True
+                timer.start()
+
+        with on_stop_signals(stop):
             try:
                 worker.run(until_empty=args.until_empty)
             finally:
-                end()
+                if commands is not None:
+                    commands.end()
     done = {"queue": args.queue, "finished": worker.finished, "failed": worker.failed}
     say(done, f"{worker.finished} finished, {worker.failed} failed", as_json=common.as_json)
     return 0
@@ -342,6 +316,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """What `Worker` takes besides a handler and a choice of tasks."""
+    from ..engine import monitor
+
     return {
         "threads": args.threads,
         "lease": args.lease,
@@ -349,24 +325,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "throttle": args.throttle,
         "prefetch": args.prefetch,
         "transactional": args.transactional,
-        "monitor": _monitor(args.warn_size),
+        "monitor": None if args.warn_size is None else monitor(max_size=args.warn_size),
     }
-
-
-def _monitor(size: int | None) -> Monitor | None:
-    from ..engine import monitor
-
-    return None if size is None else monitor(max_size=size)
-
-
-def _handler(args: argparse.Namespace, common: Common) -> tuple[Callable[..., Any], Callable[[], None], float]:
-    """The handler, how to end what it started, and the time that takes beyond the grace."""
-    if args.handler is not None:
-        return load(args.handler), lambda: None, 0.0
-    if args.command is None:
-        return _unused, lambda: None, 0.0
-    commands = Commands(args.command, args.queue, credentials=args.pass_credentials, secret=common.secret)
-    return commands, commands.end, TERMINATE_SECONDS + _MARGIN
 
 
 def _unused(_task: object) -> None:
@@ -390,21 +350,3 @@ def load(text: str) -> Callable[..., Any]:
     if not callable(function):
         raise UsageError(f"--handler {text!r} is no function")
     return function  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(worker: Worker, grace: float, end: Callable[[], None]) -> Iterator[None]:
-    """Inside the block SIGTERM and SIGINT stop the worker; commands that outlast the grace are ended."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        if worker.stop():
-            timer = threading.Timer(grace, end)
-            timer.daemon = True
-            timer.start()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
