@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
@@ -15,7 +14,6 @@ from .file_format import (
     BASE64,
     BadFile,
     Entry,
-    Origin,
     Refusal,
     Refused,
     clipped,
@@ -147,33 +145,24 @@ def import_file(
 
     """
     with opened(path) as file:
-        parsed = read(file)
-        _check_origin(file, parsed.origin, origin_of_queue(queue), elsewhere=elsewhere)
-        done = Imported(queue.name, dry_run, refused=parsed.refused)
+        (written, entries, refused), own = read(file), origin_of_queue(queue)
+        if written != own and not elsewhere:
+            source = "does not say where its tasks are from"
+            if written is not None:
+                source = f"is from {written.root}/{written.queue}"
+            raise BadFile(f"{file.path} {source}: to import it into {own.root}/{own.queue}, say so explicitly")
+        done = Imported(queue.name, dry_run, refused=refused)
         try:
-            for entry, task in _paired(queue, parsed.entries):
-                _one(queue, file, entry, task, done, again=again)
+            for start in range(0, len(entries), AT_ONCE):
+                chunk = entries[start : start + AT_ONCE]
+                tasks = {task.id: task for task in queue.tasks(ids=[entry.id for entry in chunk], parts=["data"])}
+                for entry in chunk:
+                    _one(queue, file, entry, tasks.get(entry.id), done, again=again)
         except TransportError as error:
             msg = f"{error}; {len(done.applied)} message(s) were applied before: import again, those will be refused"
             raise type(error)(msg) from error
     done.refused.sort(key=lambda refusal: refusal.offset)
     return done
-
-
-def _check_origin(file: TextQueue, written: Origin | None, own: Origin, *, elsewhere: bool) -> None:
-    if elsewhere or written == own:
-        return
-    said = "does not say where its tasks are from" if written is None else f"is from {written.root}/{written.queue}"
-    raise BadFile(f"{file.path} {said}: to import it into {own.root}/{own.queue}, say so explicitly")
-
-
-def _paired(queue: AnyQueue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | None]]:
-    """Each message with its task as it is now, read a few at a time."""
-    for start in range(0, len(entries), AT_ONCE):
-        chunk = entries[start : start + AT_ONCE]
-        tasks = {task.id: task for task in queue.tasks(ids=[entry.id for entry in chunk], parts=["data"])}
-        for entry in chunk:
-            yield entry, tasks.get(entry.id)
 
 
 def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done: Imported, *, again: bool) -> None:

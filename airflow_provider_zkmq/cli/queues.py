@@ -327,17 +327,9 @@ def check(args: argparse.Namespace, options: Common) -> int:
     return DAMAGED if left else 0
 
 
-def pause(args: argparse.Namespace, options: Common) -> int:
-    """Hand out nothing until resumed."""
-    return _set_paused(args, options, paused=True)
-
-
-def resume(args: argparse.Namespace, options: Common) -> int:
-    """Hand out tasks again."""
-    return _set_paused(args, options, paused=False)
-
-
-def _set_paused(args: argparse.Namespace, options: Common, *, paused: bool) -> int:
+def set_paused(args: argparse.Namespace, options: Common) -> int:
+    """Hand out nothing until resumed, or hand out tasks again."""
+    paused = args.verb == "pause"
     with options.connect() as zk:
         queue = zk.queue(args.queue)
         changed = queue.pause() if paused else queue.resume()

@@ -6,13 +6,9 @@ import argparse
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .options import DURATION, Common, UsageError
 from .output import say
-
-if TYPE_CHECKING:
-    from ..spark.reporting.report import Report
 
 DIRECTORY_VARIABLE = "ZKMQ_ARCHIVE_DIR"
 
@@ -44,15 +40,7 @@ def report(args: argparse.Namespace, options: Common) -> int:
         raise UsageError(f"{args.html} cannot be written: {args.html.absolute().parent} is no folder")
     if args.html is not None and args.html.is_dir():
         raise UsageError(f"{args.html} cannot be written: it is a folder")
-    made = _make(directory, args)
-    if args.html is not None:
-        made.write_html(args.html)
-    say(made.record(), made.text(full=args.full), as_json=options.as_json)
-    return 0
-
-
-def _make(directory: str, args: argparse.Namespace) -> Report:
-    """The report. What can be refused without Spark, which takes its time to start, is refused before."""
+    # What can be refused without Spark, which takes its time to start, is refused before.
     from ..spark.reporting.page import known, need
 
     need("pyspark", "pandas", "pyarrow", "deltalake", *(("jinja2",) if args.html is not None else ()))
@@ -61,7 +49,7 @@ def _make(directory: str, args: argparse.Namespace) -> Report:
     from ..spark import report as make
     from ..spark import spark_session
 
-    return make(
+    made = make(
         directory,
         queues,
         spark=spark_session("zkmq-report"),
@@ -72,6 +60,10 @@ def _make(directory: str, args: argparse.Namespace) -> Report:
         target_utilisation=args.target_utilisation,
         top=args.top,
     )
+    if args.html is not None:
+        made.write_html(args.html)
+    say(made.record(), made.text(full=args.full), as_json=options.as_json)
+    return 0
 
 
 def _moment(option: str, text: str | None) -> datetime | None:

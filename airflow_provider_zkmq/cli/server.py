@@ -56,7 +56,14 @@ def run(args: argparse.Namespace) -> int:
     with on_stop_signals(_interrupt):
         try:
             server.start()
-            print(_announcement(server, as_json=args.json), flush=True)
+            speaks_tls = server.plain_hosts != server.hosts
+            if args.json:
+                hosts = {"hosts": server.hosts, **({"plain_hosts": server.plain_hosts} if speaks_tls else {})}
+                ready = json.dumps({"ready": True, **hosts, "data_dir": str(server.data_dir), "pids": server.pids})
+            else:
+                where = f"{server.hosts} with TLS, {server.plain_hosts} without" if speaks_tls else server.hosts
+                ready = f"ZooKeeper is ready on {where} (data in {server.data_dir}); Ctrl-C stops it"
+            print(ready, flush=True)
             while True:  # until one of the nodes is dead, or a signal interrupts
                 server.check()
                 time.sleep(_CHECK_S)
@@ -76,15 +83,6 @@ def _warn(host: str, tls: ServerTls | None) -> None:
         "clients must give credentials for their queues to be theirs (docs/security.md)",
         file=sys.stderr,
     )
-
-
-def _announcement(server: EmbeddedServer, *, as_json: bool) -> str:
-    tls = server.plain_hosts != server.hosts
-    if as_json:
-        folder, plain = str(server.data_dir), {"plain_hosts": server.plain_hosts} if tls else {}
-        return json.dumps({"ready": True, "hosts": server.hosts, **plain, "data_dir": folder, "pids": server.pids})
-    where = f"{server.hosts} with TLS, {server.plain_hosts} without" if tls else server.hosts
-    return f"ZooKeeper is ready on {where} (data in {server.data_dir}); Ctrl-C stops it"
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

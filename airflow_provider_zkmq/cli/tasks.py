@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from .options import DURATION, OWN_TIMEOUT, Common, UsageError, attempts, moment
 from .output import brief, facts, payload, say, spread, table, task_record
 
 if TYPE_CHECKING:
-    from ..engine import AnyClaim, AnyQueue, Message, OnConflict
+    from ..engine import AnyQueue, Message, OnConflict
 
 # --- The verbs on claims: claim, complete, fail, release, snooze, extend, progress.
 
@@ -90,24 +89,6 @@ def add_complete(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dedupe", help="refuse its id for so long", **DURATION)
 
 
-def complete(args: argparse.Namespace, options: Common) -> int:
-    """Finish a task. It is inserted then, not finished, where another run of it was held in escrow."""
-    from ..engine import ZkmqError
-
-    result = None if args.result is None else os.fsencode(args.result)
-    if args.result_file is not None:
-        result = read_file(args.result_file)
-
-    def act(queue: AnyQueue) -> str:
-        _held(queue, args).complete(result, dedupe=args.dedupe)
-        try:
-            return str(queue.task(args.task).state)
-        except ZkmqError:  # collected, say; that it was finished is certain
-            return "finished"
-
-    return _settle(args, options, None, act)
-
-
 def add_fail(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fail``."""
     add_force(parser)
@@ -117,34 +98,7 @@ def add_fail(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--backoff", help="try again after so long, not by the policy", **DURATION)
 
 
-def fail(args: argparse.Namespace, options: Common) -> int:
-    """Report a failure."""
-    error = os.fsencode(args.error).decode(errors="replace")
-    if args.force and args.backoff is not None:
-        raise UsageError("--backoff does not go with --force: the policy says when it is tried again")
-    if args.force:
-        return _settle(args, options, None, lambda queue: _revoke(queue, args, error, retry=not args.no_retry))
-    retry = {"retry": not args.no_retry, "backoff": args.backoff}
-    return _settle(args, options, None, lambda queue: str(_held(queue, args).fail(error, **retry)))
-
-
 add_release = add_force
-
-
-def release(args: argparse.Namespace, options: Common) -> int:
-    """Give a task back."""
-    if args.force:
-        return _settle(args, options, None, lambda queue: _revoke(queue, args))
-    return _settle(args, options, "inserted", lambda queue: _held(queue, args).release())
-
-
-def _revoke(queue: AnyQueue, args: argparse.Namespace, error: str | None = None, *, retry: bool = True) -> str:
-    """Take the claim that stands now from its holder, who is named; one that comes meanwhile is left alone."""
-    seen = queue.task(args.task)
-    state = str(queue.revoke(args.task, error, retry=retry, version=seen.version))
-    holder = seen.consumer or "a consumer whose claim had ended"
-    print(f"zkmq: taken from {holder}, attempt {seen.attempt}", file=sys.stderr)
-    return state
 
 
 def add_snooze(parser: argparse.ArgumentParser) -> None:
@@ -153,20 +107,10 @@ def add_snooze(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delay", required=True, help="how long it is not to be handled", **DURATION)
 
 
-def snooze(args: argparse.Namespace, options: Common) -> int:
-    """Give a task back for later."""
-    return _settle(args, options, "inserted", lambda queue: _held(queue, args).snooze(args.delay))
-
-
 def add_extend(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``extend``."""
     add_settle(parser)
     parser.add_argument("--lease", required=True, help="hold it so long from now", **DURATION)
-
-
-def extend(args: argparse.Namespace, options: Common) -> int:
-    """Hold a claim longer."""
-    return _settle(args, options, "claimed", lambda queue: _held(queue, args).extend(args.lease))
 
 
 def add_progress(parser: argparse.ArgumentParser) -> None:
@@ -176,24 +120,60 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--note", default="", metavar="TEXT", help="what is being done")
 
 
-def progress(args: argparse.Namespace, options: Common) -> int:
-    """Report how far the handling has come."""
-    note = os.fsencode(args.note).decode(errors="replace")
-    return _settle(args, options, "claimed", lambda queue: _held(queue, args).progress(args.value, note))
-
-
-def _held(queue: AnyQueue, args: argparse.Namespace) -> AnyClaim:
-    return queue.claim_handle(args.task, args.token)
-
-
-def _settle(args: argparse.Namespace, options: Common, state: str | None, act: Callable[[AnyQueue], str | None]) -> int:
-    """Do something with a claim; `state`: the task's state after it, else what `act` returns."""
+def settle(args: argparse.Namespace, options: Common) -> int:
+    """Do with a claim what the verb says, and print the task's state after it."""
+    force = getattr(args, "force", False)
+    if args.verb == "fail" and force and args.backoff is not None:
+        raise UsageError("--backoff does not go with --force: the policy says when it is tried again")
+    result = os.fsencode(args.result) if getattr(args, "result", None) is not None else None
+    if getattr(args, "result_file", None) is not None:
+        result = read_file(args.result_file)
     with options.connect() as zk:
-        settled = act(zk.queue(args.queue))
-    state = state or settled
+        queue = zk.queue(args.queue)
+        if force:  # from its holder, who is named; a claim that comes meanwhile is left alone
+            seen = queue.task(args.task)
+            failed: dict[str, Any] = {}
+            if args.verb == "fail":
+                failed = {"error": _text(args.error), "retry": not args.no_retry}
+            state = str(queue.revoke(args.task, **failed, version=seen.version))
+            holder = seen.consumer or "a consumer whose claim had ended"
+            print(f"zkmq: taken from {holder}, attempt {seen.attempt}", file=sys.stderr)
+        else:
+            state = _settled(queue, args, result)
     value = {"queue": args.queue, "id": args.task, "token": args.token, "state": state}
     say(value, f"{args.task} is {state}", as_json=options.as_json)
     return 0
+
+
+def _settled(queue: AnyQueue, args: argparse.Namespace, result: bytes | None) -> str:
+    """Do with a claim what the verb says; the task's state after it."""
+    from ..engine import ZkmqError
+
+    claimed = queue.claim_handle(args.task, args.token)
+    match args.verb:
+        case "complete":
+            claimed.complete(result, dedupe=args.dedupe)
+            try:
+                return str(queue.task(args.task).state)  # inserted, where another run was held in escrow
+            except ZkmqError:  # collected, say; that it was finished is certain
+                return "finished"
+        case "fail":
+            return str(claimed.fail(_text(args.error), retry=not args.no_retry, backoff=args.backoff))
+        case "release":
+            claimed.release()
+            return "inserted"
+        case "snooze":
+            claimed.snooze(args.delay)
+            return "inserted"
+        case "extend":
+            claimed.extend(args.lease)
+            return "claimed"
+    claimed.progress(args.value, _text(args.note))
+    return "claimed"
+
+
+def _text(argument: str) -> str:
+    return os.fsencode(argument).decode(errors="replace")
 
 
 # --- The verbs on tasks: enqueue, wait, batch.
@@ -240,7 +220,7 @@ _ON_CONFLICT: Final[dict[tuple[bool, bool], OnConflict]] = {
 
 def enqueue(args: argparse.Namespace, options: Common) -> int:
     """Write one task, or one for each line."""
-    from ..engine import Message
+    from ..engine import Message, QueueNotFound
     from ..engine.internals import internals
 
     if args.then is not None and args.batch is None:
@@ -255,8 +235,12 @@ def enqueue(args: argparse.Namespace, options: Common) -> int:
     then = None if args.then is None else Message(os.fsencode(args.then))
     with options.connect() as zk:
         queue = zk.queue(args.queue)
-        if not args.create:
-            _check_exists(queue)
+        if not args.create:  # a mistyped name would make a queue that nobody consumes
+            try:
+                queue.conf()
+            except QueueNotFound as error:
+                msg = f"{error}; nothing was enqueued: --create makes the queue"
+                raise QueueNotFound(msg, similar=error.similar) from None
         if args.only_new:
             written = bool(internals(queue).enqueue_new(messages).written)
             written_ids = {"queue": args.queue, "id": args.task_id, "written": written, "ids": [args.task_id]}
@@ -267,17 +251,6 @@ def enqueue(args: argparse.Namespace, options: Common) -> int:
     batch = {} if args.batch is None else {"batch": args.batch}
     say({"queue": args.queue, **one, **batch, "ids": ids}, "\n".join(ids), as_json=options.as_json)
     return 0
-
-
-def _check_exists(queue: AnyQueue) -> None:
-    """Raise `QueueNotFound` where a mistyped name would make a queue that nobody consumes."""
-    from ..engine import QueueNotFound
-
-    try:
-        queue.conf()
-    except QueueNotFound as error:
-        msg = f"{error}; nothing was enqueued: --create makes the queue"
-        raise QueueNotFound(msg, similar=error.similar) from None
 
 
 def _messages(args: argparse.Namespace) -> list[Message]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import logging
 import os
@@ -11,7 +10,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -147,9 +146,22 @@ class Commands:
             child = None if self._ended.is_set() else self._spawn(task)
         if child is None:
             _leave_it_to_the_worker()
+        done = threading.Event()
+
+        def look() -> None:  # now and then, at no request; in Python 3.11 `communicate` with time-outs loses input
+            while not done.wait(_LOOK_SECONDS):
+                if task.lost:
+                    end_commands([child.pid], TERMINATE_SECONDS)
+                    return
+
+        watcher = threading.Thread(target=look, name="zkmq-exec", daemon=True)
         try:
-            with _ended_when_lost(child, task):
+            watcher.start()
+            try:
                 output, errors = child.communicate(_BEGIN + task.data)
+            finally:
+                done.set()
+                watcher.join()
         finally:
             with self._lock:
                 self._forget(child.pid)
@@ -197,29 +209,6 @@ class Commands:
 def environment(variables: Mapping[str, str], secret: Collection[str]) -> dict[str, str]:
     """What of an environment goes to others: not our credentials, nor what is `secret` besides."""
     return {name: value for name, value in variables.items() if not (_SECRET.match(name) or name in secret)}
-
-
-@contextlib.contextmanager
-def _ended_when_lost(child: subprocess.Popen[bytes], task: Running) -> Iterator[None]:
-    """Inside the block the command is ended when the claim of its task is over, in whichever way.
-
-    A thread looks now and then, at no request; `communicate` with time-outs would lose input in Python 3.11.
-    """
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.wait(_LOOK_SECONDS):
-            if task.lost:
-                end_commands([child.pid], TERMINATE_SECONDS)
-                return
-
-    watcher = threading.Thread(target=look, name="zkmq-exec", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
 
 
 def _leave_it_to_the_worker() -> NoReturn:

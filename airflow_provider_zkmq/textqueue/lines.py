@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 # --- What goes wrong with a queue file.
 
@@ -49,17 +49,14 @@ def open_plain(path: str | os.PathLike[str], flags: int, mode: int = MODE, *, fo
         if error.errno in _LINK:
             msg = f"{os.fspath(path)} is a symbolic link, which is not followed: name the file itself"
             raise HostileFile(msg) from None
-        if error.errno == errno.ENXIO:
-            raise HostileFile(_no_plain_file(path)) from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if error.errno != errno.ENXIO:
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
         os.close(descriptor)
-        raise HostileFile(_no_plain_file(path))
-    return descriptor
-
-
-def _no_plain_file(path: str | os.PathLike[str]) -> str:
-    return f"{os.fspath(path)} is no plain file"
+    msg = f"{os.fspath(path)} is no plain file"
+    raise HostileFile(msg)
 
 
 def read_plain(path: str | os.PathLike[str], most: int, *, folder: int | None = None) -> bytes:
@@ -126,23 +123,12 @@ class Limits:
     file: int = 256 << 20
 
 
-@dataclass(slots=True)  # not frozen: that would take most of the time of reading a file
-class Line:
+class Line(NamedTuple):
     """One line: where it begins and ends (the newline included), and what stands in it without the newline."""
 
     offset: int
     end: int
     body: bytes
-
-    @property
-    def control(self) -> bytes:
-        """The byte in column 0."""
-        return self.body[:1]
-
-    @property
-    def rest(self) -> bytes:
-        """What follows it."""
-        return self.body[1:]
 
 
 def scan(name: str, source: Source, limits: Limits, start: int = 0) -> Iterator[Line]:
