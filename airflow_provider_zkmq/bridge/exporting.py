@@ -47,12 +47,9 @@ def export_queue(
 
     The file appears whole or not at all, readable for its owner alone. Tasks are read a few at a time.
 
-    Raises:
-        ConfigError: the state, the selector or the limit is refused, the queue does not exist, or (`BadFile`) the
-            file would be larger than an import reads.
-        FileExistsError: the file is there already, and not `force`.
-        OSError: it cannot be written.
-
+    Raises `ConfigError` for a state, a selector or a limit that is refused, and where the queue does not exist;
+    `BadFile` for a file that would be larger than an import reads; `FileExistsError` for one that is there already,
+    and not `force`; `OSError` where it cannot be written.
     """
     if state not in MARKS:
         raise ConfigError(f"{state} tasks are not exported: dead, cancelled or inserted ones are")

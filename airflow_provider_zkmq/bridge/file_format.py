@@ -152,10 +152,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,19}\Z")
 
 
 def append_task(file: TextQueue, task: Task) -> None:
-    """Write a task as a message at the end of a file.
-
-    The version comes last: a file that was cut off somewhere has none for its last message, or another one.
-    """
+    """Write a task as a message at the end of a file."""
     spelled = spell(task.data)
     variables = {"id": task.id, "attempts": str(task.attempt)}
     if task.error is not None:
@@ -166,7 +163,7 @@ def append_task(file: TextQueue, task: Task) -> None:
         variables["encoding"] = spelled.encoding
     if spelled.blank:
         variables["blank"] = str(spelled.blank)
-    variables["version"] = str(task.version)
+    variables["version"] = str(task.version)  # last: a file that was cut off has none for its last message
     lines = [f"{name}={value}" for name, value in variables.items()]
     file.append(spelled.data, lines, status=MARKS[task.state])
 

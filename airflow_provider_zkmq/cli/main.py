@@ -57,7 +57,7 @@ VERBS = {
     "claim": Verb("take a task under a lease; 3 if there is none", "tasks", "claim", "add_claim"),
     "complete": Verb("finish a claimed task", "tasks", "settle", "add_complete"),
     "fail": Verb("report that a claimed task failed", "tasks", "settle", "add_fail"),
-    "release": Verb("give a claimed task back", "tasks", "settle", "add_release"),
+    "release": Verb("give a claimed task back", "tasks", "settle", "add_force"),
     "snooze": Verb("give a claimed task back, to be handled later", "tasks", "settle", "add_snooze"),
     "extend": Verb("hold a claimed task longer", "tasks", "settle", "add_extend"),
     "progress": Verb("report how far a claimed task has come", "tasks", "settle", "add_progress"),
@@ -150,10 +150,7 @@ def _function(module: str, name: str) -> Callable[..., Any]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line, understood. Raises `UsageError`.
-
-    Only the verbs that `argv` may mean get their options, which saves imports.
-    """
+    """The command line, understood. Raises `UsageError`."""
     about = "A durable task queue on Apache ZooKeeper."
     parser = Parser(prog="zkmq", description=about, epilog=EPILOG, allow_abbrev=False, formatter_class=_FORMAT)
     parser.add_argument("--version", action="version", version=f"zkmq {__version__}")
@@ -164,7 +161,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         sub = verbs.add_parser(
             name, help=verb.help, description=described, epilog=EPILOG, allow_abbrev=False, formatter_class=_FORMAT
         )
-        if name in argv:
+        if name in argv:  # the others' options would cost imports
             if name not in _NO_QUEUE:
                 sub.add_argument("queue")
             if verb.add is not None:

@@ -54,10 +54,7 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def on_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call `handler` for SIGTERM and SIGINT inside the block.
-
-    Also for SIGINT: a shell that starts us in the background has it ignored.
-    """
+    """Call `handler` for SIGTERM and SIGINT inside the block, also where a shell in the background ignores SIGINT."""
     before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
         yield
@@ -191,10 +188,7 @@ def add_common(parser: argparse.ArgumentParser, *, before: bool = False) -> None
 
 
 def common(args: argparse.Namespace) -> Common:
-    """The common options of a command line and the environment; the later on the line wins.
-
-    What the environment says of servers is not about queue files.
-    """
+    """The common options of a command line and the environment; the later on the line wins."""
 
     def pick(name: str) -> Any:
         given = getattr(args, name, None)

@@ -18,15 +18,9 @@ if TYPE_CHECKING:
 
 #: Fields that hold milliseconds since 1970, and what the same time is called as text.
 _TEXTS: Final = {
-    "enqueued_ms": "enqueued_at",
-    "claimed_ms": "claimed_at",
-    "started_ms": "started_at",
-    "ended_ms": "ended_at",
-    "due_ms": "due_at",
+    **{f"{name}_ms": f"{name}_at" for name in ("enqueued", "claimed", "started", "ended", "due")},
+    **{name: f"{name}_at" for name in ("claimed", "started", "ended")},  # of an attempt
     "dedupe_ms": "dedupe_until",
-    "claimed": "claimed_at",
-    "started": "started_at",
-    "ended": "ended_at",
 }
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

@@ -13,7 +13,7 @@ from .options import DURATION, STATES, STATUSES, Common, UsageError, attempts, d
 from .output import brief, facts, moment, say, spread, table, task_record
 
 if TYPE_CHECKING:
-    from ..engine import AnyQueue, QueueConf, ZkmqError
+    from ..engine import QueueConf, ZkmqError
 
 # --- The verb configure, and how a configuration is told.
 
@@ -356,16 +356,12 @@ def delete(args: argparse.Namespace, options: Common) -> int:
         queue = zk.queue(args.queue)
         if not args.yes:
             with contextlib.suppress(QueueNotFound):  # which the deletion tells, or goes on with one that was cut off
-                _confirm_name(queue, queue.counts())
+                counts = {state: number for state, number in queue.counts().items() if number and state in STATES}
+                known = ", ".join(f"{number} {state}" for state, number in counts.items()) or "no task"
+                print(f"queue {queue.name!r} holds {known}; nothing of it comes back.", file=sys.stderr)
+                print("Type its name to delete it: ", end="", file=sys.stderr, flush=True)
+                if sys.stdin.readline().strip() != queue.name:
+                    raise UsageError("that is not its name: nothing was deleted")
         count = queue.delete(confirm=True, force=args.force)
     say({"queue": args.queue, "deleted": count}, f"{args.queue} deleted, {count} task(s)", as_json=options.as_json)
     return 0
-
-
-def _confirm_name(queue: AnyQueue, counts: Mapping[str, int]) -> None:
-    """Raise `UsageError` unless whoever sits at the terminal types the queue's name."""
-    known = ", ".join(f"{number} {state}" for state, number in counts.items() if number and state in STATES)
-    print(f"queue {queue.name!r} holds {known or 'no task'}; nothing of it comes back.", file=sys.stderr)
-    print("Type its name to delete it: ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip() != queue.name:
-        raise UsageError("that is not its name: nothing was deleted")

@@ -36,13 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the server until SIGTERM or SIGINT, then stop it and return 0.
+    """Run the server until SIGTERM or SIGINT, then stop it and return 0. Call it in the main thread.
 
-    One line on standard output says when it is ready. Call it in the main thread.
-
-    Raises:
-        ConfigError: an option is out of its range.
-        ServerError: the server cannot be started, or one of its nodes died.
+    One line on standard output says when it is ready. Raises `ConfigError` for an option that is out of its range,
+    `ServerError` where the server cannot be started, or one of its nodes died.
     """
     tls = None
     if args.tls_cert is not None and args.tls_key is not None:

@@ -48,28 +48,25 @@ def show(args: argparse.Namespace, options: Common) -> int:
         except Unsupported:  # it is in a file, which has no znodes
             tree = None
     value = {"queue": args.queue, **task_record(task)}
+    page = task_facts(task)
+    tables = []
     if tree is not None:
-        znodes = [asdict(node) for node in tree]
-        value |= {"znodes": znodes, "enqueue_transactions": enqueue_transactions(tree)}
+        transactions = enqueue_transactions(tree)
+        value |= {"znodes": [asdict(node) for node in tree], "enqueue_transactions": transactions}
+        page["enqueue transactions"] = transactions
+        attempts = [
+            (at.number, at.outcome, at.consumer, moment(at.claimed), moment(at.started), moment(at.ended), at.error)
+            for at in task.history
+        ]
+        tables = [
+            table(attempts, ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED", "STARTED", "ENDED", "ERROR")),
+            table([(at.path, at.bytes, at.czxid, at.mzxid) for at in tree], ("ZNODE", "BYTES", "CZXID", "MZXID")),
+        ]
     if why is not None:
         consumers = [asdict(each) for each in why.consumers]
         value["why"] = {"status": why.status, "reasons": why.reasons, "consumers": consumers}
-    say(value, _page(task, tree), as_json=options.as_json)
+    say(value, "\n\n".join([facts(page), *tables]), as_json=options.as_json)
     return 0
-
-
-def _page(task: Task, tree: list[Znode] | None) -> str:
-    """Everything for people. A file keeps neither a history nor znodes."""
-    if tree is None:
-        return facts(task_facts(task))
-    known = facts(task_facts(task) | {"enqueue transactions": enqueue_transactions(tree)})
-    attempts = [
-        (at.number, at.outcome, at.consumer, moment(at.claimed), moment(at.started), moment(at.ended), at.error)
-        for at in task.history
-    ]
-    history = table(attempts, ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED", "STARTED", "ENDED", "ERROR"))
-    znodes = [(node.path, node.bytes, node.czxid, node.mzxid) for node in tree]
-    return "\n\n".join([known, history, table(znodes, ("ZNODE", "BYTES", "CZXID", "MZXID"))])
 
 
 def enqueue_transactions(tree: list[Znode]) -> int:

@@ -98,9 +98,6 @@ def add_fail(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--backoff", help="try again after so long, not by the policy", **DURATION)
 
 
-add_release = add_force
-
-
 def add_snooze(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``snooze``."""
     add_settle(parser)
@@ -277,21 +274,16 @@ def _messages(args: argparse.Namespace) -> list[Message]:
         on_conflict=_ON_CONFLICT[args.update, args.requeue],
         not_before=args.not_before,
     )
-    return [message(data) for data in _payloads(args)]
-
-
-def _payloads(args: argparse.Namespace) -> list[bytes]:
-    """The data of each task to write."""
     if sum((args.data is not None, args.data_file is not None, args.lines)) != 1:
         raise UsageError("enqueue needs exactly one of DATA, - for standard input, --data-file and --lines")
+    if args.lines and args.task_id is not None:
+        raise UsageError("--task-id names one task: it does not go with --lines")
     if args.lines:
-        if args.task_id is not None:
-            raise UsageError("--task-id names one task: it does not go with --lines")
         lines = sys.stdin.buffer.read()
-        return lines.removesuffix(b"\n").split(b"\n") if lines else []  # no line is no task, not an empty one
+        return [message(line) for line in lines.removesuffix(b"\n").split(b"\n")] if lines else []  # no line, no task
     if args.data_file is not None:
-        return [read_file(args.data_file)]
-    return [sys.stdin.buffer.read() if args.data == "-" else os.fsencode(args.data)]
+        return [message(read_file(args.data_file))]
+    return [message(sys.stdin.buffer.read() if args.data == "-" else os.fsencode(args.data))]
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _STAYS: Final = 'trap "" TERM INT HUP; exec "$@"'
 #: Its own name does not stand on its command line: whoever kills all that has ours on theirs shall not kill it.
 _RUN: Final = "import os, runpy; runpy.run_path(os.environ['GUARD'], run_name='__main__')  # ends what is left behind"
-
-
 _LOG: Final = logging.getLogger("airflow_provider_zkmq")
 
 
@@ -44,19 +42,19 @@ class Guard:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = {**environment, "GUARD": child_processes.__file__}
-        self._leaders: set[int] = set()
+        self.leaders: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._missing = False
 
     def add(self, leader: int) -> None:
         """A command was started; once this returns it is ended with this process."""
         self._send_line(b"+%d\n" % leader)
-        self._leaders.add(leader)
+        self.leaders.add(leader)
 
     def discard(self, leader: int) -> None:
         """A command has ended."""
-        if leader in self._leaders:
-            self._leaders.remove(leader)
+        if leader in self.leaders:
+            self.leaders.remove(leader)
             self._send_line(b"-%d\n" % leader)
 
     def close(self) -> None:
@@ -70,7 +68,7 @@ class Guard:
             self._write(line)
         except BrokenPipeError:
             self._process = None
-            for leader in self._leaders:
+            for leader in self.leaders:
                 self._write(b"+%d\n" % leader)
             self._write(line)
 
@@ -132,7 +130,6 @@ class Commands:
         self._command = command
         inherited = os.environ if credentials else environment(os.environ, secret)
         self._environment = {**inherited, "ZKMQ_QUEUE": queue}
-        self._running: set[int] = set()
         self._guard = Guard(environment(os.environ, secret))
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -164,7 +161,7 @@ class Commands:
                 watcher.join()
         finally:
             with self._lock:
-                self._forget(child.pid)
+                self._guard.discard(child.pid)
         if task.lost:
             raise CommandFailed(f"ended, as {'the task was cancelled' if task.cancelled else 'its claim was lost'}")
         if child.returncode == 0:
@@ -186,24 +183,19 @@ class Commands:
             start_new_session=True,
         )
         self._guard.add(child.pid)  # the leader of a session leads the group of the same number
-        self._running.add(child.pid)
         return child
 
     def end(self) -> None:
         """End every command: SIGTERM to all it has started, and SIGKILL where that is not enough. None begins anew."""
         with self._lock:
             self._ended.set()
-            running = list(self._running)
+            running = list(self._guard.leaders)
         if running:
             end_commands(running, TERMINATE_SECONDS)
         with self._lock:
             for leader in running:
-                self._forget(leader)
+                self._guard.discard(leader)
             self._guard.close()
-
-    def _forget(self, leader: int) -> None:
-        self._running.discard(leader)
-        self._guard.discard(leader)
 
 
 def environment(variables: Mapping[str, str], secret: Collection[str]) -> dict[str, str]:
@@ -258,7 +250,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, common: Common) -> int:
     """Handle tasks until a signal, or until there is none."""
-    _check(args)
+    if args.threads and args.handler is None and args.command is None:
+        raise UsageError("worker needs --handler or --exec; only with --threads 0 there is nothing to handle")
+    if args.pass_credentials and args.command is None:
+        raise UsageError("--pass-credentials goes with --exec: a handler has the worker's own environment")
+    if args.transactional and args.handler is None:
+        raise UsageError("--transactional goes with --handler, which gets the transaction")
+    if args.transactional and args.lease is not None:
+        raise UsageError("--transactional does not go with --lease: a transaction ends with its session")
+    if args.until_empty and not args.threads:
+        raise UsageError("--until-empty does not go with --threads 0, which empties nothing")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
     handler: Callable[..., Any] = _unused
@@ -287,20 +288,6 @@ def run(args: argparse.Namespace, common: Common) -> int:
     done = {"queue": args.queue, "finished": worker.finished, "failed": worker.failed}
     say(done, f"{worker.finished} finished, {worker.failed} failed", as_json=common.as_json)
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Refuse options that contradict each other. Raises `UsageError`."""
-    if args.threads and args.handler is None and args.command is None:
-        raise UsageError("worker needs --handler or --exec; only with --threads 0 there is nothing to handle")
-    if args.pass_credentials and args.command is None:
-        raise UsageError("--pass-credentials goes with --exec: a handler has the worker's own environment")
-    if args.transactional and args.handler is None:
-        raise UsageError("--transactional goes with --handler, which gets the transaction")
-    if args.transactional and args.lease is not None:
-        raise UsageError("--transactional does not go with --lease: a transaction ends with its session")
-    if args.until_empty and not args.threads:
-        raise UsageError("--until-empty does not go with --threads 0, which empties nothing")
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class FileClient:
     """A folder of queue files, with the interface of `Zkmq`; usable from several threads, and as a context manager."""
 
     transaction = refused(TRANSACTIONS)
+    #: Whom a folder lets in is the file system's affair.
+    open_above: tuple[str, ...] = ()
 
     def __init__(self, url: str) -> None:
         self.config = ConnectionConfig(hosts=url)
@@ -59,11 +61,6 @@ class FileClient:
     def requests(self) -> dict[str, int]:
         """None are sent to anybody."""
         return {}
-
-    @property
-    def open_above(self) -> tuple[str, ...]:
-        """None: whom a folder lets in is the file system's affair."""
-        return ()
 
     def queue(self, name: str) -> FileQueue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""

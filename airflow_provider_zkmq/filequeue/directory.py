@@ -12,6 +12,7 @@ from typing import Final, TypeAlias, TypeVar
 from ..engine.core.model.names import check_name
 from ..engine.errors import ConfigError, CorruptRecord, QueueNotFound, SessionLost, Unavailable, ZkmqError
 from ..engine.log import log
+from ..environment import FILES
 from ..textqueue import HostileFile, LockHeld, StaleMessage, TextQueue, TextQueueError
 from ..textqueue.file import changes
 from ..textqueue.mutex import new_owner
@@ -79,7 +80,6 @@ def look_until(path: Path, look: Look[T], timeout: float | None, alarms: Alarms,
 
 # --- The folder of the queue files: what the queues of one connection share.
 
-SCHEME: Final = "textqueue://"
 SUFFIX: Final = ".tq"
 #: How often a change is begun anew because somebody replaced the file meanwhile.
 TRIES: Final = 20
@@ -96,8 +96,8 @@ class Directory:
     """
 
     def __init__(self, url: str) -> None:
-        path = url.removeprefix(SCHEME)
-        if not url.startswith(SCHEME) or not path.startswith("/") or "\0" in path:
+        path = url.removeprefix(FILES)
+        if not url.startswith(FILES) or not path.startswith("/") or "\0" in path:
             msg = f"{url!r} is not understood: write textqueue:///path/dir, for a folder on this machine"
             raise ConfigError(msg)
         self.path = Path(path)

@@ -73,12 +73,9 @@ class FileQueueInternals(OnlyWhatFilesHave):
     def enqueue_new(
         self, messages: Sequence[Message], *, batch: str | None = None, since: Moment | None = None
     ) -> NewTasks:
-        """Append the messages whose ids no line has; what is there stays as it is. Raises what `Putting.write` does.
-
-        `since` is checked and no more: the file keeps what is done until somebody deletes its lines.
-        """
+        """Append the messages whose ids no line has; what is there stays as it is. Raises what `Putting.write` does."""
         refuse({BATCHES: batch})
-        optional_milliseconds("since", since)
+        optional_milliseconds("since", since)  # no more: the file keeps what is done until somebody deletes its lines
         putting = Putting(messages, only_new=True)
         ids = self._directory.carry_out(self._name, putting.write, create=True)
         written = tuple(name for name in ids if name in putting.written)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +11,9 @@ from itertools import islice
 from typing import Any, Final, Literal, Self, TypeVar
 
 from ..engine.core.model.names import check_name
-from ..engine.core.model.policy import RetryPolicy, Success
+from ..engine.core.model.policy import ORDERS, RetryPolicy, Success
 from ..engine.core.model.records import Message, OnConflict, encode_data, keyed, skips_existing, with_on_conflict
-from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, choose
+from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, check_types, choose
 from ..engine.core.model.states import ENDED, FAILED, State, Status
 from ..engine.core.model.values import (
     Duration,
@@ -229,10 +230,8 @@ class FileClaims:
         claim, self._claim, self._ended = self._claim, None, True
         if claim is None or claim.settled or claim.over:
             return
-        try:
+        with contextlib.suppress(ClaimLost):  # it is another's by now
             claim.fail(LEFT)
-        except ClaimLost:  # it is another's by now
-            return
 
     def __del__(self) -> None:
         self.close()
@@ -432,14 +431,14 @@ class FileQueue(OnlyWhatFilesHave):
         """
         directory, most = self.directory, optional_seconds("timeout", timeout)
 
-        def work(queue_file: QueueFile) -> settling.Seen:
+        def work(queue_file: QueueFile) -> tuple[bool | None, float | None]:
             chosen = choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector)
             return settling.find_ready(queue_file, chosen)
 
         look = partial(directory.carry_out, self.name, work, end=end_of(most))
         return look_until(self.path, look, most, directory.alarms, stopping) is not None
 
-    # --- configure, enqueue, claim
+    # --- configure, delete, enqueue
 
     def configure(
         self,
@@ -459,9 +458,15 @@ class FileQueue(OnlyWhatFilesHave):
         """
         collected = task_gc_lifetime is not None or task_gc_interval is not None
         refuse({refusals.COLLECTION: collected, refusals.ARCHIVES: archive or follow})
+        if order is not None and order not in ORDERS:  # either is that of the lines
+            msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
+            raise ConfigError(msg)
+        types = None if filters is None else check_types(filters)
+        span = None if lock is None else lock_span("lock", lock)
 
         def work(queue_file: QueueFile) -> None:
-            path, conf = conf_path(self.path), queue_file.conf.changed(filters, policy, lock, order)
+            path, now = conf_path(self.path), queue_file.conf
+            conf = FileConf(now.types if types is None else types, policy or now.policy, span or now.lock)
             if conf != FileConf() or path.exists():
                 write_conf(path, conf, queue_file.file.mode)
 
@@ -491,8 +496,6 @@ class FileQueue(OnlyWhatFilesHave):
         count = self._do(work)
         self.directory.forget(self.name)
         return count
-
-    # --- enqueue
 
     def enqueue(
         self,

@@ -10,18 +10,18 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from ..engine.core.model.names import check_name
-from ..engine.core.model.policy import ORDERS, RetryPolicy, load_settings
+from ..engine.core.model.policy import RetryPolicy, load_settings
 from ..engine.core.model.records import encode_metadata
-from ..engine.core.model.selectors import FilterType, Selector, as_selector, check_types, declare_types
+from ..engine.core.model.selectors import FilterType, Selector, as_selector, declare_types
 from ..engine.core.model.states import State, derive_status
-from ..engine.core.model.values import Duration, dump, load, parse_duration, seconds
+from ..engine.core.model.values import dump, load, parse_duration, seconds
 from ..engine.core.protocol import MAX_PAYLOAD
 from ..engine.core.read.inspect import Task
 from ..engine.errors import ConfigError, CorruptRecord, TaskNotFound
@@ -71,7 +71,7 @@ def _opened(directory: Path) -> Iterator[int]:
 #
 # In the order of the file: ``id``; with room: ``attempts``, ``claims``, ``due`` (ISO 8601), ``error`` and ``result``
 # (JSON text), the mutex; as they were enqueued: ``enqueued``, ``filters``, ``metadata``, ``policy``, ``lock``,
-# ``encoding``. ``moved-from`` stands while a message is moved to the end of the file, see `moving`.
+# ``encoding``. ``moved-from`` stands while a message is moved to the end of the file, see `QueueFile.whole`.
 
 #: Bytes reserved for what changes.
 ROOMS: Final = {"attempts": 7, "claims": 7, "due": 32, "error": 200, "result": 200, "mutex": len(RESERVED) - 6}
@@ -167,24 +167,6 @@ class FileConf:
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     lock: float = DEFAULT_LOCK
 
-    def changed(
-        self,
-        filters: Mapping[str, FilterType] | None,
-        policy: RetryPolicy | None,
-        lock: Duration | None,
-        order: str | None,
-    ) -> FileConf:
-        """This with what is given. Raises `ConfigError`; both of ZooKeeper's orders are that of the lines."""
-        if order is not None and order not in ORDERS:
-            msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
-            raise ConfigError(msg)
-        return replace(
-            self,
-            types=self.types if filters is None else check_types(filters),
-            policy=policy or self.policy,
-            lock=self.lock if lock is None else lock_span("lock", lock),
-        )
-
 
 def lock_span(what: str, value: object) -> float:
     """How long a claim holds: more than 0 seconds. Raises `ConfigError`."""
@@ -256,11 +238,6 @@ class TaskLines:
             return check_name("task id", self.value("id"))
         except ConfigError:
             return None
-
-    @property
-    def moved(self) -> bool:
-        """Whether it was moved from elsewhere in the file, which is not brought to its end yet."""
-        return bool(self.value(MOVED))
 
     @property
     def is_copy(self) -> bool:
@@ -361,7 +338,7 @@ class QueueFile:
         """Read the file, after a move that a crash cut off was brought to its end."""
         end, self.file.grown = self.file.size(), None
         all_lines = self._read_lines()
-        cut_off = [lines for lines in all_lines if lines.moved]
+        cut_off = [lines for lines in all_lines if lines.value(MOVED)]
         for lines in cut_off:
             self._end_move(lines, {other.message.offset: other for other in all_lines})
         self.tasks = name_all(self._read_lines() if cut_off else all_lines)
@@ -376,7 +353,7 @@ class QueueFile:
             return False
         for lines in self._read_lines(start):  # each has to be simply one more task, or another run
             name, before = lines.own_id, self.tasks.get(lines.own_id or "")
-            if name is None or lines.moved or (before is not None and before.message.status is Status.QUEUED):
+            if name is None or lines.value(MOVED) or (before is not None and before.message.status is Status.QUEUED):
                 return False
             self._put_last(name, lines)
         self._end = end
@@ -461,8 +438,6 @@ class QueueFile:
         variables += [f"{name}={values[name]}" for name in KEPT if values.get(name)]
         self.file.append(text, [*variables, *(more or [])])
 
-    # --- moving
-
     def whole(self, lines: TaskLines) -> TaskLines:
         r"""The item with all its variables, each with its room.
 
@@ -505,8 +480,6 @@ class QueueFile:
             if message.status is Status.QUEUED:
                 self.file.overwrite(message.offset, message.head[:1], BYTE[Status.COMMENT], message)
         lines.set(MOVED, "")
-
-    # --- results
 
     def _result(self, lines: TaskLines) -> bytes | None:
         if lines.message.status is not Status.PROCESSED:

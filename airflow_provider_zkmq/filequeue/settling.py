@@ -127,8 +127,6 @@ def spell_message(conf: FileConf, message: Message, task_id: str) -> tuple[str, 
 
 #: A task with how long its claim holds, or None; and when another may be there without any change.
 Taken: TypeAlias = tuple[tuple[Task, float] | None, float | None]
-#: Whether a task was found, or None; and when one may be there without any change.
-Seen: TypeAlias = tuple[bool | None, float | None]
 EXPIRED: Final = "the claim was not extended in time, and it was the last that the policy allows"
 
 
@@ -141,8 +139,8 @@ def take(queue_file: QueueFile, owner: str, selector: Selector, lease: float | N
     return None, min(times, default=None)
 
 
-def find_ready(queue_file: QueueFile, selector: Selector) -> Seen:
-    """Whether a task that fits could be claimed now."""
+def find_ready(queue_file: QueueFile, selector: Selector) -> tuple[bool | None, float | None]:
+    """Whether a task that fits could be claimed now, or None; and when one may be there without any change."""
     times: list[float] = []
     ready = next(_fitting(queue_file, selector, times), None) is not None
     return ready or None, None if ready else min(times, default=None)

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from .lines import BOM, NEWLINE, HostileFile, Limits, TextQueueError, check_lines, open_plain, scan
 from .message import Message, SharedFile, Status, read_messages, spell
-from .mutex import RESERVED, check_owner, is_mutex
+from .mutex import RESERVED, is_mutex
 
 # --- Following a file: waiting for its next change without polling, where the platform allows.
 
@@ -109,7 +109,7 @@ class TextQueue(SharedFile):
         """
         wanted = _statuses(include)
         self._check()
-        lines = scan(str(self.path), self, self.limits, start)
+        lines = scan(str(self.path), self.read, self.limits, start)
         last: Message | None = None
         for message in read_messages(self.place, lines, self._report):
             if last is not None and last.status in wanted:
@@ -171,7 +171,7 @@ class TextQueue(SharedFile):
             raise HostileFile(msg)
         if size + len(data) > limits.lines:
             start, before = self._counted if self._counted[0] <= size else (0, 0)
-            lines = check_lines(name, self, limits, start, before + data.count(NEWLINE) + 1)
+            lines = check_lines(name, self.read, limits, start, before + data.count(NEWLINE) + 1)
             self._counted = (size, lines - data.count(NEWLINE) - 1)
 
     def _ends_whole(self, size: int) -> bool:
@@ -187,7 +187,9 @@ class TextQueue(SharedFile):
         mutex has no room for an owner, as the seed's, is noted in `reports` and stepped over. `start` spares reading
         what has ended. Raises `ValueError` for an owner that is no name, or too long for the room that `append` leaves.
         """
-        check_owner(owner)
+        if not owner or owner != owner.strip() or "\n" in owner:
+            msg = f"owner {owner!r} is not allowed: a name on one line, without spaces around it"
+            raise ValueError(msg)
         for message in self.messages(start=start):
             if not any(map(is_mutex, message.variables)):
                 continue

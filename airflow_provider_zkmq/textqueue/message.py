@@ -80,11 +80,11 @@ _FIRST_PAUSE: Final = 0.0005
 _LONGEST_PAUSE: Final = 0.01
 
 
+@dataclass(slots=True, eq=False)
 class Place:
     """Where messages stand: an open file, which may be opened anew while they are kept."""
 
-    def __init__(self, file: SharedFile) -> None:
-        self.file = file
+    file: SharedFile
 
 
 class SharedFile:
@@ -115,7 +115,7 @@ class SharedFile:
     @property
     def newline(self) -> bytes:
         """How the file ends its lines."""
-        return newline_of(self, self.limits)
+        return newline_of(self.read, self.limits)
 
     def size(self) -> int:
         """How many bytes the file has now."""
