@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -47,32 +47,30 @@ def export_queue(
 
     The file appears whole or not at all, readable for its owner alone. Tasks are read a few at a time.
 
-    Raises:
-        ConfigError: the state, the selector or the limit is refused, the queue does not exist, or (`BadFile`) the
-            file would be larger than an import reads.
-        FileExistsError: the file is there already, and not `force`.
-        OSError: it cannot be written.
-
+    Raises `ConfigError` for a state, a selector or a limit that is refused, and where the queue does not exist;
+    `BadFile` for a file that would be larger than an import reads; `FileExistsError` for one that is there already,
+    and not `force`; `OSError` where it cannot be written.
     """
-    wanted, target = _wanted(state, limit), Path(path)
+    if state not in MARKS:
+        raise ConfigError(f"{state} tasks are not exported: dead, cancelled or inserted ones are")
+    if limit is not None and limit < 0:
+        raise ConfigError(f"limit {limit} is not allowed: 0 or more")
+    wanted, target = State(state), Path(path)
     if target.exists() and not force:
         raise FileExistsError(_exists(target))
     here, types = origin_of_queue(queue), queue.conf().filters
     chosen = AllOf(*([] if selector is None else [selector])).bind(types)
     with _temporary(target, force=force) as temporary, TextQueue.open(temporary, create=False, limits=LIMITS) as file:
         write_header(file, here, wanted, selector)
-        count = _append(file, islice(_tasks(queue, wanted, chosen, types), limit))
+        count = 0
+        for count, task in enumerate(islice(_tasks(queue, wanted, chosen, types), limit), 1):
+            append_task(file, task)
+            if file.path.stat().st_size > _MOST_BYTES or count > _MOST_TASKS:
+                what = f"a file of {count:,} of these tasks would be too large"
+                raise BadFile(f"{what}: export fewer, by a limit or a selector")
         note_count(file, count)
         survey(file, _MOST_LINES)
     return count
-
-
-def _wanted(state: State | str, limit: int | None) -> State:
-    if state not in MARKS:
-        raise ConfigError(f"{state} tasks are not exported: dead, cancelled or inserted ones are")
-    if limit is not None and limit < 0:
-        raise ConfigError(f"limit {limit} is not allowed: 0 or more")
-    return State(state)
 
 
 def _tasks(queue: AnyQueue, state: State, chosen: Selector, types: FilterTypes) -> Iterator[Task]:
@@ -83,17 +81,6 @@ def _tasks(queue: AnyQueue, state: State, chosen: Selector, types: FilterTypes) 
                 yield task
 
 
-def _append(file: TextQueue, tasks: Iterable[Task]) -> int:
-    """Write the tasks; returns how many. Raises `BadFile` as soon as an import would not read them all."""
-    count = 0
-    for count, task in enumerate(tasks, 1):
-        append_task(file, task)
-        if file.path.stat().st_size > _MOST_BYTES or count > _MOST_TASKS:
-            what = f"a file of {count:,} of these tasks would be too large"
-            raise BadFile(f"{what}: export fewer, by a limit or a selector")
-    return count
-
-
 @contextlib.contextmanager
 def _temporary(target: Path, *, force: bool) -> Iterator[Path]:
     """A file beside the target, which takes the target's place when the block has ended well."""
@@ -102,24 +89,20 @@ def _temporary(target: Path, *, force: bool) -> Iterator[Path]:
     try:
         yield temporary
         os.fsync(descriptor)
-        _publish(temporary, target, force=force)
+        if force:
+            temporary.replace(target)
+            return
+        try:
+            os.link(temporary, target)  # unlike a rename it never takes another's place
+        except FileExistsError:
+            raise FileExistsError(_exists(target)) from None
+        except OSError:  # a file system without links
+            if target.exists():
+                raise FileExistsError(_exists(target)) from None
+            temporary.replace(target)
     finally:
         os.close(descriptor)
         temporary.unlink(missing_ok=True)
-
-
-def _publish(temporary: Path, target: Path, *, force: bool) -> None:
-    if force:
-        temporary.replace(target)
-        return
-    try:
-        os.link(temporary, target)  # unlike a rename it never takes another's place
-    except FileExistsError:
-        raise FileExistsError(_exists(target)) from None
-    except OSError:  # a file system without links
-        if target.exists():
-            raise FileExistsError(_exists(target)) from None
-        temporary.replace(target)
 
 
 def _exists(target: Path) -> str:

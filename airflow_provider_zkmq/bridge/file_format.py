@@ -8,11 +8,11 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..engine import AnyQueue, ConfigError, State, Task, check_name
 from ..textqueue import Limits, Message, Status, TextQueue, TextQueueError
@@ -34,8 +34,7 @@ class Refusal(Exception):
     """Why one message is left alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spelled:
+class Spelled(NamedTuple):
     """A payload as it stands in a file: its bytes, how they are to be read, how many of its further lines are empty."""
 
     data: bytes
@@ -79,9 +78,7 @@ def understand(data: bytes, encoding: str) -> bytes:
 
 def visible(text: str) -> str:
     """A text on one line, with what cannot be seen spelled out."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def clipped(text: str, most: int = 140) -> str:
@@ -143,12 +140,9 @@ def note_count(file: TextQueue, count: int) -> None:
 def origin_of(comment: Message) -> Origin | None:
     """What a comment says about where the tasks are from; None if it is no header."""
     variables = dict(text.strip().partition("=")[::2] for text in comment.variables)
-    # A task that was commented out has an id.
-    return (
-        Origin(variables["queue"], variables["root"])
-        if {"queue", "root"} <= variables.keys() and "id" not in variables
-        else None
-    )
+    if "id" in variables or not {"queue", "root"} <= variables.keys():  # a task that was commented out has an id
+        return None
+    return Origin(variables["queue"], variables["root"])
 
 
 # --- A task as a message of a file, and what a message asks for.
@@ -158,15 +152,8 @@ _NUMBER: Final = re.compile(r"[0-9]{1,19}\Z")
 
 
 def append_task(file: TextQueue, task: Task) -> None:
-    """Write a task as a message at the end of a file.
-
-    The version comes last: a file that was cut off somewhere has none for its last message, or another one.
-    """
+    """Write a task as a message at the end of a file."""
     spelled = spell(task.data)
-    file.append(spelled.data, list(_variables(task, spelled)), status=MARKS[task.state])
-
-
-def _variables(task: Task, spelled: Spelled) -> Sequence[str]:
     variables = {"id": task.id, "attempts": str(task.attempt)}
     if task.error is not None:
         variables["error"] = visible(task.error)
@@ -176,7 +163,9 @@ def _variables(task: Task, spelled: Spelled) -> Sequence[str]:
         variables["encoding"] = spelled.encoding
     if spelled.blank:
         variables["blank"] = str(spelled.blank)
-    return [f"{name}={value}" for name, value in (variables | {"version": str(task.version)}).items()]
+    variables["version"] = str(task.version)  # last: a file that was cut off has none for its last message
+    lines = [f"{name}={value}" for name, value in variables.items()]
+    file.append(spelled.data, lines, status=MARKS[task.state])
 
 
 def spell_filters(task: Task) -> str:
@@ -184,8 +173,7 @@ def spell_filters(task: Task) -> str:
     return visible(", ".join(f"{name}={value}" for name, value in sorted(task.filters.items())))
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What a message asks for. The payload is left in the file; here is its digest."""
 
     id: str
@@ -201,7 +189,12 @@ class Entry:
 def entry_of(message: Message, line: int) -> Entry:
     """What a message of a file asks for. Raises `Refusal`."""
     variables = variables_of(message)
-    task_id = _checked_id(variables)
+    if "id" not in variables:
+        raise Refusal("it has no id=: tasks are not added by an import (zkmq enqueue does that)")
+    try:
+        task_id = check_name("task id", clipped(variables["id"]))  # what is clipped or not printable is no id either
+    except ConfigError as error:
+        raise Refusal(str(error)) from None
     version = variables.get("version")
     if version is None:
         raise Refusal("it has no version=, which says how the task was when it was exported")
@@ -212,15 +205,6 @@ def entry_of(message: Message, line: int) -> Entry:
     return Entry(
         task_id, int(version), message.status, digest(payload), plain, variables.get("filters"), message.offset, line
     )
-
-
-def _checked_id(variables: dict[str, str]) -> str:
-    if "id" not in variables:
-        raise Refusal("it has no id=: tasks are not added by an import (zkmq enqueue does that)")
-    try:
-        return check_name("task id", clipped(variables["id"]))  # what is clipped, or was not printable, is no id either
-    except ConfigError as error:
-        raise Refusal(str(error)) from None
 
 
 def variables_of(message: Message) -> dict[str, str]:
@@ -281,42 +265,27 @@ class Refused:
     reason: str
 
 
-@dataclass(slots=True)
-class ParsedFile:
-    """What a file asks for: where its tasks are from, its messages in order, and those that are not understood."""
-
-    origin: Origin | None = None
-    entries: list[Entry] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
-
-
 @contextlib.contextmanager
-def opened(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Iterator[TextQueue]:
+def opened(path: str | os.PathLike[str]) -> Iterator[TextQueue]:
     """A file open for reading, looked through for what no text file holds. Raises `OSError`, `BadFile`."""
+    place = Path(path)
+    if place.is_symlink():
+        # So are files in a folder that Kubernetes mounts. Who may put edited files into a folder is not given what
+        # others keep elsewhere.
+        try:
+            there = place.resolve()
+        except (OSError, RuntimeError) as error:  # links in a circle
+            raise BadFile(f"{place} is a symbolic link that leads nowhere: {error}") from error
+        if not there.is_relative_to(place.parent.resolve()):
+            where = f"{place} is a symbolic link to {there}, out of its folder"
+            raise BadFile(f"{where}, and is not followed: name the file itself")
+        place = there
     try:
-        with TextQueue.open(_in_its_folder(Path(path)), write=False, limits=limits) as file:
+        with TextQueue.open(place, write=False, limits=LIMITS) as file:
             survey(file)
             yield file
     except TextQueueError as error:
         raise BadFile(str(error)) from error
-
-
-def _in_its_folder(path: Path) -> Path:
-    """Where a file is. Its name may be a symbolic link, as in a folder that Kubernetes mounts, which does not lead out.
-
-    Whoever may put edited files into a folder is thus not given what others keep elsewhere. Raises `BadFile`.
-    """
-    if not path.is_symlink():
-        return path
-    try:
-        there = path.resolve()
-    except (OSError, RuntimeError) as error:  # links in a circle
-        raise BadFile(f"{path} is a symbolic link that leads nowhere: {error}") from error
-    if not there.is_relative_to(path.parent.resolve()):
-        raise BadFile(
-            f"{path} is a symbolic link to {there}, out of its folder, and is not followed: name the file itself"
-        )
-    return there
 
 
 def survey(file: TextQueue, most: int = MOST_LINES) -> None:
@@ -349,63 +318,53 @@ def _bounded(file: TextQueue) -> Iterator[Message]:
         yield message
 
 
-def read(file: TextQueue) -> ParsedFile:
-    """What a file asks for. Raises `BadFile` for headers that contradict each other, and for what is too large.
+def read(file: TextQueue) -> tuple[Origin | None, list[Entry], list[Refused]]:
+    """Where a file's tasks are from, its messages in order, and what is not understood of it.
 
     A message after one without an id is refused, too: it may be a line of that one which lacks its space, and the
-    variables after it the other's.
+    variables after it the other's. Raises `BadFile` for headers that contradict each other, and for what is too large.
     """
-    parsed, lines, seen, astray = ParsedFile(), _Lines(file), set[str](), 0
+    origin: Origin | None = None
+    entries: list[Entry] = []
+    refused: list[Refused] = []
+    lines, seen, astray = _Lines(file), set[str](), 0
     for message in _bounded(file):
         line = lines.at(message.offset)
         if message.status is Status.COMMENT:
-            _note_origin(file, parsed, message)
+            other = origin_of(message)
+            if None not in {origin, other} and origin != other:
+                raise BadFile(f"{file.path} names two origins, {origin} and {other}: import one export at a time")
+            origin = origin or other
             continue
         try:
             entry = entry_of(message, line)
-            _check_neighbours(entry, seen, astray)
+            if entry.id in seen:
+                raise Refusal("this id stands in the file before")
+            if astray:
+                raise Refusal(
+                    f"the message at line {astray} has no id: if this is a line of its text, put a space in front of "
+                    "it, else remove that message"
+                )
         except Refusal as refusal:
-            parsed.refused.append(Refused(_said_id(message), message.offset, line, str(refusal)))
+            refused.append(Refused(_said_id(message), message.offset, line, str(refusal)))
         else:
-            parsed.entries.append(entry)
+            entries.append(entry)
         said = _said_id(message)
         astray = line if said is None else 0
         seen.add(said or "")
-    parsed.refused += _not_understood(file)
-    return parsed
-
-
-def _check_neighbours(entry: Entry, seen: set[str], astray: int) -> None:
-    if entry.id in seen:
-        raise Refusal("this id stands in the file before")
-    if astray:
-        raise Refusal(
-            f"the message at line {astray} has no id: if this is a line of its text, put a space in front of it, "
-            "else remove that message"
-        )
+    # Now the lines that the format does not know: a sign that was mistyped, a line of text without its space.
+    if len(file.reports) >= file.limits.variables:
+        raise BadFile(f"{file.path} has {len(file.reports)} lines or more that are not understood: is it an export?")
+    lines = _Lines(file)
+    for offset, why in sorted(file.reports.items()):
+        refused.append(Refused(None, offset, lines.at(offset), why))
+    return origin, entries, refused
 
 
 def _said_id(message: Message) -> str | None:
     """The id that a message says, fit to be told."""
     said = next((text[3:].strip() for text in message.variables if text.startswith("id=")), None)
     return None if said is None else clipped(said)
-
-
-def _note_origin(file: TextQueue, parsed: ParsedFile, comment: Message) -> None:
-    origin = origin_of(comment)
-    if origin is None:
-        return
-    if parsed.origin not in {None, origin}:
-        raise BadFile(f"{file.path} names two origins, {parsed.origin} and {origin}: import one export at a time")
-    parsed.origin = origin
-
-
-def _not_understood(file: TextQueue) -> list[Refused]:
-    """The lines that the format does not know: a sign that was mistyped, or a line of text without its space."""
-    if len(file.reports) >= file.limits.variables:
-        raise BadFile(f"{file.path} has {len(file.reports)} lines or more that are not understood: is it an export?")
-    lines = _Lines(file)
-    return [Refused(None, offset, lines.at(offset), why) for offset, why in sorted(file.reports.items())]
 
 
 class _Lines:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from typing import Literal
 
 from ..engine import MAX_PAYLOAD, AnyQueue, ConfigError, State, Task, TransportError, ZkmqError
 from ..engine.internals import internals
@@ -15,7 +14,6 @@ from .file_format import (
     BASE64,
     BadFile,
     Entry,
-    Origin,
     Refusal,
     Refused,
     clipped,
@@ -32,20 +30,12 @@ from .file_format import (
 # --- What a message asks for, held against the task as it is now.
 
 
-class Action(StrEnum):
-    """What is done with a task."""
-
-    REDRIVE = "redrive"
-    REPLACE = "replace"
-    DROP = "drop"
-
-
 @dataclass(frozen=True, slots=True)
 class Applied:
     """What was done with a task, or would be: ``redrive``, ``replace`` or ``drop``, and if its payload is new."""
 
     id: str
-    action: Action
+    action: Literal["redrive", "replace", "drop"]
     new_data: bool = False
 
 
@@ -61,27 +51,25 @@ def judge(entry: Entry, task: Task | None) -> Applied | None:
     changed = _changed(entry, task)
     match task.state, entry.mark:
         case State.DEAD | State.CANCELLED | State.INSERTED, Status.PROCESSED:
-            return Applied(entry.id, Action.DROP)
+            return Applied(entry.id, "drop")
         case State.DEAD | State.CANCELLED, Status.QUEUED:
-            return Applied(entry.id, Action.REDRIVE, new_data=changed)
+            return Applied(entry.id, "redrive", new_data=changed)
         case State.DEAD | State.CANCELLED, Status.ERROR:
             if changed:
                 raise Refusal("its text was changed, and ! leaves a task alone: mark it - to redrive with the new text")
             return None
         case State.INSERTED, Status.QUEUED:
-            return Applied(entry.id, Action.REPLACE, new_data=True) if changed else None
+            return Applied(entry.id, "replace", new_data=True) if changed else None
         case State.INSERTED, _:
             raise Refusal("the task is queued: only - (leave it) and = (drop it) can be asked for")
     raise Refusal(f"the task is {task.state}: an import is about dead, cancelled and queued ones")
 
 
 def is_done(entry: Entry, task: Task | None) -> bool:
-    """Whether a task that has changed since it was exported is as its message wants it: whoever did that.
-
-    What was to go is gone; what was to run has been put back since, with the file's payload, whatever became of it.
-    """
+    """Whether a task that has changed since it was exported is as its message wants it: whoever did that."""
     if entry.mark == Status.PROCESSED:
         return task is None
+    # It has been put back since, with the file's payload, whatever became of it.
     put_back = task is not None and task.version > entry.version and entry.digest == digest(task.data)
     return entry.mark == Status.QUEUED and put_back
 
@@ -117,7 +105,7 @@ class Imported:
         """The same for JSON."""
         return {
             "queue": self.queue,
-            "applied": [{**asdict(line), "action": str(line.action)} for line in self.applied],
+            "applied": [asdict(line) for line in self.applied],
             "refused": [asdict(line) for line in self.refused],
             "unchanged": self.unchanged,
             "dry_run": self.dry_run,
@@ -139,41 +127,29 @@ def import_file(
     to its end before anything is written. `dry_run`: nothing is. `elsewhere`: also from another queue or root.
     `again`: an earlier import of the file was cut off: a task that is by now as its message wants it is not refused.
 
-    Raises:
-        BadFile: the file cannot be read as an export, or is another queue's; nothing was written.
-        ConfigError: the queue does not exist.
-        OSError: the file cannot be opened.
-        TransportError: ZooKeeper went away; the message says how many were applied. Importing again is safe.
-
+    Raises `BadFile` for what cannot be read as an export, or is another queue's, `ConfigError` where the queue does not
+    exist, `OSError` where the file cannot be opened; then nothing was written. `TransportError`: ZooKeeper went away;
+    the message says how many were applied. Importing again is safe.
     """
     with opened(path) as file:
-        parsed = read(file)
-        _check_origin(file, parsed.origin, origin_of_queue(queue), elsewhere=elsewhere)
-        done = Imported(queue.name, dry_run, refused=parsed.refused)
+        (written, entries, refused), own = read(file), origin_of_queue(queue)
+        if written != own and not elsewhere:
+            source = "does not say where its tasks are from"
+            if written is not None:
+                source = f"is from {written.root}/{written.queue}"
+            raise BadFile(f"{file.path} {source}: to import it into {own.root}/{own.queue}, say so explicitly")
+        done = Imported(queue.name, dry_run, refused=refused)
         try:
-            for entry, task in _paired(queue, parsed.entries):
-                _one(queue, file, entry, task, done, again=again)
+            for start in range(0, len(entries), AT_ONCE):
+                chunk = entries[start : start + AT_ONCE]
+                tasks = {task.id: task for task in queue.tasks(ids=[entry.id for entry in chunk], parts=["data"])}
+                for entry in chunk:
+                    _one(queue, file, entry, tasks.get(entry.id), done, again=again)
         except TransportError as error:
             msg = f"{error}; {len(done.applied)} message(s) were applied before: import again, those will be refused"
             raise type(error)(msg) from error
     done.refused.sort(key=lambda refusal: refusal.offset)
     return done
-
-
-def _check_origin(file: TextQueue, written: Origin | None, own: Origin, *, elsewhere: bool) -> None:
-    if elsewhere or written == own:
-        return
-    said = "does not say where its tasks are from" if written is None else f"is from {written.root}/{written.queue}"
-    raise BadFile(f"{file.path} {said}: to import it into {own.root}/{own.queue}, say so explicitly")
-
-
-def _paired(queue: AnyQueue, entries: list[Entry]) -> Iterator[tuple[Entry, Task | None]]:
-    """Each message with its task as it is now, read a few at a time."""
-    for start in range(0, len(entries), AT_ONCE):
-        chunk = entries[start : start + AT_ONCE]
-        tasks = {task.id: task for task in queue.tasks(ids=[entry.id for entry in chunk], parts=["data"])}
-        for entry in chunk:
-            yield entry, tasks.get(entry.id)
 
 
 def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done: Imported, *, again: bool) -> None:
@@ -182,7 +158,14 @@ def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done
         if step is None:
             done.unchanged += 1
             return
-        data = _payload(file, entry) if step.new_data else None
+        data = None
+        if step.new_data:  # read again
+            message = next(file.messages("all", start=entry.offset), None)
+            data = b"" if message is None else payload_of(message, variables_of(message))
+            if digest(data) != entry.digest:
+                raise Refusal("the file was changed while it was read; import it again")
+            if len(data) > MAX_PAYLOAD:
+                raise Refusal(f"its payload has {len(data):,} bytes; ZooKeeper takes {MAX_PAYLOAD:,}")
         if not done.dry_run:
             _carry_out(queue, entry, step, data)
     except (TransportError, ConfigError):
@@ -196,22 +179,11 @@ def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done
         done.applied.append(step)
 
 
-def _payload(file: TextQueue, entry: Entry) -> bytes:
-    """Read a payload again. Raises `Refusal` where it is too large, or the file was written to since it was read."""
-    message = next(file.messages("all", start=entry.offset), None)
-    data = b"" if message is None else payload_of(message, variables_of(message))
-    if digest(data) != entry.digest:
-        raise Refusal("the file was changed while it was read; import it again")
-    if len(data) > MAX_PAYLOAD:
-        raise Refusal(f"its payload has {len(data):,} bytes; ZooKeeper takes {MAX_PAYLOAD:,}")
-    return data
-
-
 def _carry_out(queue: AnyQueue, entry: Entry, step: Applied, data: bytes | None) -> None:
     match step.action:
-        case Action.REDRIVE:
+        case "redrive":
             queue.redrive(entry.id, version=entry.version, data=data)
-        case Action.REPLACE:
+        case "replace":
             internals(queue).replace(entry.id, data or b"", version=entry.version)
-        case Action.DROP:
+        case "drop":
             queue.drop(entry.id, version=entry.version)

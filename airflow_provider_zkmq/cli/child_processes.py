@@ -126,16 +126,11 @@ def _lives(leader: int) -> bool:
     return True
 
 
-def watch(lines: Iterable[bytes]) -> None:
-    """Read ``+<leader>`` and ``-<leader>`` until the worker's end of the pipe is closed; end what is left then."""
-    leaders: set[int] = set()
-    for line in lines:
+if __name__ == "__main__":
+    print(READY, flush=True)
+    leaders: set[int] = set()  # by ``+<leader>`` and ``-<leader>``, until the worker's end of the pipe is closed
+    for line in sys.stdin.buffer:
         change = leaders.add if line.startswith(b"+") else leaders.discard
         change(int(line[1:]))
     if leaders:
         end_commands(leaders)
-
-
-if __name__ == "__main__":
-    print(READY, flush=True)
-    watch(sys.stdin.buffer)

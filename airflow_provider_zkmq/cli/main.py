@@ -10,10 +10,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Final, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from .. import __version__
 from .options import Parser, UsageError, add_common, common
@@ -41,24 +39,8 @@ a queue that does not exist the names that are "similar".
 """
 
 
-class _Format(TypedDict):
-    """What every parser is made with."""
-
-    epilog: str
-    formatter_class: type[argparse.HelpFormatter]
-    allow_abbrev: bool
-
-
-_FORMAT: Final[_Format] = {
-    "epilog": EPILOG,
-    "formatter_class": argparse.RawDescriptionHelpFormatter,
-    "allow_abbrev": False,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A verb: what it is for, where it is, and the names of its functions there."""
+class Verb(NamedTuple):
+    """A verb: what it is for, where it is, and the names of its functions there; the second adds its options."""
 
     help: str
     module: str
@@ -73,13 +55,13 @@ VERBS = {
     "configure": Verb("create a queue or change its configuration", "queues", "configure", "add_configure"),
     "enqueue": Verb("write tasks", "tasks", "enqueue", "add_enqueue"),
     "claim": Verb("take a task under a lease; 3 if there is none", "tasks", "claim", "add_claim"),
-    "complete": Verb("finish a claimed task", "tasks", "complete", "add_complete"),
-    "fail": Verb("report that a claimed task failed", "tasks", "fail", "add_fail"),
-    "release": Verb("give a claimed task back", "tasks", "release", "add_release"),
-    "snooze": Verb("give a claimed task back, to be handled later", "tasks", "snooze", "add_snooze"),
-    "extend": Verb("hold a claimed task longer", "tasks", "extend", "add_extend"),
-    "progress": Verb("report how far a claimed task has come", "tasks", "progress", "add_progress"),
-    "status": Verb("say how a queue stands", "queues", "status", "add_queue"),
+    "complete": Verb("finish a claimed task", "tasks", "settle", "add_complete"),
+    "fail": Verb("report that a claimed task failed", "tasks", "settle", "add_fail"),
+    "release": Verb("give a claimed task back", "tasks", "settle", "add_force"),
+    "snooze": Verb("give a claimed task back, to be handled later", "tasks", "settle", "add_snooze"),
+    "extend": Verb("hold a claimed task longer", "tasks", "settle", "add_extend"),
+    "progress": Verb("report how far a claimed task has come", "tasks", "settle", "add_progress"),
+    "status": Verb("say how a queue stands", "queues", "status"),
     "show": Verb("show all there is to a task, why nobody takes it, or follow it", "show", "show", "add_show"),
     "list": Verb("list tasks", "queues", "list_tasks", "add_list"),
     "wait": Verb("wait until tasks have ended or were claimed", "tasks", "wait", "add_wait"),
@@ -94,11 +76,20 @@ VERBS = {
     "import": Verb("do what an edited export asks for: redrive, drop, new text", "bridge", "import_", "add_import"),
     "cancel": Verb("withdraw tasks that have not ended", "queues", "cancel", "add_cancel"),
     "clear": Verb("delete every task of a queue, or every one in a state", "queues", "clear", "add_clear"),
-    "pause": Verb("hand out nothing", "queues", "pause", "add_queue"),
-    "resume": Verb("hand out tasks again", "queues", "resume", "add_queue"),
+    "pause": Verb("hand out nothing", "queues", "set_paused"),
+    "resume": Verb("hand out tasks again", "queues", "set_paused"),
     "delete": Verb("delete a queue with everything in it", "queues", "delete", "add_delete"),
     "worker": Verb("handle tasks until told to stop", "worker", "run", "add_arguments"),
 }
+#: Every other verb takes the name of a queue before its own operands.
+_NO_QUEUE = {"server", "queues", "doctor", "report", "import", "worker"}
+#: What errors tell besides their message, with --json.
+_DETAILS = {
+    "DuplicateTask": ("status", "duplicates", "enqueued"),
+    "QueueNotFound": ("similar",),
+    "WaitTimeout": ("left",),
+}
+_FORMAT = argparse.RawDescriptionHelpFormatter
 
 
 def entry() -> None:
@@ -115,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        with contextlib.suppress(OSError, ValueError):  # what is left in the buffer must not fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -124,29 +116,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _forget_stdout() -> None:
-    """Nobody reads any more: what is left in the buffer must not fail again when Python ends."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _run(argv: list[str]) -> int:
     as_json = "--json" in argv
     try:
         args = parse(argv)
-        as_json = common(args).as_json
-        return _dispatch(args)
+        options = common(args)
+        as_json = options.as_json
+        verb = VERBS[args.verb]
+        run = _function(verb.module, verb.run)
+        if args.verb == "server":
+            args.json = as_json
+            return int(run(args))
+        logger = logging.getLogger("airflow_provider_zkmq.kazoo")  # the engine's errors say it in one line
+        logger.propagate = False
+        if not logger.handlers:
+            logger.addHandler(logging.NullHandler())
+        return int(run(args, options))
     except Exception as error:
         code = _exit_code(error)
         if code is None:
             raise
-        _say_error(error, as_json=as_json)
+        message = " ".join(str(error).split("\n"))
+        print(f"zkmq: {message}", file=sys.stderr)
+        if as_json:
+            more = {name: getattr(error, name) for name in _DETAILS.get(type(error).__name__, ())}
+            print(json.dumps({"error": type(error).__name__, "message": message, **more}), flush=True)
         return code
+
+
+def _function(module: str, name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(importlib.import_module(f"airflow_provider_zkmq.cli.{module}"), name)
+    return function
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, understood. Raises `UsageError`."""
-    args, left = build_parser(argv).parse_known_args(argv)
+    about = "A durable task queue on Apache ZooKeeper."
+    parser = Parser(prog="zkmq", description=about, epilog=EPILOG, allow_abbrev=False, formatter_class=_FORMAT)
+    parser.add_argument("--version", action="version", version=f"zkmq {__version__}")
+    add_common(parser, before=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
+    for name, verb in VERBS.items():
+        described = verb.help[0].upper() + verb.help[1:] + "."
+        sub = verbs.add_parser(
+            name, help=verb.help, description=described, epilog=EPILOG, allow_abbrev=False, formatter_class=_FORMAT
+        )
+        if name in argv:  # the others' options would cost imports
+            if name not in _NO_QUEUE:
+                sub.add_argument("queue")
+            if verb.add is not None:
+                _function(verb.module, verb.add)(sub)
+            if name != "server":  # it has a --json of its own
+                add_common(sub)
+    args, left = parser.parse_known_args(argv)
     # argparse gives up on an optional positional as soon as an option stands before it.
     if left and not any(text.startswith("-") and text != "-" for text in left):
         if getattr(args, "data", "") is None and len(left) == 1:
@@ -156,50 +178,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if left:
         raise UsageError(f"unrecognized arguments: {' '.join(left)} (see zkmq {args.verb} --help)")
     return args
-
-
-def build_parser(argv: Sequence[str]) -> Parser:
-    """The parser; only the verbs that `argv` may mean get their options, which saves imports."""
-    parser = Parser(prog="zkmq", description="A durable task queue on Apache ZooKeeper.", **_FORMAT)
-    parser.add_argument("--version", action="version", version=f"zkmq {__version__}")
-    add_common(parser, before=True)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for name, verb in VERBS.items():
-        described = verb.help[0].upper() + verb.help[1:] + "."
-        sub = verbs.add_parser(name, help=verb.help, description=described, **_FORMAT)
-        if name in argv:
-            _add_options(sub, name, verb)
-    return parser
-
-
-def _add_options(parser: argparse.ArgumentParser, name: str, verb: Verb) -> None:
-    if verb.add is not None:
-        getattr(_module(verb), verb.add)(parser)
-    if name != "server":  # it has a --json of its own
-        add_common(parser)
-
-
-def _module(verb: Verb) -> ModuleType:
-    return importlib.import_module(f"airflow_provider_zkmq.cli.{verb.module}")
-
-
-def _dispatch(args: argparse.Namespace) -> int:
-    verb = VERBS[args.verb]
-    run = getattr(_module(verb), verb.run)
-    options = common(args)
-    if args.verb == "server":
-        args.json = options.as_json
-        return int(run(args))
-    _limit_kazoo_logging()
-    return int(run(args, options))
-
-
-def _limit_kazoo_logging() -> None:
-    """What kazoo has to say about connections, the engine's errors say in one line."""
-    logger = logging.getLogger("airflow_provider_zkmq.kazoo")
-    logger.propagate = False
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
 
 
 def _exit_code(error: Exception) -> int | None:
@@ -216,20 +194,3 @@ def _exit_code(error: Exception) -> int | None:
         (OSError, REFUSED),
     )
     return next((code for kind, code in codes if isinstance(error, kind)), None)
-
-
-def _say_error(error: Exception, *, as_json: bool) -> None:
-    message = " ".join(str(error).split("\n"))
-    print(f"zkmq: {message}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"error": type(error).__name__, "message": message} | _details(error)), flush=True)
-
-
-def _details(error: Exception) -> dict[str, object]:
-    """What an error tells besides its message."""
-    names: dict[str, tuple[str, ...]] = {
-        "DuplicateTask": ("status", "duplicates", "enqueued"),
-        "QueueNotFound": ("similar",),
-        "WaitTimeout": ("left",),
-    }
-    return {name: getattr(error, name) for name in names.get(type(error).__name__, ())}

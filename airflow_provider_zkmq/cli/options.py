@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ..environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, KEY_PASSWORD, environment_options
 
@@ -25,70 +29,42 @@ def anybody_listens(hosts: str, seconds: float) -> bool:
     """Whether one of ``host:port,host:port`` takes connections, as far as that is known within so many seconds."""
     answers, deadline = SimpleQueue[bool](), time.monotonic() + seconds
     servers = hosts.split(",")
+
+    def look(server: str) -> None:
+        host, _, port = server.strip().rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+        except (OSError, ValueError):
+            answers.put(False)
+        else:
+            answers.put(True)
+
     for server in servers:  # each in a thread: nothing bounds how long the system looks a name up
-        threading.Thread(target=_look, args=(server, seconds, answers), daemon=True).start()
+        threading.Thread(target=look, args=(server,), daemon=True).start()
     try:
         return any(answers.get(timeout=max(0.0, deadline - time.monotonic())) for _ in servers)
     except Empty:
         return False
 
 
-def _look(server: str, seconds: float, answers: SimpleQueue[bool]) -> None:
-    host, _, port = server.strip().rpartition(":")
+# --- Being stopped by a signal.
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def on_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `handler` for SIGTERM and SIGINT inside the block, also where a shell in the background ignores SIGINT."""
+    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
-        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
-    except (OSError, ValueError):
-        answers.put(False)
-    else:
-        answers.put(True)
-
-
-# --- TLS and what goes with it on the command line: no password stands there, where others could see it.
-
-_FILES: Final = {
-    "ca": "PEM file of those who sign the servers' certificates; nobody else is trusted",
-    "cert": "PEM file of your certificate, which is then your identity",
-    "key": "PEM file of its private key",
-}
-
-
-def add_tls(parser: argparse.ArgumentParser, prefix: str) -> None:
-    """Add the options of TLS; their values are kept under names that begin with `prefix`."""
-    group = parser.add_argument_group("TLS and access (before or after the verb)")
-    group.add_argument(
-        "--tls",
-        dest=f"{prefix}tls",
-        action="store_true",
-        default=None,
-        help="speak TLS (env ZKMQ_TLS=1); the files below imply it",
-    )
-    for name, text in _FILES.items():
-        variable = f"ZKMQ_TLS_{name.upper()}"
-        group.add_argument(f"--tls-{name}", dest=f"{prefix}tls_{name}", metavar="FILE", help=f"{text} (env {variable})")
-    group.add_argument(
-        "--tls-key-password-env",
-        dest=f"{prefix}tls_key_password_env",
-        metavar="NAME",
-        help=f"the variable that holds the key's password (else {KEY_PASSWORD})",
-    )
-    group.add_argument(
-        "--tls-key-password-file",
-        dest=f"{prefix}tls_key_password_file",
-        metavar="FILE",
-        help=f"the file whose first line is the key's password (env {KEY_PASSWORD}_FILE)",
-    )
-    group.add_argument(
-        "--allow-open",
-        dest=f"{prefix}allow_open",
-        action="store_true",
-        default=None,
-        help="with credentials: use znodes, too, that anyone may use (env ZKMQ_ALLOW_OPEN=1)",
-    )
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 # --- The options that every verb takes, and the text forms of values.
 
-T = TypeVar("T")
 STATES = ("inserted", "claimed", "finished", "dead", "cancelled")
 #: The statuses that tell more than the state does.
 STATUSES = (
@@ -142,81 +118,95 @@ class Common:
         `seconds`: for how many seconds a server is waited for where the command line does not say it; one that listens,
         and may just be slow, for longer. Raises what `Zkmq.connect` does.
         """
-        from ..engine import ConnectionConfig, Unavailable
-
-        if self.hosts.startswith(FILES):
-            return self._connect(gc, self.connect_timeout)
-        try:
-            return self._connect(gc, seconds if self.connect_timeout is None else self.connect_timeout)
-        except Unavailable as error:
-            if self.connect_timeout is not None or type(error) is not Unavailable:  # others do not mend by waiting
-                raise
-            if seconds < PATIENT and anybody_listens(ConnectionConfig.of(self.hosts).hosts, _LOOK):
-                return self._connect(gc, PATIENT)
-            raise Unavailable(f"{error}; --timeout waits longer") from None
-
-    def _connect(self, gc: bool, limit: float | None) -> AnyClient:
-        from ..engine import Zkmq
+        from ..engine import ConnectionConfig, Unavailable, Zkmq
 
         spans = {"session_timeout": self.session_timeout, "request_timeout": self.request_timeout}
-        return Zkmq.connect(self.hosts, self.root, gc=gc, auth=self.auth, connect_timeout=limit, **spans, **self.access)
+        connect = partial(Zkmq.connect, self.hosts, self.root, gc=gc, auth=self.auth, **spans, **self.access)
+        if self.hosts.startswith(FILES) or self.connect_timeout is not None:
+            return connect(connect_timeout=self.connect_timeout)
+        try:
+            return connect(connect_timeout=seconds)
+        except Unavailable as error:
+            if type(error) is not Unavailable:  # others do not mend by waiting
+                raise
+            if seconds < PATIENT and anybody_listens(ConnectionConfig.of(self.hosts).hosts, _LOOK):
+                return connect(connect_timeout=PATIENT)
+            raise Unavailable(f"{error}; --timeout waits longer") from None
+
+
+def duration(text: str) -> float:
+    """Seconds from what people write: ``90``, ``5m``, ``1h30m``, ``250ms``, ``PT1H30M``."""
+    from ..engine import ConfigError, parse_duration
+
+    try:
+        return parse_duration(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+#: What an option that takes a duration is added with.
+DURATION: Final[dict[str, Any]] = {"type": duration, "metavar": "DURATION"}
+#: No password stands on the command line, where others could see it.
+_FILES: Final = {
+    "ca": "PEM file of those who sign the servers' certificates; nobody else is trusted",
+    "cert": "PEM file of your certificate, which is then your identity",
+    "key": "PEM file of its private key",
+}
 
 
 def add_common(parser: argparse.ArgumentParser, *, before: bool = False) -> None:
     """Add the common options; those `before` the verb are kept under names of their own, to be merged."""
-    prefix = _BEFORE if before else ""
+
+    def add(group: argparse._ArgumentGroup, option: str, text: str, **more: Any) -> None:
+        dest = more.pop("dest", option.removeprefix("--").replace("-", "_"))
+        group.add_argument(option, dest=f"{_BEFORE}{dest}" if before else dest, help=text, **more)
+
     group = parser.add_argument_group("connection and output (before or after the verb)")
-    group.add_argument(
-        "--hosts",
-        dest=f"{prefix}hosts",
-        metavar="HOSTS",
-        help=f"host:port,host:port (env ZKMQ_HOSTS, else {DEFAULT_HOSTS})",
-    )
-    group.add_argument(
-        "--root", dest=f"{prefix}root", metavar="ROOT", help=f"znode of the queues (env ZKMQ_ROOT, else {DEFAULT_ROOT})"
-    )
-    group.add_argument(
-        "--auth",
-        dest=f"{prefix}auth",
-        metavar="USER:PASSWORD",
-        help="credentials; prefer env ZKMQ_AUTH, which other users of the machine cannot see",
-    )
-    group.add_argument("--json", dest=f"{prefix}json", action="store_true", help="answer in JSON")
-    spans = [("session", "session", "how long (10s)"), ("request", "request", "how long (30s)")]
-    spans += [
-        ("connect", "connect", f"how long a server is waited for ({QUICK:g}s where nobody listens, else {PATIENT:g}s)")
-    ]
+    add(group, "--hosts", f"host:port,host:port (env ZKMQ_HOSTS, else {DEFAULT_HOSTS})", metavar="HOSTS")
+    add(group, "--root", f"znode of the queues (env ZKMQ_ROOT, else {DEFAULT_ROOT})", metavar="ROOT")
+    hidden = "credentials; prefer env ZKMQ_AUTH, which other users of the machine cannot see"
+    add(group, "--auth", hidden, metavar="USER:PASSWORD")
+    add(group, "--json", "answer in JSON", action="store_true")
+    add(group, "--session-timeout", "how long (10s)", **DURATION)
+    add(group, "--request-timeout", "how long (30s)", **DURATION)
+    waited = f"how long a server is waited for ({QUICK:g}s where nobody listens, else {PATIENT:g}s)"
+    add(group, "--connect-timeout", waited, **DURATION)
     if parser.get_default(OWN_TIMEOUT) is None:
-        spans += [("", "connect", "the same as --connect-timeout")]
-    for name, about, text in spans:
-        option, dest = f"--{name}-timeout" if name else "--timeout", f"{prefix}{about}_timeout"
-        group.add_argument(option, dest=dest, type=duration, metavar="DURATION", help=text)
-    add_tls(parser, prefix)
+        add(group, "--timeout", "the same as --connect-timeout", dest="connect_timeout", **DURATION)
+
+    group = parser.add_argument_group("TLS and access (before or after the verb)")
+    flag: dict[str, Any] = {"action": "store_true", "default": None}
+    add(group, "--tls", "speak TLS (env ZKMQ_TLS=1); the files below imply it", **flag)
+    for name, text in _FILES.items():
+        add(group, f"--tls-{name}", f"{text} (env ZKMQ_TLS_{name.upper()})", metavar="FILE")
+    named = f"the variable that holds the key's password (else {KEY_PASSWORD})"
+    add(group, "--tls-key-password-env", named, metavar="NAME")
+    first_line = f"the file whose first line is the key's password (env {KEY_PASSWORD}_FILE)"
+    add(group, "--tls-key-password-file", first_line, metavar="FILE")
+    opened = "with credentials: use znodes, too, that anyone may use (env ZKMQ_ALLOW_OPEN=1)"
+    add(group, "--allow-open", opened, **flag)
 
 
 def common(args: argparse.Namespace) -> Common:
-    """The common options of a command line and the environment; the later on the line wins.
+    """The common options of a command line and the environment; the later on the line wins."""
 
-    What the environment says of servers is not about queue files.
-    """
-    password = _pick(args, "tls_key_password_env", None)
-    options = environment_options(lambda name: _pick(args, name, None), read_file)
+    def pick(name: str) -> Any:
+        given = getattr(args, name, None)
+        return getattr(args, _BEFORE + name, None) if given is None else given
+
+    password = pick("tls_key_password_env")
+    options = environment_options(pick, read_file)
     return Common(
         hosts=options["hosts"],
         root=options["root"],
         auth=options["auth"],
         as_json=bool(getattr(args, "json", False) or args.before_json),
-        session_timeout=_pick(args, "session_timeout", None),
-        connect_timeout=_pick(args, "connect_timeout", None),
-        request_timeout=_pick(args, "request_timeout", None),
+        session_timeout=pick("session_timeout"),
+        connect_timeout=pick("connect_timeout"),
+        request_timeout=pick("request_timeout"),
         access={name: options[name] for name in ("tls", "allow_open")},
         secret=frozenset() if password is None else frozenset({password}),
     )
-
-
-def _pick(args: argparse.Namespace, name: str, default: T) -> T:
-    values: tuple[T | None, ...] = (getattr(args, name, None), getattr(args, _BEFORE + name, None))
-    return next((value for value in values if value is not None), default)
 
 
 def pairs(option: str, texts: Iterable[str] | None) -> dict[str, str]:
@@ -230,16 +220,6 @@ def pairs(option: str, texts: Iterable[str] | None) -> dict[str, str]:
             raise UsageError(f"{option} {name!r} is given twice")
         values[name] = value
     return values
-
-
-def duration(text: str) -> float:
-    """Seconds from what people write: ``90``, ``5m``, ``1h30m``, ``250ms``, ``PT1H30M``."""
-    from ..engine import ConfigError, parse_duration
-
-    try:
-        return parse_duration(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def moment(text: str) -> datetime:

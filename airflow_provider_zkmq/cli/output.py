@@ -18,15 +18,9 @@ if TYPE_CHECKING:
 
 #: Fields that hold milliseconds since 1970, and what the same time is called as text.
 _TEXTS: Final = {
-    "enqueued_ms": "enqueued_at",
-    "claimed_ms": "claimed_at",
-    "started_ms": "started_at",
-    "ended_ms": "ended_at",
-    "due_ms": "due_at",
+    **{f"{name}_ms": f"{name}_at" for name in ("enqueued", "claimed", "started", "ended", "due")},
+    **{name: f"{name}_at" for name in ("claimed", "started", "ended")},  # of an attempt
     "dedupe_ms": "dedupe_until",
-    "claimed": "claimed_at",
-    "started": "started_at",
-    "ended": "ended_at",
 }
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -72,14 +66,7 @@ def _utc(milliseconds: object) -> datetime | None:
 # --- Answers: one JSON value, or short aligned tables.
 
 _CELL = 60
-_MOMENTS = {
-    "enqueued": "enqueued_ms",
-    "due": "due_ms",
-    "claimed": "claimed_ms",
-    "started": "started_ms",
-    "ended": "ended_ms",
-    "dedupe until": "dedupe_ms",
-}
+_MOMENTS = ("enqueued", "due", "claimed", "started", "ended")
 
 
 def say(value: object, text: str, *, as_json: bool) -> None:
@@ -111,11 +98,6 @@ def printable(value: object) -> str:
     return text if text.isprintable() else json.dumps(text)
 
 
-def clipped(text: str) -> str:
-    """A text at the length of a table's cell."""
-    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
-
-
 def percent(part: float | None) -> str | None:
     """A part of 1 for people."""
     return None if part is None else f"{part:.0%}"
@@ -137,7 +119,10 @@ def payload(name: str, data: bytes | None) -> dict[str, str | None]:
 def brief(data: bytes | None) -> str | None:
     """Bytes in a table's cell; those that are no text are marked."""
     ((name, text),) = payload("", data).items()
-    return None if text is None else clipped(f"base64:{text}" if name else text)
+    if text is None:
+        return None
+    text = f"base64:{text}" if name else text
+    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
 
 
 def task_record(task: Task) -> dict[str, object]:
@@ -161,7 +146,8 @@ def task_facts(task: Task) -> dict[str, object]:
     more = {
         "filters": spread(task.filters),
         "metadata": json.dumps(task.metadata) if task.metadata else None,
-        **{name: moment(getattr(task, field)) for name, field in _MOMENTS.items()},
+        **{name: moment(getattr(task, f"{name}_ms")) for name in _MOMENTS},
+        "dedupe until": moment(task.dedupe_ms),
         "consumer": task.consumer,
         "progress": percent(task.progress),
         "note": task.note or None,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from .options import STATES, STATUSES, Common, UsageError, attempts, duration, pairs
+from .options import DURATION, STATES, STATUSES, Common, UsageError, attempts, duration, pairs
 from .output import brief, facts, moment, say, spread, table, task_record
 
 if TYPE_CHECKING:
-    from ..engine import AnyClient, AnyQueue, FilterType, QueueConf, RetryPolicy, Task, ZkmqError
+    from ..engine import QueueConf, ZkmqError
 
 # --- The verb configure, and how a configuration is told.
 
@@ -21,50 +22,24 @@ ORDERS = ("default", "fifo")
 
 def add_configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``configure``."""
-    parser.add_argument("queue")
-    parser.add_argument(
-        "--filter",
-        action="append",
-        metavar="NAME=TYPE",
-        help="declare a filter: enum:low,standard,high or integer or string; replaces the whole declaration",
-    )
-    parser.add_argument("--task-gc-lifetime", type=duration, metavar="DURATION", help="how long ended tasks are kept")
-    parser.add_argument("--task-gc-interval", type=duration, metavar="DURATION", help="how often clean-up runs")
-    parser.add_argument(
-        "--lock",
-        type=duration,
-        metavar="DURATION",
-        help="how long a claim without a lease holds if not extended; 0: for ever",
-    )
-    parser.add_argument(
-        "--order", choices=ORDERS, help="fifo: claims strictly in the order of enqueues, at less throughput"
-    )
-    parser.add_argument(
-        "--archive",
-        action=argparse.BooleanOptionalAction,
-        help="the queue is archived: clean-up keeps what no archive holds, also before the first run of one",
-    )
-    parser.add_argument(
-        "--follow",
-        action=argparse.BooleanOptionalAction,
-        help="streams follow what ends: runs that leave before they were taken are kept for them",
-    )
-    _add_policy(parser)
-
-
-def _add_policy(parser: argparse.ArgumentParser) -> None:
+    declared = "declare a filter: enum:low,standard,high or integer or string; replaces the whole declaration"
+    parser.add_argument("--filter", action="append", metavar="NAME=TYPE", help=declared)
+    parser.add_argument("--task-gc-lifetime", help="how long ended tasks are kept", **DURATION)
+    parser.add_argument("--task-gc-interval", help="how often clean-up runs", **DURATION)
+    held = "how long a claim without a lease holds if not extended; 0: for ever"
+    parser.add_argument("--lock", help=held, **DURATION)
+    strictly = "fifo: claims strictly in the order of enqueues, at less throughput"
+    parser.add_argument("--order", choices=ORDERS, help=strictly)
+    archived = "the queue is archived: clean-up keeps what no archive holds, also before the first run of one"
+    parser.add_argument("--archive", action=argparse.BooleanOptionalAction, help=archived)
+    followed = "streams follow what ends: runs that leave before they were taken are kept for them"
+    parser.add_argument("--follow", action=argparse.BooleanOptionalAction, help=followed)
     policy = parser.add_argument_group("retry policy")
     policy.add_argument("--attempts", type=attempts, metavar="N", help="deliveries at the most, or 'unbounded'")
-    policy.add_argument(
-        "--backoff-factor",
-        type=duration,
-        metavar="X",
-        help="a duration: pauses of at most X, 2X, 4X, …, half of each random; 0: --min-backoff",
-    )
-    policy.add_argument(
-        "--min-backoff", type=duration, metavar="DURATION", help="shortest pause before another attempt"
-    )
-    policy.add_argument("--max-backoff", type=duration, metavar="DURATION", help="longest pause before another attempt")
+    pauses = "a duration: pauses of at most X, 2X, 4X, …, half of each random; 0: --min-backoff"
+    policy.add_argument("--backoff-factor", type=duration, metavar="X", help=pauses)
+    policy.add_argument("--min-backoff", help="shortest pause before another attempt", **DURATION)
+    policy.add_argument("--max-backoff", help="longest pause before another attempt", **DURATION)
     policy.add_argument(
         "--final",
         action="append",
@@ -76,14 +51,25 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
 
 def configure(args: argparse.Namespace, options: Common) -> int:
     """Create the queue or change what is given."""
-    types = _types(args.filter)
+    from ..engine import RetryPolicy, parse_type
+
+    types = {name: parse_type(text) for name, text in pairs("--filter", args.filter).items()}
+    backoff = {"factor": args.backoff_factor, "min_backoff": args.min_backoff, "max_backoff": args.max_backoff}
+    changes: dict[str, Any] = {name: value for name, value in backoff.items() if value is not None}
+    if args.attempts is not None:
+        changes["attempts"] = None if args.attempts == "unbounded" else args.attempts
+    if args.final is not None:
+        changes["final"] = tuple(filter(None, args.final))
     with options.connect() as zk:
-        queue = zk.queue(args.queue)
+        queue, policy = zk.queue(args.queue), None
+        if changes:
+            present = queue.conf().policy if queue.name in zk.queues() else RetryPolicy()
+            policy = replace(present, **changes)
         queue.configure(
-            filters=types,
+            filters=types or None,
             task_gc_lifetime=args.task_gc_lifetime,
             task_gc_interval=args.task_gc_interval,
-            policy=_policy(zk, queue, args),
+            policy=policy,
             lock=args.lock,
             order=args.order,
             archive=args.archive,
@@ -93,34 +79,6 @@ def configure(args: argparse.Namespace, options: Common) -> int:
     value = {"queue": args.queue, "conf": conf_record(conf)}
     say(value, facts({"queue": args.queue, **conf_facts(conf)}), as_json=options.as_json)
     return 0
-
-
-def _types(texts: Iterable[str] | None) -> dict[str, FilterType] | None:
-    from ..engine import parse_type
-
-    return {name: parse_type(text) for name, text in pairs("--filter", texts).items()} or None
-
-
-def _policy(zk: AnyClient, queue: AnyQueue, args: argparse.Namespace) -> RetryPolicy | None:
-    """The policy with the given values changed; None where none is given."""
-    changes = _changes(args)
-    if not changes:
-        return None
-    from ..engine import RetryPolicy
-
-    present = queue.conf().policy if queue.name in zk.queues() else RetryPolicy()
-    return replace(present, **changes)
-
-
-def _changes(args: argparse.Namespace) -> dict[str, Any]:
-    """What the options of a policy say, by the names of its fields."""
-    backoff = {"factor": args.backoff_factor, "min_backoff": args.min_backoff, "max_backoff": args.max_backoff}
-    changes = {name: value for name, value in backoff.items() if value is not None}
-    if args.attempts is not None:
-        changes["attempts"] = None if args.attempts == "unbounded" else args.attempts
-    if args.final is not None:
-        changes["final"] = tuple(filter(None, args.final))
-    return changes
 
 
 def conf_record(conf: QueueConf) -> dict[str, object]:
@@ -140,6 +98,9 @@ def conf_record(conf: QueueConf) -> dict[str, object]:
 
 def conf_facts(conf: QueueConf) -> dict[str, object]:
     """A configuration for people."""
+    policy = asdict(conf.policy)
+    policy["attempts"] = "unbounded" if conf.policy.attempts is None else conf.policy.attempts
+    policy["final"] = ",".join(conf.policy.final)
     return {
         "filters": spread(_filters(conf)),
         "task_gc_lifetime": _seconds(conf.task_gc_lifetime, "for ever"),
@@ -148,7 +109,7 @@ def conf_facts(conf: QueueConf) -> dict[str, object]:
         "order": conf.order,
         "archive": f"up to zxid {conf.archived}" if conf.archive else "none",
         "follow": "yes" if conf.follow else "no",
-        "policy": spread(_flat_policy(asdict(conf.policy))),
+        "policy": spread({name: value for name, value in policy.items() if name != "final" or value}),
     }
 
 
@@ -159,20 +120,13 @@ def _seconds(span: float | None, without: str) -> str:
 
 
 def _filters(conf: QueueConf) -> dict[str, str]:
-    return {name: _spell(kind) for name, kind in sorted(conf.filters.items())}
-
-
-def _spell(kind: FilterType) -> str:
-    """A filter type in the form that ``configure --filter`` takes."""
+    """The filter types in the form that ``configure --filter`` takes."""
     from ..engine import OrderedEnum
 
-    return f"enum:{','.join(kind.values)}" if isinstance(kind, OrderedEnum) else type(kind).__name__.lower()
-
-
-def _flat_policy(policy: Mapping[str, Any]) -> dict[str, object]:
-    most, final = policy["attempts"], policy["final"]
-    plain = {**policy, "attempts": "unbounded" if most is None else most, "final": ",".join(final)}
-    return plain if final else {name: value for name, value in plain.items() if name != "final"}
+    return {
+        name: f"enum:{','.join(kind.values)}" if isinstance(kind, OrderedEnum) else type(kind).__name__.lower()
+        for name, kind in sorted(conf.filters.items())
+    }
 
 
 # --- The verbs that change many tasks whatever their consumers do: redrive, cancel, clear.
@@ -180,20 +134,29 @@ def _flat_policy(policy: Mapping[str, Any]) -> dict[str, object]:
 
 def add_cancel(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``cancel``."""
-    parser.add_argument("queue")
     parser.add_argument("tasks", metavar="TASK", nargs="+")
 
 
 def cancel(args: argparse.Namespace, options: Common) -> int:
-    """Withdraw tasks that have not ended."""
+    """Withdraw tasks that have not ended. A bad id is refused before anything is done."""
+    from ..engine import IllegalTransition, TaskNotFound
+
+    done: list[str] = []
+    refused: dict[str, ZkmqError] = {}
     with options.connect() as zk:
-        done = _each(args.tasks, zk.queue(args.queue).cancel)
-    return done.print_done(args.queue, "cancelled", options)
+        queue = zk.queue(args.queue)
+        for task in _checked(args.tasks):
+            try:
+                queue.cancel(task)
+            except (TaskNotFound, IllegalTransition) as error:
+                refused[task] = error
+            else:
+                done.append(task)
+    return _say_done(args.queue, "cancelled", done, refused, options)
 
 
 def add_redrive(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``redrive``."""
-    parser.add_argument("queue")
     parser.add_argument("tasks", metavar="TASK", nargs="*", default=[])
     parser.add_argument("--all", action="store_true", help="every task in the dead letters")
 
@@ -209,15 +172,14 @@ def redrive(args: argparse.Namespace, options: Common) -> int:
         queue = zk.queue(args.queue)
         ids = _checked(internals(queue).ids("dead") if args.all else args.tasks)
         refused = queue.redrive_many(ids)
-        done = _Done([task for task in ids if task not in refused], refused)
+    done = [task for task in ids if task not in refused]
     if args.all:  # where somebody else was faster, that is no refusal of what was asked for
-        done.refused = {task: why for task, why in refused.items() if isinstance(why, CorruptRecord)}
-    return done.print_done(args.queue, "redriven", options)
+        refused = {task: why for task, why in refused.items() if isinstance(why, CorruptRecord)}
+    return _say_done(args.queue, "redriven", done, refused, options)
 
 
 def add_clear(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``clear``."""
-    parser.add_argument("queue")
     parser.add_argument("--state", choices=STATES, help="only tasks in this state")
     parser.add_argument("--yes", action="store_true", help="needed: what is deleted cannot be brought back")
 
@@ -233,24 +195,17 @@ def clear(args: argparse.Namespace, options: Common) -> int:
     return 0
 
 
-@dataclass(slots=True)
-class _Done:
-    """With which tasks something was done, and which refused it."""
-
-    tasks: list[str] = field(default_factory=list)
-    refused: dict[str, ZkmqError] = field(default_factory=dict)
-
-    def print_done(self, queue: str, word: str, options: Common) -> int:
-        """Print it; 1 if a task refused."""
-        value: dict[str, object] = {"queue": queue, word: self.tasks}
-        for why in self.refused.values():
-            value.setdefault("error", type(why).__name__)
-            value.setdefault("message", str(why))
-            print(f"zkmq: {why}", file=sys.stderr)
-        if self.refused:
-            value["refused"] = {task: str(why) for task, why in self.refused.items()}
-        say(value, "\n".join(f"{word} {task}" for task in self.tasks) or f"nothing {word}", as_json=options.as_json)
-        return 1 if self.refused else 0
+def _say_done(queue: str, word: str, tasks: Sequence[str], refused: Mapping[str, ZkmqError], options: Common) -> int:
+    """Print with which tasks something was done, and which refused it; 1 if one did."""
+    value: dict[str, object] = {"queue": queue, word: tasks}
+    for why in refused.values():
+        value.setdefault("error", type(why).__name__)
+        value.setdefault("message", str(why))
+        print(f"zkmq: {why}", file=sys.stderr)
+    if refused:
+        value["refused"] = {task: str(why) for task, why in refused.items()}
+    say(value, "\n".join(f"{word} {task}" for task in tasks) or f"nothing {word}", as_json=options.as_json)
+    return 1 if refused else 0
 
 
 def _checked(tasks: Iterable[str]) -> list[str]:
@@ -258,21 +213,6 @@ def _checked(tasks: Iterable[str]) -> list[str]:
     from ..engine import check_name
 
     return [check_name("task id", task) for task in dict.fromkeys(tasks)]
-
-
-def _each(tasks: Iterable[str], act: Callable[[str], None]) -> _Done:
-    """Act on one task after the other, passing over those that refuse. A bad id is refused before anything is done."""
-    from ..engine import IllegalTransition, TaskNotFound
-
-    done = _Done()
-    for task in _checked(tasks):
-        try:
-            act(task)
-        except (TaskNotFound, IllegalTransition) as error:
-            done.refused[task] = error
-        else:
-            done.tasks.append(task)
-    return done
 
 
 # --- The verbs on queues: queues, doctor, status, list, gc, pause, resume, delete.
@@ -300,42 +240,30 @@ def doctor(_args: argparse.Namespace, options: Common) -> int:
     return 0
 
 
-def add_queue(parser: argparse.ArgumentParser) -> None:
-    """Add the name of a queue."""
-    parser.add_argument("queue")
-
-
 def status(args: argparse.Namespace, options: Common) -> int:
     """Say how a queue stands."""
+    from ..engine import Unsupported
+
     with options.connect() as zk:
         queue = zk.queue(args.queue)
-        conf, counts, alive = queue.conf(), queue.counts(), _alive(queue)
+        conf, counts = queue.conf(), queue.counts()
+        try:
+            alive = sum(consumer.alive for consumer in queue.consumers())
+        except Unsupported:  # a file registers none
+            alive = None
     stand = {"paused": conf.paused, "consumers": alive}
     value = {"queue": args.queue, "counts": counts, **stand, "conf": conf_record(conf)}
     say(value, facts({"queue": args.queue, **counts, **stand, **conf_facts(conf)}), as_json=options.as_json)
     return 0
 
 
-def _alive(queue: AnyQueue) -> int | None:
-    """How many consumers live; None where none are registered."""
-    from ..engine import Unsupported
-
-    try:
-        return sum(consumer.alive for consumer in queue.consumers())
-    except Unsupported:
-        return None
-
-
 def add_list(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``list``."""
-    parser.add_argument("queue")
-    parser.add_argument(
-        "--state",
-        choices=(*STATES, *STATUSES, SCHEDULED),
-        metavar="WORD",
-        help=f"a state ({', '.join(STATES)}) or a status ({', '.join(STATUSES)}); scheduled: those of the inserted "
-        "that wait for their time, queued-with-backoff",
+    which = (
+        f"a state ({', '.join(STATES)}) or a status ({', '.join(STATUSES)}); scheduled: those of the inserted "
+        "that wait for their time, queued-with-backoff"
     )
+    parser.add_argument("--state", choices=(*STATES, *STATUSES, SCHEDULED), metavar="WORD", help=which)
     parser.add_argument("--selector", metavar="TEXT", help="such as 'region==eu, any(1, a==1, b==2)'")
     parser.add_argument("--batch", metavar="NAME", help="its members, with their results")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N tasks")
@@ -345,12 +273,18 @@ def list_tasks(args: argparse.Namespace, options: Common) -> int:
     """List tasks."""
     if args.limit is not None and args.limit < 0:
         raise UsageError(f"--limit {args.limit} is not allowed: 0 or more")
+    word = _BACKOFF if args.state == SCHEDULED else args.state
+    which: dict[str, Any] = {"status": word} if word in STATUSES else {"state": word}
     with options.connect() as zk:
-        tasks = _listed(zk.queue(args.queue), args)
-    more = ("FILTERS", "DATA") if args.batch is None else ("RESULT", "ERROR")
-    head = ("ID", "STATUS", "ATTEMPT", "PRIORITY", "ENQUEUED", *more)
+        tasks = zk.queue(args.queue).tasks(**which, selector=args.selector, batch=args.batch, limit=args.limit)
+    results = args.batch is not None
+    head = ["ID", "STATUS", "ATTEMPT", "PRIORITY", "ENQUEUED"]
+    head += ["RESULT", "ERROR"] if results else ["FILTERS", "DATA"]
+    rows = []
+    for task in tasks:
+        more = (brief(task.result), task.error) if results else (spread(task.filters), brief(task.data))
+        rows.append((task.id, task.status, task.attempt, task.priority, moment(task.enqueued_ms), *more))
     value = {"queue": args.queue, "tasks": [task_record(task) for task in tasks]}
-    rows = [_row(task, results=args.batch is not None) for task in tasks]
     say(value, table(rows, head), as_json=options.as_json)
     later = sum(task.status == _BACKOFF for task in tasks)
     if args.state == "inserted" and later:
@@ -358,25 +292,9 @@ def list_tasks(args: argparse.Namespace, options: Common) -> int:
     return 0
 
 
-def _listed(queue: AnyQueue, args: argparse.Namespace) -> list[Task]:
-    """The tasks that a command line asks for."""
-    word = _BACKOFF if args.state == SCHEDULED else args.state
-    status = word if word in STATUSES else None
-    state = None if status else word
-    return queue.tasks(state=state, status=status, selector=args.selector, batch=args.batch, limit=args.limit)
-
-
-def _row(task: Task, *, results: bool) -> Sequence[object]:
-    known = (task.id, task.status, task.attempt, task.priority, moment(task.enqueued_ms))
-    return (*known, *((brief(task.result), task.error) if results else (spread(task.filters), brief(task.data))))
-
-
 def add_gc(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``gc``."""
-    parser.add_argument("queue")
-    parser.add_argument(
-        "--lifetime", type=duration, metavar="DURATION", help="delete what ended so long ago or earlier"
-    )
+    parser.add_argument("--lifetime", help="delete what ended so long ago or earlier", **DURATION)
 
 
 def collect(args: argparse.Namespace, options: Common) -> int:
@@ -392,7 +310,6 @@ DAMAGED = 7
 
 def add_fsck(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fsck``."""
-    parser.add_argument("queue")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--repair", action="store_true", help="repair what is found, each task in one transaction")
     how.add_argument("--dry-run", action="store_true", help="write nothing, which is the default")
@@ -410,17 +327,9 @@ def check(args: argparse.Namespace, options: Common) -> int:
     return DAMAGED if left else 0
 
 
-def pause(args: argparse.Namespace, options: Common) -> int:
-    """Hand out nothing until resumed."""
-    return _set_paused(args, options, paused=True)
-
-
-def resume(args: argparse.Namespace, options: Common) -> int:
-    """Hand out tasks again."""
-    return _set_paused(args, options, paused=False)
-
-
-def _set_paused(args: argparse.Namespace, options: Common, *, paused: bool) -> int:
+def set_paused(args: argparse.Namespace, options: Common) -> int:
+    """Hand out nothing until resumed, or hand out tasks again."""
+    paused = args.verb == "pause"
     with options.connect() as zk:
         queue = zk.queue(args.queue)
         changed = queue.pause() if paused else queue.resume()
@@ -432,36 +341,27 @@ def _set_paused(args: argparse.Namespace, options: Common, *, paused: bool) -> i
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``delete``."""
-    parser.add_argument("queue")
     parser.add_argument("--yes", action="store_true", help="do not ask once more")
-    parser.add_argument(
-        "--force", action="store_true", help="also while others consume from it, or tasks of it are claimed"
-    )
+    forced = "also while others consume from it, or tasks of it are claimed"
+    parser.add_argument("--force", action="store_true", help=forced)
 
 
 def delete(args: argparse.Namespace, options: Common) -> int:
     """Delete a queue with everything in it."""
+    from ..engine import QueueNotFound
+
     if not (args.yes or sys.stdin.isatty()):
         raise UsageError(f"delete loses every task of queue {args.queue!r} for good: add --yes to do so")
     with options.connect() as zk:
         queue = zk.queue(args.queue)
         if not args.yes:
-            _confirm_name(queue)
+            with contextlib.suppress(QueueNotFound):  # which the deletion tells, or goes on with one that was cut off
+                counts = {state: number for state, number in queue.counts().items() if number and state in STATES}
+                known = ", ".join(f"{number} {state}" for state, number in counts.items()) or "no task"
+                print(f"queue {queue.name!r} holds {known}; nothing of it comes back.", file=sys.stderr)
+                print("Type its name to delete it: ", end="", file=sys.stderr, flush=True)
+                if sys.stdin.readline().strip() != queue.name:
+                    raise UsageError("that is not its name: nothing was deleted")
         count = queue.delete(confirm=True, force=args.force)
     say({"queue": args.queue, "deleted": count}, f"{args.queue} deleted, {count} task(s)", as_json=options.as_json)
     return 0
-
-
-def _confirm_name(queue: AnyQueue) -> None:
-    """Raise `UsageError` unless whoever sits at the terminal types the queue's name."""
-    from ..engine import QueueNotFound
-
-    try:
-        counts = queue.counts()
-    except QueueNotFound:
-        return  # not there, which the deletion tells; or one whose deletion was confirmed, and then cut off
-    known = ", ".join(f"{number} {state}" for state, number in counts.items() if number and state in STATES)
-    print(f"queue {queue.name!r} holds {known or 'no task'}; nothing of it comes back.", file=sys.stderr)
-    print("Type its name to delete it: ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip() != queue.name:
-        raise UsageError("that is not its name: nothing was deleted")

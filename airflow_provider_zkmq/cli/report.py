@@ -6,13 +6,9 @@ import argparse
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from .options import Common, UsageError, duration
+from .options import DURATION, Common, UsageError
 from .output import say
-
-if TYPE_CHECKING:
-    from ..spark.reporting.report import Report
 
 DIRECTORY_VARIABLE = "ZKMQ_ARCHIVE_DIR"
 
@@ -26,15 +22,10 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", metavar="WHEN", help=f"{what}: a moment, or a duration before now such as 24h")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, too")
     parser.add_argument("--full", action="store_true", help="all tables, also where nothing is wrong")
-    parser.add_argument(
-        "--target-wait", type=duration, default=60.0, metavar="DURATION", help="95 of 100 tasks wait no longer (1m)"
-    )
-    parser.add_argument(
-        "--target-utilisation", type=float, metavar="PART", help="consumers are busy no more than this part of 1"
-    )
-    parser.add_argument(
-        "--recent", type=duration, default=3600.0, metavar="DURATION", help="so long a time at the end is now (1h)"
-    )
+    parser.add_argument("--target-wait", default=60.0, help="95 of 100 tasks wait no longer (1m)", **DURATION)
+    busy = "consumers are busy no more than this part of 1"
+    parser.add_argument("--target-utilisation", type=float, metavar="PART", help=busy)
+    parser.add_argument("--recent", default=3600.0, help="so long a time at the end is now (1h)", **DURATION)
     parser.add_argument("--top", type=int, default=20, metavar="N", help="rows of a table; the rest is summed (20)")
 
 
@@ -49,15 +40,7 @@ def report(args: argparse.Namespace, options: Common) -> int:
         raise UsageError(f"{args.html} cannot be written: {args.html.absolute().parent} is no folder")
     if args.html is not None and args.html.is_dir():
         raise UsageError(f"{args.html} cannot be written: it is a folder")
-    made = _make(directory, args)
-    if args.html is not None:
-        made.write_html(args.html)
-    say(made.record(), made.text(full=args.full), as_json=options.as_json)
-    return 0
-
-
-def _make(directory: str, args: argparse.Namespace) -> Report:
-    """The report. What can be refused without Spark, which takes its time to start, is refused before."""
+    # What can be refused without Spark, which takes its time to start, is refused before.
     from ..spark.reporting.page import known, need
 
     need("pyspark", "pandas", "pyarrow", "deltalake", *(("jinja2",) if args.html is not None else ()))
@@ -66,7 +49,7 @@ def _make(directory: str, args: argparse.Namespace) -> Report:
     from ..spark import report as make
     from ..spark import spark_session
 
-    return make(
+    made = make(
         directory,
         queues,
         spark=spark_session("zkmq-report"),
@@ -77,6 +60,10 @@ def _make(directory: str, args: argparse.Namespace) -> Report:
         target_utilisation=args.target_utilisation,
         top=args.top,
     )
+    if args.html is not None:
+        made.write_html(args.html)
+    say(made.record(), made.text(full=args.full), as_json=options.as_json)
+    return 0
 
 
 def _moment(option: str, text: str | None) -> datetime | None:

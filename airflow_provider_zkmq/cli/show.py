@@ -10,7 +10,7 @@ from .options import Common
 from .output import facts, moment, percent, printable, say, table, task_facts, task_record
 
 if TYPE_CHECKING:
-    from ..engine import AnyQueue, Explanation, Task, Znode
+    from ..engine import AnyQueue, Task, Znode
 
 FAILED = 5
 _LATER = ("claim", "result", "requeue")  # the znodes of a task that its enqueue does not write
@@ -18,22 +18,22 @@ _LATER = ("claim", "result", "requeue")  # the znodes of a task that its enqueue
 
 def add_show(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``show``."""
-    parser.add_argument("queue")
     parser.add_argument("task", metavar="TASK")
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--why", action="store_true", help="why it is not being handled, and which consumers accept or refuse it"
+    why = "why it is not being handled, and which consumers accept or refuse it"
+    group.add_argument("--why", action="store_true", help=why)
+    followed = (
+        "follow it until it ends: a line (of JSON with --json) whenever its status, attempt, progress or note "
+        "changes; 5 if it ends dead or cancelled"
     )
-    group.add_argument(
-        "--watch",
-        action="store_true",
-        help="follow it until it ends: a line (of JSON with --json) whenever its status, attempt, progress or note "
-        "changes; 5 if it ends dead or cancelled",
-    )
+    group.add_argument("--watch", action="store_true", help=followed)
 
 
 def show(args: argparse.Namespace, options: Common) -> int:
     """Show all there is to a task, or why it is where it is, or what becomes of it."""
+    from ..engine import Unsupported
+    from ..engine.internals import internals
+
     with options.connect() as zk:
         queue = zk.queue(args.queue)
         if args.watch:
@@ -42,52 +42,31 @@ def show(args: argparse.Namespace, options: Common) -> int:
         if why is not None and not options.as_json:
             say(None, "\n".join(map(printable, why.lines())), as_json=False)
             return 0
-        task, tree = queue.task(args.task), _tree(queue, args.task)
-    explained = {} if why is None else {"why": _why_record(why)}
-    say({"queue": args.queue, **_record(task, tree), **explained}, _page(task, tree), as_json=options.as_json)
+        task = queue.task(args.task)
+        try:
+            tree = internals(queue).tree(args.task)
+        except Unsupported:  # it is in a file, which has no znodes
+            tree = None
+    value = {"queue": args.queue, **task_record(task)}
+    page = task_facts(task)
+    tables = []
+    if tree is not None:
+        transactions = enqueue_transactions(tree)
+        value |= {"znodes": [asdict(node) for node in tree], "enqueue_transactions": transactions}
+        page["enqueue transactions"] = transactions
+        attempts = [
+            (at.number, at.outcome, at.consumer, moment(at.claimed), moment(at.started), moment(at.ended), at.error)
+            for at in task.history
+        ]
+        tables = [
+            table(attempts, ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED", "STARTED", "ENDED", "ERROR")),
+            table([(at.path, at.bytes, at.czxid, at.mzxid) for at in tree], ("ZNODE", "BYTES", "CZXID", "MZXID")),
+        ]
+    if why is not None:
+        consumers = [asdict(each) for each in why.consumers]
+        value["why"] = {"status": why.status, "reasons": why.reasons, "consumers": consumers}
+    say(value, "\n\n".join([facts(page), *tables]), as_json=options.as_json)
     return 0
-
-
-def _tree(queue: AnyQueue, task_id: str) -> list[Znode] | None:
-    """The task's znodes; None where it is in a file."""
-    from ..engine import Unsupported
-    from ..engine.internals import internals
-
-    try:
-        return internals(queue).tree(task_id)
-    except Unsupported:
-        return None
-
-
-def _record(task: Task, tree: list[Znode] | None) -> dict[str, object]:
-    """Everything for JSON."""
-    if tree is None:
-        return task_record(task)
-    znodes = [asdict(node) for node in tree]
-    return {**task_record(task), "znodes": znodes, "enqueue_transactions": enqueue_transactions(tree)}
-
-
-def _why_record(why: Explanation) -> dict[str, object]:
-    consumers = [asdict(verdict) for verdict in why.consumers]
-    return {"status": why.status, "reasons": why.reasons, "consumers": consumers}
-
-
-def _page(task: Task, tree: list[Znode] | None) -> str:
-    """Everything for people. A file keeps neither a history nor znodes."""
-    if tree is None:
-        return facts(task_facts(task))
-    parts = [
-        facts(task_facts(task) | {"enqueue transactions": enqueue_transactions(tree)}),
-        table(
-            [
-                (at.number, at.outcome, at.consumer, moment(at.claimed), moment(at.started), moment(at.ended), at.error)
-                for at in task.history
-            ],
-            ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED", "STARTED", "ENDED", "ERROR"),
-        ),
-        table([(node.path, node.bytes, node.czxid, node.mzxid) for node in tree], ("ZNODE", "BYTES", "CZXID", "MZXID")),
-    ]
-    return "\n\n".join(parts)
 
 
 def enqueue_transactions(tree: list[Znode]) -> int:
@@ -106,19 +85,13 @@ def _watch(queue: AnyQueue, task_id: str, options: Common) -> int:
 
     def show_change(task: Task) -> None:
         seen = (task.status, task.attempt, task.progress, task.note)
-        if shown[-1:] != [seen]:
-            shown.append(seen)
-            say(_line_record(queue.name, task), _line(task), as_json=options.as_json)
+        if shown[-1:] == [seen]:
+            return
+        shown.append(seen)
+        plain = {name: getattr(task, name) for name in ("id", "attempt", "progress", "note", "error", "version")}
+        value = {"queue": queue.name, "state": str(task.state), "status": str(task.status), **plain}
+        ends = [printable(text) for text in (percent(task.progress), task.note, task.error) if text]
+        say(value, "  ".join([f"{task.status}  attempt {task.attempt}", *ends]), as_json=options.as_json)
 
     task = queue.follow(task_id, show_change)
     return FAILED if task.state in {"dead", "cancelled"} else 0
-
-
-def _line_record(queue: str, task: Task) -> dict[str, object]:
-    plain = {name: getattr(task, name) for name in ("id", "attempt", "progress", "note", "error", "version")}
-    return {"queue": queue, "state": str(task.state), "status": str(task.status), **plain}
-
-
-def _line(task: Task) -> str:
-    ends = (percent(task.progress), task.note, task.error)
-    return "  ".join([f"{task.status}  attempt {task.attempt}", *(printable(text) for text in ends if text)])

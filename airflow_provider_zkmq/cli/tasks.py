@@ -6,17 +6,16 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .options import OWN_TIMEOUT, Common, UsageError, attempts, duration, moment, pairs, read_file
+from .options import DURATION, OWN_TIMEOUT, Common, UsageError, attempts, moment, pairs, read_file
 from .output import brief, facts, payload, say, spread, table, task_record
 
 if TYPE_CHECKING:
-    from ..engine import AnyClaim, AnyQueue, Message, OnConflict, RetryPolicy
+    from ..engine import AnyQueue, Message, OnConflict
 
 # --- The verbs on claims: claim, complete, fail, release, snooze, extend, progress.
 
@@ -25,13 +24,10 @@ NOTHING = 3
 
 def add_claim(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``claim``."""
-    parser.add_argument("queue")
     add_wanted(parser)
     parser.set_defaults(**{OWN_TIMEOUT: True})
-    parser.add_argument("--timeout", type=duration, default=0.0, metavar="DURATION", help="wait so long for a task (0)")
-    parser.add_argument(
-        "--lease", type=duration, default=300.0, metavar="DURATION", help="hold it so long (5m), whatever its lock"
-    )
+    parser.add_argument("--timeout", default=0.0, help="wait so long for a task (0)", **DURATION)
+    parser.add_argument("--lease", default=300.0, help="hold it so long (5m), whatever its lock", **DURATION)
 
 
 def add_wanted(parser: argparse.ArgumentParser) -> None:
@@ -56,41 +52,32 @@ def claim(args: argparse.Namespace, options: Common) -> int:
             say({"queue": args.queue, "id": None}, "", as_json=options.as_json)
             print(f"zkmq: nothing to claim in {args.queue}", file=sys.stderr)
             return NOTHING
+        task = claimed.task
+        data = payload("data", task.data)
+        head = {"id": task.id, "token": claimed.token, "attempt": task.attempt}
+        more = {"lease": args.lease, "priority": task.priority, "filters": task.filters, "metadata": task.metadata}
+        text = facts({**head, "filters": spread(task.filters), **data})
         try:
-            _say_claim(claimed, args, options)
+            say({"queue": args.queue, **head, **more, **data}, text, as_json=options.as_json)
         except OSError:
             claimed.release()  # nobody learned the token
             raise
     return 0
 
 
-def _say_claim(claimed: AnyClaim, args: argparse.Namespace, options: Common) -> None:
-    task = claimed.task
-    data = payload("data", task.data)
-    head = {"id": task.id, "token": claimed.token, "attempt": task.attempt}
-    more = {"lease": args.lease, "priority": task.priority, "filters": task.filters, "metadata": task.metadata}
-    text = facts({**head, "filters": spread(task.filters), **data})
-    say({"queue": args.queue, **head, **more, **data}, text, as_json=options.as_json)
-
-
 def add_settle(parser: argparse.ArgumentParser) -> None:
     """Add what every verb on a claim needs."""
-    parser.add_argument("queue")
     parser.add_argument("task", metavar="TASK")
     parser.add_argument("--token", type=int, required=True, metavar="T", help="what claim printed")
 
 
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Add what names a claim: its token, or that it is taken from whoever holds it."""
-    parser.add_argument("queue")
     parser.add_argument("task", metavar="TASK")
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--token", type=int, metavar="T", help="what claim printed")
-    group.add_argument(
-        "--force",
-        action="store_true",
-        help="take it from whoever holds it, a hung worker say, which is told and can settle it no more",
-    )
+    taken = "take it from whoever holds it, a hung worker say, which is told and can settle it no more"
+    group.add_argument("--force", action="store_true", help=taken)
 
 
 def add_complete(parser: argparse.ArgumentParser) -> None:
@@ -99,26 +86,7 @@ def add_complete(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--result", metavar="R", help="a text to keep")
     group.add_argument("--result-file", type=Path, metavar="F", help="take the result from a file")
-    parser.add_argument("--dedupe", type=duration, metavar="DURATION", help="refuse its id for so long")
-
-
-def complete(args: argparse.Namespace, options: Common) -> int:
-    """Finish a task."""
-    result = None if args.result is None else os.fsencode(args.result)
-    if args.result_file is not None:
-        result = read_file(args.result_file)
-    return _settle(args, options, None, lambda queue: _complete(queue, args, result))
-
-
-def _complete(queue: AnyQueue, args: argparse.Namespace, result: bytes | None) -> str:
-    """Finish the task; its state then, which is not finished where another run of it was held in escrow."""
-    from ..engine import ZkmqError
-
-    _held(queue, args).complete(result, dedupe=args.dedupe)
-    try:
-        return str(queue.task(args.task).state)
-    except ZkmqError:  # collected, say; that it was finished is certain
-        return "finished"
+    parser.add_argument("--dedupe", help="refuse its id for so long", **DURATION)
 
 
 def add_fail(parser: argparse.ArgumentParser) -> None:
@@ -127,63 +95,19 @@ def add_fail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--error", required=True, metavar="TEXT", help="what went wrong")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--no-retry", action="store_true", help="to the dead letters at once")
-    group.add_argument(
-        "--backoff", type=duration, metavar="DURATION", help="try again after so long, not by the policy"
-    )
-
-
-def fail(args: argparse.Namespace, options: Common) -> int:
-    """Report a failure."""
-    error = os.fsencode(args.error).decode(errors="replace")
-    if args.force and args.backoff is not None:
-        raise UsageError("--backoff does not go with --force: the policy says when it is tried again")
-    if args.force:
-        return _settle(args, options, None, lambda queue: _revoke(queue, args, error, retry=not args.no_retry))
-    retry = {"retry": not args.no_retry, "backoff": args.backoff}
-    return _settle(args, options, None, lambda queue: str(_held(queue, args).fail(error, **retry)))
-
-
-add_release = add_force
-
-
-def release(args: argparse.Namespace, options: Common) -> int:
-    """Give a task back."""
-    if args.force:
-        return _settle(args, options, None, lambda queue: _revoke(queue, args))
-    return _settle(args, options, "inserted", lambda queue: _held(queue, args).release())
-
-
-def _revoke(queue: AnyQueue, args: argparse.Namespace, error: str | None = None, *, retry: bool = True) -> str:
-    """Take the claim that stands now from its holder, who is named; one that comes meanwhile is left alone."""
-    seen = queue.task(args.task)
-    state = str(queue.revoke(args.task, error, retry=retry, version=seen.version))
-    holder = seen.consumer or "a consumer whose claim had ended"
-    print(f"zkmq: taken from {holder}, attempt {seen.attempt}", file=sys.stderr)
-    return state
+    group.add_argument("--backoff", help="try again after so long, not by the policy", **DURATION)
 
 
 def add_snooze(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``snooze``."""
     add_settle(parser)
-    parser.add_argument(
-        "--delay", type=duration, required=True, metavar="DURATION", help="how long it is not to be handled"
-    )
-
-
-def snooze(args: argparse.Namespace, options: Common) -> int:
-    """Give a task back for later."""
-    return _settle(args, options, "inserted", lambda queue: _held(queue, args).snooze(args.delay))
+    parser.add_argument("--delay", required=True, help="how long it is not to be handled", **DURATION)
 
 
 def add_extend(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``extend``."""
     add_settle(parser)
-    parser.add_argument("--lease", type=duration, required=True, metavar="DURATION", help="hold it so long from now")
-
-
-def extend(args: argparse.Namespace, options: Common) -> int:
-    """Hold a claim longer."""
-    return _settle(args, options, "claimed", lambda queue: _held(queue, args).extend(args.lease))
+    parser.add_argument("--lease", required=True, help="hold it so long from now", **DURATION)
 
 
 def add_progress(parser: argparse.ArgumentParser) -> None:
@@ -193,24 +117,60 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--note", default="", metavar="TEXT", help="what is being done")
 
 
-def progress(args: argparse.Namespace, options: Common) -> int:
-    """Report how far the handling has come."""
-    note = os.fsencode(args.note).decode(errors="replace")
-    return _settle(args, options, "claimed", lambda queue: _held(queue, args).progress(args.value, note))
-
-
-def _held(queue: AnyQueue, args: argparse.Namespace) -> AnyClaim:
-    return queue.claim_handle(args.task, args.token)
-
-
-def _settle(args: argparse.Namespace, options: Common, state: str | None, act: Callable[[AnyQueue], str | None]) -> int:
-    """Do something with a claim; `state`: the task's state after it, else what `act` returns."""
+def settle(args: argparse.Namespace, options: Common) -> int:
+    """Do with a claim what the verb says, and print the task's state after it."""
+    force = getattr(args, "force", False)
+    if args.verb == "fail" and force and args.backoff is not None:
+        raise UsageError("--backoff does not go with --force: the policy says when it is tried again")
+    result = os.fsencode(args.result) if getattr(args, "result", None) is not None else None
+    if getattr(args, "result_file", None) is not None:
+        result = read_file(args.result_file)
     with options.connect() as zk:
-        settled = act(zk.queue(args.queue))
-    state = state or settled
+        queue = zk.queue(args.queue)
+        if force:  # from its holder, who is named; a claim that comes meanwhile is left alone
+            seen = queue.task(args.task)
+            failed: dict[str, Any] = {}
+            if args.verb == "fail":
+                failed = {"error": _text(args.error), "retry": not args.no_retry}
+            state = str(queue.revoke(args.task, **failed, version=seen.version))
+            holder = seen.consumer or "a consumer whose claim had ended"
+            print(f"zkmq: taken from {holder}, attempt {seen.attempt}", file=sys.stderr)
+        else:
+            state = _settled(queue, args, result)
     value = {"queue": args.queue, "id": args.task, "token": args.token, "state": state}
     say(value, f"{args.task} is {state}", as_json=options.as_json)
     return 0
+
+
+def _settled(queue: AnyQueue, args: argparse.Namespace, result: bytes | None) -> str:
+    """Do with a claim what the verb says; the task's state after it."""
+    from ..engine import ZkmqError
+
+    claimed = queue.claim_handle(args.task, args.token)
+    match args.verb:
+        case "complete":
+            claimed.complete(result, dedupe=args.dedupe)
+            try:
+                return str(queue.task(args.task).state)  # inserted, where another run was held in escrow
+            except ZkmqError:  # collected, say; that it was finished is certain
+                return "finished"
+        case "fail":
+            return str(claimed.fail(_text(args.error), retry=not args.no_retry, backoff=args.backoff))
+        case "release":
+            claimed.release()
+            return "inserted"
+        case "snooze":
+            claimed.snooze(args.delay)
+            return "inserted"
+        case "extend":
+            claimed.extend(args.lease)
+            return "claimed"
+    claimed.progress(args.value, _text(args.note))
+    return "claimed"
+
+
+def _text(argument: str) -> str:
+    return os.fsencode(argument).decode(errors="replace")
 
 
 # --- The verbs on tasks: enqueue, wait, batch.
@@ -220,36 +180,30 @@ FAILED = 5
 
 def add_enqueue(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``enqueue``."""
-    parser.add_argument("queue")
     parser.add_argument("data", nargs="?", metavar="DATA", help="the text itself, or - for standard input")
     parser.add_argument("--data-file", type=Path, metavar="F", help="take the data from a file")
     parser.add_argument("--lines", action="store_true", help="one task for each line of standard input")
     parser.add_argument("--filter", action="append", metavar="K=V", help="a value of a declared filter")
     parser.add_argument("--priority", type=int, default=0, metavar="N", help="higher comes first (0)")
     due = parser.add_mutually_exclusive_group()
-    due.add_argument("--delay", type=duration, metavar="DURATION", help="how long it is not to be handled yet")
+    due.add_argument("--delay", help="how long it is not to be handled yet", **DURATION)
     due.add_argument("--not-before", type=moment, metavar="MOMENT", help="until when it is not to be handled")
     parser.add_argument("--task-id", metavar="ID", help="an id of your own; else one is generated")
-    parser.add_argument(
-        "--idempotency-key",
-        metavar="TEXT",
-        help="make the ids of this text: the same command again writes what is missing, and tells the same ids",
-    )
+    keyed = "make the ids of this text: the same command again writes what is missing, and tells the same ids"
+    parser.add_argument("--idempotency-key", metavar="TEXT", help=keyed)
     parser.add_argument("--metadata", metavar="JSON", help="a JSON object kept with the task")
-    parser.add_argument(
-        "--attempts",
-        type=attempts,
-        metavar="N",
-        help="a retry policy of its own: N deliveries at the most (or 'unbounded'), the backoff as by default",
-    )
-    parser.add_argument(
-        "--lock",
-        type=duration,
-        metavar="DURATION",
-        help="how long a claim of it without a lease holds if not extended",
-    )
+    own = "a retry policy of its own: N deliveries at the most (or 'unbounded'), the backoff as by default"
+    parser.add_argument("--attempts", type=attempts, metavar="N", help=own)
+    parser.add_argument("--lock", help="how long a claim of it without a lease holds if not extended", **DURATION)
     parser.add_argument("--create", action="store_true", help="create the queue, as by default, if it does not exist")
-    _add_on_conflict(parser)
+    known = parser.add_argument_group("a --task-id that is in use (refused otherwise)")
+    known.add_argument("--update", action="store_true", help="replace the task while it is queued")
+    again = "while it is claimed, or in its dedupe window: run this one when that has ended"
+    known.add_argument("--requeue", action="store_true", help=again)
+    known.add_argument("--only-new", action="store_true", help="leave alone whatever has the id, and be content")
+    batch = parser.add_argument_group("a batch (see zkmq batch)")
+    batch.add_argument("--batch", metavar="NAME", help="write the tasks as one batch; they are called NAME.<number>")
+    batch.add_argument("--then", metavar="DATA", help="a task to enqueue when the last of the batch has ended")
 
 
 #: What is said of a task that has the id by --update and --requeue.
@@ -261,30 +215,29 @@ _ON_CONFLICT: Final[dict[tuple[bool, bool], OnConflict]] = {
 }
 
 
-def _add_on_conflict(parser: argparse.ArgumentParser) -> None:
-    known = parser.add_argument_group("a --task-id that is in use (refused otherwise)")
-    known.add_argument("--update", action="store_true", help="replace the task while it is queued")
-    known.add_argument(
-        "--requeue",
-        action="store_true",
-        help="while it is claimed, or in its dedupe window: run this one when that has ended",
-    )
-    known.add_argument("--only-new", action="store_true", help="leave alone whatever has the id, and be content")
-    batch = parser.add_argument_group("a batch (see zkmq batch)")
-    batch.add_argument("--batch", metavar="NAME", help="write the tasks as one batch; they are called NAME.<number>")
-    batch.add_argument("--then", metavar="DATA", help="a task to enqueue when the last of the batch has ended")
-
-
 def enqueue(args: argparse.Namespace, options: Common) -> int:
     """Write one task, or one for each line."""
+    from ..engine import Message, QueueNotFound
     from ..engine.internals import internals
 
-    _check_enqueue(args)
-    messages, then = _messages(args), _follow_up(args)
+    if args.then is not None and args.batch is None:
+        raise UsageError("--then needs --batch: it follows when the last task of a batch has ended")
+    if (args.update or args.requeue) and args.task_id is None:
+        raise UsageError("--update and --requeue need --task-id: they are about the task that has it")
+    if args.idempotency_key is not None and (args.task_id is not None or args.batch is not None):
+        raise UsageError("--idempotency-key goes without --task-id and --batch: it names the tasks itself")
+    if args.only_new and (args.task_id is None or args.batch is not None):
+        raise UsageError("--only-new needs --task-id, and goes without --batch: it is about the task that has the id")
+    messages = _messages(args)
+    then = None if args.then is None else Message(os.fsencode(args.then))
     with options.connect() as zk:
         queue = zk.queue(args.queue)
-        if not args.create:
-            _check_exists(queue)
+        if not args.create:  # a mistyped name would make a queue that nobody consumes
+            try:
+                queue.conf()
+            except QueueNotFound as error:
+                msg = f"{error}; nothing was enqueued: --create makes the queue"
+                raise QueueNotFound(msg, similar=error.similar) from None
         if args.only_new:
             written = bool(internals(queue).enqueue_new(messages).written)
             written_ids = {"queue": args.queue, "id": args.task_id, "written": written, "ids": [args.task_id]}
@@ -297,93 +250,48 @@ def enqueue(args: argparse.Namespace, options: Common) -> int:
     return 0
 
 
-def _check_exists(queue: AnyQueue) -> None:
-    """Raise `QueueNotFound` where a mistyped name would make a queue that nobody consumes."""
-    from ..engine import QueueNotFound
-
-    try:
-        queue.conf()
-    except QueueNotFound as error:
-        msg = f"{error}; nothing was enqueued: --create makes the queue"
-        raise QueueNotFound(msg, similar=error.similar) from None
-
-
-def _check_enqueue(args: argparse.Namespace) -> None:
-    if args.then is not None and args.batch is None:
-        raise UsageError("--then needs --batch: it follows when the last task of a batch has ended")
-    if (args.update or args.requeue) and args.task_id is None:
-        raise UsageError("--update and --requeue need --task-id: they are about the task that has it")
-    if args.idempotency_key is not None and (args.task_id is not None or args.batch is not None):
-        raise UsageError("--idempotency-key goes without --task-id and --batch: it names the tasks itself")
-    if args.only_new and (args.task_id is None or args.batch is not None):
-        raise UsageError("--only-new needs --task-id, and goes without --batch: it is about the task that has the id")
-
-
-def _follow_up(args: argparse.Namespace) -> Message | None:
-    from ..engine import Message
-
-    return None if args.then is None else Message(os.fsencode(args.then))
-
-
 def _messages(args: argparse.Namespace) -> list[Message]:
-    from ..engine import Message
+    from ..engine import Message, RetryPolicy
 
+    policy = None
+    if args.attempts is not None:
+        policy = RetryPolicy(attempts=None if args.attempts == "unbounded" else args.attempts)
+    try:
+        metadata = None if args.metadata is None else json.loads(args.metadata)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--metadata is no JSON: {error}") from error
+    if args.metadata is not None and not isinstance(metadata, dict):
+        raise UsageError('--metadata must be a JSON object such as \'{"owner": "me"}\'')
     message = partial(
         Message,
         filters=pairs("--filter", args.filter),
         priority=args.priority,
         delay=args.delay,
         task_id=args.task_id,
-        metadata=_metadata(args.metadata),
-        policy=_policy(args.attempts),
+        metadata=metadata,
+        policy=policy,
         lock=args.lock,
         on_conflict=_ON_CONFLICT[args.update, args.requeue],
         not_before=args.not_before,
     )
-    return [message(data) for data in _payloads(args)]
-
-
-def _policy(most: int | str | None) -> RetryPolicy | None:
-    from ..engine import RetryPolicy
-
-    if most is None:
-        return None
-    return RetryPolicy(attempts=most if isinstance(most, int) else None)
-
-
-def _metadata(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"--metadata is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UsageError('--metadata must be a JSON object such as \'{"owner": "me"}\'')
-    return value
-
-
-def _payloads(args: argparse.Namespace) -> list[bytes]:
-    """The data of each task to write."""
     if sum((args.data is not None, args.data_file is not None, args.lines)) != 1:
         raise UsageError("enqueue needs exactly one of DATA, - for standard input, --data-file and --lines")
+    if args.lines and args.task_id is not None:
+        raise UsageError("--task-id names one task: it does not go with --lines")
     if args.lines:
-        if args.task_id is not None:
-            raise UsageError("--task-id names one task: it does not go with --lines")
         lines = sys.stdin.buffer.read()
-        return lines.removesuffix(b"\n").split(b"\n") if lines else []  # no line is no task, not an empty one
+        return [message(line) for line in lines.removesuffix(b"\n").split(b"\n")] if lines else []  # no line, no task
     if args.data_file is not None:
-        return [read_file(args.data_file)]
-    return [sys.stdin.buffer.read() if args.data == "-" else os.fsencode(args.data)]
+        return [message(read_file(args.data_file))]
+    return [message(sys.stdin.buffer.read() if args.data == "-" else os.fsencode(args.data))]
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wait``."""
-    parser.add_argument("queue")
     parser.add_argument("tasks", metavar="TASK", nargs="+")
     parser.add_argument("--event", choices=("completion", "claim"), default="completion")
     parser.set_defaults(**{OWN_TIMEOUT: True})
-    parser.add_argument("--timeout", type=duration, metavar="DURATION", help="give up after so long")
+    parser.add_argument("--timeout", help="give up after so long", **DURATION)
 
 
 def wait(args: argparse.Namespace, options: Common) -> int:
@@ -398,11 +306,10 @@ def wait(args: argparse.Namespace, options: Common) -> int:
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``batch``."""
-    parser.add_argument("queue")
     parser.add_argument("batch", metavar="NAME", help="as given to enqueue --batch")
     parser.add_argument("--wait", action="store_true", help="until each of its tasks has ended; 5 if one failed")
     parser.set_defaults(**{OWN_TIMEOUT: True})
-    parser.add_argument("--timeout", type=duration, metavar="DURATION", help="with --wait: give up after so long")
+    parser.add_argument("--timeout", help="with --wait: give up after so long", **DURATION)
 
 
 def batch(args: argparse.Namespace, options: Common) -> int:

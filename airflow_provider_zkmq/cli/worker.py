@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import child_processes
 from .child_processes import TERMINATE_SECONDS, end_commands
-from .options import PATIENT, Common, UsageError, duration
+from .options import DURATION, PATIENT, Common, UsageError, on_stop_signals
 from .output import say
 from .tasks import add_wanted, wanted
 
 if TYPE_CHECKING:
-    from ..engine import Monitor, Running, Worker
+    from ..engine import Running
 
 # --- A worker's end of the pipe to its `guard`.
 
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 _STAYS: Final = 'trap "" TERM INT HUP; exec "$@"'
 #: Its own name does not stand on its command line: whoever kills all that has ours on theirs shall not kill it.
 _RUN: Final = "import os, runpy; runpy.run_path(os.environ['GUARD'], run_name='__main__')  # ends what is left behind"
-
-
 _LOG: Final = logging.getLogger("airflow_provider_zkmq")
 
 
@@ -46,19 +42,19 @@ class Guard:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = {**environment, "GUARD": child_processes.__file__}
-        self._leaders: set[int] = set()
+        self.leaders: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._missing = False
 
     def add(self, leader: int) -> None:
         """A command was started; once this returns it is ended with this process."""
         self._send_line(b"+%d\n" % leader)
-        self._leaders.add(leader)
+        self.leaders.add(leader)
 
     def discard(self, leader: int) -> None:
         """A command has ended."""
-        if leader in self._leaders:
-            self._leaders.remove(leader)
+        if leader in self.leaders:
+            self.leaders.remove(leader)
             self._send_line(b"-%d\n" % leader)
 
     def close(self) -> None:
@@ -72,7 +68,7 @@ class Guard:
             self._write(line)
         except BrokenPipeError:
             self._process = None
-            for leader in self._leaders:
+            for leader in self.leaders:
                 self._write(b"+%d\n" % leader)
             self._write(line)
 
@@ -83,17 +79,8 @@ class Guard:
             self._process.stdin.write(line)
 
     def _start(self) -> None:
-        process = self._begin()
-        if process.stdout is not None and process.stdout.readline().strip() == child_processes.READY.encode():
-            self._process = process
-            return
-        self._missing = True
-        process.communicate()
-        _LOG.warning("no guard could be started (%s): if this worker is killed, its commands go on", sys.executable)
-
-    def _begin(self) -> subprocess.Popen[bytes]:
         """In a session of its own and with no other file of ours, so that it outlives us and keeps nobody waiting."""
-        return subprocess.Popen(  # noqa: S603  the interpreter that runs us
+        process = subprocess.Popen(  # noqa: S603  the interpreter that runs us
             ["/bin/sh", "-c", _STAYS, "guard", sys.executable, "-I", "-S", "-c", _RUN],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -103,6 +90,12 @@ class Guard:
             env=self._environment,
             start_new_session=True,
         )
+        if process.stdout is not None and process.stdout.readline().strip() == child_processes.READY.encode():
+            self._process = process
+            return
+        self._missing = True
+        process.communicate()
+        _LOG.warning("no guard could be started (%s): if this worker is killed, its commands go on", sys.executable)
 
 
 # --- ``zkmq worker --exec``: each task is a shell command's standard input, its output the result.
@@ -137,7 +130,6 @@ class Commands:
         self._command = command
         inherited = os.environ if credentials else environment(os.environ, secret)
         self._environment = {**inherited, "ZKMQ_QUEUE": queue}
-        self._running: set[int] = set()
         self._guard = Guard(environment(os.environ, secret))
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -147,28 +139,39 @@ class Commands:
 
         Where the claim is lost meanwhile, by a cancellation say, the command is ended, and `CommandFailed` says so.
         """
-        child = self._start(task)
-        output, errors = self._communicate(child, task)
+        with self._lock:
+            child = None if self._ended.is_set() else self._spawn(task)
+        if child is None:
+            _leave_it_to_the_worker()
+        done = threading.Event()
+
+        def look() -> None:  # now and then, at no request; in Python 3.11 `communicate` with time-outs loses input
+            while not done.wait(_LOOK_SECONDS):
+                if task.lost:
+                    end_commands([child.pid], TERMINATE_SECONDS)
+                    return
+
+        watcher = threading.Thread(target=look, name="zkmq-exec", daemon=True)
+        try:
+            watcher.start()
+            try:
+                output, errors = child.communicate(_BEGIN + task.data)
+            finally:
+                done.set()
+                watcher.join()
+        finally:
+            with self._lock:
+                self._guard.discard(child.pid)
         if task.lost:
             raise CommandFailed(f"ended, as {'the task was cancelled' if task.cancelled else 'its claim was lost'}")
         if child.returncode == 0:
             return output
         if self._ended.is_set():
             _leave_it_to_the_worker()
-        raise CommandFailed(_failure(child.returncode, errors))
-
-    def _communicate(self, child: subprocess.Popen[bytes], task: Running) -> tuple[bytes, bytes]:
-        try:
-            with _ended_when_lost(child, task):
-                return child.communicate(_BEGIN + task.data)
-        finally:
-            with self._lock:
-                self._forget(child.pid)
-
-    def _start(self, task: Running) -> subprocess.Popen[bytes]:
-        with self._lock:
-            child = None if self._ended.is_set() else self._spawn(task)
-        return child or _leave_it_to_the_worker()
+        how = f"exit code {child.returncode}" if child.returncode > 0 else f"ended by signal {-child.returncode}"
+        lines = errors.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        words = "\n".join(lines)[-_LAST_CHARACTERS:]
+        raise CommandFailed(f"{how}: {words}" if words else how)
 
     def _spawn(self, task: Running) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(  # noqa: S603  the command is what the operator asked for
@@ -180,24 +183,19 @@ class Commands:
             start_new_session=True,
         )
         self._guard.add(child.pid)  # the leader of a session leads the group of the same number
-        self._running.add(child.pid)
         return child
 
     def end(self) -> None:
         """End every command: SIGTERM to all it has started, and SIGKILL where that is not enough. None begins anew."""
         with self._lock:
             self._ended.set()
-            running = list(self._running)
+            running = list(self._guard.leaders)
         if running:
             end_commands(running, TERMINATE_SECONDS)
         with self._lock:
             for leader in running:
-                self._forget(leader)
+                self._guard.discard(leader)
             self._guard.close()
-
-    def _forget(self, leader: int) -> None:
-        self._running.discard(leader)
-        self._guard.discard(leader)
 
 
 def environment(variables: Mapping[str, str], secret: Collection[str]) -> dict[str, str]:
@@ -205,40 +203,10 @@ def environment(variables: Mapping[str, str], secret: Collection[str]) -> dict[s
     return {name: value for name, value in variables.items() if not (_SECRET.match(name) or name in secret)}
 
 
-@contextlib.contextmanager
-def _ended_when_lost(child: subprocess.Popen[bytes], task: Running) -> Iterator[None]:
-    """Inside the block the command is ended when the claim of its task is over, in whichever way.
-
-    A thread looks now and then, at no request; `communicate` with time-outs would lose input in Python 3.11.
-    """
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.wait(_LOOK_SECONDS):
-            if task.lost:
-                end_commands([child.pid], TERMINATE_SECONDS)
-                return
-
-    watcher = threading.Thread(target=look, name="zkmq-exec", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-
-
 def _leave_it_to_the_worker() -> NoReturn:
     """Settle nothing: a command that we ended did not fail by itself; the worker settles it when the grace is over."""
     while True:
         threading.Event().wait()
-
-
-def _failure(code: int, errors: bytes) -> str:
-    how = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
-    lines = errors.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-    words = "\n".join(lines)[-_LAST_CHARACTERS:]
-    return f"{how}: {words}" if words else how
 
 
 # --- ``zkmq worker``: handle tasks until told to stop.
@@ -252,82 +220,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_wanted(parser)
     work = parser.add_mutually_exclusive_group()
     work.add_argument("--handler", metavar="MODULE:FUNCTION", help="called with each task; its return is the result")
-    work.add_argument(
-        "--exec",
-        dest="command",
-        metavar="CMD",
-        help="run by /bin/sh for each task: data on stdin, result on stdout, non-zero exit fails the task; "
-        "in its environment ZKMQ_TASK_ID, ZKMQ_ATTEMPT and ZKMQ_QUEUE; ended with its task and with the worker",
+    run_by = (
+        "run by /bin/sh for each task: data on stdin, result on stdout, non-zero exit fails the task; "
+        "in its environment ZKMQ_TASK_ID, ZKMQ_ATTEMPT and ZKMQ_QUEUE; ended with its task and with the worker"
     )
-    parser.add_argument(
-        "--pass-credentials",
-        action="store_true",
-        help="with --exec: the command, which may use the queues itself, inherits ZKMQ_AUTH and the like",
+    work.add_argument("--exec", dest="command", metavar="CMD", help=run_by)
+    passed = "with --exec: the command, which may use the queues itself, inherits ZKMQ_AUTH and the like"
+    parser.add_argument("--pass-credentials", action="store_true", help=passed)
+    transactional = (
+        "with --handler, which is called with the task and a transaction: what it puts is written as the task is "
+        "completed, or not at all"
     )
-    parser.add_argument(
-        "--transactional",
-        action="store_true",
-        help="with --handler, which is called with the task and a transaction: what it puts is written as the task is "
-        "completed, or not at all",
-    )
-    parser.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="tasks in hand at once (1); 0: only watch, see --warn-size"
-    )
-    parser.add_argument(
-        "--lease",
-        type=duration,
-        metavar="DURATION",
-        help="claims outlive the ZooKeeper session, and end so long after they were last extended",
-    )
-    parser.add_argument(
-        "--no-heartbeat", action="store_true", help="do not extend locks and leases: they bound the handling"
-    )
-    parser.add_argument(
-        "--throttle", type=duration, default=0.0, metavar="DURATION", help="a thread's pause between tasks (0)"
-    )
-    parser.add_argument(
-        "--prefetch",
-        type=int,
-        default=32,
-        metavar="N",
-        help="claim so many tasks ahead at the most, while handlers are fast (32); 0: each by itself",
-    )
-    parser.add_argument(
-        "--warn-size", type=int, metavar="N", help="log a warning, at most each 6 h, when more than N tasks are pending"
-    )
+    parser.add_argument("--transactional", action="store_true", help=transactional)
+    threads = "tasks in hand at once (1); 0: only watch, see --warn-size"
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help=threads)
+    lease = "claims outlive the ZooKeeper session, and end so long after they were last extended"
+    parser.add_argument("--lease", help=lease, **DURATION)
+    bounded = "do not extend locks and leases: they bound the handling"
+    parser.add_argument("--no-heartbeat", action="store_true", help=bounded)
+    parser.add_argument("--throttle", default=0.0, help="a thread's pause between tasks (0)", **DURATION)
+    ahead = "claim so many tasks ahead at the most, while handlers are fast (32); 0: each by itself"
+    parser.add_argument("--prefetch", type=int, default=32, metavar="N", help=ahead)
+    warned = "log a warning, at most each 6 h, when more than N tasks are pending"
+    parser.add_argument("--warn-size", type=int, metavar="N", help=warned)
     parser.add_argument("--until-empty", action="store_true", help="end when nothing that fits is left")
     parser.add_argument("--no-gc", action="store_true", help="take no part in clean-up")
-    parser.add_argument(
-        "--grace",
-        type=duration,
-        default=30.0,
-        metavar="DURATION",
-        help="on SIGTERM: time to finish what is in hand (30s)",
-    )
+    parser.add_argument("--grace", default=30.0, help="on SIGTERM: time to finish what is in hand (30s)", **DURATION)
 
 
 def run(args: argparse.Namespace, common: Common) -> int:
     """Handle tasks until a signal, or until there is none."""
-    _check(args)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
-    handler, end, extra = _handler(args, common)
-    options = _options(args) | wanted(args)
-    with common.connect(gc=not args.no_gc, seconds=PATIENT) as zk:
-        queue = zk.queue(args.queue)
-        worker = queue.worker(handler, grace=args.grace + extra, **options)
-        with _stopped_by_signals(worker, args.grace, end):
-            try:
-                worker.run(until_empty=args.until_empty)
-            finally:
-                end()
-    done = {"queue": args.queue, "finished": worker.finished, "failed": worker.failed}
-    say(done, f"{worker.finished} finished, {worker.failed} failed", as_json=common.as_json)
-    return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Refuse options that contradict each other. Raises `UsageError`."""
     if args.threads and args.handler is None and args.command is None:
         raise UsageError("worker needs --handler or --exec; only with --threads 0 there is nothing to handle")
     if args.pass_credentials and args.command is None:
@@ -338,10 +260,40 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--transactional does not go with --lease: a transaction ends with its session")
     if args.until_empty and not args.threads:
         raise UsageError("--until-empty does not go with --threads 0, which empties nothing")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
+    handler: Callable[..., Any] = _unused
+    commands, grace = None, args.grace
+    if args.handler is not None:
+        handler = load(args.handler)
+    elif args.command is not None:
+        handler = commands = Commands(args.command, args.queue, credentials=args.pass_credentials, secret=common.secret)
+        grace += TERMINATE_SECONDS + _MARGIN
+    options = _options(args) | wanted(args)
+    with common.connect(gc=not args.no_gc, seconds=PATIENT) as zk:
+        worker = zk.queue(args.queue).worker(handler, grace=grace, **options)
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            if worker.stop() and commands is not None:  # what outlasts the grace is ended
+                timer = threading.Timer(args.grace, commands.end)
+                timer.daemon = True
+                timer.start()
+
+        with on_stop_signals(stop):
+            try:
+                worker.run(until_empty=args.until_empty)
+            finally:
+                if commands is not None:
+                    commands.end()
+    done = {"queue": args.queue, "finished": worker.finished, "failed": worker.failed}
+    say(done, f"{worker.finished} finished, {worker.failed} failed", as_json=common.as_json)
+    return 0
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """What `Worker` takes besides a handler and a choice of tasks."""
+    from ..engine import monitor
+
     return {
         "threads": args.threads,
         "lease": args.lease,
@@ -349,24 +301,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "throttle": args.throttle,
         "prefetch": args.prefetch,
         "transactional": args.transactional,
-        "monitor": _monitor(args.warn_size),
+        "monitor": None if args.warn_size is None else monitor(max_size=args.warn_size),
     }
-
-
-def _monitor(size: int | None) -> Monitor | None:
-    from ..engine import monitor
-
-    return None if size is None else monitor(max_size=size)
-
-
-def _handler(args: argparse.Namespace, common: Common) -> tuple[Callable[..., Any], Callable[[], None], float]:
-    """The handler, how to end what it started, and the time that takes beyond the grace."""
-    if args.handler is not None:
-        return load(args.handler), lambda: None, 0.0
-    if args.command is None:
-        return _unused, lambda: None, 0.0
-    commands = Commands(args.command, args.queue, credentials=args.pass_credentials, secret=common.secret)
-    return commands, commands.end, TERMINATE_SECONDS + _MARGIN
 
 
 def _unused(_task: object) -> None:
@@ -390,21 +326,3 @@ def load(text: str) -> Callable[..., Any]:
     if not callable(function):
         raise UsageError(f"--handler {text!r} is no function")
     return function  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(worker: Worker, grace: float, end: Callable[[], None]) -> Iterator[None]:
-    """Inside the block SIGTERM and SIGINT stop the worker; commands that outlast the grace are ended."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        if worker.stop():
-            timer = threading.Timer(grace, end)
-            timer.daemon = True
-            timer.start()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any, Final
 
 from airflow.exceptions import AirflowNotFoundException
@@ -51,38 +50,7 @@ def run_words(conn_id: str, words: list[str]) -> int:
     except (AirflowNotFoundException, ConfigError) as error:
         print(f"airflow zkmq: {error}", file=sys.stderr)  # noqa: T201  as zkmq tells what it cannot do
         return USAGE
-    _say_in_environment(options)
-    limits = [f"--{name.replace('_', '-')}={options[name]}" for name in _TIMEOUTS if name in options]
-    return main([*limits, *words])
-
-
-def _options(conn_id: str) -> dict[str, Any]:
-    """Look the connection up as Airflow's own commands do. Raises AirflowNotFoundException, `ConfigError`."""
-    from airflow.models.connection import Connection
-
-    from ..hooks.connections import connection_options
-
-    conn: Any = Connection.get_connection_from_secrets(conn_id)
-    options = connection_options(conn)
-    _check(options)
-    return options
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for what the hook would refuse, too: in the environment some of it would be passed over."""
-    from ..engine import ConnectionConfig, Unavailable, Zkmq
-    from ..environment import FILES
-
-    named = {name: value for name, value in options.items() if name != "queue"}
-    if not named["hosts"].startswith(FILES):
-        ConnectionConfig.of(**named)
-        return
-    with contextlib.suppress(Unavailable):  # the command tells of it, by its own exit code
-        Zkmq.connect(**named).close()
-
-
-def _say_in_environment(options: Mapping[str, Any]) -> None:
-    """Put a connection where ``zkmq`` looks for it: secrets are on no command line, which others could see."""
+    # Where `zkmq` looks for it: secrets are on no command line, which others could see.
     for name in _VARIABLES:
         os.environ.pop(name, None)
     os.environ["ZKMQ_HOSTS"] = options["hosts"]
@@ -95,3 +63,25 @@ def _say_in_environment(options: Mapping[str, Any]) -> None:
         **{f"ZKMQ_TLS_{name.upper()}": value for name, value in (tls or {}).items()},
     }
     os.environ.update({name: value for name, value in said.items() if value is not None})
+    limits = [f"--{name.replace('_', '-')}={options[name]}" for name in _TIMEOUTS if name in options]
+    return main([*limits, *words])
+
+
+def _options(conn_id: str) -> dict[str, Any]:
+    """Look the connection up as Airflow's own commands do. Raises AirflowNotFoundException, `ConfigError`."""
+    from airflow.models.connection import Connection
+
+    from ..engine import ConnectionConfig, Unavailable, Zkmq
+    from ..environment import FILES
+    from ..hooks.connections import connection_options
+
+    conn: Any = Connection.get_connection_from_secrets(conn_id)
+    options = connection_options(conn)
+    # What the hook would refuse is refused here, too: in the environment some of it would be passed over.
+    named = {name: value for name, value in options.items() if name != "queue"}
+    if not named["hosts"].startswith(FILES):
+        ConnectionConfig.of(**named)
+        return options
+    with contextlib.suppress(Unavailable):  # the command tells of it, by its own exit code
+        Zkmq.connect(**named).close()
+    return options

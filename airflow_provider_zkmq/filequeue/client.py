@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 from ..engine.config import ConnectionConfig
@@ -25,6 +24,8 @@ class FileClient:
     """A folder of queue files, with the interface of `Zkmq`; usable from several threads, and as a context manager."""
 
     transaction = refused(TRANSACTIONS)
+    #: Whom a folder lets in is the file system's affair.
+    open_above: tuple[str, ...] = ()
 
     def __init__(self, url: str) -> None:
         self.config = ConnectionConfig(hosts=url)
@@ -61,11 +62,6 @@ class FileClient:
         """None are sent to anybody."""
         return {}
 
-    @property
-    def open_above(self) -> tuple[str, ...]:
-        """None: whom a folder lets in is the file system's affair."""
-        return ()
-
     def queue(self, name: str) -> FileQueue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""
         return FileQueue(self._directory, name)
@@ -99,7 +95,5 @@ class FileClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()

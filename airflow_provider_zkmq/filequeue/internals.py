@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from functools import partial
 
 from ..engine.core.model.records import Message, NewTasks
 from ..engine.core.model.selectors import FilterMethods, Selector, choose
@@ -15,8 +15,6 @@ from .directory import Directory
 from .queue_file import QueueFile, lock_span
 from .refusals import BATCHES, OnlyWhatFilesHave, refuse
 from .settling import Putting
-
-T = TypeVar("T")
 
 
 class FileQueueInternals(OnlyWhatFilesHave):
@@ -42,8 +40,8 @@ class FileQueueInternals(OnlyWhatFilesHave):
     def wait_for_change(self, seen: int, timeout: Duration) -> bool:
         """Wait until the queue is woken more than `seen` times, at most for `timeout`."""
         span = seconds("timeout", timeout)
-        with self._directory.alarms.one() as alarm:
-            return self._wakes > seen or alarm.event.wait(span)
+        with self._directory.alarms.one() as event:
+            return self._wakes > seen or event.wait(span)
 
     def wake(self) -> None:
         """Wake whoever waits for something in the folder; they look again."""
@@ -63,10 +61,8 @@ class FileQueueInternals(OnlyWhatFilesHave):
         """Raise `ConfigError` for a node, selector or lease that the queue refuses."""
         if lease is not None:
             lock_span("lease", lease)
-        self._directory.carry_out(
-            self._name,
-            lambda queue_file: choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector),
-        )
+        choice = partial(choose, node=node, filter_method=filter_method, selector=selector)
+        self._directory.carry_out(self._name, lambda queue_file: choice(queue_file.conf.types))
 
     def pending(self) -> int:
         """How many tasks are pending, those that wait for their time among them."""
@@ -77,15 +73,13 @@ class FileQueueInternals(OnlyWhatFilesHave):
     def enqueue_new(
         self, messages: Sequence[Message], *, batch: str | None = None, since: Moment | None = None
     ) -> NewTasks:
-        """Append the messages whose ids no line has; what is there stays as it is. Raises what `Putting.write` does.
-
-        `since` is checked and no more: the file keeps what is done until somebody deletes its lines.
-        """
+        """Append the messages whose ids no line has; what is there stays as it is. Raises what `Putting.write` does."""
         refuse({BATCHES: batch})
-        optional_milliseconds("since", since)
+        optional_milliseconds("since", since)  # no more: the file keeps what is done until somebody deletes its lines
         putting = Putting(messages, only_new=True)
-        self._directory.carry_out(self._name, putting.write, create=True)
-        return putting.new_tasks()
+        ids = self._directory.carry_out(self._name, putting.write, create=True)
+        written = tuple(name for name in ids if name in putting.written)
+        return NewTasks(written, tuple(name for name in ids if name not in putting.written))
 
     def now(self) -> Moment:
         """The time by this machine's clock, which is a file's. Raises `QueueNotFound`."""
@@ -118,12 +112,9 @@ class FileQueueInternals(OnlyWhatFilesHave):
 
         def look(queue_file: QueueFile) -> Scanned:
             matching = {lines.id: queue_file.task(lines) for lines in queue_file.matching(None, selector)}
-            tasks = [task for each in ids if (task := matching.get(each)) is not None]
-            rows = [
-                task
-                for task in tasks
-                if (chosen is None or task.state in chosen) and (begin is None or task.enqueued_ms >= begin)
-            ]
+            rows = [matching[each] for each in ids if each in matching]
+            rows = [task for task in rows if chosen is None or task.state in chosen]
+            rows = [task for task in rows if begin is None or task.enqueued_ms >= begin]
             gone = tuple(each for each in ids if each not in queue_file.tasks)
             return Scanned({name: [getattr(task, name) for task in rows] for name in names}, gone, ())
 

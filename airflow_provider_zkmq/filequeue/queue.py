@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
 from ..engine.core.model.names import check_name
-from ..engine.core.model.policy import RetryPolicy, Success
+from ..engine.core.model.policy import ORDERS, RetryPolicy, Success
 from ..engine.core.model.records import Message, OnConflict, encode_data, keyed, skips_existing, with_on_conflict
-from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, choose
-from ..engine.core.model.states import State, Status
+from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, check_types, choose
+from ..engine.core.model.states import ENDED, FAILED, State, Status
 from ..engine.core.model.values import (
     Duration,
     Moment,
@@ -23,23 +23,32 @@ from ..engine.core.model.values import (
     optional_seconds,
     optional_whole_number,
     seconds,
+    wait_event,
 )
 from ..engine.core.protocol import MAX_PAYLOAD, Procedure
 from ..engine.core.read.configuration import QueueConf
 from ..engine.core.read.inspect import Task, as_state, as_status, checked_ids
 from ..engine.core.read.nodes import PARTS, Part, checked_parts
-from ..engine.core.read.wait import OnChange, OnProgress
+from ..engine.core.read.wait import OnChange, OnProgress, not_reached
 from ..engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
-from ..engine.errors import BadMessage, ClaimLost, QueueNotFound, TaskNotFound, TaskTooLarge
+from ..engine.errors import (
+    BadMessage,
+    ClaimLost,
+    ConfigError,
+    QueueError,
+    QueueNotFound,
+    TaskNotFound,
+    TaskTooLarge,
+    WaitTimeout,
+)
 from ..engine.working.deliveries import Handler
 from ..engine.working.worker import Worker
 from . import refusals, settling
-from .directory import Directory, delete_queue, end_of, look_until
+from .directory import Directory, conf_path, end_of, look_until
 from .internals import FileQueueInternals
-from .queue_file import QueueFile, lock_span
+from .queue_file import FileConf, QueueFile, TaskLines, delete_results, lock_span, write_conf
 from .refusals import BOUNDS, PROGRESS, TRANSACTIONS, OnlyWhatFilesHave, refuse, refused
 from .settling import Putting
-from .waiting import follow, wait
 
 # --- `FileClaim`: a task in hand, out of a file.
 
@@ -118,7 +127,12 @@ class FileClaim:
 
     def settle(self, outcome: Handled, progress: Settlement) -> bool:
         """End the claim by what a handler has done; whether that is a success. See `settle_by`."""
-        return _driven(settle_by(_Ends(self), outcome, progress))
+        try:
+            next(settle_by(_Ends(self), outcome, progress))
+        except StopIteration as stop:
+            return bool(stop.value)
+        msg = "a file's procedure asks for no operation"
+        raise AssertionError(msg)
 
     def settle_later(
         self, outcome: Handled, progress: Settlement, on_settled: Callable[[bool, Exception | None], None]
@@ -178,17 +192,6 @@ class _Ends:
         return False
 
 
-def _driven(procedure: Procedure[T]) -> T:
-    """A procedure that asks for nothing, carried out."""
-    try:
-        next(procedure)
-    except StopIteration as stop:
-        value: T = stop.value
-        return value
-    msg = "a file's procedure asks for no operation"
-    raise AssertionError(msg)
-
-
 # --- `FileClaims`: the loop of `FileQueue.claims`, which settles one task and claims the next, one after the other.
 
 LEFT: Final = "its loop was left before it was settled"
@@ -227,10 +230,8 @@ class FileClaims:
         claim, self._claim, self._ended = self._claim, None, True
         if claim is None or claim.settled or claim.over:
             return
-        try:
+        with contextlib.suppress(ClaimLost):  # it is another's by now
             claim.fail(LEFT)
-        except ClaimLost:  # it is another's by now
-            return
 
     def __del__(self) -> None:
         self.close()
@@ -238,9 +239,7 @@ class FileClaims:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
@@ -315,11 +314,13 @@ class FileQueue(OnlyWhatFilesHave):
         refuse({refusals.BATCHES: batch is not None})
         named, wanted, exact = None if ids is None else checked_ids(ids), as_state(state), as_status(status)
         chosen, most = checked_parts(parts), optional_whole_number("limit", limit)
+        absent: dict[str, Any] = {"data": b"", "metadata": {}, "result": None}
+        empty = {part: value for part, value in absent.items() if part not in chosen}
 
         def look(queue_file: QueueFile) -> list[Task]:
             matching = {lines.id: lines for lines in queue_file.matching(wanted, selector)}
             all_lines = matching.values() if named is None else (matching[each] for each in named if each in matching)
-            tasks = (_only(queue_file.task(lines), chosen) for lines in all_lines)
+            tasks = (replace(queue_file.task(lines), **empty) for lines in all_lines)
             return list(islice((task for task in tasks if exact in {None, task.status}), most))
 
         return self._do(look)
@@ -343,16 +344,64 @@ class FileQueue(OnlyWhatFilesHave):
         *,
         stop_at_failure: bool = False,
     ) -> list[Task]:
-        """Wait until every task was claimed, or has ended; returns the tasks in order. See `Queue.wait`."""
-        refuse({refusals.PROGRESS: on_progress})
-        return wait(self.directory, self.name, task_ids, event, timeout, stop_at_failure=stop_at_failure)
+        """Wait until every task was claimed, or has ended; returns the tasks in order. See `Queue.wait`.
+
+        Raises `WaitTimeout`, and `TaskNotFound` also for a task whose line was deleted meanwhile.
+        """
+        refuse({PROGRESS: on_progress})
+        ids, wanted, span = checked_ids(task_ids), wait_event(event), optional_seconds("timeout", timeout)
+        left: list[str] = []
+        failed: list[str] = []
+
+        def look(queue_file: QueueFile) -> tuple[list[Task] | None, float | None]:
+            nonlocal left, failed
+            all_lines = [queue_file.find(task_id) for task_id in ids]
+            left, failed = [], []
+            for lines in all_lines:
+                state = queue_file.state(lines)
+                begun = state is State.CLAIMED or lines.number("attempts") > 0
+                if state not in ENDED and not (begun and wanted is WaitFor.CLAIM):
+                    left.append(lines.id)
+                if state in FAILED:
+                    failed.append(lines.id)
+            if not left or (failed and stop_at_failure):
+                return [queue_file.task(lines) for lines in all_lines], None
+            return None, _next_end(queue_file, all_lines)
+
+        carry_out = partial(self.directory.carry_out, self.name, look, end=end_of(span))
+        tasks = look_until(self.path, carry_out, span, self.directory.alarms, lambda: False) if ids else []
+        if tasks is None:
+            raise not_reached(self.name, wanted, f"timeout ({span or 0:g} s)", left, failed)
+        return tasks
 
     def follow(self, task_id: str, on_change: OnChange, timeout: Duration | None = None) -> Task:
         """Call `on_change` with the task now and whenever it has changed; returns it once it has ended.
 
-        Raises `WaitTimeout`, `TaskNotFound`. See `Queue.follow`.
+        The file is not locked meanwhile. Raises `WaitTimeout`, `TaskNotFound`. See `Queue.follow`.
         """
-        return follow(self.directory, self.name, task_id, on_change, timeout)
+        name, span = check_name("task id", task_id), optional_seconds("timeout", timeout)
+        known: Task | None = None
+        end = end_of(span)
+
+        def read(queue_file: QueueFile) -> tuple[Task, float | None]:
+            """The task, and when it changes without any change of the file: its claim ends, or it comes due."""
+            lines = queue_file.find(name)
+            times = [_next_end(queue_file, [lines]), lines.due if lines.due > queue_file.now else None]
+            return queue_file.task(lines), min((when for when in times if when is not None), default=None)
+
+        def look() -> tuple[Task | None, float | None]:
+            nonlocal known
+            task, again = self.directory.carry_out(self.name, read, end=end)
+            if task != known:
+                known = task
+                on_change(task)
+            return (task if task.state in ENDED else None), again
+
+        ended = look_until(self.path, look, span, self.directory.alarms, lambda: False)
+        if ended is None:
+            msg = f"task {name!r} of queue {self.name!r} has not ended within timeout ({span or 0:g} s)"
+            raise WaitTimeout(msg, left=[name])
+        return ended
 
     def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = lambda: False) -> bool:
         """Whether the queue's file is there; waits for it at most `timeout` seconds (None: without bound)."""
@@ -382,14 +431,14 @@ class FileQueue(OnlyWhatFilesHave):
         """
         directory, most = self.directory, optional_seconds("timeout", timeout)
 
-        def work(queue_file: QueueFile) -> settling.Seen:
+        def work(queue_file: QueueFile) -> tuple[bool | None, float | None]:
             chosen = choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector)
             return settling.find_ready(queue_file, chosen)
 
         look = partial(directory.carry_out, self.name, work, end=end_of(most))
         return look_until(self.path, look, most, directory.alarms, stopping) is not None
 
-    # --- configure, enqueue, claim
+    # --- configure, delete, enqueue
 
     def configure(
         self,
@@ -409,7 +458,19 @@ class FileQueue(OnlyWhatFilesHave):
         """
         collected = task_gc_lifetime is not None or task_gc_interval is not None
         refuse({refusals.COLLECTION: collected, refusals.ARCHIVES: archive or follow})
-        self.directory.configure(self.name, lambda conf: conf.changed(filters, policy, lock, order))
+        if order is not None and order not in ORDERS:  # either is that of the lines
+            msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
+            raise ConfigError(msg)
+        types = None if filters is None else check_types(filters)
+        span = None if lock is None else lock_span("lock", lock)
+
+        def work(queue_file: QueueFile) -> None:
+            path, now = conf_path(self.path), queue_file.conf
+            conf = FileConf(now.types if types is None else types, policy or now.policy, span or now.lock)
+            if conf != FileConf() or path.exists():
+                write_conf(path, conf, queue_file.file.mode)
+
+        self._do(work, create=True)
 
     def delete(self, *, confirm: bool = False, force: bool = False) -> int:
         """Delete the file with everything in it, its configuration and its results; returns how many tasks that were.
@@ -417,9 +478,24 @@ class FileQueue(OnlyWhatFilesHave):
         `confirm`: has to be True, as nothing of it comes back. `force`: also while tasks are claimed. Raises
         `ConfigError` without `confirm`, `QueueNotFound`, and `QueueError` for what takes `force`.
         """
-        return delete_queue(self.directory, self.name, confirm=confirm, force=force)
 
-    # --- enqueue
+        def work(queue_file: QueueFile) -> int:
+            path, count = self.path, len(queue_file.tasks)
+            claimed = sum(queue_file.state(lines) is State.CLAIMED for lines in queue_file.tasks.values())
+            if claimed and not force:
+                in_use = f"{claimed} claimed task(s); stop the workers first, or delete it by force"
+                raise QueueError(f"{path} is in use: {in_use}")
+            if not confirm:
+                msg = f"deleting {path} loses its {count} task(s) for good; nothing was deleted: say confirm=True"
+                raise ConfigError(msg)
+            delete_results(path)
+            conf_path(path).unlink(missing_ok=True)
+            path.unlink()  # last: one whose deletion was cut off is still there, to be deleted once more
+            return count
+
+        count = self._do(work)
+        self.directory.forget(self.name)
+        return count
 
     def enqueue(
         self,
@@ -602,11 +678,6 @@ class FileQueue(OnlyWhatFilesHave):
         return FileClaim(self, *self._do(work))
 
 
-def _only(task: Task, parts: Collection[str]) -> Task:
-    """The task with the parts that were not asked for empty."""
-    return replace(
-        task,
-        data=task.data if "data" in parts else b"",
-        metadata=task.metadata if "metadata" in parts else {},
-        result=task.result if "result" in parts else None,
-    )
+def _next_end(queue_file: QueueFile, all_lines: Sequence[TaskLines]) -> float | None:
+    ends = (lines.holder[1] for lines in all_lines if lines.holder is not None and lines.holder[1] > queue_file.now)
+    return min(ends, default=None)

@@ -8,21 +8,20 @@ import errno
 import json
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from ..engine.core.model.names import check_name
-from ..engine.core.model.policy import ORDERS, RetryPolicy, load_settings
+from ..engine.core.model.policy import RetryPolicy, load_settings
 from ..engine.core.model.records import encode_metadata
-from ..engine.core.model.selectors import FilterType, Selector, as_selector, check_types, declare_types
+from ..engine.core.model.selectors import FilterType, Selector, as_selector, declare_types
 from ..engine.core.model.states import State, derive_status
-from ..engine.core.model.values import Duration, dump, load, parse_duration, seconds
+from ..engine.core.model.values import dump, load, parse_duration, seconds
 from ..engine.core.protocol import MAX_PAYLOAD
 from ..engine.core.read.inspect import Task
 from ..engine.errors import ConfigError, CorruptRecord, TaskNotFound
@@ -34,72 +33,21 @@ from ..textqueue.message import BYTE, encode, whole_number
 from ..textqueue.mutex import RESERVED
 from .refusals import ENDLESS, refusal
 
-# --- What is wrong with the files, told once in the log: what is stepped over, and who may read them.
-
-MOST_WARNINGS: Final = 1_000
-_OTHERS: Final = 0o007
-
-
-class WarnOnce:
-    """Each notice is logged once, as long as the connection lasts; in bounded memory."""
-
-    def __init__(self) -> None:
-        self._warned: set[str] = set()
-        self._lock = threading.Lock()
-
-    def warn_once(self, notice: str) -> None:
-        """Log a notice that was not logged before."""
-        with self._lock:
-            if notice in self._warned or len(self._warned) >= MOST_WARNINGS:
-                return
-            self._warned.add(notice)
-        log.warning("%s", notice)
-
-    def look_at(self, file: TextQueue) -> None:
-        """Tell of a file that others may read or write: payloads may be secret."""
-        if file.mode & _OTHERS:
-            self.warn_once(
-                f"{file.path} is open to every user of this machine (mode {file.mode:o}): chmod o= to close it"
-            )
-
-
 # --- Results that do not fit into a queue's file: ``<queue>.results/<task id>``, with the mode of the queue's file.
 
 _NOT_A_DIRECTORY: Final = {errno.ELOOP, errno.EMLINK, errno.ENOTDIR}
 
 
-def keep_result(queue: Path, task_id: str, data: bytes, mode: int) -> None:
-    """Write a task's result. Raises `HostileFile` where the folder of the results leads elsewhere, and `OSError`."""
-    directory = _path(queue)
-    made = False
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(0o700)
-        made = True
-    with _opened(directory) as descriptor:
-        if made:  # by its descriptor: meanwhile a symbolic link may have taken its place
-            os.fchmod(descriptor, mode | (mode & 0o444) >> 2)  # who may read a file of it may look it up
-        replace_plain(Path(task_id), data, mode, folder=descriptor)
-
-
-def read_result(queue: Path, task_id: str) -> bytes | None:
-    """A task's result; None without one. Raises `HostileFile` for what is no plain file in its folder, `OSError`."""
-    try:
-        with _opened(_path(queue)) as descriptor:
-            return read_plain(task_id, MAX_PAYLOAD, folder=descriptor)
-    except FileNotFoundError:
-        return None
-
-
 def delete_results(queue: Path) -> None:
     """Delete the results of a queue; a symbolic link in their place is taken away, and not followed."""
-    directory = _path(queue)
+    directory = _results(queue)
     if directory.is_symlink():
         directory.unlink()
     elif directory.is_dir():
         shutil.rmtree(directory)
 
 
-def _path(queue: Path) -> Path:
+def _results(queue: Path) -> Path:
     return queue.with_name(f"{queue.stem}.results")
 
 
@@ -123,7 +71,7 @@ def _opened(directory: Path) -> Iterator[int]:
 #
 # In the order of the file: ``id``; with room: ``attempts``, ``claims``, ``due`` (ISO 8601), ``error`` and ``result``
 # (JSON text), the mutex; as they were enqueued: ``enqueued``, ``filters``, ``metadata``, ``policy``, ``lock``,
-# ``encoding``. ``moved-from`` stands while a message is moved to the end of the file, see `moving`.
+# ``encoding``. ``moved-from`` stands while a message is moved to the end of the file, see `QueueFile.whole`.
 
 #: Bytes reserved for what changes.
 ROOMS: Final = {"attempts": 7, "claims": 7, "due": 32, "error": 200, "result": 200, "mutex": len(RESERVED) - 6}
@@ -131,13 +79,6 @@ KEPT: Final = ("enqueued", "filters", "metadata", "policy", "lock", "encoding")
 MOVED: Final = "moved-from"
 #: Where a result stands in the file of its own.
 ELSEWHERE: Final = "@file"
-
-
-def spell(values: Mapping[str, str]) -> list[str]:
-    """The variables of a message, those with room padded to it."""
-    out = [f"id={values['id']}"]
-    out += [pad(f"{name}={values.get(name, '')}", len(name) + 1 + room) for name, room in ROOMS.items()]
-    return out + [f"{name}={values[name]}" for name in KEPT if values.get(name)]
 
 
 def pad(text: str, size: int) -> str:
@@ -159,16 +100,6 @@ def body_of(data: bytes) -> tuple[str, str]:
     if all(char >= " " or char in "\n\t" for char in text):
         return text, ""
     return base64.encodebytes(data).decode().rstrip("\n"), "base64"
-
-
-def data_of(body: bytes, encoding: str) -> bytes:
-    """The data of a message's text. What is no base64 is given as it stands."""
-    if encoding != "base64":
-        return body
-    try:
-        return base64.b64decode(body)
-    except ValueError:
-        return body
 
 
 def quote(text: str) -> str:
@@ -204,15 +135,6 @@ def clipped(text: str) -> str:
     return quote(text + "…")
 
 
-def quoted_result(data: bytes) -> str:
-    """A result as its variable holds it: text that fits, blank for none, else the word for a file of its own."""
-    try:
-        value = quote(data.decode()) if data else ""
-    except UnicodeDecodeError:
-        return ELSEWHERE
-    return value if width(value) <= ROOMS["result"] else ELSEWHERE
-
-
 def spell_time(when: float) -> str:
     """A time in seconds since 1970 as people read it, to the millisecond."""
     return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
@@ -245,24 +167,6 @@ class FileConf:
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     lock: float = DEFAULT_LOCK
 
-    def changed(
-        self,
-        filters: Mapping[str, FilterType] | None,
-        policy: RetryPolicy | None,
-        lock: Duration | None,
-        order: str | None,
-    ) -> FileConf:
-        """This with what is given. Raises `ConfigError`; both of ZooKeeper's orders are that of the lines."""
-        if order is not None and order not in ORDERS:
-            msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
-            raise ConfigError(msg)
-        return replace(
-            self,
-            types=self.types if filters is None else check_types(filters),
-            policy=policy or self.policy,
-            lock=self.lock if lock is None else lock_span("lock", lock),
-        )
-
 
 def lock_span(what: str, value: object) -> float:
     """How long a claim holds: more than 0 seconds. Raises `ConfigError`."""
@@ -281,17 +185,14 @@ def read_conf(path: Path) -> FileConf:
         record = load(str(path), read_plain(path, MOST_KEPT))
     except FileNotFoundError:
         return FileConf()
-    lock = _lock(path, record.pop("lock", DEFAULT_LOCK))
-    settings, types = load_settings(str(path), dump(record))
-    return FileConf(types, settings.policy, lock)
-
-
-def _lock(path: Path, value: object) -> float:
+    lock = record.pop("lock", DEFAULT_LOCK)
     try:
-        return lock_span("lock", parse_duration(value, "lock") if isinstance(value, str) else value)
+        lock = lock_span("lock", parse_duration(lock, "lock") if isinstance(lock, str) else lock)
     except ConfigError as error:
         msg = f"{path}: {error}"
         raise CorruptRecord(msg) from error
+    settings, types = load_settings(str(path), dump(record))
+    return FileConf(types, settings.policy, lock)
 
 
 def write_conf(path: Path, conf: FileConf, mode: int) -> None:
@@ -330,13 +231,6 @@ class TaskLines:
         """Write a variable in place, of an item that is `whole`."""
         self.message.set_variable(self._at[name], f"{name}={value}")
 
-    @cached_property
-    def foreign(self) -> list[str]:
-        """The variables that are not ours, as they stand."""
-        own = {"id", MOVED, *ROOMS, *KEPT}
-        kept = (variable.partition("=") for variable in self.message.variables if not mutex.is_mutex(variable))
-        return ["".join(parts) for parts in kept if not (parts[1] and parts[0] in own)]
-
     @property
     def own_id(self) -> str | None:
         """The id that its variable gives it."""
@@ -344,11 +238,6 @@ class TaskLines:
             return check_name("task id", self.value("id"))
         except ConfigError:
             return None
-
-    @property
-    def moved(self) -> bool:
-        """Whether it was moved from elsewhere in the file, which is not brought to its end yet."""
-        return bool(self.value(MOVED))
 
     @property
     def is_copy(self) -> bool:
@@ -405,44 +294,6 @@ class TaskLines:
         except ValueError:
             return conf.lock
 
-    def state(self, conf: FileConf, now: float) -> State:
-        """The task's state. Dead is also one whose owner let the last claim that its policy allows expire."""
-        match self.message.status:
-            case Status.PROCESSED:
-                return State.FINISHED
-            case Status.ERROR:
-                return State.DEAD
-        if self.holder is None:
-            return State.INSERTED
-        if self.holder[1] > now:
-            return State.CLAIMED
-        return State.DEAD if self.policy(conf).exhausted(self.number("attempts")) else State.INSERTED
-
-    def task(self, conf: FileConf, now: float, result: bytes | None) -> Task:
-        """The task as others see it. A file keeps neither its history nor when it was claimed and ended."""
-        state = self.state(conf, now)
-        scheduled = state is State.INSERTED and self.due > now
-        enqueued = time_of(self.value("enqueued")) or 0.0
-        return Task(
-            id=self.id,
-            state=state,
-            status=derive_status(state, scheduled=scheduled),
-            attempt=self.number("attempts"),
-            priority=0,
-            filters=self.filters,
-            metadata=self.record("metadata"),
-            data=data_of(self.message.data, self.value("encoding")),
-            result=result,
-            error=unquote(self.value("error")) or None,
-            consumer=self.holder[0] if self.holder is not None and state is State.CLAIMED else None,
-            enqueued_ms=int(enqueued * 1000),
-            claimed_ms=None,
-            ended_ms=None,
-            due_ms=int(self.due * 1000) if self.due else None,
-            history=(),
-            version=self.number("claims"),
-        )
-
 
 # --- A queue file, read whole and changed while its lock is held.
 
@@ -459,15 +310,6 @@ class QueueFile:
         #: How far the file was read.
         self._end = 0
         self.use(file, conf)
-        self._begin()
-
-    def use(self, file: TextQueue, conf: FileConf) -> None:
-        """Take the file as it was opened now: what was read of it before stands there still."""
-        self.file = file
-        self.conf = conf
-        self.now = time.time()
-
-    def _begin(self) -> None:
         self.read()
         copies = [lines for lines in self.tasks.values() if lines.is_copy]
         for lines in copies:  # at once: their ids must not depend on what becomes of the tasks they were copied from
@@ -477,6 +319,12 @@ class QueueFile:
             self.read()
         for offset, why in self.file.reports.items():
             self.warn_once(f"{self.file.path}, byte {offset}: {why}")
+
+    def use(self, file: TextQueue, conf: FileConf) -> None:
+        """Take the file as it was opened now: what was read of it before stands there still."""
+        self.file = file
+        self.conf = conf
+        self.now = time.time()
 
     @contextlib.contextmanager
     def stepping_over(self) -> Iterator[None]:
@@ -490,7 +338,7 @@ class QueueFile:
         """Read the file, after a move that a crash cut off was brought to its end."""
         end, self.file.grown = self.file.size(), None
         all_lines = self._read_lines()
-        cut_off = [lines for lines in all_lines if lines.moved]
+        cut_off = [lines for lines in all_lines if lines.value(MOVED)]
         for lines in cut_off:
             self._end_move(lines, {other.message.offset: other for other in all_lines})
         self.tasks = name_all(self._read_lines() if cut_off else all_lines)
@@ -501,17 +349,14 @@ class QueueFile:
         start, end = self._end, self.file.size()
         if end == start:
             return True
-        if self.file.grown != (start, end) or not all(map(self._add, self._read_lines(start))):
+        if self.file.grown != (start, end):
             return False
+        for lines in self._read_lines(start):  # each has to be simply one more task, or another run
+            name, before = lines.own_id, self.tasks.get(lines.own_id or "")
+            if name is None or lines.value(MOVED) or (before is not None and before.message.status is Status.QUEUED):
+                return False
+            self._put_last(name, lines)
         self._end = end
-        return True
-
-    def _add(self, lines: TaskLines) -> bool:
-        """This was appended; False where it is not simply one more task, or another run: all is to be read anew."""
-        name, before = lines.own_id, self.tasks.get(lines.own_id or "")
-        if name is None or lines.moved or (before is not None and before.message.status is Status.QUEUED):
-            return False
-        self._put_last(name, lines)
         return True
 
     def _put_last(self, name: str, lines: TaskLines) -> None:
@@ -541,8 +386,17 @@ class QueueFile:
             raise TaskNotFound(msg) from None
 
     def state(self, lines: TaskLines) -> State:
-        """The state of a task now."""
-        return lines.state(self.conf, self.now)
+        """The task's state now. Dead is also one whose owner let the last claim that its policy allows expire."""
+        match lines.message.status:
+            case Status.PROCESSED:
+                return State.FINISHED
+            case Status.ERROR:
+                return State.DEAD
+        if lines.holder is None:
+            return State.INSERTED
+        if lines.holder[1] > self.now:
+            return State.CLAIMED
+        return State.DEAD if lines.policy(self.conf).exhausted(lines.number("attempts")) else State.INSERTED
 
     def matching(self, state: State | None, selector: Selector | str | None) -> list[TaskLines]:
         """The tasks in a state (None: any) that the selector accepts, in the order of the lines."""
@@ -552,14 +406,37 @@ class QueueFile:
         return [lines for lines in all_lines if chosen is None or chosen.matches(lines.filters, types)]
 
     def task(self, lines: TaskLines) -> Task:
-        """What is known of a task."""
-        return lines.task(self.conf, self.now, self._result(lines))
+        """The task as others see it. A file keeps neither its history nor when it was claimed and ended."""
+        state, data, due = self.state(lines), lines.message.data, lines.due
+        if lines.value("encoding") == "base64":
+            with contextlib.suppress(ValueError):  # what is no base64 is given as it stands
+                data = base64.b64decode(data)
+        return Task(
+            id=lines.id,
+            state=state,
+            status=derive_status(state, scheduled=state is State.INSERTED and due > self.now),
+            attempt=lines.number("attempts"),
+            priority=0,
+            filters=lines.filters,
+            metadata=lines.record("metadata"),
+            data=data,
+            result=self._result(lines),
+            error=unquote(lines.value("error")) or None,
+            consumer=lines.holder[0] if lines.holder is not None and state is State.CLAIMED else None,
+            enqueued_ms=int((time_of(lines.value("enqueued")) or 0.0) * 1000),
+            claimed_ms=None,
+            ended_ms=None,
+            due_ms=int(due * 1000) if due else None,
+            history=(),
+            version=lines.number("claims"),
+        )
 
     def append(self, text: str | bytes, values: Mapping[str, str], more: list[str] | None = None) -> None:
-        """Add a message with its variables at the end."""
-        self.file.append(text, [*spell(values), *(more or [])])
-
-    # --- moving
+        """Add a message at the end with its variables, those with room padded to it."""
+        variables = [f"id={values['id']}"]
+        variables += [pad(f"{name}={values.get(name, '')}", len(name) + 1 + room) for name, room in ROOMS.items()]
+        variables += [f"{name}={values[name]}" for name in KEPT if values.get(name)]
+        self.file.append(text, [*variables, *(more or [])])
 
     def whole(self, lines: TaskLines) -> TaskLines:
         r"""The item with all its variables, each with its room.
@@ -571,29 +448,27 @@ class QueueFile:
         if lines.whole:
             return lines
         self._copy(lines)
-        if not self._read_move(lines):
+        start, end = self._end, self.file.size()
+        appended = self._read_lines(start) if self.file.grown == (start, end) else []
+        if [each.own_id for each in appended] == [lines.id]:  # nothing else has to be read
+            self._end_move(appended[0], {lines.message.offset: lines})
+            self._put_last(lines.id, appended[0])
+            self._end, self.file.grown = end, None
+        else:
             self.read()
         return self.tasks[lines.id]
-
-    def _read_move(self, lines: TaskLines) -> bool:
-        """End the move that was just begun, reading nothing else; False where more than it was appended."""
-        start, end = self._end, self.file.size()
-        if self.file.grown != (start, end):
-            return False
-        appended = self._read_lines(start)
-        if len(appended) != 1 or appended[0].own_id != lines.id:
-            return False
-        self._end_move(appended[0], {lines.message.offset: lines})
-        self._put_last(lines.id, appended[0])
-        self._end, self.file.grown = end, None
-        return True
 
     def _copy(self, lines: TaskLines) -> None:
         names = KEPT if lines.is_copy else (*ROOMS, *KEPT)
         values = {"id": lines.id} | {name: lines.value(name) for name in names}
         came = pad(f"{MOVED}={lines.message.offset}", len(MOVED) + 16)
+        own, foreign = {"id", MOVED, *ROOMS, *KEPT}, []
+        for variable in lines.message.variables:
+            name, separator, _ = variable.partition("=")
+            if not (mutex.is_mutex(variable) or (separator and name in own)):
+                foreign.append(variable)  # it stays as it stands
         try:
-            self.append(lines.message.data, values, [*lines.foreign, came])
+            self.append(lines.message.data, values, [*foreign, came])
         except (ValueError, HostileFile) as error:
             msg = f"task {lines.id!r} cannot be moved to where there is room for its variables: {error}"
             raise CorruptRecord(msg) from error
@@ -601,15 +476,10 @@ class QueueFile:
     def _end_move(self, lines: TaskLines, others: Mapping[int, TaskLines]) -> None:
         old = others.get(lines.number(MOVED))
         if old is not None and old is not lines and old.message.data == lines.message.data:
-            self._comment_out(old)
+            message = old.message
+            if message.status is Status.QUEUED:
+                self.file.overwrite(message.offset, message.head[:1], BYTE[Status.COMMENT], message)
         lines.set(MOVED, "")
-
-    def _comment_out(self, lines: TaskLines) -> None:
-        message = lines.message
-        if message.status is Status.QUEUED:
-            self.file.overwrite(message.offset, message.head[:1], BYTE[Status.COMMENT], message)
-
-    # --- results
 
     def _result(self, lines: TaskLines) -> bytes | None:
         if lines.message.status is not Status.PROCESSED:
@@ -618,16 +488,32 @@ class QueueFile:
         if value != ELSEWHERE:
             return bytes_of(unquote(value))
         try:
-            return read_result(self.file.path, lines.id)
+            with _opened(_results(self.file.path)) as folder:
+                return read_plain(lines.id, MAX_PAYLOAD, folder=folder)
+        except FileNotFoundError:
+            return None
         except (HostileFile, OSError) as error:
             self.warn_once(f"the result of task {lines.id!r} cannot be read: {error}")
             return None
 
     def keep_result(self, lines: TaskLines, data: bytes) -> None:
-        """Keep a result in its variable, or in a file of its own where it is too large or no text."""
-        value = quoted_result(data)
+        """Keep a result in its variable, or in a file of its own where it is too large or no text.
+
+        Raises `HostileFile` where the folder of the results leads elsewhere, and `OSError`.
+        """
+        value = ELSEWHERE
+        with contextlib.suppress(UnicodeDecodeError):
+            text = quote(data.decode()) if data else ""
+            value = text if width(text) <= ROOMS["result"] else ELSEWHERE
         if value == ELSEWHERE:
-            keep_result(self.file.path, lines.id, data, self.file.mode)
+            folder, mode, made = _results(self.file.path), self.file.mode, False
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(0o700)
+                made = True
+            with _opened(folder) as descriptor:
+                if made:  # by its descriptor: meanwhile a symbolic link may have taken its place
+                    os.fchmod(descriptor, mode | (mode & 0o444) >> 2)  # who may read a file of it may look it up
+                replace_plain(Path(lines.id), data, mode, folder=descriptor)
         lines.set("result", value)
 
 
@@ -647,14 +533,13 @@ def name_all(all_lines: list[TaskLines]) -> dict[str, TaskLines]:
         tasks.pop(name, None)
         tasks[name] = lines
     for lines in nameless:
-        lines.id = _free(f"line-{lines.message.offset}", tasks)
+        name = lines.id = f"line-{lines.message.offset}"
+        number = 1
+        while lines.id in tasks:
+            number += 1
+            lines.id = f"{name}-{number}"
         tasks[lines.id] = lines
     return dict(sorted(tasks.items(), key=lambda pair: pair[1].message.offset))
-
-
-def _free(name: str, used: Mapping[str, TaskLines]) -> str:
-    names = (name if number == 1 else f"{name}-{number}" for number in range(1, len(used) + 2))
-    return next(candidate for candidate in names if candidate not in used)
 
 
 # --- What was read of queue files, kept from one call to the next for as long as nobody else has written to them.

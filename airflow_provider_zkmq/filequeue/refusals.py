@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
-from ..engine.core.model.records import Message, check_on_conflict
-from ..engine.errors import ConfigError, Unsupported
+from ..engine.errors import Unsupported
 
 TRANSACTIONS: Final = "transactions over several queues"
 BATCHES: Final = "batches (batch=, then=)"
@@ -51,13 +50,3 @@ def refuse(options: Mapping[str, object]) -> None:
     for what, value in options.items():
         if value:
             raise refusal(what)
-
-
-def check_message(message: object) -> Message:
-    """A message that a file can hold. Raises `ConfigError`."""
-    if not isinstance(message, Message):
-        msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
-        raise ConfigError(msg)
-    check_on_conflict(message.on_conflict)
-    refuse({PRIORITIES: message.priority, UPDATES: message.replaces, ESCROW: message.requeues})
-    return message

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from ..engine.core.model.names import check_name
-from ..engine.core.model.records import Message, NewTasks, encode_data, encode_metadata
+from ..engine.core.model.records import Message, check_on_conflict, encode_data, encode_metadata
 from ..engine.core.model.selectors import Selector, parse_filters
 from ..engine.core.model.states import State
 from ..engine.core.model.values import dump, lock_seconds
@@ -21,7 +21,7 @@ from ..engine.core.read.inspect import Task
 from ..engine.errors import BadMessage, ClaimLost, ConfigError, DuplicateTask, TaskTooLarge
 from ..textqueue import StaleMessage, Status, mutex
 from .queue_file import ROOMS, FileConf, QueueFile, TaskLines, body_of, clipped, lock_span, spell_time
-from .refusals import check_message
+from .refusals import ESCROW, PRIORITIES, UPDATES, refuse
 
 # --- Enqueue: what a message becomes in the file.
 
@@ -48,7 +48,12 @@ class Putting:
             raise ConfigError(msg)
 
     def _id(self, message: Message) -> str:
-        if check_message(message).task_id is None and self.only_new:
+        if not isinstance(message, Message):
+            msg = f"enqueue_many takes Message objects, not {type(message).__name__}"
+            raise ConfigError(msg)
+        check_on_conflict(message.on_conflict)
+        refuse({PRIORITIES: message.priority, UPDATES: message.replaces, ESCROW: message.requeues})
+        if message.task_id is None and self.only_new:
             msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
             raise ConfigError(msg)
         if message.task_id is not None:
@@ -82,26 +87,12 @@ class Putting:
             queue_file.append(text, values)
             self.written.add(name)
         if refused:
-            raise _duplicates(refused, str(used[refused[0]].status), [name for name in self.ids if name not in refused])
+            status = str(used[refused[0]].status)
+            more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+            msg = f"task id {refused[0]!r}{more} is in use (status: {status}); choose another or delete its lines"
+            enqueued = [name for name in self.ids if name not in refused]
+            raise DuplicateTask(msg, status=status, duplicates=refused, enqueued=enqueued)
         return self.ids
-
-    def new_tasks(self) -> NewTasks:
-        """Which were written, and which were there already."""
-        written = tuple(name for name in self.ids if name in self.written)
-        return NewTasks(written, tuple(name for name in self.ids if name not in self.written))
-
-
-def _duplicates(refused: list[str], status: str, enqueued: list[str]) -> DuplicateTask:
-    more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-    msg = f"task id {refused[0]!r}{more} is in use (status: {status}); choose another or delete its lines"
-    return DuplicateTask(msg, status=status, duplicates=refused, enqueued=enqueued)
-
-
-def _due(message: Message, now: float) -> str:
-    """Before when it is not to be handled; blank: at once. Raises `ConfigError`."""
-    delay, moment = message.times()
-    when = now + (delay or 0.0) if moment is None else moment / 1000
-    return spell_time(when) if when > now else ""
 
 
 def spell_message(conf: FileConf, message: Message, task_id: str) -> tuple[str, dict[str, str]]:
@@ -112,13 +103,14 @@ def spell_message(conf: FileConf, message: Message, task_id: str) -> tuple[str, 
         raise TaskTooLarge(msg)
     filters = parse_filters(conf.types, message.filters)
     lock = lock_seconds(message.lock)
-    now = time.time()
+    now, (delay, moment) = time.time(), message.times()
+    due = now + (delay or 0.0) if moment is None else moment / 1000
     body, encoding = body_of(data)
     return body, {
         "id": task_id,
         "attempts": "0",
         "claims": "0",
-        "due": _due(message, now),
+        "due": spell_time(due) if due > now else "",  # blank: at once
         "enqueued": spell_time(now),
         "filters": dump(filters).decode() if filters else "",
         "metadata": metadata.decode() if message.metadata else "",
@@ -135,8 +127,6 @@ def spell_message(conf: FileConf, message: Message, task_id: str) -> tuple[str, 
 
 #: A task with how long its claim holds, or None; and when another may be there without any change.
 Taken: TypeAlias = tuple[tuple[Task, float] | None, float | None]
-#: Whether a task was found, or None; and when one may be there without any change.
-Seen: TypeAlias = tuple[bool | None, float | None]
 EXPIRED: Final = "the claim was not extended in time, and it was the last that the policy allows"
 
 
@@ -149,8 +139,8 @@ def take(queue_file: QueueFile, owner: str, selector: Selector, lease: float | N
     return None, min(times, default=None)
 
 
-def find_ready(queue_file: QueueFile, selector: Selector) -> Seen:
-    """Whether a task that fits could be claimed now."""
+def find_ready(queue_file: QueueFile, selector: Selector) -> tuple[bool | None, float | None]:
+    """Whether a task that fits could be claimed now, or None; and when one may be there without any change."""
     times: list[float] = []
     ready = next(_fitting(queue_file, selector, times), None) is not None
     return ready or None, None if ready else min(times, default=None)
@@ -164,7 +154,10 @@ def _fitting(
         match queue_file.state(lines):
             case State.DEAD if marks:
                 with queue_file.stepping_over():
-                    _mark_dead(queue_file, lines)
+                    if lines.message.status is Status.QUEUED:  # its last claim expired
+                        whole = queue_file.whole(lines)
+                        whole.set("error", clipped(EXPIRED))
+                        whole.message.mark_error()
             case State.CLAIMED if lines.holder is not None:
                 times.append(lines.holder[1])
             case State.INSERTED if selector.matches(lines.filters, queue_file.conf.types):
@@ -182,14 +175,6 @@ def take_one(queue_file: QueueFile, owner: str, task_id: str, lease: float | Non
     if attempt not in {None, lines.number("attempts") + 1}:
         return None, None
     return _claim(queue_file, queue_file.whole(lines), owner, lease), None
-
-
-def _mark_dead(queue_file: QueueFile, lines: TaskLines) -> None:
-    """Mark a task whose last claim expired."""
-    if lines.message.status is Status.QUEUED:
-        lines = queue_file.whole(lines)
-        lines.set("error", clipped(EXPIRED))
-        lines.message.mark_error()
 
 
 def _claim(queue_file: QueueFile, lines: TaskLines, owner: str, lease: float | None) -> tuple[Task, float]:

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from .lines import BOM, NEWLINE, HostileFile, Limits, TextQueueError, check_lines, open_plain, scan
 from .message import Message, SharedFile, Status, read_messages, spell
-from .mutex import RESERVED, check_owner, is_mutex
+from .mutex import RESERVED, is_mutex
 
 # --- Following a file: waiting for its next change without polling, where the platform allows.
 
@@ -109,7 +109,7 @@ class TextQueue(SharedFile):
         """
         wanted = _statuses(include)
         self._check()
-        lines = scan(str(self.path), self, self.limits, start)
+        lines = scan(str(self.path), self.read, self.limits, start)
         last: Message | None = None
         for message in read_messages(self.place, lines, self._report):
             if last is not None and last.status in wanted:
@@ -132,16 +132,30 @@ class TextQueue(SharedFile):
         be read. Then nothing is written.
         """
         with self.locked():
-            size = self.size()
-            newline = self.newline
-            reserved = [RESERVED] if mutex else []
-            data = spell(text, [*variables, *reserved], newline, status)
+            size, newline = self.size(), self.newline
+            spelled = [*variables, RESERVED] if mutex else variables
+            data = spell(text, spelled, newline, status)
             if self._is_blank(size) and data.partition(NEWLINE)[0].endswith(b"\r"):
                 msg = "the first line of a file cannot end with a carriage return: it would tell how all its lines end"
                 raise ValueError(msg)
-            self._check_fits(size, data, len(variables) + len(reserved))
-            gap = b"" if size == 0 or self._ends_whole(size) else newline
-            return self._write_at_the_end(gap + data) - len(data)
+            self._check_fits(size, data, len(spelled))
+            whole = data if size == 0 or self._ends_whole(size) else newline + data
+            self.writing()
+            # One write where the file ends by then, since a shell may append meanwhile.
+            descriptor = open_plain(self.path, os.O_WRONLY | os.O_APPEND)
+            try:
+                written = os.write(descriptor, whole)
+                end = os.lseek(descriptor, 0, os.SEEK_CUR)
+                if written == len(whole):
+                    begin = self.grown[0] if self.grown and self.grown[1] == end - written else end - written
+                    self.grown = (begin, end)
+                    return end - len(data)
+                if self.size() == end:  # else somebody else has appended to what was written in part
+                    os.ftruncate(descriptor, end - written)
+            finally:
+                os.close(descriptor)
+        msg = f"{self.path}: only {written:,} of {len(whole):,} bytes could be appended; is the disk full?"
+        raise TextQueueError(msg)
 
     def _check_fits(self, size: int, data: bytes, variables: int) -> None:
         """Raise `HostileFile` for a message with which nobody would read the file any more."""
@@ -157,29 +171,8 @@ class TextQueue(SharedFile):
             raise HostileFile(msg)
         if size + len(data) > limits.lines:
             start, before = self._counted if self._counted[0] <= size else (0, 0)
-            lines = check_lines(name, self, limits, start, before + data.count(NEWLINE) + 1)
+            lines = check_lines(name, self.read, limits, start, before + data.count(NEWLINE) + 1)
             self._counted = (size, lines - data.count(NEWLINE) - 1)
-
-    def _write_at_the_end(self, data: bytes) -> int:
-        """One write where the file ends by then, since a shell may append meanwhile; returns its end afterwards.
-
-        Of what could be written in part nothing is left, unless somebody else has appended to it by then.
-        """
-        self.writing()
-        descriptor = open_plain(self.path, os.O_WRONLY | os.O_APPEND)
-        try:
-            written = os.write(descriptor, data)
-            end = os.lseek(descriptor, 0, os.SEEK_CUR)
-            if written == len(data):
-                begin = self.grown[0] if self.grown and self.grown[1] == end - written else end - written
-                self.grown = (begin, end)
-                return end
-            if self.size() == end:
-                os.ftruncate(descriptor, end - written)
-        finally:
-            os.close(descriptor)
-        msg = f"{self.path}: only {written:,} of {len(data):,} bytes could be appended; is the disk full?"
-        raise TextQueueError(msg)
 
     def _ends_whole(self, size: int) -> bool:
         return self.read(1, size - 1) == NEWLINE or self._is_blank(size)
@@ -194,22 +187,21 @@ class TextQueue(SharedFile):
         mutex has no room for an owner, as the seed's, is noted in `reports` and stepped over. `start` spares reading
         what has ended. Raises `ValueError` for an owner that is no name, or too long for the room that `append` leaves.
         """
-        check_owner(owner)
+        if not owner or owner != owner.strip() or "\n" in owner:
+            msg = f"owner {owner!r} is not allowed: a name on one line, without spaces around it"
+            raise ValueError(msg)
         for message in self.messages(start=start):
-            if any(map(is_mutex, message.variables)):
-                with self.locked():
-                    if self._take(message, owner, seconds):
+            if not any(map(is_mutex, message.variables)):
+                continue
+            with self.locked():
+                try:
+                    if not message.holds(owner) and message.try_lock(owner, seconds):
                         return message
+                except ValueError as error:
+                    if message.room >= len(RESERVED):
+                        raise
+                    self._report(message.offset, f"its mutex has no room for an owner: {error}; stepped over")
         return None
-
-    def _take(self, message: Message, owner: str, seconds: float) -> bool:
-        try:
-            return not message.holds(owner) and message.try_lock(owner, seconds)
-        except ValueError as error:
-            if message.room >= len(RESERVED):
-                raise
-            self._report(message.offset, f"its mutex has no room for an owner: {error}; stepped over")
-            return False
 
     def watch(self, stop: threading.Event, include: str | Collection[str] = QUEUED) -> Iterator[Message]:
         """The messages that are there, then those that are appended, until `stop` is set.
@@ -240,10 +232,7 @@ def _statuses(include: str | Collection[str]) -> Collection[str]:
 def read_all(
     paths: Iterable[str | os.PathLike[str]], include: str | Collection[str] = QUEUED
 ) -> Iterator[Iterator[Message]]:
-    """The messages of several files, one after the other, each marked in its own; so that every writer has its own.
-
-    Raises `OSError`, `HostileFile`.
-    """
+    """The messages of several files, one after the other, each marked in its own. Raises `OSError`, `HostileFile`."""
     with contextlib.ExitStack() as stack:
         queues = [stack.enter_context(TextQueue.open(path, create=False)) for path in paths]
         yield (message for queue in queues for message in queue.messages(include))

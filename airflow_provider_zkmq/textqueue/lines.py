@@ -6,10 +6,10 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, TypeAlias
 
 # --- What goes wrong with a queue file.
 
@@ -49,17 +49,14 @@ def open_plain(path: str | os.PathLike[str], flags: int, mode: int = MODE, *, fo
         if error.errno in _LINK:
             msg = f"{os.fspath(path)} is a symbolic link, which is not followed: name the file itself"
             raise HostileFile(msg) from None
-        if error.errno == errno.ENXIO:
-            raise HostileFile(_no_plain_file(path)) from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if error.errno != errno.ENXIO:
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
         os.close(descriptor)
-        raise HostileFile(_no_plain_file(path))
-    return descriptor
-
-
-def _no_plain_file(path: str | os.PathLike[str]) -> str:
-    return f"{os.fspath(path)} is no plain file"
+    msg = f"{os.fspath(path)} is no plain file"
+    raise HostileFile(msg)
 
 
 def read_plain(path: str | os.PathLike[str], most: int, *, folder: int | None = None) -> bytes:
@@ -105,11 +102,8 @@ _COUNTED: Final = 1 << 20
 _BLANK: Final = {NEWLINE: re.compile(rb"\n+"), CRLF: re.compile(rb"(?:\r?\n)+")}
 
 
-class Source(Protocol):
-    """Where bytes are read from, by offset."""
-
-    def read(self, size: int, offset: int) -> bytes:
-        """At most `size` bytes from `offset`; none at the end."""
+#: What reads at most so many bytes from an offset; none at the end.
+Read: TypeAlias = Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,35 +120,24 @@ class Limits:
     file: int = 256 << 20
 
 
-@dataclass(slots=True)  # not frozen: that would take most of the time of reading a file
-class Line:
+class Line(NamedTuple):
     """One line: where it begins and ends (the newline included), and what stands in it without the newline."""
 
     offset: int
     end: int
     body: bytes
 
-    @property
-    def control(self) -> bytes:
-        """The byte in column 0."""
-        return self.body[:1]
 
-    @property
-    def rest(self) -> bytes:
-        """What follows it."""
-        return self.body[1:]
-
-
-def scan(name: str, source: Source, limits: Limits, start: int = 0) -> Iterator[Line]:
+def scan(name: str, read: Read, limits: Limits, start: int = 0) -> Iterator[Line]:
     """The lines from `start`, which must be the offset of a line, without the blank ones. Raises `HostileFile`.
 
     What is appended while this runs may be seen.
     """
-    crlf = newline_of(source, limits) == CRLF
+    crlf = newline_of(read, limits) == CRLF
     blank = _BLANK[CRLF if crlf else NEWLINE]
-    offset = start or (len(BOM) if source.read(len(BOM), 0) == BOM else 0)
-    check_lines(name, source, limits, offset)
-    buffer, at, searched, read = b"", 0, 0, offset  # `at`: what was given; `searched`: up to there is no newline
+    offset = start or (len(BOM) if read(len(BOM), 0) == BOM else 0)
+    check_lines(name, read, limits, offset)
+    buffer, at, searched, there = b"", 0, 0, offset  # `at`: what was given; `searched`: up to there is no newline
     while True:
         if run := blank.match(buffer, at):
             offset, at = offset + run.end() - at, run.end()
@@ -167,16 +150,16 @@ def scan(name: str, source: Source, limits: Limits, start: int = 0) -> Iterator[
             yield Line(offset, end, body.removesuffix(b"\r") if crlf else body)
             offset, at = end, cut + 1
             continue
-        more = source.read(max(CHUNK, len(buffer) - at), read)  # twice as much each time: a long line is read once
+        more = read(max(CHUNK, len(buffer) - at), there)  # twice as much each time: a long line is read once
         if not more:
             break
-        buffer, at, read = buffer[at:] + more, 0, read + len(more)
+        buffer, at, there = buffer[at:] + more, 0, there + len(more)
         searched = len(buffer) - len(more)
     if at < len(buffer):
         yield Line(offset, offset + len(buffer) - at, buffer[at:])
 
 
-def check_lines(name: str, source: Source, limits: Limits, start: int = 0, more: int = 0) -> int:
+def check_lines(name: str, read: Read, limits: Limits, start: int = 0, more: int = 0) -> int:
     """Return how many lines there are from `start` on, `more` counted in.
 
     Raises `HostileFile` where they are too many, before any is looked at. What is appended later may make them more;
@@ -184,7 +167,7 @@ def check_lines(name: str, source: Source, limits: Limits, start: int = 0, more:
     """
     size, offset = _COUNTED, start
     while more <= limits.lines and size == _COUNTED:
-        chunk = source.read(_COUNTED, offset)
+        chunk = read(_COUNTED, offset)
         size, more = len(chunk), more + chunk.count(NEWLINE)
         offset += size
     if more > limits.lines:
@@ -193,7 +176,7 @@ def check_lines(name: str, source: Source, limits: Limits, start: int = 0, more:
     return more
 
 
-def newline_of(source: Source, limits: Limits) -> bytes:
+def newline_of(read: Read, limits: Limits) -> bytes:
     r"""How a file ends its lines: as it ends the first one.
 
     A file without any newline that ends with a ``\r`` ends its lines with ``\r\n``: whatever is appended must not make
@@ -201,7 +184,7 @@ def newline_of(source: Source, limits: Limits) -> bytes:
     """
     head = b""
     while NEWLINE not in head and len(head) <= limits.line:
-        more = source.read(max(_HEAD, len(head)), len(head))
+        more = read(max(_HEAD, len(head)), len(head))
         if not more:
             break
         head += more

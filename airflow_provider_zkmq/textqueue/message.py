@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from . import mutex
@@ -31,8 +30,7 @@ class Status(StrEnum):
 CONTROL: Final = {b"-": Status.QUEUED, b"=": Status.PROCESSED, b"!": Status.ERROR, b"#": Status.COMMENT}
 BYTE: Final = {status: byte for byte, status in CONTROL.items()}
 CONTINUATION: Final = b" "
-VARIABLE: Final = b"\\"
-_ATTACHED: Final = frozenset({CONTINUATION, VARIABLE})
+_ATTACHED: Final = frozenset({CONTINUATION, b"\\"})
 
 
 # --- Messages to lines: what is appended, checked so that it reads back as it was given.
@@ -82,11 +80,11 @@ _FIRST_PAUSE: Final = 0.0005
 _LONGEST_PAUSE: Final = 0.01
 
 
+@dataclass(slots=True, eq=False)
 class Place:
     """Where messages stand: an open file, which may be opened anew while they are kept."""
 
-    def __init__(self, file: SharedFile) -> None:
-        self.file = file
+    file: SharedFile
 
 
 class SharedFile:
@@ -117,7 +115,7 @@ class SharedFile:
     @property
     def newline(self) -> bytes:
         """How the file ends its lines."""
-        return newline_of(self, self.limits)
+        return newline_of(self.read, self.limits)
 
     def size(self) -> int:
         """How many bytes the file has now."""
@@ -157,7 +155,12 @@ class SharedFile:
                 self._lock(timeout)
             self._depth += 1
             try:
-                self._same_file()
+                mine, there = os.fstat(self._descriptor), None
+                with contextlib.suppress(FileNotFoundError):
+                    there = self.path.lstat()
+                if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+                    msg = f"{self.path} was replaced since it was opened; nothing was written: open it again"
+                    raise StaleMessage(msg)
                 yield
             finally:
                 self._depth -= 1
@@ -171,26 +174,14 @@ class SharedFile:
             return
         end, pause = time.monotonic() + timeout, _FIRST_PAUSE
         while True:
-            try:
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    msg = f"{self.path} is locked by another process, which may be stopped"
-                    raise LockHeld(msg) from None
-            else:
                 return
+            if time.monotonic() >= end:
+                msg = f"{self.path} is locked by another process, which may be stopped"
+                raise LockHeld(msg)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _same_file(self) -> None:
-        mine = os.fstat(self._descriptor)
-        try:
-            there = self.path.lstat()
-        except FileNotFoundError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
-            msg = f"{self.path} was replaced since it was opened; nothing was written: open it again"
-            raise StaleMessage(msg)
 
     def overwrite(self, offset: int, expected: bytes, data: bytes, message: Message) -> None:
         """Replace bytes in place, within `locked`, if they and the message they belong to are still what they were."""
@@ -201,9 +192,6 @@ class SharedFile:
         if head != message.head or there != expected:
             msg = f"{self.path} holds something else at byte {offset} by now; nothing was written: read it again"
             raise StaleMessage(msg)
-        self._write(data, offset)
-
-    def _write(self, data: bytes, offset: int) -> None:
         self.writing()
         done = 0
         while done < len(data):
@@ -219,7 +207,7 @@ class SharedFile:
         head = self.read(len(message.head), message.offset)
         if head[1:] != message.head[1:]:
             return False
-        status = {byte: known for known, byte in BYTE.items()}.get(head[:1])
+        status = CONTROL.get(head[:1])
         if status is None:
             return False
         message.status, message.head = status, head
@@ -235,9 +223,7 @@ class SharedFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
@@ -394,36 +380,34 @@ def read_messages(place: Place, lines: Iterable[Line], report: Report) -> Iterat
     so that files of later versions can be read. Blank lines end nothing: a continuation after one still belongs to
     the message before it.
     """
+    limits = place.file.limits
     message: Message | None = None
     skipping = False  # the lines of something unknown
     for line in lines:
-        control = line.control
+        control, rest = line.body[:1], line.body[1:]
         if control in _ATTACHED:
-            if message is not None:
-                _add(message, line, place.file.limits)
-            elif not skipping:
-                report(line.offset, f"{control!r} follows no message; stepped over")
+            if message is None:
+                if not skipping:
+                    report(line.offset, f"{control!r} follows no message; stepped over")
+                continue
+            if control == CONTINUATION:
+                message.parts.append(rest)
+            else:
+                message.spelled.append((line.offset + 1, rest))
+            message.end = line.end
+            if line.end - message.offset > limits.message or len(message.spelled) > limits.variables:
+                msg = (
+                    f"{message.path}: the message at byte {message.offset} is larger than {limits.message:,} bytes "
+                    f"or has more than {limits.variables:,} variables"
+                )
+                raise HostileFile(msg)
             continue
         if message is not None:
             yield message
         status = CONTROL.get(control)
         skipping = status is None
-        message = None if status is None else Message(place, status, line.offset, line.end, line.body, [line.rest])
+        message = None if status is None else Message(place, status, line.offset, line.end, line.body, [rest])
         if skipping:
             report(line.offset, f"unknown control byte {control!r}; stepped over")
     if message is not None:
         yield message
-
-
-def _add(message: Message, line: Line, limits: Limits) -> None:
-    if line.control == CONTINUATION:
-        message.parts.append(line.rest)
-    else:
-        message.spelled.append((line.offset + 1, line.rest))
-    message.end = line.end
-    if message.end - message.offset > limits.message or len(message.spelled) > limits.variables:
-        msg = (
-            f"{message.path}: the message at byte {message.offset} is larger than {limits.message:,} bytes "
-            f"or has more than {limits.variables:,} variables"
-        )
-        raise HostileFile(msg)

@@ -34,13 +34,6 @@ def place(variables: Sequence[str]) -> int | None:
     return min(found, key=lambda index: "=" not in variables[index], default=None)
 
 
-def check_owner(owner: str) -> None:
-    """Raise `ValueError` for what cannot be read back as an owner's name."""
-    if not owner or owner != owner.strip() or "\n" in owner:
-        msg = f"owner {owner!r} is not allowed: a name on one line, without spaces around it"
-        raise ValueError(msg)
-
-
 def holder(variable: str) -> tuple[str, float] | None:
     """Who holds a mutex, and until when; None: it is free, or says nothing that is understood."""
     owner, _, spelled = variable[len(PREFIX) :].strip().rpartition(" ")

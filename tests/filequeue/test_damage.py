@@ -149,7 +149,7 @@ def crash_after(monkeypatch: pytest.MonkeyPatch, writes: int, call: Callable[[],
         return counted
 
     with monkeypatch.context() as patch:
-        for name in ("_write", "_write_at_the_end"):
+        for name in ("writing",):
             patch.setattr(TextQueue, name, counting(getattr(TextQueue, name)))
         try:
             call()
