@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -69,25 +67,18 @@ def stage(table: Table, schema: str, frame: DataFrame, watermark: int | None = N
         frame = frame.withColumn(WATERMARK, f.lit(watermark).cast("bigint"))
     columns = columns.add("day", DateType())
     folder = table.path / os.urandom(8).hex()
-    with _microseconds(frame.sparkSession):
+    conf, times = frame.sparkSession.conf, "spark.sql.parquet.outputTimestampType"
+    before = conf.get(times)
+    conf.set(times, "TIMESTAMP_MICROS")  # as others read them, and as Delta asks for: Spark would write 96-bit numbers
+    try:
         writer = frame.select(*columns.names).write.partitionBy("day").option("compression", "zstd")
         writer.parquet(str(folder))
+    finally:
+        conf.set(times, before)
     files = [(path, pq.read_metadata(path).num_rows) for path in sorted(folder.glob("day=*/*.parquet"))]
     for path in (*folder.rglob("*"), folder):
         sync(path)
     return Staged(columns.json(), tuple(added(table.path, files, watermark)), sum(rows for _, rows in files))
-
-
-@contextmanager
-def _microseconds(spark: SparkSession) -> Iterator[None]:
-    """Have Spark write moments as others read them, and as Delta asks for: it would write 96-bit numbers."""
-    name = "spark.sql.parquet.outputTimestampType"
-    before = spark.conf.get(name)
-    spark.conf.set(name, "TIMESTAMP_MICROS")
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
 
 
 def _columns(spark: SparkSession, schema: str) -> StructType:

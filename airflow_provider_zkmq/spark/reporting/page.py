@@ -127,13 +127,13 @@ class Section:
 
     def record(self) -> Row:
         """The section for JSON, which has no infinite numbers: they are null."""
-        tables = {table.name: [_finite(row) for row in table.rows] for table in self.tables}
-        return {"title": self.title, "said": self.said, **tables, "notes": list(self.notes)}
-
-
-def _finite(row: Row) -> Row:
-    endless = {name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {name: None if name in endless else value for name, value in row.items()}
+        record: Row = {"title": self.title, "said": self.said}
+        for table in self.tables:
+            rows = record[table.name] = [dict(row) for row in table.rows]
+            for row in rows:
+                endless = [key for key, each in row.items() if isinstance(each, float) and not math.isfinite(each)]
+                row |= dict.fromkeys(endless)
+        return record | {"notes": list(self.notes)}
 
 
 # --- values as people read them
@@ -250,19 +250,17 @@ def render(
             if text not in heard:
                 console.print(_indented(text))
         for table in section.tables:
-            if not table.folded:
-                _print_table(console, table, table.rows[:most])
+            if table.folded:
+                continue
+            rows = table.rows[:most]
+            console.print(Text(f"  {table.caption}:" if table.rows else f"  {table.empty}"))
+            if rows:
+                console.print(_grid(table, rows, console.width))
+            if more := len(table.rows) - len(rows):
+                console.print(_indented(f"… and {several(more, 'more row')}"))
         for note in section.notes if most is None else ():
             console.print(_indented(f"· {note}"))
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
-
-
-def _print_table(console: Console, table: Table, rows: list[Row]) -> None:
-    console.print(Text(f"  {table.caption}:" if table.rows else f"  {table.empty}"))
-    if rows:
-        console.print(_grid(table, rows, console.width))
-    if more := len(table.rows) - len(rows):
-        console.print(_indented(f"… and {several(more, 'more row')}"))
 
 
 def _indented(text: str) -> Padding:

@@ -39,7 +39,12 @@ class Frames(NamedTuple):
 
         Clocks of servers may disagree: no time that a task waited or ran is less than none.
         """
-        return Frames(*map(_plain, self))
+        plain = []
+        for frame in self:
+            times = {name: f.unix_micros(name) / f.lit(1e6) for name, kind in frame.dtypes if kind == "timestamp"}
+            spans = [name for name in ("wait_ms", "run_ms") if name in frame.columns]
+            plain.append(frame.withColumns(times | {name: f.expr(f"if({name} < 0, 0, {name})") for name in spans}))
+        return Frames(*plain)
 
     def with_classes(self, known: Sequence[Sequence[str]]) -> Frames:
         """The same with every class that is not one of these pairs of queue and class called `OTHERS`."""
@@ -67,12 +72,6 @@ def read(
         frame = frame if since is None else frame.where(moment >= f.lit(since))
         found.append(frame if until is None else frame.where(moment < f.lit(until)))
     return Frames(*found) if only else Frames(*found).of(queues)
-
-
-def _plain(frame: DataFrame) -> DataFrame:
-    times = {name: f.unix_micros(name) / f.lit(1e6) for name, kind in frame.dtypes if kind == "timestamp"}
-    spans = {each: f.expr(f"if({each} < 0, 0, {each})") for each in ("wait_ms", "run_ms") if each in frame.columns}
-    return frame.withColumns(times | spans)
 
 
 def _among(known: Sequence[Sequence[str]], keys: list[str]) -> Expression:
@@ -328,7 +327,8 @@ def section(group_rows: list[Row], worst_rows: list[Row]) -> Section:
         first, total = known[0], sum(row["failures"] for row in group_rows)
         times = "once" if first["failures"] == 1 else f"{first['failures']:,} times"
         where = f"{times} in {several(first['tasks'], 'task')} of {first['queue']}"
-        said = [f"{several(total, 'delivery')} failed; most often, {where}: {_label(first)}"]
+        error = _clip(": ".join(filter(None, (first["kind"], first["text"]))), 90)
+        said = [f"{several(total, 'delivery')} failed; most often, {where}: {error}"]
     clipped, often = ([row | {"error": _clip(row["error"])} for row in rows] for rows in (group_rows, worst_rows))
     columns = "queue kind text failures tasks last examples consumers first error"
     caption = "Errors by kind and text, the most frequent first"
@@ -336,10 +336,6 @@ def section(group_rows: list[Row], worst_rows: list[Row]) -> Section:
     if known:
         tables.append(Table("worst", "Tasks that failed most often", "queue task_id class failures last error", often))
     return Section("failures", "What fails, and why", said, tables, level="warn" if known else "good")
-
-
-def _label(row: Row) -> str:
-    return _clip(": ".join(filter(None, (row["kind"], row["text"]))), 90)
 
 
 def _clip(text: str, length: int = 300) -> str:

@@ -141,27 +141,18 @@ def connection(options: SourceOptions) -> dict[str, Any]:
         if (text := options.text(option)) is not None:
             given[name] = parse_duration(text)
     conn_id = options.text("conn_id")
-    if conn_id is not None:
-        return _airflow_connection(conn_id) | given
-    return environment_options(given.get, _read_file) | given
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def _airflow_connection(conn_id: str) -> dict[str, Any]:
-    """What Airflow, where this runs, knows as the connection `conn_id`. Raises `ConfigError` where there is none."""
+    if conn_id is None:
+        try:
+            return environment_options(given.get, Path.read_bytes) | given
+        except OSError as error:
+            raise ConfigError(f"{error.filename} cannot be read: {error.strerror or error}") from None
     try:
         from ...hooks.connections import look_up_options
     except ImportError as error:
         raise ConfigError(f"conn_id {conn_id!r} cannot be looked up: Airflow is not installed here ({error})") from None
-    options = look_up_options(conn_id)
-    options.pop("queue")
-    return options
+    known = look_up_options(conn_id)
+    known.pop("queue")
+    return known | given
 
 
 # --- What executors need that have nothing of this installed: one zip for ``spark.submit.pyFiles``.

@@ -58,16 +58,6 @@ class Column:
         """Its type in Arrow's words."""
         return to_arrow_type(self.spark, timezone="UTC")
 
-    def array(self, lists: Lists) -> pa.Array:
-        """The column, from what was scanned."""
-        values = [lists[part] for part in self.parts]
-        return pa.array(values[0] if self.make is None else self.make(*values), self.arrow)
-
-
-def moment(milliseconds: int) -> int:
-    """A time of the server's as Arrow has it: microseconds since 1970."""
-    return milliseconds * 1_000
-
 
 def _times(milliseconds: Sequence[int | None]) -> pa.Array:
     return pa.array(milliseconds, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
@@ -82,16 +72,11 @@ def _begun(starts: Sequence[int | None], claims: Sequence[int | None]) -> list[i
     return [claimed if start is None else start for start, claimed in zip(starts, claims, strict=True)]
 
 
-def json_text(metadata: Mapping[str, Any]) -> str:
-    """Metadata as JSON text."""
-    return json.dumps(metadata, ensure_ascii=False) if metadata else "{}"
-
-
-def delivery(attempt: Attempt) -> dict[str, object]:
-    """A delivery that ended, as Arrow takes it."""
+def _delivery(attempt: Attempt) -> dict[str, object]:
+    """A delivery that ended, as Arrow takes it, which has times in microseconds."""
     known = {name: getattr(attempt, name) for name in ("number", "consumer", "outcome", "error")}
-    started = None if attempt.started is None else moment(attempt.started)
-    return known | {"claimed_at": moment(attempt.claimed), "started_at": started, "ended_at": moment(attempt.ended)}
+    started = None if attempt.started is None else attempt.started * 1_000
+    return known | {"claimed_at": attempt.claimed * 1_000, "started_at": started, "ended_at": attempt.ended * 1_000}
 
 
 #: In the order in which they come. The queue's name is the same for all that is scanned together.
@@ -103,7 +88,9 @@ COLUMNS: Final[dict[str, Column]] = {
     "attempt": Column(_INT, ("attempt",)),
     "priority": Column(_INT, ("priority",)),
     "filters": Column(_FILTERS, ("filters",), lambda values: [list(each.items()) for each in values]),
-    "metadata": Column(_STRING, ("metadata",), lambda values: [json_text(each) for each in values]),
+    "metadata": Column(
+        _STRING, ("metadata",), lambda values: [json.dumps(each or {}, ensure_ascii=False) for each in values]
+    ),
     "enqueued_at": Column(_TIME, ("enqueued_ms",), _times),
     "claimed_at": Column(_TIME, ("claimed_ms",), _times),
     "started_at": Column(_TIME, ("started_ms",), _times),
@@ -123,7 +110,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "result": Column(_BINARY, ("result",)),
     "error": Column(_STRING, ("error",)),
     "history": Column(
-        _HISTORY, ("history",), lambda values: [[delivery(each) for each in attempts] for attempts in values]
+        _HISTORY, ("history",), lambda values: [[_delivery(each) for each in attempts] for attempts in values]
     ),
     "batch": Column(_STRING, ("batch",)),
     "version": Column(_LONG, ("version",)),
@@ -148,9 +135,12 @@ def parts(columns: Sequence[str], known: Mapping[str, Column] = COLUMNS) -> list
 def batch(queue: str, columns: Sequence[str], lists: Lists, known: Mapping[str, Column] = COLUMNS) -> pa.RecordBatch:
     """What was scanned of a queue as rows. The lists are those of `parts`."""
     whole = {**lists, "queue": [queue] * len(lists["id"])}
-    return pa.RecordBatch.from_arrays(
-        [known[name].array(whole) for name in columns], schema=arrow_schema(columns, known)
-    )
+    arrays = []
+    for name in columns:
+        column = known[name]
+        values = [whole[part] for part in column.parts]
+        arrays.append(pa.array(values[0] if column.make is None else column.make(*values), column.arrow))
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns, known))
 
 
 # --- What is there, from where tasks are listed: their ids, and, where nobody asks for more, the states they are in.
@@ -229,10 +219,16 @@ class Query:
         chosen = _known("column", columns or options.names("columns") or list(COLUMNS), COLUMNS)
         states = _known("state", options.names("states"), [str(state) for state in State])
         selector = options.text("selector")
-        with _named("selector"):
-            if selector is not None:
+        if selector is not None:
+            with _named("selector"):
                 engine.parse_selector(selector)
-        since = _since(options.text("since"))
+        moment, since = options.text("since"), None
+        if moment is not None:
+            try:
+                since = datetime.now(UTC) - timedelta(seconds=engine.parse_duration(moment))
+            except (ConfigError, OverflowError):
+                with _named("since"):
+                    since = engine.parse_moment(moment)
         in_flight, partitions = options.count("maxRequestsInFlight", IN_FLIGHT), options.count("numPartitions", 0)
         return cls(chosen, states, selector, since, in_flight, partitions)
 
@@ -274,17 +270,6 @@ def _known(kind: str, names: Sequence[str], known: Collection[str]) -> tuple[str
         if name not in known:
             raise unknown(f"{kind} {name!r}", name, known)
     return tuple(names)
-
-
-def _since(text: str | None) -> datetime | None:
-    """A moment in ISO 8601 with a zone, or a duration that is counted back from now."""
-    if text is None:
-        return None
-    try:
-        return datetime.now(UTC) - timedelta(seconds=engine.parse_duration(text))
-    except (ConfigError, OverflowError):
-        with _named("since"):
-            return engine.parse_moment(text)
 
 
 @contextlib.contextmanager
@@ -348,14 +333,6 @@ def _written(folder: str) -> Iterator[Path]:
         raise SourceError(f"option report: nothing can be written to {folder!r}: {error.strerror or error}") from None
 
 
-def begin_report(folder: str | None) -> None:
-    """A read was planned that will report here: what is left of the one before is deleted. Raises `SourceError`."""
-    if folder is not None:
-        with _written(folder) as home:
-            for path in home.glob("part-*.json"):
-                path.unlink(missing_ok=True)
-
-
 def read_report(folder: str | os.PathLike[str]) -> ReadReport:
     """What the last read with the option ``report`` of this folder came to, as far as its partitions have been read."""
     read = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("part-*.json"))]
@@ -400,15 +377,19 @@ class TaskReader(DataSourceReader):
         with plainly(), access.connect(self.options) as client:
             queues = queues_of(self.options, client)
             check_selector(client, queues, self.query)
-            listed = [self._listed(client.queue(name)) for name in queues]
-        begin_report(self.options.text("report"))
+            listed = []
+            for name in queues:
+                if self.query.listed:
+                    states = list_states(client.queue(name), self.query.states)
+                    listed.append(Share(name, list(states), list(states.values())))
+                else:
+                    listed.append(Share(name, list_ids(client.queue(name), self.query.states)))
+        folder = self.options.text("report")
+        if folder is not None:  # what is left of the read before is deleted
+            with _written(folder) as home:
+                for path in home.glob("part-*.json"):
+                    path.unlink(missing_ok=True)
         return shares(listed, self.query.partitions)
-
-    def _listed(self, queue: AnyQueue) -> Share:
-        if self.query.listed:
-            states = list_states(queue, self.query.states)
-            return Share(queue.name, list(states), list(states.values()))
-        return Share(queue.name, list_ids(queue, self.query.states))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
@@ -418,7 +399,11 @@ class TaskReader(DataSourceReader):
 
     def _read(self, share: Share) -> Iterator[pa.RecordBatch]:
         tally = Tally(share.number, share.queue)
-        for scanned in self._scans(share):
+        if share.states is None:
+            scans = _scans_in_turn(access.cached(self.options).queue(share.queue), share.ids, self.query)
+        else:
+            scans = iter([Scanned({"id": list(share.ids), "state": list(share.states)}, (), ())])
+        for scanned in scans:
             rows = batch(share.queue, self.query.columns, scanned.columns)
             tally.rows += rows.num_rows
             tally.vanished += scanned.vanished
@@ -426,11 +411,6 @@ class TaskReader(DataSourceReader):
             if rows.num_rows:
                 yield rows
         tally.log_report(self.options.text("report"))
-
-    def _scans(self, share: Share) -> Iterator[Scanned]:
-        if share.states is not None:
-            return iter([Scanned({"id": list(share.ids), "state": list(share.states)}, (), ())])
-        return _scans_in_turn(access.cached(self.options).queue(share.queue), share.ids, self.query)
 
 
 def shares(listed: Sequence[Share], wanted: int) -> list[InputPartition]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -148,11 +149,25 @@ def map_columns(schema: types.StructType, options: SourceOptions, declared: Mapp
     key = tuple(frame.take(name, "key") for name in options.names("key"))
     if key and options.text("id"):
         raise SourceError("options id and key exclude each other: a column is the id, or it is made of the key")
-    column = None if key else frame.take(options.text("id") or _id_column(frame), "id")
+    column = options.text("id")
+    if not key and column is None:
+        named = [each for each in ("id", "task_id") if each in frame.kinds]
+        if len(named) != 1:
+            why = "both columns id and task_id are there" if named else "nothing says what the tasks' ids are"
+            raise SourceError(
+                f"{why}: give option id, the column that names each task, or option key, columns whose values "
+                f"tell a row from all others. By its id a row that is tried again is one task. {frame.all}"
+            )
+        column = named[0]
+    if column is not None:
+        frame.take(column, "id")
     columns, constants = dict[str, str](), dict[str, int | float]()
     for part, usual in _BY_NAME.items():
         text = options.text(part)
-        constant = None if text is None or text in frame.kinds else _constant(part, text)
+        constant = None
+        if text is not None and text not in frame.kinds and part in ("priority", "delay"):
+            with contextlib.suppress(ValueError, ConfigError):  # what is no such value is a column that is not there
+                constant = int(text) if part == "priority" else engine.parse_duration(text)
         name = text or (usual if usual in frame.kinds else None)
         if constant is not None:
             constants[part] = constant
@@ -170,26 +185,6 @@ def map_columns(schema: types.StructType, options: SourceOptions, declared: Mapp
             "key, data, priority, delay, notBefore, metadata and filters what they are"
         )
     return RowMapping(column, key, columns, constants, whole, filters)
-
-
-def _id_column(frame: _Columns) -> str:
-    """The column that is the id by its name."""
-    named = [each for each in ("id", "task_id") if each in frame.kinds]
-    if len(named) == 1:
-        return named[0]
-    why = "both columns id and task_id are there" if named else "nothing says what the tasks' ids are"
-    raise SourceError(
-        f"{why}: give option id, the column that names each task, or option key, columns whose values "
-        f"tell a row from all others. By its id a row that is tried again is one task. {frame.all}"
-    )
-
-
-def _constant(part: str, text: str) -> int | float | None:
-    """The value that an option gives to all rows, if it is one."""
-    try:
-        return int(text) if part == "priority" else engine.parse_duration(text) if part == "delay" else None
-    except (ValueError, ConfigError):
-        return None
 
 
 def _filter_columns(
@@ -235,20 +230,18 @@ class Row:
 
 def rows_of(batches: Iterator[pa.RecordBatch], mapping: RowMapping, partition: int) -> Iterator[Row]:
     """The messages of a partition in the order of its rows. Raises `SourceError` for the first bad value."""
-    rows = (row for batch in batches for row in _records(batch, partition))
-    for number, row in enumerate(rows):
-        yield Row(number, mapping.message(row, f"row {number} of partition {partition}"))
-
-
-def _records(batch: pa.RecordBatch, partition: int) -> Iterator[dict[str, Any]]:
-    names = batch.schema.names
-    columns = []
-    for name, column in zip(names, batch.columns, strict=True):
-        try:
-            columns.append(column.to_pylist(maps_as_pydicts="lossy"))
-        except (OverflowError, ValueError) as error:  # such as a year of five digits, which Spark knows and Python not
-            raise refusal(f"partition {partition}", None, name, error) from None
-    return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+    number = 0
+    for batch in batches:
+        names, columns = batch.schema.names, []
+        for name, column in zip(names, batch.columns, strict=True):
+            try:
+                columns.append(column.to_pylist(maps_as_pydicts="lossy"))
+            except (OverflowError, ValueError) as error:  # as a year of five digits, which Spark knows and Python not
+                raise refusal(f"partition {partition}", None, name, error) from None
+        for values in zip(*columns, strict=True):
+            row = dict(zip(names, values, strict=True))
+            yield Row(number, mapping.message(row, f"row {number} of partition {partition}"))
+            number += 1
 
 
 def refusal(where: str, task_id: object, column: str | None, why: object) -> SourceError:
