@@ -79,17 +79,15 @@ class Mark:
 
     @classmethod
     def of(cls, delta: DeltaTable) -> Mark:
-        """Read what the commits of a table have carried.
-
-        Raises `ConfigError` where none names the damaged: clean-up would delete what was put right and never archived.
-        """
-        numbers = {name: delta.transaction_version(f"{_APP}/{name}") or 0 for name in (*_NUMBERS, "damaged")}
-        count = numbers.pop("damaged")
+        """Read what the commits of a table have carried."""
+        numbers = {name: delta.transaction_version(f"{_APP}/{name}") or 0 for name in _NUMBERS}
+        count = delta.transaction_version(f"{_APP}/damaged")
         if not count:
-            return cls(**numbers)  # the log need not be looked through
+            return cls(**numbers, damaged=())  # the log need not be looked through
         for commit in delta.history():
             if _APP in commit and len(ids := json.loads(commit[_APP])) == count:
                 return cls(**numbers, damaged=tuple(ids))
+        # Clean-up would delete what was put right and never archived.
         raise ConfigError(
             f"the log of {delta.table_uri} no longer names the {count} damaged tasks of its queue: bring it back"
         )
@@ -255,11 +253,6 @@ def chosen(sizes: Sequence[int], few: int = FEW) -> list[int]:
     return group if len(group) >= few else []
 
 
-def stored(directory: Path) -> list[str]:
-    """The queues that have a history below a directory."""
-    return sorted(path.parent.parent.name for path in directory.glob(f"*/{FOLDERS['bronze']}/_delta_log"))
-
-
 def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTable:
     """Return a table of a queue's history, to be read without Spark: by Arrow, pandas, and others.
 
@@ -272,12 +265,6 @@ def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTabl
     if (found := open_for_reading(home, kind).delta) is None:
         raise ConfigError(f"{home.parent} holds no {kind} of queue {queue!r}")
     return found
-
-
-def lacks_tables(home: Path) -> bool:
-    """Whether a queue's archive has rows, and silver or gold was not made of it yet."""
-    bronze, *tables = (Table.open(home, kind) for kind in ("bronze", "runs", "hourly"))
-    return bronze.mark.rows > 0 and not all(table.delta for table in tables)
 
 
 def open_for_reading(home: Path, kind: str) -> Table:

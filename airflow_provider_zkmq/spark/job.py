@@ -35,7 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     queues = [name for part in (chosen.queues or "").split(",") if (name := part.strip())] or None
     try:
-        (_pipeline if chosen.job == "pipeline" else _report)(chosen, queues)
+        if chosen.job == "pipeline":
+            _pipeline(chosen, queues)
+            return 0
+        from airflow_provider_zkmq.spark import report as make
+        from airflow_provider_zkmq.spark.session import spark_session
+
+        made = make(chosen.directory, queues, spark=spark_session("zkmq-report", chosen.master))
+        if chosen.html:
+            made.write_html(chosen.html)
+        print(made.text())  # noqa: T201  a program's output
     except (ZkmqError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  a program's output
         return 1
@@ -59,16 +68,6 @@ def _pipeline(chosen: argparse.Namespace, queues: list[str] | None) -> None:
         keep=Retention(chosen.keep_bronze, chosen.keep_silver, chosen.keep_gold),
         progress=partial(print, flush=True),
     )
-
-
-def _report(chosen: argparse.Namespace, queues: list[str] | None) -> None:
-    from airflow_provider_zkmq.spark import report
-    from airflow_provider_zkmq.spark.session import spark_session
-
-    made = report(chosen.directory, queues, spark=spark_session("zkmq-report", chosen.master))
-    if chosen.html:
-        made.write_html(chosen.html)
-    print(made.text())  # noqa: T201  a program's output
 
 
 if __name__ == "__main__":

@@ -139,10 +139,7 @@ def archive_queue(
 
 
 def _listed(queue: AnyQueue, mark: Mark, until: int) -> tuple[Mark, list[Ended], tuple[str, ...]]:
-    """What ended since the mark, and the damaged tasks among it; the mark names all that are damaged now.
-
-    What earlier runs could not read and somebody has put right since is listed, too.
-    """
+    """What ended since the mark or was put right since, the damaged among it, and a mark that names all the damaged."""
     listed = internals(queue).ended_between(mark.watermark, until)
     readable = {task.id for task in queue.tasks(ids=mark.damaged, parts=[])} if mark.damaged else set()
     ended = [each for each in internals(queue).ended_between(0, until) if each.place is None] if readable else []

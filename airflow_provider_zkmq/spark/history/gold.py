@@ -38,10 +38,6 @@ CONSUMERS: Final = (
     "utilisation double"
 )
 POINTS: Final = (50, 95, 99)
-#: What is no count: null where there was none.
-_SPANS: Final = ("wait_", "run_")
-#: How a delivery ended that did not fail.
-_NO_FAILURE: Final = ("finished", "cancelled")
 
 
 def hour_of(moment: str | Column) -> Column:
@@ -50,10 +46,8 @@ def hour_of(moment: str | Column) -> Column:
 
 
 def moments_of_runs(runs: DataFrame) -> DataFrame:
-    """Runs with when they came, left the queue (claimed the last time, or ended unclaimed) and ended, in this order.
-
-    Clocks of servers may disagree: what they tell is brought into order, so that no run leaves before it came.
-    """
+    """Runs with when they came, left the queue (claimed the last time, or ended unclaimed) and ended, in this order."""
+    # Clocks of servers may disagree: what they tell is brought into order.
     ended, came = milliseconds("ended_at"), milliseconds("enqueued_at")
     claimed = f.coalesce(milliseconds("claimed_at"), ended)
     ordered = runs.withColumn("ended_ms", ended).withColumn("came", f.least(came, ended))
@@ -94,7 +88,7 @@ def class_hours(runs: DataFrame, deliveries: DataFrame, begin: int, end: int) ->
     together = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
     numbers = [name for name in together.columns if name not in {"class", "hour"}]
     rows = together.groupBy("class", "hour").agg(*(f.max(name).alias(name) for name in numbers))
-    rows = rows.fillna(0, [name for name in numbers if not name.startswith(_SPANS)])
+    rows = rows.fillna(0, [name for name in numbers if not name.startswith(("wait_", "run_"))])  # counts
     derived = {
         "throughput_per_s": f.col("finished") / (HOUR_MS / 1000),
         "depth_end": f.col("depth_start") + f.col("arrivals") - f.col("departures"),
@@ -141,7 +135,7 @@ def _waiting(runs: DataFrame, begin: int, end: int) -> DataFrame:
 def consumer_hours(deliveries: DataFrame) -> DataFrame:
     """What each consumer did in each hour."""
     ended = f.col("ends_here")
-    failed = ~f.col("outcome").isin(*_NO_FAILURE)
+    failed = ~f.col("outcome").isin("finished", "cancelled")
     hours = deliveries.groupBy("consumer", "hour").agg(
         f.count_if(ended).alias("deliveries"),
         f.count_if(ended & (f.col("outcome") == "finished")).alias("finished"),

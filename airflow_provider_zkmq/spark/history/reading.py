@@ -14,7 +14,7 @@ from ...history import open_for_reading
 from .gold import CONSUMERS, HOURLY
 from .rows import SCHEMA
 from .silver import DELIVERIES, RUNS
-from .tables import load
+from .tables import load, names
 
 POINTS: Final = (0.5, 0.9, 0.99)
 Directory: TypeAlias = str | os.PathLike[str]
@@ -32,7 +32,7 @@ def read_history(
     Columns as in `rows.SCHEMA`. Raises `CorruptRecord` for a table that cannot be read.
     """
     files = _files(directory, queue, "bronze", since, until)
-    return load(spark, SCHEMA, files, "ended_at").select(spark.createDataFrame([], SCHEMA).columns)
+    return load(spark, SCHEMA, files, "ended_at").select(names(SCHEMA))
 
 
 def read_runs(

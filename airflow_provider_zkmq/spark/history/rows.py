@@ -49,10 +49,7 @@ def open_client(connect: Connect) -> AnyClient:
 
 
 def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function for ``mapInArrow``, for Spark's Python workers: what ended in, whole rows out.
-
-    A run that is gone gives no row: the caller counts.
-    """
+    """Make the function for ``mapInArrow`` in Spark's workers: what ended in, rows out, none for a run that is gone."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with contextlib.ExitStack() as stack:

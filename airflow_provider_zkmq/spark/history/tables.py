@@ -57,11 +57,8 @@ def check_writable(directory: str | Path) -> None:
 
 
 def stage(table: Table, schema: str, frame: DataFrame, watermark: int | None = None) -> Staged:
-    """Write a frame with the columns of `schema` and ``day`` to a folder of its own below the table's.
-
-    Of a run that was killed Spark's Java may write on for a moment, to a folder that no other run has.
-    """
-    columns = _columns(frame.sparkSession, schema)
+    """Write a frame with the columns of `schema` and ``day`` to a folder of its own below the table's."""
+    columns = _columns(schema)
     if watermark is not None:
         columns = columns.add(WATERMARK, LongType())
         frame = frame.withColumn(WATERMARK, f.lit(watermark).cast("bigint"))
@@ -81,17 +78,14 @@ def stage(table: Table, schema: str, frame: DataFrame, watermark: int | None = N
     return Staged(columns.json(), tuple(added(table.path, files, watermark)), sum(rows for _, rows in files))
 
 
-def _columns(spark: SparkSession, schema: str) -> StructType:
+def _columns(schema: str) -> StructType:
     """The columns that stand in files, where the day is a folder's name."""
-    return StructType([column for column in spark.createDataFrame([], schema).schema if column.name != "day"])
+    return StructType([column for column in StructType.fromDDL(schema) if column.name != "day"])
 
 
 def load(spark: SparkSession, schema: str, files: list[str], moment: str, newer: int = 0) -> DataFrame:
-    """These files' rows that are newer than a watermark, with the columns of `schema`, and their ``day``.
-
-    The day is that of the column `moment`, in UTC.
-    """
-    columns = _columns(spark, schema)
+    """The rows of files that are newer than a watermark, with the columns of `schema` and the ``day`` of `moment`."""
+    columns = _columns(schema)
     if not files:  # Spark sees that it is empty, and leaves it out
         return spark.createDataFrame([], columns).where(f.lit(False)).withColumn("day", day_of(moment))
     literal = [_PATTERN.sub(r"\\\g<0>", path) for path in files]  # what Spark would take for a pattern is escaped

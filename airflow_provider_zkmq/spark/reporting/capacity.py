@@ -120,10 +120,7 @@ def crews(seen: Iterable[Crew]) -> list[Crew]:
 
 
 def needs(queue: str, seen: Sequence[Crew], classes: Mapping[str, Row], target: Target) -> list[Row]:
-    """A row for each crew that is there and for which anything arrives; a class that nobody serves has a crew of none.
-
-    `classes`: what arrives of each, as `Load.classes` reads it.
-    """
+    """A row for each crew for which any of the `classes` arrives; a class that nobody serves has a crew of none."""
     there = [crew for crew in seen if crew.servers]
     served = sum((crew.seen for crew in there), Counter[str]())
     there += [Crew(Counter({name: 1}), 0, 0, math.nan, math.nan) for name in classes if name not in served]
@@ -261,7 +258,16 @@ class Load:
             "sum(squares) / sum(deliveries) as square",
         )
         kinds = cells.groupBy("queue", "serves", "class").agg(*map(f.expr, sums)).groupBy("queue", "serves")
-        present = kinds.agg(*map(f.expr, facts)).join(self._present(cells), ["queue", "serves"], "left")
+        # How many tasks each crew could hold at once: of consumers that were there together, each with its most.
+        lately = self._frames.deliveries.join(self._spans, "queue").where(f.col("ended_at") >= f.col("start"))
+        since = f.greatest(f.coalesce("started_at", "claimed_at"), "start")
+        lately = lately.withColumns({"since": since, "until": f.greatest("ended_at", since + SHORTEST)})
+        at_once = _most_at_once(lately, ["queue", "consumer"], f.lit(1))
+        there = lately.groupBy("queue", "consumer").agg(f.min("since").alias("since"), f.max("until").alias("until"))
+        there = there.join(at_once, ["queue", "consumer"])
+        there = there.join(cells.select("queue", "consumer", "serves").distinct(), ["queue", "consumer"])
+        servers = _most_at_once(there, ["queue", "serves"], f.col("servers"))
+        present = kinds.agg(*map(f.expr, facts)).join(servers, ["queue", "serves"], "left")
         found = defaultdict[str, list[Crew]](list)
         for row in present.collect():
             service = row.service or SHORTEST
@@ -269,23 +275,10 @@ class Load:
             found[row.queue].append(Crew(Counter(row.seen), row.consumers, int(row.servers or 0), service, squared))
         return {queue: crews(each) for queue, each in found.items()}
 
-    def _present(self, cells: DataFrame) -> DataFrame:
-        """How many tasks each crew could hold at once: of consumers that were there together, each with its most."""
-        serves = cells.select("queue", "consumer", "serves").distinct()
-        lately = self._frames.deliveries.join(self._spans, "queue").where(f.col("ended_at") >= f.col("start"))
-        since = f.greatest(f.coalesce("started_at", "claimed_at"), "start")
-        lately = lately.withColumns({"since": since, "until": f.greatest("ended_at", since + SHORTEST)})
-        at_once = _most_at_once(lately, ["queue", "consumer"], f.lit(1))
-        there = lately.groupBy("queue", "consumer").agg(f.min("since").alias("since"), f.max("until").alias("until"))
-        known = there.join(at_once, ["queue", "consumer"]).join(serves, ["queue", "consumer"])
-        return _most_at_once(known, ["queue", "serves"], f.col("servers"))
-
 
 def _most_at_once(frame: DataFrame, keys: list[str], weight: Expression) -> DataFrame:
-    """The largest sum of weights of what overlaps in time, for each key, that holds for `OVERLAP` of the time at least.
-
-    A worker that claims its next task before the last is settled holds two for a moment, and works on one.
-    """
+    """The largest sum of weights of what overlaps in time, for each key, for `OVERLAP` of the time at least."""
+    # A worker that claims its next task before the last is settled holds two for a moment, and works on one.
     begun = frame.select(*keys, f.col("since").alias("at"), weight.alias("step"))
     ended = frame.select(*keys, f.col("until").alias("at"), (-weight).alias("step"))
     in_time, downwards = (Window.partitionBy(*keys).orderBy(*order) for order in (["at", "step"], [f.desc("level")]))
@@ -314,12 +307,12 @@ def section(capacity: list[Row], target: Target, stretches: Mapping[str, tuple[f
     levels = [page.VERDICTS[row["verdict"]] for row in capacity]
     level = next((level for level in ("bad", "warn") if level in levels), "good")
     said = [advice(row) for row, level in zip(capacity, levels, strict=True) if level != "good"][:10]
-    wait = target.wait is not None and f"95 of 100 tasks wait no longer than {page.span(target.wait)}"
-    busy = target.utilisation is not None and f"consumers are busy no more than {target.utilisation:.0%}"
-    wanted = " and ".join(filter(None, (wait, busy))) or "no class piles up"
+    wanted = [] if target.wait is None else [f"95 of 100 tasks wait no longer than {page.span(target.wait)}"]
+    wanted += [] if target.utilisation is None else [f"consumers are busy no more than {target.utilisation:.0%}"]
+    goal = " and ".join(wanted) or "no class piles up"
     if capacity and not said:
-        said = [f"No crew needs more consumers: {wanted}, now and in the busiest hour."]
-    table = Table("capacity", f"Crews; the target is that {wanted}", _COLUMNS, capacity, "nothing arrived")
+        said = [f"No crew needs more consumers: {goal}, now and in the busiest hour."]
+    table = Table("capacity", f"Crews; the target is that {goal}", _COLUMNS, capacity, "nothing arrived")
     notes = [
         f"Now is, of {queue}: from {page.moment(start)} for {page.span(stop - start)}; the peak is its busiest hour."
         for queue, (start, stop) in list(stretches.items())[:5]

@@ -38,16 +38,14 @@ def need(*packages: str) -> None:
 
 
 def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> list[str]:
-    """The queues of a history that are asked for; None: all. Raises `ConfigError` for those that it does not hold.
-
-    Raises `CorruptRecord` where what says what it holds is damaged.
-    """
-    from ...history import lacks_tables, stored
+    """The queues of a history that are asked for; None: all. Raises `ConfigError` for others, `CorruptRecord`."""
+    from ...history import FOLDERS
+    from ...history import Table as Stored
 
     root = Path(directory).absolute()
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder: give the directory of the archive; where there is none, {_FIRST}")
-    archived = stored(root)
+    archived = sorted(path.parent.parent.name for path in root.glob(f"*/{FOLDERS['bronze']}/_delta_log"))
     if not archived:
         raise ConfigError(f"{root} holds no archive of any queue: give the archive's directory, or {_FIRST}")
     requested = archived if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
@@ -56,7 +54,8 @@ def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> li
             near = get_close_matches(queue, archived)
             hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
             raise ConfigError(f"{root} holds no archive of queue {queue!r}{hint}: {_FIRST}")
-        if lacks_tables(root / queue):
+        bronze, *tables = (Stored.open(root / queue, kind) for kind in ("bronze", "runs", "hourly"))
+        if bronze.mark.rows and not all(table.delta for table in tables):
             raise ConfigError(f"queue {queue!r} is archived in {root}, but its tables were not made yet: {_FIRST}")
     return requested
 
@@ -67,6 +66,8 @@ def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> li
 #: a second; ``share``: of 1; ``moment``: seconds since 1970; ``trend``: a line of numbers; ``real``: any other number.
 Sort: TypeAlias = Literal["text", "name", "count", "span", "rate", "share", "moment", "real", "trend"]
 Row: TypeAlias = dict[str, Any]
+#: Sentences, each with how it is: good, note, warn, bad.
+Findings: TypeAlias = Sequence[tuple[str, str]]
 
 
 #: The columns of all tables by their sorts, each with its title where that is not its name.
@@ -98,10 +99,7 @@ def column(name: str) -> tuple[Sort, str]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows, whose `columns` are named, the most important first, and what is said where there are none.
-
-    `folded`: on a page it is shown when it is asked for, in a text never.
-    """
+    """Rows, whose `columns` are named, the most important first; `folded`: pages show it if asked, texts never."""
 
     name: str
     caption: str
@@ -228,11 +226,7 @@ FOLDED: Final = 20
 
 
 def render(
-    head: Sequence[str],
-    findings: Sequence[tuple[str, str]],
-    sections: Sequence[Section],
-    width: int | None = None,
-    most: int | None = None,
+    head: Sequence[str], findings: Findings, sections: Sequence[Section], width: int | None, most: int | None
 ) -> str:
     """The report as text of a width; default: the terminal's. What findings say, sections do not say again.
 
@@ -292,7 +286,6 @@ def _grid(table: Table, rows: list[Row], width: int) -> Grid:
 
 # --- as a page
 
-TEMPLATE: Final = "report.html.jinja"
 #: What may be said of a crew, the most urgent first, and how bad it is.
 VERDICTS: Final = (
     dict.fromkeys(("nobody serves it", "overloaded", "too few"), "bad")
@@ -301,18 +294,15 @@ VERDICTS: Final = (
 )
 
 
-def page(head: Sequence[str], findings: Sequence[tuple[str, str]], sections: Sequence[Section]) -> str:
-    """The whole page. `head`: its title, and a line below.
-
-    `findings`: what to know first, each with how it is: good, note, warn, bad. Raises `ConfigError` without Jinja2.
-    """
+def page(head: Sequence[str], findings: Findings, sections: Sequence[Section]) -> str:
+    """The whole page. `head`: its title, and a line below. Raises `ConfigError` without Jinja2."""
     need("jinja2")
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, finalize=_shown, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.filters |= {"spell": spell, "column": column}
-    source = importlib.resources.files(__package__ or "").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    source = importlib.resources.files(__package__ or "").joinpath("report.html.jinja").read_text(encoding="utf-8")
     template = environment.from_string(source)
     spelt = {"verdicts": VERDICTS, "bars": BARS, "endless": math.inf}
     return template.render(head=head, findings=findings, sections=sections, **spelt)

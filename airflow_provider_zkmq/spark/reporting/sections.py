@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -12,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..history import reading
+from ..history.reading import Directory
 from .page import Row, Section, Table, label, moment, printable, several, span, spell
 
 # --- The tables of the history, cut to the time and the queues that are asked for.
@@ -35,10 +35,8 @@ class Frames(NamedTuple):
         return Frames(*(frame.where(f.col("queue").isin(list(queues))) for frame in self))
 
     def with_seconds(self) -> Frames:
-        """The same with its times as numbers, which have no zone that anybody could mistake.
-
-        Clocks of servers may disagree: no time that a task waited or ran is less than none.
-        """
+        """The same with its times as numbers, which have no zone that anybody could mistake."""
+        # Clocks of servers may disagree: no time that a task waited or ran is less than none.
         plain = []
         for frame in self:
             times = {name: f.unix_micros(name) / f.lit(1e6) for name, kind in frame.dtypes if kind == "timestamp"}
@@ -53,16 +51,9 @@ class Frames(NamedTuple):
 
 
 def read(
-    spark: SparkSession,
-    directory: str | os.PathLike[str],
-    queues: Sequence[str],
-    since: datetime | None,
-    until: datetime | None,
+    spark: SparkSession, directory: Directory, queues: Sequence[str], since: datetime | None, until: datetime | None
 ) -> Frames:
-    """The tables of these queues below a directory; days that are not asked for are not read.
-
-    They hold what ended, or happened in an hour that began, from `since` and before `until`.
-    """
+    """The tables of these queues: what ended, or happened in an hour that began, from `since` and before `until`."""
     only = queues[0] if len(queues) == 1 else None
     first, last = (None if when is None else when.astimezone(UTC).date() for when in (since, until))
     found = []
@@ -91,10 +82,7 @@ def summed(frame: DataFrame, keys: list[str], facts: Sequence[str]) -> list[Row]
 
 
 def top_rows(frame: DataFrame, keys: list[str], count: str, facts: Sequence[str], top: int) -> list[Row]:
-    """The facts of the values of the keys with the most rows, and a row for all others, which comes last.
-
-    `count`: the column that says how many rows they have.
-    """
+    """The facts of the keys with the most rows, of which `count` says how many, and a row for all others, the last."""
     listed = _among(largest(frame, keys, top), keys)
     merged = frame.withColumns({key: f.when(listed, f.col(key)).otherwise(f.lit(OTHERS)) for key in keys})
     found = summed(merged, keys, [f"count(*) as {count}", *facts])

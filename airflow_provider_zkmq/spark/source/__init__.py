@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from . import options
 from .options import SECRETS, SourceError, SourceOptions, plainly
@@ -75,8 +75,8 @@ class ZkmqDataSource(DataSource):
             if any(chosen.text(name) for name in options.STREAM if name not in options.READ):
                 following.Settings.of(chosen, query.columns)  # of what its reader would say Spark shows nothing
             with options.connect(chosen) as client:
-                reading.check_selector(client, reading.queues_of(chosen, client), query)
-            return reading.schema(query.columns)
+                reading.queues_of(chosen, client, query.selector)
+            return StructType([StructField(name, reading.COLUMNS[name].spark) for name in query.columns])
 
     def reader(self, schema: StructType) -> TaskReader:
         """The reader of a batch query."""

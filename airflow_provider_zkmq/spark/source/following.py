@@ -35,9 +35,8 @@ _EXAMPLE: Final = '{"census": 4294967300, "other": "latest"}'
 class Position(NamedTuple):
     """Where a batch ends in a queue: it has the runs whose ends are numbered above ``after``, up to ``zxid``.
 
-    That a batch says itself where it begins makes it the same batch again when it is repeated: Spark keeps the ends of
-    batches only, and asks anew where the first one begins. ``mark``: the number of the mark by which the queue keeps
-    what ended for streams; another queue by that name has another one. ``truncated_at``: up to where clean-up had
+    It says where it begins, since Spark keeps the ends of batches only. ``mark``: the number of the mark by which the
+    queue keeps what ended; another queue by that name has another one. ``truncated_at``: up to where clean-up had
     deleted when the stream began, or when it last lost something.
     """
 
@@ -75,17 +74,14 @@ class Offset:
 
 
 def _beginning(text: str | None) -> tuple[str, Mapping[str, str | int]]:
-    """The option ``startingOffsets``: a word for all queues, and for some another word, or a zxid, from JSON.
-
-    The offset that a query's progress shows is taken as well. A queue that is not named begins at its earliest.
-    """
+    """The option ``startingOffsets``: a word for all queues, and for some another word, or a zxid, from JSON."""
     if text is None or text.lower() in (EARLIEST, LATEST):
         return (text or EARLIEST).lower(), {}
     try:
         parsed = json.loads(text)
     except ValueError:
         parsed = None
-    if isinstance(parsed, dict) and isinstance(parsed.get("queues"), dict):
+    if isinstance(parsed, dict) and isinstance(parsed.get("queues"), dict):  # the offset that a query's progress shows
         parsed = {name: position.zxid for name, position in Offset.decode(parsed).queues.items()}
     starts = parsed.values() if isinstance(parsed, dict) else [None]
     if not all(start >= 0 if type(start) is int else start in (EARLIEST, LATEST) for start in starts):
@@ -97,7 +93,6 @@ def _beginning(text: str | None) -> tuple[str, Mapping[str, str | int]]:
 
 log = logging.getLogger("airflow_provider_zkmq.spark")
 ENDED: Final = (State.FINISHED, State.DEAD, State.CANCELLED)
-_ANYWAY = "set failOnDataLoss=false to go on with what is there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +102,7 @@ class DataLoss:
     strict: bool = True
 
     def check(self, queue: str, after: int, position: Position, now: engine.Truncation | None) -> None:
-        """Tell of runs that ended after `after` and may have been deleted before they were read.
-
-        `position`: what the stream knows of the queue's mark; `now`: the mark as it is.
-        """
+        """Tell of runs that ended after `after`, of a queue with the mark `now`, and may have been deleted unread."""
         if now is None or now.since != position.mark:
             self._lost(
                 f"queue {queue!r} was deleted and made again, or was not followed for a while "
@@ -137,7 +129,7 @@ class DataLoss:
 
     def _lost(self, what: str) -> None:
         if self.strict:
-            raise SourceError(f"{what}; {_ANYWAY}")
+            raise SourceError(f"{what}; set failOnDataLoss=false to go on with what is there")
         log.warning("%s", what)
 
 
@@ -195,7 +187,7 @@ class EndOffsets:
         self._wanted, self._data_loss = settings.queues, settings.data_loss
         self._marked: set[str] = set()  # queues that keep what ended
         self._at = Offset()  # where what is ahead begins
-        self._next: list[Run] = []  # listed, not planned yet
+        self.ahead: list[Run] = []  # listed for later batches
         self._batch: list[Run] = []  # planned last, up to `_at`
         self._positions: dict[str, Position] = {}
         self._seen: dict[str, int] = {}  # up to where each queue was listed
@@ -216,24 +208,22 @@ class EndOffsets:
         self._target = max((self._latest_end(name) or 0 for name in self._targeted), default=0)
 
     def plan(self, start: Offset, most: int | None) -> Offset:
-        """The end of the batch that begins at `start`, of at most so many runs; `start` itself where nothing ended.
-
-        What one transaction ended stays together: where it is more than `most`, it makes a larger batch.
-        """
+        """The end of the batch that begins at `start`, of at most so many runs; `start` itself where nothing ended."""
         if not start.noted:
             return Offset(start.queues)
         if self._at != start:
-            self._at, self._next, self._batch, self._seen = start, [], [], {}
+            self._at, self.ahead, self._batch, self._seen = start, [], [], {}
             self._positions = dict(start.queues)
-        if not self._next:
+        if not self.ahead:
             self._look()
-        if not self._next:
+        if not self.ahead:
             return start
-        count = len(self._next) if most is None else most
-        if count < len(self._next):
-            versions = [run.version for run in self._next]
+        count = len(self.ahead) if most is None else most
+        if count < len(self.ahead):
+            # What one transaction ended stays together: where it is more than `most`, it makes a larger batch.
+            versions = [run.version for run in self.ahead]
             count = bisect_left(versions, versions[count]) or bisect_right(versions, versions[0])
-        self._batch, self._next = self._next[:count], self._next[count:]
+        self._batch, self.ahead = self.ahead[:count], self.ahead[count:]
         last = {run.queue: run.version for run in self._batch}
         for name, position in self._positions.items():
             self._positions[name] = position._replace(zxid=last.get(name, position.zxid), after=position.zxid)
@@ -261,11 +251,6 @@ class EndOffsets:
             else:
                 runs += again
         return sorted(runs)
-
-    @property
-    def waiting(self) -> int:
-        """How many runs have been listed for later batches."""
-        return len(self._next)
 
     def _look(self) -> None:
         """List what ended since, in the order in which it did.
@@ -307,7 +292,7 @@ class EndOffsets:
                 truncated = max(position.truncated_at, now.last_zxid)
                 self._positions[name] = position._replace(mark=now.since, truncated_at=truncated)
         self._seen |= {name: max(horizon, self._listed(name)) for name in newest}
-        self._next = sorted(found)
+        self.ahead = sorted(found)
 
     def _listed(self, name: str) -> int:
         return max(self._positions[name].zxid, self._seen.get(name, 0))
@@ -432,10 +417,9 @@ class RunsPartition(InputPartition):
 
 
 class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark plans batches with one of these, in one process, and reads partitions with copies of another.
+    """Spark plans batches with one of these, in one process, and reads partitions with copies of another."""
 
-    It can be made with any options: of an error while it is made Spark shows nothing but one of its own.
-    """
+    # It can be made with any options: of an error while it is made Spark shows nothing but one of its own.
 
     def __init__(self, schema: StructType, options: SourceOptions) -> None:
         self._schema, self._options = schema, options
@@ -488,7 +472,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
         """What a query's progress shows as the latest offset: the batch planned, and how many runs wait beyond it."""
-        return None if self._last is None else self._last.encode() | {"waiting": self._end_offsets.waiting}
+        return None if self._last is None else self._last.encode() | {"waiting": len(self._end_offsets.ahead)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """A batch's runs in shares, the same batch each time it is asked for."""

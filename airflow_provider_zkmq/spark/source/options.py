@@ -120,10 +120,7 @@ def connect(options: SourceOptions) -> AnyClient:
 
 
 def cached(options: SourceOptions) -> AnyClient:
-    """This process's connection for such options, opened by the first who asks and left open.
-
-    Spark's Python workers read one partition after the other, each for itself.
-    """
+    """The connection of this process, such as a Python worker of Spark, for such options, opened once and left open."""
     key = os.getpid(), repr([options.text(name) for name in CONNECTION])
     client = _CLIENTS.get(key)
     if client is None or client.closed:
@@ -132,10 +129,7 @@ def cached(options: SourceOptions) -> AnyClient:
 
 
 def connection(options: SourceOptions) -> dict[str, Any]:
-    """The arguments of `Zkmq.connect`, with the credentials that are looked up here; never to be shown.
-
-    An option that is given wins over the Airflow connection and the environment.
-    """
+    """The arguments of `Zkmq.connect`, which hold credentials: never to be shown. What an option says, wins."""
     given: dict[str, Any] = {name: text for name in ("hosts", "root") if (text := options.text(name)) is not None}
     for name, option in (("connect_timeout", "connectTimeout"), ("request_timeout", "requestTimeout")):
         if (text := options.text(option)) is not None:

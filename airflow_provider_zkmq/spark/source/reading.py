@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
@@ -51,25 +51,17 @@ class Column:
 
     spark: types.DataType
     parts: tuple[str, ...] = ()
-    make: Callable[..., Any] | None = None
-
-    @property
-    def arrow(self) -> pa.DataType:
-        """Its type in Arrow's words."""
-        return to_arrow_type(self.spark, timezone="UTC")
+    make: Callable[..., Any] = lambda values: values
 
 
 def _times(milliseconds: Sequence[int | None]) -> pa.Array:
     return pa.array(milliseconds, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
 
 
-def _spans(begins: Sequence[int | None], ends: Sequence[int | None]) -> pa.Array:
-    return compute.subtract(pa.array(ends, pa.int64()), pa.array(begins, pa.int64()))
-
-
-def _begun(starts: Sequence[int | None], claims: Sequence[int | None]) -> list[int | None]:
-    """When handlers began; of a task under way nobody has told, but when it was claimed."""
-    return [claimed if start is None else start for start, claimed in zip(starts, claims, strict=True)]
+def _spans(begins: Sequence[Sequence[int | None]], ends: Sequence[Sequence[int | None]]) -> pa.Array:
+    """The time between two moments, for each of which the first of some lists that knows it says when it was."""
+    first, last = (compute.coalesce(*(pa.array(each, pa.int64()) for each in lists)) for lists in (begins, ends))
+    return compute.subtract(last, first)
 
 
 def _delivery(attempt: Attempt) -> dict[str, object]:
@@ -95,16 +87,9 @@ COLUMNS: Final[dict[str, Column]] = {
     "claimed_at": Column(_TIME, ("claimed_ms",), _times),
     "started_at": Column(_TIME, ("started_ms",), _times),
     "ended_at": Column(_TIME, ("ended_ms",), _times),
-    "wait_ms": Column(
-        _LONG,
-        ("enqueued_ms", "started_ms", "claimed_ms"),
-        lambda enqueued, starts, claims: _spans(enqueued, _begun(starts, claims)),
-    ),
-    "run_ms": Column(
-        _LONG,
-        ("started_ms", "claimed_ms", "ended_ms"),
-        lambda starts, claims, ends: _spans(_begun(starts, claims), ends),
-    ),
+    # When handlers began nobody has told of a task under way, but when it was claimed.
+    "wait_ms": Column(_LONG, ("enqueued_ms", "started_ms", "claimed_ms"), lambda came, *begun: _spans([came], begun)),
+    "run_ms": Column(_LONG, ("ended_ms", "started_ms", "claimed_ms"), lambda ended, *begun: _spans(begun, [ended])),
     "consumer": Column(_STRING, ("consumer",)),
     "data": Column(_BINARY, ("data",)),
     "result": Column(_BINARY, ("result",)),
@@ -117,14 +102,9 @@ COLUMNS: Final[dict[str, Column]] = {
 }
 
 
-def schema(columns: Sequence[str]) -> types.StructType:
-    """The columns in Spark's words."""
-    return types.StructType([types.StructField(name, COLUMNS[name].spark) for name in columns])
-
-
 def arrow_schema(columns: Sequence[str], known: Mapping[str, Column] = COLUMNS) -> pa.Schema:
     """The columns in Arrow's words."""
-    return pa.schema([(name, known[name].arrow) for name in columns])
+    return pa.schema([(name, to_arrow_type(known[name].spark, timezone="UTC")) for name in columns])
 
 
 def parts(columns: Sequence[str], known: Mapping[str, Column] = COLUMNS) -> list[str]:
@@ -135,12 +115,11 @@ def parts(columns: Sequence[str], known: Mapping[str, Column] = COLUMNS) -> list
 def batch(queue: str, columns: Sequence[str], lists: Lists, known: Mapping[str, Column] = COLUMNS) -> pa.RecordBatch:
     """What was scanned of a queue as rows. The lists are those of `parts`."""
     whole = {**lists, "queue": [queue] * len(lists["id"])}
-    arrays = []
-    for name in columns:
-        column = known[name]
-        values = [whole[part] for part in column.parts]
-        arrays.append(pa.array(values[0] if column.make is None else column.make(*values), column.arrow))
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns, known))
+    kinds, arrays = arrow_schema(columns, known), []
+    for column in kinds:
+        values = [whole[part] for part in known[column.name].parts]
+        arrays.append(pa.array(known[column.name].make(*values), column.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=kinds)
 
 
 # --- What is there, from where tasks are listed: their ids, and, where nobody asks for more, the states they are in.
@@ -150,18 +129,12 @@ LISTED: Final = frozenset({"queue", "task_id", "state"})
 
 
 def list_ids(queue: AnyQueue, states: Sequence[str]) -> list[str]:
-    """The ids of the tasks in these states, in any of them without; each once.
-
-    What each is in by the time it is read decides.
-    """
+    """The ids of the tasks that are listed by these states, by any of them without; each once."""
     return list(_seen(queue, states)) if states else internals(queue).ids()
 
 
 def list_states(queue: AnyQueue, states: Sequence[str]) -> dict[str, str]:
-    """The tasks in these states, in any of them without, and the state of each; each once.
-
-    Of those that were on their way from one list to another the records are read.
-    """
+    """The tasks in these states, in any of them without, and the state of each; each once."""
     seen = _seen(queue, states or [str(state) for state in State])
     if not states:  # what was on its way the other direction is in none of the lists
         seen = {each: seen.get(each) for each in internals(queue).ids()}
@@ -196,10 +169,7 @@ IN_FLIGHT: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which tasks, and what of them. ``states``: all where it is empty; ``since``: enqueued then or later.
-
-    ``partitions``: about how many; 0: as many as seem good.
-    """
+    """Which tasks, and what of them; `states` may be empty for all, and `partitions` 0 for as many as seem good."""
 
     columns: tuple[str, ...]
     states: tuple[str, ...]
@@ -207,11 +177,6 @@ class Query:
     since: datetime | None
     in_flight: int
     partitions: int
-
-    @property
-    def listed(self) -> bool:
-        """Whether all that is asked for is told by where tasks are listed."""
-        return self.selector is None and self.since is None and LISTED.issuperset(self.columns)
 
     @classmethod
     def of(cls, options: SourceOptions, columns: Sequence[str] | None = None) -> Self:
@@ -233,28 +198,20 @@ class Query:
         return cls(chosen, states, selector, since, in_flight, partitions)
 
 
-def check_selector(client: AnyClient, queues: Sequence[str], query: Query) -> None:
-    """Raise `ConfigError` for a selector that one of the queues refuses."""
-    if query.selector is not None:
-        for name in queues:
-            internals(client.queue(name)).check_wanted(selector=query.selector)
-
-
-def queues_of(options: SourceOptions, client: AnyClient) -> list[str]:
-    """The queues asked for, else all there are. Raises `SourceError` for one that is not there."""
+def queues_of(options: SourceOptions, client: AnyClient, selector: str | None) -> list[str]:
+    """The queues asked for, else all there are. Refuses one that is not there, and a selector that one cannot do."""
     names = client.queues()
     wanted = options.names("queues") or names
     for name in wanted:
         if name not in names:
             raise QueueNotFound.among(name, f"under {client.queue(name).root!r}", names)
+    for name in wanted if selector is not None else ():
+        internals(client.queue(name)).check_wanted(selector=selector)
     return wanted
 
 
 def columns_of(schema: types.StructType) -> list[str]:
-    """The columns of a schema, which may be some of ours. Raises `SourceError` for what is not.
-
-    Spark takes rows only if they are of the very schema that it was given.
-    """
+    """The columns of a schema, which may be some of ours, of the very types. Raises `SourceError` for what is not."""
     names = _known("column", schema.fieldNames(), COLUMNS)
     for column in schema.fields:
         wanted, given = COLUMNS[column.name].spark, column.dataType
@@ -297,29 +254,6 @@ class ReadReport:
     rows: int
     vanished: dict[str, list[str]]
     corrupt: dict[str, list[str]]
-
-
-@dataclass(slots=True)
-class Tally:
-    """What one partition comes to."""
-
-    number: int
-    queue: str
-    rows: int = 0
-    vanished: list[str] = field(default_factory=list)
-    corrupt: list[str] = field(default_factory=list)
-
-    def log_report(self, folder: str | None) -> None:
-        """Log what is missing, and write it all to a folder; a partition that is read again replaces its file."""
-        for ids, why in ((self.vanished, "vanished before they were read"), (self.corrupt, "cannot be read")):
-            if ids:
-                named = ", ".join(ids[:_NAMED]) + (", …" if len(ids) > _NAMED else "")
-                _LOG.warning("queue %s: %d task(s) %s and are no rows: %s", self.queue, len(ids), why, named)
-        if folder is not None:
-            with _written(folder) as home:
-                temporary = home / f".{self.number}-{os.getpid()}"
-                temporary.write_text(json.dumps(asdict(self)))
-                temporary.replace(home / f"part-{self.number:05}.json")
 
 
 @contextlib.contextmanager
@@ -375,11 +309,10 @@ class TaskReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The ids of the tasks there are now, in shares."""
         with plainly(), access.connect(self.options) as client:
-            queues = queues_of(self.options, client)
-            check_selector(client, queues, self.query)
+            known = self.query.selector is None and self.query.since is None and LISTED.issuperset(self.query.columns)
             listed = []
-            for name in queues:
-                if self.query.listed:
+            for name in queues_of(self.options, client, self.query.selector):
+                if known:  # all that is asked for is told by where tasks are listed
                     states = list_states(client.queue(name), self.query.states)
                     listed.append(Share(name, list(states), list(states.values())))
                 else:
@@ -393,24 +326,32 @@ class TaskReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
-        if isinstance(partition, Share) and partition.ids:
-            with plainly():
-                yield from self._read(partition)
-
-    def _read(self, share: Share) -> Iterator[pa.RecordBatch]:
-        tally = Tally(share.number, share.queue)
-        if share.states is None:
-            scans = _scans_in_turn(access.cached(self.options).queue(share.queue), share.ids, self.query)
-        else:
-            scans = iter([Scanned({"id": list(share.ids), "state": list(share.states)}, (), ())])
-        for scanned in scans:
-            rows = batch(share.queue, self.query.columns, scanned.columns)
-            tally.rows += rows.num_rows
-            tally.vanished += scanned.vanished
-            tally.corrupt += scanned.corrupt
-            if rows.num_rows:
-                yield rows
-        tally.log_report(self.options.text("report"))
+        if not isinstance(partition, Share) or not partition.ids:
+            return
+        with plainly():
+            name, count = partition.queue, 0
+            missing: dict[str, list[str]] = {"vanished": [], "corrupt": []}
+            if partition.states is None:
+                scans = _scans_in_turn(access.cached(self.options).queue(name), partition.ids, self.query)
+            else:
+                scans = iter([Scanned({"id": list(partition.ids), "state": list(partition.states)}, (), ())])
+            for scanned in scans:
+                rows = batch(name, self.query.columns, scanned.columns)
+                count += rows.num_rows
+                missing["vanished"] += scanned.vanished
+                missing["corrupt"] += scanned.corrupt
+                if rows.num_rows:
+                    yield rows
+            for kind, why in (("vanished", "vanished before they were read"), ("corrupt", "cannot be read")):
+                if ids := missing[kind]:
+                    named = ", ".join(ids[:_NAMED]) + (", …" if len(ids) > _NAMED else "")
+                    _LOG.warning("queue %s: %d task(s) %s and are no rows: %s", name, len(ids), why, named)
+            folder = self.options.text("report")
+            if folder is not None:  # a partition that is read again replaces its file
+                with _written(folder) as home:
+                    temporary = home / f".{partition.number}-{os.getpid()}"
+                    temporary.write_text(json.dumps({"queue": name, "rows": count} | missing))
+                    temporary.replace(home / f"part-{partition.number:05}.json")
 
 
 def shares(listed: Sequence[Share], wanted: int) -> list[InputPartition]:

@@ -48,14 +48,8 @@ _TAKES: Final[dict[str, tuple[tuple[Kind, ...], str]]] = {
         "text, binary, a number, a boolean, a date or a timestamp",
     ),
 }
-#: The columns that are taken for a part by their names, where no option says otherwise.
-_BY_NAME: Final = {
-    "data": "data",
-    "priority": "priority",
-    "delay": "delay",
-    "notBefore": "not_before",
-    "metadata": "metadata",
-}
+#: Parts, and the columns that are taken for them by their names, where no option says otherwise.
+_BY_NAME: Final = {name: name for name in ("data", "priority", "delay", "metadata")} | {"notBefore": "not_before"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +70,10 @@ class RowMapping:
 
     def column(self, part: str | None) -> str | None:
         """The column, or the columns, that a part of a message comes from."""
-        match part:
-            case "task_id":
-                return self.id or ", ".join(self.key)
-            case "filters":
-                return self.map or ", ".join(self.filters.values())
-            case "delay":
-                return self.columns.get("delay") or self.columns.get("notBefore")
-            case _:
-                return None if part is None else self.columns.get(part)
+        names = {"delay": self.columns.get("notBefore"), **self.columns}
+        names["task_id"] = self.id or ", ".join(self.key)
+        names["filters"] = self.map or ", ".join(self.filters.values())
+        return names.get(part or "")
 
     def message(self, row: Mapping[str, Any], where: str) -> Message:
         """What is enqueued for a row. Raises `SourceError` for a bad value, which names the row by `where`."""
@@ -109,7 +98,7 @@ class RowMapping:
             data,
             {name: value for name, value in (filters or {}).items() if value is not None},
             int(part("priority", int) or 0),
-            part("delay", _seconds),
+            part("delay", lambda value: float(value.total_seconds() if isinstance(value, timedelta) else value)),
             task_id,
             part("metadata", _metadata),
             not_before=part("notBefore", lambda moment: moment.astimezone(UTC)),
@@ -141,10 +130,7 @@ class _Columns:
 
 
 def map_columns(schema: types.StructType, options: SourceOptions, declared: Mapping[str, FilterType]) -> RowMapping:
-    """Decide for each column what it is. Raises `SourceError` for what is missing, superfluous or of a wrong type.
-
-    `declared`: the filters of the queue.
-    """
+    """Decide for each column what it is, by the filters that a queue has `declared`. Raises `SourceError`."""
     frame = _Columns(schema)
     key = tuple(frame.take(name, "key") for name in options.names("key"))
     if key and options.text("id"):
@@ -250,10 +236,6 @@ def refusal(where: str, task_id: object, column: str | None, why: object) -> Sou
     return SourceError(f"{where}{named}{'' if column is None else f', column {column!r}'}: {why}")
 
 
-def _seconds(value: object) -> float:
-    return value.total_seconds() if isinstance(value, timedelta) else float(value)  # type: ignore[arg-type]
-
-
 def _metadata(value: object) -> dict[str, Any]:
     """The metadata of a task: JSON text, or a struct or a map. Raises `ConfigError` for what is no object."""
     if isinstance(value, dict):
@@ -329,16 +311,10 @@ class WriteReport:
 
     @classmethod
     def of(
-        cls,
-        queue: str,
-        messages: Iterable[object],
-        *,
-        complete: bool,
-        batch: str | None = None,
-        epoch: int | None = None,
+        cls, queue: str, parts: Iterable[object], *, complete: bool, batch: str | None = None, epoch: int | None = None
     ) -> Self:
         """The report of what the partitions told."""
-        reports = [each for each in messages if isinstance(each, PartitionReport)]
+        reports = [each for each in parts if isinstance(each, PartitionReport)]
         reports.sort(key=lambda each: each.partition)
         rows, written = sum(each.rows for each in reports), sum(each.written for each in reports)
         return cls(queue, complete, rows, written, rows - written, tuple(reports), batch, epoch)
@@ -397,10 +373,8 @@ class Target:
         return PartitionReport(partition, attempt, rows, written, rows - written)
 
     def _enqueue(self, queue: AnyQueue, rows: Sequence[Row], partition: int) -> engine.NewTasks:
-        """One piece; of rows with the same id the first one is taken.
-
-        Where the connection failed it is tried again: the same client's second call says what the first one wrote.
-        """
+        """Enqueue a piece, again where the connection failed: the second call of a client says what the first wrote."""
+        # Of rows with the same id the first one is taken.
         first = dict[str | None, Row]()
         for row in rows:
             first.setdefault(row.message.task_id, row)
@@ -450,34 +424,36 @@ class _Writer:
 
     def _report(self, messages: Iterable[object], *, complete: bool, epoch: int | None = None) -> None:
         target = self.target
-        report = WriteReport.of(target.queue, messages, complete=complete, batch=target.batch, epoch=epoch)
-        report.leave(target.options.text("report"))
+        with plainly():
+            report = WriteReport.of(target.queue, messages, complete=complete, batch=target.batch, epoch=epoch)
+            report.leave(target.options.text("report"))
 
 
-def _queue_of(options: SourceOptions, overwrite: bool) -> str:
-    """The queue to write to. Raises `SourceError` for options that no write could do with."""
-    queue = options.text("queue")
-    if queue is None:
+def _target(schema: types.StructType, options: SourceOptions, overwrite: bool, *, stream: bool) -> Target:
+    """Where a write goes. Raises `SourceError` for options that no such write could do with."""
+    options.check(*((access.STREAM_WRITE, "streams that are written") if stream else (access.WRITE, "writes")))
+    name, batch = options.text("queue"), options.text("batch")
+    if name is None:
         raise SourceError("option queue is missing: the queue to write to")
     if overwrite:
         raise SourceError('tasks can only be added: use mode("append"), or outputMode("append") for a stream')
     check_place(options.text("report"))
-    return queue
+    if stream and batch is not None:
+        raise SourceError("option batch is for writes of a DataFrame: a stream has no end at which it is complete")
+    with access.connect(options) as zk:
+        queue = zk.queue(name)
+        mapping = map_columns(schema, options, queue.conf().filters)
+        since = internals(queue).now() if batch is None and not stream else None
+        if batch is not None:
+            queue.open_batch(batch)
+    return Target(options, name, mapping, batch, since)
 
 
 class TaskWriter(_Writer, DataSourceArrowWriter):
     """Enqueues rows whose ids no task has, each once, whatever is tried again."""
 
     def __init__(self, schema: types.StructType, options: SourceOptions, overwrite: bool) -> None:
-        options.check(access.WRITE, "writes")
-        name, batch = _queue_of(options, overwrite), options.text("batch")
-        with access.connect(options) as zk:
-            queue = zk.queue(name)
-            mapping = map_columns(schema, options, queue.conf().filters)
-            since = internals(queue).now() if batch is None else None
-            if batch is not None:
-                queue.open_batch(batch)
-        self.target = Target(options, name, mapping, batch, since)
+        self.target = _target(schema, options, overwrite, stream=False)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All partitions are written: the batch is complete, and the report is left."""
@@ -486,12 +462,11 @@ class TaskWriter(_Writer, DataSourceArrowWriter):
             if target.batch is not None:
                 with access.connect(target.options) as zk:
                     zk.queue(target.queue).seal_batch(target.batch)
-            self._report(messages, complete=True)
+        self._report(messages, complete=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The write failed: what it wrote stays, its batch says that it is not written, and so does the report."""
-        with plainly():
-            self._report(messages, complete=False)
+        self._report(messages, complete=False)
 
 
 class TaskStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -502,20 +477,12 @@ class TaskStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """
 
     def __init__(self, schema: types.StructType, options: SourceOptions, overwrite: bool) -> None:
-        options.check(access.STREAM_WRITE, "streams that are written")
-        name = _queue_of(options, overwrite)
-        if options.text("batch") is not None:
-            raise SourceError("option batch is for writes of a DataFrame: a stream has no end at which it is complete")
-        with access.connect(options) as zk:
-            mapping = map_columns(schema, options, zk.queue(name).conf().filters)
-        self.target = Target(options, name, mapping)
+        self.target = _target(schema, options, overwrite, stream=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         """A micro-batch is written: the report tells of it, and of no other."""
-        with plainly():
-            self._report(messages, complete=True, epoch=batchId)
+        self._report(messages, complete=True, epoch=batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         """A micro-batch failed; it is run again."""
-        with plainly():
-            self._report(messages, complete=False, epoch=batchId)
+        self._report(messages, complete=False, epoch=batchId)
