@@ -22,12 +22,10 @@ _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 
 
 def environment_options(pick: Callable[[str], Any], read: Callable[[Path], bytes]) -> dict[str, Any]:
-    """The arguments of `Zkmq.connect` that the environment has, but for what `pick` says by the argument's name.
-
-    What the environment says of servers is not about queue files. It holds a password: never to be shown.
-    """
+    """The arguments of `Zkmq.connect` by the environment, but for what `pick` says. They hold a password."""
     given = {name: pick(name) for name in ("hosts", "root", "auth")}
     hosts = (os.environ.get("ZKMQ_HOSTS") or DEFAULT_HOSTS) if given["hosts"] is None else given["hosts"]
+    # What the environment says of servers is not about queue files.
     ambient = {} if hosts.startswith(FILES) else os.environ
     options: dict[str, Any] = {
         "hosts": hosts,

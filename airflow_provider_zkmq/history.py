@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -93,8 +93,7 @@ class Mark:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A file of a table, and the highest watermark of its rows, where that is known."""
 
     day: str
@@ -104,8 +103,7 @@ class Piece:
     newest: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(NamedTuple):
     """Files that are whole and read by nobody yet, and the JSON text of their table's schema."""
 
     schema: str
@@ -210,7 +208,7 @@ class Table:
     def merge(self, few: int = FEW) -> int:
         """Merge small files of the same day; returns how many. Rows stay the same."""
         merged = 0
-        for day in sorted({piece.day for piece in self.pieces}) if self.delta else ():
+        for day in sorted({piece.day for piece in self.pieces}):
             sizes = chosen([piece.size for piece in self.pieces if piece.day == day], few)
             if self.delta and sizes:
                 with self._refusing():
@@ -240,11 +238,8 @@ class Table:
 
 
 def chosen(sizes: Sequence[int], few: int = FEW) -> list[int]:
-    """The smallest files, by their sizes, that are worth merging; none where they are few.
-
-    One joins as long as it is no larger than twice what is merged with it: a row is written again only a few times,
-    however many files come.
-    """
+    """The smallest files, by their sizes, that are worth merging; none where they are few."""
+    # One is no larger than twice what it is merged with: a row is written again only a few times, however many come.
     group: list[int] = []
     for size in sorted(sizes):
         if size >= LARGE or (group and size > 2 * sum(group)):

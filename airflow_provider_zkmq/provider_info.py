@@ -54,11 +54,7 @@ def get_provider_info() -> dict[str, Any]:
         "name": _INTEGRATION,
         "description": "A durable task queue on `Apache ZooKeeper <https://zookeeper.apache.org/>`__.\n",
         "integrations": [
-            {
-                "integration-name": _INTEGRATION,
-                "external-doc-url": "https://zookeeper.apache.org/",
-                "tags": ["service"],
-            }
+            {"integration-name": _INTEGRATION, "external-doc-url": "https://zookeeper.apache.org/", "tags": ["service"]}
         ],
         "hooks": [_modules("hooks")],
         "operators": [_modules("operators", "zkmq", "bridge", "claiming", "keeping", "settling", "groups")],

@@ -37,12 +37,11 @@ CONSUMERS: Final = (
     "queue string, consumer string, hour timestamp, deliveries bigint, finished bigint, failed bigint, busy_ms bigint, "
     "utilisation double"
 )
-POINTS: Final = (50, 95, 99)
 
 
-def hour_of(moment: str | Column) -> Column:
+def hour_of(moment: str) -> Column:
     """The hour of a number of milliseconds, counted since 1970."""
-    return f.floor((f.col(moment) if isinstance(moment, str) else moment) / HOUR_MS)
+    return f.floor(f.col(moment) / HOUR_MS)
 
 
 def moments_of_runs(runs: DataFrame) -> DataFrame:
@@ -73,7 +72,7 @@ def class_hours(runs: DataFrame, deliveries: DataFrame, begin: int, end: int) ->
         measure.alias(f"{span}_{name}")
         for span in ("wait", "run")
         for name, measure in (
-            *((f"p{point}", f.percentile(f"{span}_ms", f.lit(point / 100))) for point in POINTS),
+            *((f"p{point}", f.percentile(f"{span}_ms", f.lit(point / 100))) for point in (50, 95, 99)),
             ("mean", f.avg(f"{span}_ms")),
         )
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import date
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -16,7 +16,6 @@ from .rows import SCHEMA
 from .silver import DELIVERIES, RUNS
 from .tables import load, names
 
-POINTS: Final = (0.5, 0.9, 0.99)
 Directory: TypeAlias = str | os.PathLike[str]
 Day: TypeAlias = date | None
 
@@ -83,6 +82,6 @@ def percentiles(frame: DataFrame, by: str) -> DataFrame:
     spans = [
         f.round(f.percentile(f"{span}_ms", f.lit(point)), 1).alias(f"{span}_p{point * 100:.0f}")
         for span in ("wait", "run")
-        for point in POINTS
+        for point in (0.5, 0.9, 0.99)
     ]
     return frame.groupBy(f.col("filters")[by].alias(by)).agg(f.count("*").alias("tasks"), *spans).orderBy(by)

@@ -93,9 +93,6 @@ def deliveries_of(bronze: DataFrame) -> DataFrame:
     return first.select(*names(DELIVERIES)).withColumn("day", day_of("ended_at"))
 
 
-# --- Silver's step: what bronze has gained.
-
-
 def refine(home: Path, spark: SparkSession, *, after: Callable[[str], None] = lambda _step: None) -> Counts:
     """Bring silver up to bronze, in the queue's folder `home`; returns what it gained, and the runs that it has.
 

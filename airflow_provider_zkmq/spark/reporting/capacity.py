@@ -181,13 +181,11 @@ SHORTEST: Final = 0.0005
 
 
 class Load:
-    """The crews of each queue and what arrives for them, read from its history by a few aggregations.
-
-    `stretches`: the last `recent` seconds of each queue's history, from and to, which stand for now.
-    """
+    """The crews of each queue and what arrives for them, read from its history by a few aggregations."""
 
     def __init__(self, frames: Frames, recent: float) -> None:
         self._frames = frames
+        # The last `recent` seconds of each queue's history, from and to, which stand for now.
         self.stretches: dict[str, tuple[float, float]] = {}
         # The archive knows a task when it has ended, and so not yet all that arrived lately: a stretch ends so long
         # before the last end as 99 of 100 tasks take from their enqueue to their end, though not before half of it all.

@@ -68,8 +68,6 @@ Sort: TypeAlias = Literal["text", "name", "count", "span", "rate", "share", "mom
 Row: TypeAlias = dict[str, Any]
 #: Sentences, each with how it is: good, note, warn, bad.
 Findings: TypeAlias = Sequence[tuple[str, str]]
-
-
 #: The columns of all tables by their sorts, each with its title where that is not its name.
 _COLUMNS: Final[Mapping[Sort, str]] = {
     "name": "queue class serves consumer task_id kind examples",
@@ -133,8 +131,6 @@ class Section:
                 row |= dict.fromkeys(endless)
         return record | {"notes": list(self.notes)}
 
-
-# --- values as people read them
 
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -228,10 +224,7 @@ FOLDED: Final = 20
 def render(
     head: Sequence[str], findings: Findings, sections: Sequence[Section], width: int | None, most: int | None
 ) -> str:
-    """The report as text of a width; default: the terminal's. What findings say, sections do not say again.
-
-    `most`: so many rows of a table and no notes; None: all of both.
-    """
+    """The report as text of a width, None: the terminal's; `most`: so many rows of a table and no notes, None: all."""
     target, heard = io.StringIO(), {text for _, text in findings}
     columns = max(LEAST, width or shutil.get_terminal_size((100, 24)).columns)
     console = Console(file=target, width=columns, color_system=None, legacy_windows=False, emoji=False)
@@ -241,7 +234,7 @@ def render(
     for section in sections:
         console.print(Text(f"\n{section.title.upper()}"))
         for text in section.said:
-            if text not in heard:
+            if text not in heard:  # what findings say, sections do not say again
                 console.print(_indented(text))
         for table in section.tables:
             if table.folded:
@@ -283,8 +276,6 @@ def _grid(table: Table, rows: list[Row], width: int) -> Grid:
         grid.add_row(*(Text(spell(row[name], name)) for name in shown))
     return grid
 
-
-# --- as a page
 
 #: What may be said of a crew, the most urgent first, and how bad it is.
 VERDICTS: Final = (

@@ -150,9 +150,6 @@ def ends(class_rows: list[Row]) -> Section:
     return Section("retries", "Retries and dead letters", said, [table], level="warn" if dead else "good")
 
 
-# --- The consumers side by side.
-
-
 def consumers(frames: Frames, top: int) -> list[Row]:
     """A row for each of those with the most deliveries, and one for all others."""
     keys, failed = ["queue", "consumer"], f"count_if({_FAILED})"
@@ -180,8 +177,6 @@ def consumer_section(consumer_rows: list[Row]) -> Section:
     table = Table("consumers", "Consumers, those with the most deliveries first", columns, consumer_rows)
     return Section("consumers", "Consumers side by side", said, [table])
 
-
-# --- The depth over time.
 
 #: At most so many places on the axis of time.
 PLACES: Final = 96

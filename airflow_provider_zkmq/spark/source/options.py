@@ -18,11 +18,6 @@ from ...environment import environment_options
 
 # --- What users of the data source see where something is wrong: our message first, and no walk through Spark's code.
 
-#: Spark's Python workers say nothing but the error itself where this variable is set; they end after an error.
-_HIDE = "SPARK_HIDE_TRACEBACK"
-#: Spark starts its Python workers, and nobody else, with variables whose names begin so.
-_WORKER = "PYTHON_WORKER_FACTORY_"
-
 
 class SourceError(ZkmqError):
     """What the data source refuses: an option, a column, a queue; or that ZooKeeper cannot be reached."""
@@ -34,8 +29,9 @@ def plainly() -> Iterator[None]:
     try:
         yield
     except ZkmqError as error:
-        if any(name.startswith(_WORKER) for name in os.environ):
-            os.environ[_HIDE] = "1"
+        # Spark starts its Python workers, and nobody else, with such variables; they end after an error.
+        if any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         if isinstance(error, SourceError):
             raise
         raise SourceError(str(error)) from None
@@ -99,13 +95,13 @@ class SourceOptions:
         parts = (part.strip() for part in (self.text(name) or "").split(","))
         return list(dict.fromkeys(part for part in parts if part))
 
-    def count(self, name: str, default: int, least: int = 1) -> int:
-        """A whole number. Raises `SourceError` for what is none, or less than `least`."""
+    def count(self, name: str, default: int) -> int:
+        """A whole number of at least 1. Raises `SourceError` for what is none."""
         text = self.text(name)
         if text is None:
             return default
-        if not text.isdecimal() or int(text) < least:
-            raise SourceError(f"option {name} must be a whole number of at least {least}, not {text!r}")
+        if not text.isdecimal() or int(text) < 1:
+            raise SourceError(f"option {name} must be a whole number of at least 1, not {text!r}")
         return int(text)
 
 

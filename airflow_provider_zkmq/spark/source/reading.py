@@ -163,9 +163,6 @@ def _seen(queue: AnyQueue, states: Collection[str]) -> dict[str, str | None]:
 
 # --- What a read asks for: its options, checked where the query is planned, before anything is read.
 
-#: So many multi-reads are on their way together, unless the option says otherwise.
-IN_FLIGHT: Final = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -194,7 +191,7 @@ class Query:
             except (ConfigError, OverflowError):
                 with _named("since"):
                     since = engine.parse_moment(moment)
-        in_flight, partitions = options.count("maxRequestsInFlight", IN_FLIGHT), options.count("numPartitions", 0)
+        in_flight, partitions = options.count("maxRequestsInFlight", 8), options.count("numPartitions", 0)
         return cls(chosen, states, selector, since, in_flight, partitions)
 
 
@@ -240,8 +237,6 @@ def _named(option: str) -> Iterator[None]:
 # --- What a read found gone or corrupt: told in the log where it was read, and in files that a caller can sum up.
 
 _LOG: Final = logging.getLogger(__name__)
-#: So many ids are named in a line of the log.
-_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +339,7 @@ class TaskReader(DataSourceReader):
                     yield rows
             for kind, why in (("vanished", "vanished before they were read"), ("corrupt", "cannot be read")):
                 if ids := missing[kind]:
-                    named = ", ".join(ids[:_NAMED]) + (", …" if len(ids) > _NAMED else "")
+                    named = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
                     _LOG.warning("queue %s: %d task(s) %s and are no rows: %s", name, len(ids), why, named)
             folder = self.options.text("report")
             if folder is not None:  # a partition that is read again replaces its file

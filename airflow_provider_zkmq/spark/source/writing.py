@@ -200,8 +200,6 @@ def _filter_columns(
 
 # --- Rows become messages: each value by its column's part, and a clear error for a value that cannot be that.
 
-#: So many hexadecimal digits of the hash of a key are a task's id.
-DIGITS: Final = 32
 #: Takes each digit of Spark's longest decimals, which have 38; what is usual would round them to 28.
 _EXACT: Final = Context(prec=38)
 
@@ -252,7 +250,7 @@ def _metadata(value: object) -> dict[str, Any]:
 def hashed(values: list[object]) -> str:
     """The id that the values of a key make: the same for the same values, however and wherever they are computed."""
     text = json.dumps([_spelled(value) for value in values], ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _spelled(value: object) -> object:
@@ -336,12 +334,6 @@ class WriteReport:
         temporary.replace(place)
 
 
-def check_place(path: str | None) -> None:
-    """Raise `SourceError` for a report that could not be left where it is wanted."""
-    if path is not None and not (Path(path).parent.is_dir() and os.access(Path(path).parent, os.W_OK)):
-        raise SourceError(f"option report: the folder of {path!r} is not there, or cannot be written to")
-
-
 # --- One partition's rows into the queue: in pieces, each of which is tried again until it is known what became of it.
 
 #: A piece has at most so many rows, and no more once its data have so many bytes.
@@ -415,7 +407,27 @@ def _pieces(rows: Iterator[Row]) -> Iterator[list[Row]]:
 class _Writer:
     """What writes of a DataFrame and of a stream have in common. It is pickled into Spark's plan."""
 
-    target: Target
+    stream = False
+
+    def __init__(self, schema: types.StructType, options: SourceOptions, overwrite: bool) -> None:
+        options.check(*((access.STREAM_WRITE, "streams that are written") if self.stream else (access.WRITE, "writes")))
+        name, batch = options.text("queue"), options.text("batch")
+        if name is None:
+            raise SourceError("option queue is missing: the queue to write to")
+        if overwrite:
+            raise SourceError('tasks can only be added: use mode("append"), or outputMode("append") for a stream')
+        report = options.text("report")
+        if report is not None and not (Path(report).parent.is_dir() and os.access(Path(report).parent, os.W_OK)):
+            raise SourceError(f"option report: the folder of {report!r} is not there, or cannot be written to")
+        if self.stream and batch is not None:
+            raise SourceError("option batch is for writes of a DataFrame: a stream has no end at which it is complete")
+        with access.connect(options) as zk:
+            queue = zk.queue(name)
+            mapping = map_columns(schema, options, queue.conf().filters)
+            since = internals(queue).now() if batch is None and not self.stream else None
+            if batch is not None:
+                queue.open_batch(batch)
+        self.target = Target(options, name, mapping, batch, since)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Enqueue the rows of a partition."""
@@ -429,31 +441,8 @@ class _Writer:
             report.leave(target.options.text("report"))
 
 
-def _target(schema: types.StructType, options: SourceOptions, overwrite: bool, *, stream: bool) -> Target:
-    """Where a write goes. Raises `SourceError` for options that no such write could do with."""
-    options.check(*((access.STREAM_WRITE, "streams that are written") if stream else (access.WRITE, "writes")))
-    name, batch = options.text("queue"), options.text("batch")
-    if name is None:
-        raise SourceError("option queue is missing: the queue to write to")
-    if overwrite:
-        raise SourceError('tasks can only be added: use mode("append"), or outputMode("append") for a stream')
-    check_place(options.text("report"))
-    if stream and batch is not None:
-        raise SourceError("option batch is for writes of a DataFrame: a stream has no end at which it is complete")
-    with access.connect(options) as zk:
-        queue = zk.queue(name)
-        mapping = map_columns(schema, options, queue.conf().filters)
-        since = internals(queue).now() if batch is None and not stream else None
-        if batch is not None:
-            queue.open_batch(batch)
-    return Target(options, name, mapping, batch, since)
-
-
 class TaskWriter(_Writer, DataSourceArrowWriter):
     """Enqueues rows whose ids no task has, each once, whatever is tried again."""
-
-    def __init__(self, schema: types.StructType, options: SourceOptions, overwrite: bool) -> None:
-        self.target = _target(schema, options, overwrite, stream=False)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All partitions are written: the batch is complete, and the report is left."""
@@ -476,8 +465,7 @@ class TaskStreamWriter(_Writer, DataSourceStreamArrowWriter):
     finished tasks are kept (`task_gc_lifetime`) until the restart.
     """
 
-    def __init__(self, schema: types.StructType, options: SourceOptions, overwrite: bool) -> None:
-        self.target = _target(schema, options, overwrite, stream=True)
+    stream = True
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         """A micro-batch is written: the report tells of it, and of no other."""
