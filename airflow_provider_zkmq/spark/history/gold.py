@@ -68,14 +68,10 @@ def class_hours(runs: DataFrame, deliveries: DataFrame, begin: int, end: int) ->
     """The numbers of each class in the hours from `begin` to before `end`, in which anything happened or waited."""
     inside = f.col("hour").between(begin, end - 1)
     states = [f.count_if(f.col("state") == state).alias(state) for state in ("finished", "dead", "cancelled")]
-    spans = [
-        measure.alias(f"{span}_{name}")
-        for span in ("wait", "run")
-        for name, measure in (
-            *((f"p{point}", f.percentile(f"{span}_ms", f.lit(point / 100))) for point in (50, 95, 99)),
-            ("mean", f.avg(f"{span}_ms")),
-        )
-    ]
+    spans = []
+    for span in ("wait", "run"):
+        spans += [f.percentile(f"{span}_ms", f.lit(point / 100)).alias(f"{span}_p{point}") for point in (50, 95, 99)]
+        spans.append(f.avg(f"{span}_ms").alias(f"{span}_mean"))
     ended = runs.withColumn("hour", hour_of("ended_ms")).groupBy("class", "hour")
     again = f.col("ends_here") & (f.col("number") > 1)
     worked = deliveries.groupBy("class", "hour").agg(
