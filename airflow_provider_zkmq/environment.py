@@ -21,49 +21,31 @@ KEY_PASSWORD: Final = "ZKMQ_TLS_KEY_PASSWORD"  # noqa: S105  a variable's name
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 
 
-def _not_given(_name: str) -> None:
-    return None
-
-
-def environment_options(
-    pick: Callable[[str], Any] = _not_given, read: Callable[[Path], bytes] = Path.read_bytes
-) -> dict[str, Any]:
-    """The arguments of `Zkmq.connect` that the environment has, but for what `pick` says by the argument's name.
-
-    What the environment says of servers is not about queue files. It holds a password: never to be shown.
-    """
-    hosts = _first(pick("hosts"), os.environ.get("ZKMQ_HOSTS") or DEFAULT_HOSTS)
+def environment_options(pick: Callable[[str], Any], read: Callable[[Path], bytes]) -> dict[str, Any]:
+    """The arguments of `Zkmq.connect` by the environment, but for what `pick` says. They hold a password."""
+    given = {name: pick(name) for name in ("hosts", "root", "auth")}
+    hosts = (os.environ.get("ZKMQ_HOSTS") or DEFAULT_HOSTS) if given["hosts"] is None else given["hosts"]
+    # What the environment says of servers is not about queue files.
     ambient = {} if hosts.startswith(FILES) else os.environ
-    root = _first(pick("root"), ambient.get("ZKMQ_ROOT") or DEFAULT_ROOT)
-    auth = _first(pick("auth"), ambient.get("ZKMQ_AUTH") or None)
-    return {"hosts": hosts, "root": root, "auth": auth, **_tls_options(pick, read)}
-
-
-def _first(chosen: Any, default: Any) -> Any:
-    return default if chosen is None else chosen
-
-
-def _tls_options(pick: Callable[[str], Any], read: Callable[[Path], bytes]) -> dict[str, Any]:
-    """The options ``tls`` and ``allow_open`` of a connection.
-
-    `pick`: the value that somebody gave, or None; what is not given comes from the environment.
-    """
-    files = {name: pick(f"tls_{name}") or os.environ.get(f"ZKMQ_TLS_{name.upper()}") or None for name in TLS_FILES}
-    tls = {name: path for name, path in files.items() if path is not None}
-    password = _password(pick, read)
-    if tls and password:
-        tls["key_password"] = password
-    return {"tls": tls or (_flag(pick, "tls") or None), "allow_open": _flag(pick, "allow_open") or None}
-
-
-def _flag(pick: Callable[[str], Any], name: str) -> bool:
-    return bool(pick(name) or os.environ.get(f"ZKMQ_{name.upper()}", "").lower() in _TRUE)
-
-
-def _password(pick: Callable[[str], Any], read: Callable[[Path], bytes]) -> str | None:
+    options: dict[str, Any] = {
+        "hosts": hosts,
+        "root": ambient.get("ZKMQ_ROOT") or DEFAULT_ROOT,
+        "auth": ambient.get("ZKMQ_AUTH") or None,
+    }
+    options |= {name: value for name, value in given.items() if value is not None}
+    files = {name: pick(f"tls_{name}") or os.environ.get(f"ZKMQ_TLS_{name.upper()}") for name in TLS_FILES}
+    tls = {name: path for name, path in files.items() if path}
     variable, file = pick("tls_key_password_env"), pick("tls_key_password_file")
     if variable is None and file is None:
         file = os.environ.get(f"{KEY_PASSWORD}_FILE") or None
-    if file is not None:
-        return next(iter(read(Path(file)).decode(errors="replace").splitlines()), None)
-    return os.environ.get(variable or KEY_PASSWORD) or None
+    if file is None:
+        password = os.environ.get(variable or KEY_PASSWORD)
+    else:
+        password = next(iter(read(Path(file)).decode(errors="replace").splitlines()), None)
+    if tls and password:
+        tls["key_password"] = password
+    flags = {
+        name: pick(name) or os.environ.get(f"ZKMQ_{name.upper()}", "").lower() in _TRUE
+        for name in ("tls", "allow_open")
+    }
+    return options | {"tls": tls or bool(flags["tls"]) or None, "allow_open": bool(flags["allow_open"]) or None}

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -68,11 +68,6 @@ class Mark:
     horizon: int = 0
     damaged: tuple[str, ...] = ()
 
-    @property
-    def first_day(self) -> str:
-        """The horizon as text; empty where there is none."""
-        return date.fromordinal(self.horizon).isoformat() if self.horizon else ""
-
     def properties(self) -> CommitProperties:
         """What a commit is to carry. It is tried once: what was staged is only right for the table that was opened."""
         numbers = {name: getattr(self, name) for name in _NUMBERS} | {"damaged": len(self.damaged)}
@@ -85,39 +80,30 @@ class Mark:
     @classmethod
     def of(cls, delta: DeltaTable) -> Mark:
         """Read what the commits of a table have carried."""
-        numbers = {name: delta.transaction_version(f"{_APP}/{name}") or 0 for name in (*_NUMBERS, "damaged")}
-        damaged = _damaged(delta, numbers.pop("damaged"))
-        return cls(**numbers, damaged=damaged)
-
-
-def _damaged(delta: DeltaTable, count: int) -> tuple[str, ...]:
-    """The ids that the latest commit of ours names; the log is looked through only where there are any.
-
-    Raises `ConfigError` where no commit names them: clean-up would delete what was put right and never archived.
-    """
-    for commit in delta.history() if count else ():
-        if _APP in commit and len(ids := json.loads(commit[_APP])) == count:
-            return tuple(ids)
-    if count:
+        numbers = {name: delta.transaction_version(f"{_APP}/{name}") or 0 for name in _NUMBERS}
+        count = delta.transaction_version(f"{_APP}/damaged")
+        if not count:
+            return cls(**numbers, damaged=())  # the log need not be looked through
+        for commit in delta.history():
+            if _APP in commit and len(ids := json.loads(commit[_APP])) == count:
+                return cls(**numbers, damaged=tuple(ids))
+        # Clean-up would delete what was put right and never archived.
         raise ConfigError(
             f"the log of {delta.table_uri} no longer names the {count} damaged tasks of its queue: bring it back"
         )
-    return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A file of a table, and the highest watermark of its rows, where that is known."""
 
-    path: str
     day: str
+    path: str
     rows: int
     size: int
     newest: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(NamedTuple):
     """Files that are whole and read by nobody yet, and the JSON text of their table's schema."""
 
     schema: str
@@ -153,22 +139,21 @@ class Table:
             while until is not None and mark.watermark > until:
                 delta.load_as_version(delta.version() - 1)
                 mark = Mark.of(delta)
-            table = cls(path, home.name, delta, mark, tuple(_pieces(delta)))
+            files = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
         except DeltaError as error:
-            raise CorruptRecord(f"{path} cannot be read as a Delta table: {_said(error)}") from error
-        table._check(delta.metadata().name)
-        return table
-
-    def _check(self, queue: str | None) -> None:
-        if queue != self.queue:
+            line = (str(error).splitlines() or [""])[0]
+            raise CorruptRecord(f"{path} cannot be read as a Delta table: {line}") from error
+        queue, rows = delta.metadata().name, sum(file["num_records"] for file in files)
+        if queue != home.name:
+            raise ConfigError(f"{path} is the archive of queue {queue!r}, not of {home.name!r}: give another directory")
+        if rows != mark.rows:
             raise ConfigError(
-                f"{self.path} is the archive of queue {queue!r}, not of {self.queue!r}: give another directory"
-            )
-        if (rows := sum(piece.rows for piece in self.pieces)) != self.mark.rows:
-            raise ConfigError(
-                f"{self.path} has {rows} rows and should have {self.mark.rows}: another program has changed or "
+                f"{path} has {rows} rows and should have {mark.rows}: another program has changed or "
                 "restored it; restore its newest version, or remove a table of silver or gold to have it made anew"
             )
+        named = ("path", "num_records", "size_bytes", "max.watermark")
+        pieces = [Piece(str(file["partition.day"]), *map(file.get, named)) for file in files]
+        return cls(path, home.name, delta, mark, tuple(pieces))
 
     def files(self, since: str = "", until: str = "9999", newer: int = 0) -> list[str]:
         """The files with rows of days from `since` to `until`, both included, and perhaps newer than a watermark."""
@@ -188,25 +173,21 @@ class Table:
             kept = tuple(piece for piece in self.pieces if not first <= piece.day <= last)
         grown = replace(mark, rows=sum(piece.rows for piece in kept) + staged.rows)
         with self._refusing():
-            delta = self.delta or self._create(schema)
-            properties = grown.properties()
-            delta.create_write_transaction(
-                list(staged.files), schema=schema, partition_by=["day"], commit_properties=properties, **where
-            )
+            delta = self.delta
+            if delta is None:
+                self.path.mkdir(parents=True, exist_ok=True)
+                if DeltaTable.is_deltatable(str(self.path)):  # another run has made it meanwhile: it may have rows
+                    raise CommitFailedError
+                delta = DeltaTable.create(
+                    str(self.path), schema, name=self.queue, partition_by=["day"], configuration=_CONFIGURATION
+                )
+            where |= {"partition_by": ["day"], "commit_properties": grown.properties()}
+            delta.create_write_transaction(list(staged.files), schema=schema, **where)
         log = self.path / "_delta_log"
         for path in (*(log / f"{delta.version() + step:020d}.json" for step in (0, 1)), log, self.path):
             if path.exists():
                 sync(path)
         return grown.rows
-
-    def _create(self, schema: Schema) -> DeltaTable:
-        """Make an empty table. What another run has made meanwhile is refused: it may have rows."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        if DeltaTable.is_deltatable(str(self.path)):
-            raise CommitFailedError
-        return DeltaTable.create(
-            str(self.path), schema, name=self.queue, partition_by=["day"], configuration=_CONFIGURATION
-        )
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -227,7 +208,7 @@ class Table:
     def merge(self, few: int = FEW) -> int:
         """Merge small files of the same day; returns how many. Rows stay the same."""
         merged = 0
-        for day in sorted({piece.day for piece in self.pieces}) if self.delta else ():
+        for day in sorted({piece.day for piece in self.pieces}):
             sizes = chosen([piece.size for piece in self.pieces if piece.day == day], few)
             if self.delta and sizes:
                 with self._refusing():
@@ -248,41 +229,23 @@ class Table:
         with self._refusing():
             if gone := self.delta.vacuum(full=True, **age):
                 self.delta.vacuum(full=True, dry_run=False, commit_properties=self.mark.properties(), **age)
-        _remove_empty(self.path, time.time() - hours * 3600)
+        before = time.time() - hours * 3600
+        for folder in sorted(self.path.glob("*/**/"), reverse=True):
+            with contextlib.suppress(OSError):  # one that is not empty
+                if folder.stat().st_mtime <= before:  # others are being written to
+                    folder.rmdir()
         return len(gone)
 
 
-def _pieces(delta: DeltaTable) -> Iterator[Piece]:
-    for file in pa.table(delta.get_add_actions(flatten=True)).to_pylist():
-        day, newest = str(file["partition.day"]), file.get("max.watermark")
-        yield Piece(file["path"], day, file["num_records"], file["size_bytes"], newest)
-
-
-def _remove_empty(path: Path, before: float) -> None:
-    """Remove empty folders that nobody has touched since a moment; others are being written to."""
-    for folder in sorted(path.glob("*/**/"), reverse=True):
-        with contextlib.suppress(OSError):
-            if folder.stat().st_mtime <= before:
-                folder.rmdir()
-
-
 def chosen(sizes: Sequence[int], few: int = FEW) -> list[int]:
-    """The smallest files, by their sizes, that are worth merging; none where they are few.
-
-    One joins as long as it is no larger than twice what is merged with it: a row is written again only a few times,
-    however many files come.
-    """
+    """The smallest files, by their sizes, that are worth merging; none where they are few."""
+    # One is no larger than twice what it is merged with: a row is written again only a few times, however many come.
     group: list[int] = []
     for size in sorted(sizes):
         if size >= LARGE or (group and size > 2 * sum(group)):
             break
         group.append(size)
     return group if len(group) >= few else []
-
-
-def stored(directory: Path) -> list[str]:
-    """The queues that have a history below a directory."""
-    return sorted(path.parent.parent.name for path in directory.glob(f"*/{FOLDERS['bronze']}/_delta_log"))
 
 
 def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTable:
@@ -297,12 +260,6 @@ def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTabl
     if (found := open_for_reading(home, kind).delta) is None:
         raise ConfigError(f"{home.parent} holds no {kind} of queue {queue!r}")
     return found
-
-
-def lacks_tables(home: Path) -> bool:
-    """Whether a queue's archive has rows, and silver or gold was not made of it yet."""
-    bronze, *tables = (Table.open(home, kind) for kind in ("bronze", "runs", "hourly"))
-    return bronze.mark.rows > 0 and not all(table.delta for table in tables)
 
 
 def open_for_reading(home: Path, kind: str) -> Table:
@@ -327,7 +284,3 @@ def added(home: Path, paths: Iterable[tuple[Path, int]], watermark: int | None) 
         name, status, day = str(path.relative_to(home)), path.stat(), path.parent.name.removeprefix("day=")
         stats = json.dumps({"numRecords": rows, **bounds})
         yield AddAction(name, status.st_size, {"day": day}, int(status.st_mtime * 1000), True, stats)
-
-
-def _said(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]

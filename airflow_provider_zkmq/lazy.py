@@ -23,8 +23,7 @@ def lazily(package: str) -> tuple[list[str], Callable[[str], object]]:
 
     def get(name: str) -> object:
         if name not in holders:
-            msg = f"module {package!r} has no attribute {name!r}"
-            raise AttributeError(msg)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(holders[name], package), name)
 
     return list(holders), get

@@ -12,24 +12,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from airflow_provider_zkmq.engine import ZkmqError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a job; 0 where it is done, 1 where it is not, and says why."""
-    chosen = _parser().parse_args(arguments)
-    work = _pipeline if chosen.job == "pipeline" else _report
-    try:
-        work(chosen)
-    except (ZkmqError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201  a program's output
-        return 1
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m airflow_provider_zkmq.spark.job", description=__doc__)
     jobs = parser.add_subparsers(dest="job", required=True)
     pipeline = jobs.add_parser("pipeline", help="mark, archive, collect, silver, gold, compaction")
@@ -44,44 +32,42 @@ def _parser() -> argparse.ArgumentParser:
     for table in ("bronze", "silver", "gold"):
         pipeline.add_argument(f"--keep-{table}", type=int, metavar="DAYS", help=f"how long {table} keeps what ended")
     report.add_argument("--html", help="the file to write; default: the terminal alone")
-    return parser
+    chosen = parser.parse_args(arguments)
+    queues = [name for part in (chosen.queues or "").split(",") if (name := part.strip())] or None
+    try:
+        if chosen.job == "pipeline":
+            _pipeline(chosen, queues)
+            return 0
+        from airflow_provider_zkmq.spark import report as make
+        from airflow_provider_zkmq.spark.session import spark_session
+
+        made = make(chosen.directory, queues, spark=spark_session("zkmq-report", chosen.master))
+        if chosen.html:
+            made.write_html(chosen.html)
+        print(made.text())  # noqa: T201  a program's output
+    except (ZkmqError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201  a program's output
+        return 1
+    return 0
 
 
-def _queues(chosen: argparse.Namespace) -> list[str] | None:
-    return [name for part in (chosen.queues or "").split(",") if (name := part.strip())] or None
-
-
-def _session(chosen: argparse.Namespace) -> Any:
-    from airflow_provider_zkmq.spark.session import spark_session
-
-    return spark_session(f"zkmq-{chosen.job}", chosen.master)
-
-
-def _pipeline(chosen: argparse.Namespace) -> None:
+def _pipeline(chosen: argparse.Namespace, queues: list[str] | None) -> None:
     from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
     from airflow_provider_zkmq.spark.history.tables import Retention, check_writable
+    from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source.options import SourceOptions
 
     check_writable(chosen.directory)
     named = {name: getattr(chosen, name) for name in ("conn_id", "hosts", "root")}
     run_pipeline(
         SourceOptions.of({name: text for name, text in named.items() if text is not None}),
-        _queues(chosen),
+        queues,
         chosen.directory,
-        _session(chosen),
+        spark_session("zkmq-pipeline", chosen.master),
         lifetime=chosen.lifetime,
         keep=Retention(chosen.keep_bronze, chosen.keep_silver, chosen.keep_gold),
         progress=partial(print, flush=True),
     )
-
-
-def _report(chosen: argparse.Namespace) -> None:
-    from airflow_provider_zkmq.spark import report
-
-    made = report(chosen.directory, _queues(chosen), spark=_session(chosen))
-    if chosen.html:
-        made.write_html(chosen.html)
-    print(made.text())  # noqa: T201  a program's output
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -56,17 +54,10 @@ def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: obj
     launch = {"JAVA_HOME": str(spark_java_home(folder))} | ({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {})
     if not os.environ.get("PYSPARK_PYTHON"):
         launch["PYSPARK_PYTHON"] = sys.executable
-    with _environment(launch):  # Spark's Java needs these when it starts, and runs on without them
-        return builder.getOrCreate()
-
-
-@contextlib.contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables inside the block."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
+    before = {name: os.environ.get(name) for name in launch}
+    os.environ.update(launch)  # Spark's Java needs these when it starts, and runs on without them
     try:
-        yield
+        return builder.getOrCreate()
     finally:
         for name, value in before.items():
             if value is None:

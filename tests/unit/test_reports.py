@@ -30,7 +30,7 @@ from airflow_provider_zkmq.spark.reporting.page import (
     spell,
     trend,
 )
-from airflow_provider_zkmq.spark.reporting.report import SCREEN, Report, checked_target
+from airflow_provider_zkmq.spark.reporting.report import SCREEN, Report
 from airflow_provider_zkmq.spark.reporting.sections import HEAD, KIND, MASKS
 from tests.delta_tables import commit
 
@@ -397,4 +397,3 @@ def test_values_that_mean_nothing_are_refused(tmp_path, subtests) -> None:
     for option, value in wrong.items():
         with subtests.test(option), pytest.raises(ConfigError):
             report(tmp_path, "q", spark=None, **{option: value})
-    assert checked_target(None, None) == Target(None, None)

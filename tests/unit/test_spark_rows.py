@@ -29,7 +29,6 @@ from airflow_provider_zkmq.spark.source.writing import (
     Target,
     TaskWriter,
     WriteReport,
-    check_place,
     hashed,
     map_columns,
     rows_of,
@@ -235,11 +234,11 @@ def test_a_report_is_read_as_it_was_left(tmp_path: Path) -> None:
     parts = [PartitionReport(1, 0, 5, 3, 2), None, PartitionReport(0, 2, 4, 4, 0)]
     report = WriteReport.of("q", parts, complete=True, batch="b")
     for each in (str(place), None):
-        check_place(each)
         report.leave(each)
     assert WriteReport.read(str(place)) == report
     assert (report.rows, report.written, report.existing) == (9, 7, 2)
     assert [part.partition for part in report.partitions] == [0, 1]
     assert list(tmp_path.iterdir()) == [place]
+    options = {"hosts": f"textqueue://{tmp_path}", "queue": "q", "report": str(tmp_path / "nowhere" / "r.json")}
     with pytest.raises(SourceError, match="option report: the folder of"):
-        check_place(str(tmp_path / "nowhere" / "r.json"))
+        TaskWriter(StructType(), SourceOptions.of(options), overwrite=False)

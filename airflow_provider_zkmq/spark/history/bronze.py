@@ -10,12 +10,12 @@ never behind ZooKeeper. What a crashed run staged is in no commit: nobody reads 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from ... import engine
 from ...engine import AnyQueue, Archive, ConfigError, Ended, Unreadable
@@ -50,49 +50,14 @@ class ArchiveReport:
     unreadable: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """This run's hold on the archive's pointer: nobody else has written it since, or publishing fails."""
+def _claim(queue: AnyQueue, home: Path, mark: Mark) -> Archive:
+    """Bring the archive's pointer up to the table, which also stops clean-up from deleting what is newer.
 
-    queue: AnyQueue
-    pointer: Archive
-
-    @classmethod
-    def take(cls, queue: AnyQueue, home: Path, mark: Mark) -> _Claim:
-        """Bring the pointer up to the table, which also stops clean-up from deleting what is newer.
-
-        Clean-up deletes up to the pointer from then on: a table of others is refused before.
-        """
-        before = internals(queue).archive()
-        _refuse_foreign(queue, before, home, mark)
-        if before.watermark > mark.watermark:
-            raise ConfigError(
-                f"queue {queue.name!r} is archived up to {before.watermark} in {before.directory!r}, "
-                f"but {home} only up to {mark.watermark}: give that directory, or bring its table back"
-            )
-        run = os.urandom(8).hex()
-        claim = replace(before, watermark=mark.watermark, directory=str(home.parent), run=run)
-        internals(queue).publish_archive(claim)
-        pointer = internals(queue).archive()
-        if replace(pointer, version=before.version) != claim:
-            raise _overtaken(queue)
-        return cls(queue, pointer)
-
-    def check(self) -> None:
-        """Raise `ConfigError` if another run began meanwhile."""
-        if internals(self.queue).archive() != self.pointer:
-            raise _overtaken(self.queue)
-
-    def advance(self, watermark: int) -> None:
-        """Publish the watermark of rows that are committed. Raises `ConfigError` if overtaken."""
-        internals(self.queue).publish_archive(replace(self.pointer, watermark=watermark))
-
-
-def _refuse_foreign(queue: AnyQueue, before: Archive, home: Path, mark: Mark) -> None:
-    """Raise `ConfigError` where what ended in this queue would be passed over, as others have come further by number.
-
-    A queue that was made after all that the archive has goes on with it: it was deleted and made again.
+    Clean-up deletes up to the pointer from then on. A table of others, which may have come further by number so that
+    what ended here would be passed over, is refused before. A queue that was made after all that the archive has goes
+    on with it: it was deleted and made again.
     """
+    before = internals(queue).archive()
     if mark.born not in {0, before.born} and before.born <= mark.watermark:
         raise ConfigError(
             f"{home} is the archive of another queue {queue.name!r}, of another root or ensemble, or of one that was "
@@ -103,6 +68,17 @@ def _refuse_foreign(queue: AnyQueue, before: Archive, home: Path, mark: Mark) ->
             f"the archive of queue {queue.name!r} is at zxid {mark.watermark} and ZooKeeper only at {now}: "
             "it is the archive of another ensemble; use another directory"
         )
+    if before.watermark > mark.watermark:
+        raise ConfigError(
+            f"queue {queue.name!r} is archived up to {before.watermark} in {before.directory!r}, "
+            f"but {home} only up to {mark.watermark}: give that directory, or bring its table back"
+        )
+    claim = replace(before, watermark=mark.watermark, directory=str(home.parent), run=os.urandom(8).hex())
+    internals(queue).publish_archive(claim)
+    pointer = internals(queue).archive()
+    if replace(pointer, version=before.version) != claim:
+        raise _overtaken(queue)
+    return pointer
 
 
 def _overtaken(queue: AnyQueue) -> ConfigError:
@@ -133,7 +109,7 @@ def archive_queue(
         if not source.conf().archive:
             source.configure(archive=True)
         table = Table.open(home, "bronze")
-        claim = _Claim.take(source, home, table.mark)
+        pointer = _claim(source, home, table.mark)
         after("begun")
         watermark = internals(source).zxid()
         after("marked")
@@ -141,44 +117,34 @@ def archive_queue(
         after("listed")
         total = table.mark.rows
         if ended or unreadable or mark.damaged != table.mark.damaged or table.delta is None:
-            staged = stage(table, SCHEMA, _rows(spark, connect, queue, ended), watermark)
+            # Spark's Python workers read the whole rows, several at a time.
+            partitions = max(1, min(spark.sparkContext.defaultParallelism, -(-len(ended) // ROWS_PER_PARTITION)))
+            pairs = spark.sparkContext.parallelize([tuple(each) for each in ended], partitions)
+            rows = spark.createDataFrame(pairs, ENDED).mapInArrow(reader(connect, queue), SCHEMA)
+            staged = stage(table, SCHEMA, rows, watermark)
             if staged.rows != len(ended):
                 raise ArchiveIncomplete(
                     f"of {len(ended)} tasks of queue {queue!r} {staged.rows} were read; run it again"
                 )
             after("staged")
-            claim.check()
-            mark = replace(mark, watermark=watermark, born=claim.pointer.born)
+            if internals(source).archive() != pointer:
+                raise _overtaken(source)
+            mark = replace(mark, watermark=watermark, born=pointer.born)
             total = table.commit(staged, mark)
             after("published")
-            claim.advance(watermark)
+            internals(source).publish_archive(replace(pointer, watermark=watermark))  # raises if overtaken
         after("finished")
     path = str(table.path) if ended else None
     return ArchiveReport(queue, len(ended), total, mark.watermark, path, unreadable)
 
 
 def _listed(queue: AnyQueue, mark: Mark, until: int) -> tuple[Mark, list[Ended], tuple[str, ...]]:
-    """What ended since the mark, and the damaged tasks among it; the mark names all that are damaged now.
-
-    What earlier runs could not read and somebody has put right since is listed, too.
-    """
+    """What ended since the mark or was put right since, the damaged among it, and a mark that names all the damaged."""
     listed = internals(queue).ended_between(mark.watermark, until)
-    mended = _mended(queue, mark.damaged, until)
+    readable = {task.id for task in queue.tasks(ids=mark.damaged, parts=[])} if mark.damaged else set()
+    ended = [each for each in internals(queue).ended_between(0, until) if each.place is None] if readable else []
+    mended = [each for each in ended if each.id in readable and not isinstance(each, Unreadable)]
     runs = {(each.id, each.version): each for each in (*listed, *mended) if not isinstance(each, Unreadable)}
     unreadable = tuple(each.id for each in listed if isinstance(each, Unreadable))
     left = {*mark.damaged, *unreadable} - {each.id for each in mended}
     return replace(mark, damaged=tuple(sorted(left))), list(runs.values()), unreadable
-
-
-def _mended(queue: AnyQueue, damaged: Sequence[str], until: int) -> list[Ended]:
-    """The runs of tasks that earlier archive runs could not read, and which somebody has put right since."""
-    readable = {task.id for task in queue.tasks(ids=damaged, parts=[])} if damaged else set()
-    ended = internals(queue).ended_between(0, until) if readable else []
-    return [each for each in ended if each.id in readable and each.place is None and not isinstance(each, Unreadable)]
-
-
-def _rows(spark: SparkSession, connect: Connect, queue: str, ended: list[Ended]) -> DataFrame:
-    """Return the whole rows of these, read by Spark's Python workers, several at a time."""
-    partitions = max(1, min(spark.sparkContext.defaultParallelism, -(-len(ended) // ROWS_PER_PARTITION)))
-    pairs = spark.sparkContext.parallelize([tuple(each) for each in ended], partitions)
-    return spark.createDataFrame(pairs, ENDED).mapInArrow(reader(connect, queue), SCHEMA)

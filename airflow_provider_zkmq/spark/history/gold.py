@@ -8,8 +8,8 @@ as they are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import date, timedelta
+from dataclasses import replace
+from datetime import date
 from functools import reduce
 from pathlib import Path
 from typing import Final
@@ -37,23 +37,16 @@ CONSUMERS: Final = (
     "queue string, consumer string, hour timestamp, deliveries bigint, finished bigint, failed bigint, busy_ms bigint, "
     "utilisation double"
 )
-POINTS: Final = (50, 95, 99)
-#: What is no count: null where there was none.
-_SPANS: Final = ("wait_", "run_")
-#: How a delivery ended that did not fail.
-_NO_FAILURE: Final = ("finished", "cancelled")
 
 
-def hour_of(moment: str | Column) -> Column:
+def hour_of(moment: str) -> Column:
     """The hour of a number of milliseconds, counted since 1970."""
-    return f.floor((f.col(moment) if isinstance(moment, str) else moment) / HOUR_MS)
+    return f.floor(f.col(moment) / HOUR_MS)
 
 
 def moments_of_runs(runs: DataFrame) -> DataFrame:
-    """Runs with when they came, left the queue (claimed the last time, or ended unclaimed) and ended, in this order.
-
-    Clocks of servers may disagree: what they tell is brought into order, so that no run leaves before it came.
-    """
+    """Runs with when they came, left the queue (claimed the last time, or ended unclaimed) and ended, in this order."""
+    # Clocks of servers may disagree: what they tell is brought into order.
     ended, came = milliseconds("ended_at"), milliseconds("enqueued_at")
     claimed = f.coalesce(milliseconds("claimed_at"), ended)
     ordered = runs.withColumn("ended_ms", ended).withColumn("came", f.least(came, ended))
@@ -62,10 +55,7 @@ def moments_of_runs(runs: DataFrame) -> DataFrame:
 
 def moments_of_deliveries(deliveries: DataFrame) -> DataFrame:
     """Deliveries with when they began and ended, and a row for each hour that they touch."""
-    ended, began = (
-        milliseconds("ended_at"),
-        f.coalesce(milliseconds("started_at"), milliseconds("claimed_at")),
-    )
+    ended, began = milliseconds("ended_at"), f.coalesce(milliseconds("started_at"), milliseconds("claimed_at"))
     known = f.when((began > 0) & (began < ended), began).otherwise(ended)
     timed = deliveries.withColumn("ended_ms", ended).withColumn("began", known)
     spread = timed.withColumn("hour", f.explode(f.sequence(hour_of("began"), hour_of("ended_ms"))))
@@ -77,12 +67,23 @@ def moments_of_deliveries(deliveries: DataFrame) -> DataFrame:
 def class_hours(runs: DataFrame, deliveries: DataFrame, begin: int, end: int) -> DataFrame:
     """The numbers of each class in the hours from `begin` to before `end`, in which anything happened or waited."""
     inside = f.col("hour").between(begin, end - 1)
-    frames = [each.where(inside) for each in (_ends(runs), _flow(runs), _work(deliveries))]
+    states = [f.count_if(f.col("state") == state).alias(state) for state in ("finished", "dead", "cancelled")]
+    spans = []
+    for span in ("wait", "run"):
+        spans += [f.percentile(f"{span}_ms", f.lit(point / 100)).alias(f"{span}_p{point}") for point in (50, 95, 99)]
+        spans.append(f.avg(f"{span}_ms").alias(f"{span}_mean"))
+    ended = runs.withColumn("hour", hour_of("ended_ms")).groupBy("class", "hour")
+    again = f.col("ends_here") & (f.col("number") > 1)
+    worked = deliveries.groupBy("class", "hour").agg(
+        f.count_if("ends_here").alias("deliveries"), f.count_if(again).alias("retries"), f.sum("busy").alias("busy_ms")
+    )
+    ends = ended.agg(f.count("*").alias("ended"), *states, *spans)
+    frames = [each.where(inside) for each in (ends, _flow(runs), worked)]
     frames.append(_waiting(runs, begin, end))  # each number is in one of them
     together = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
     numbers = [name for name in together.columns if name not in {"class", "hour"}]
     rows = together.groupBy("class", "hour").agg(*(f.max(name).alias(name) for name in numbers))
-    rows = rows.fillna(0, [name for name in numbers if not name.startswith(_SPANS)])
+    rows = rows.fillna(0, [name for name in numbers if not name.startswith(("wait_", "run_"))])  # counts
     derived = {
         "throughput_per_s": f.col("finished") / (HOUR_MS / 1000),
         "depth_end": f.col("depth_start") + f.col("arrivals") - f.col("departures"),
@@ -90,17 +91,6 @@ def class_hours(runs: DataFrame, deliveries: DataFrame, begin: int, end: int) ->
         "depth_mean": f.col("depth_start") + f.col("area_ms") / HOUR_MS,
     }
     return rows.withColumns(derived)
-
-
-def _ends(runs: DataFrame) -> DataFrame:
-    states = [f.count_if(f.col("state") == state).alias(state) for state in ("finished", "dead", "cancelled")]
-    ended = runs.withColumn("hour", hour_of("ended_ms")).groupBy("class", "hour")
-    return ended.agg(f.count("*").alias("ended"), *states, *_spans("wait"), *_spans("run"))
-
-
-def _spans(span: str) -> list[Column]:
-    exact = [f.percentile(f"{span}_ms", f.lit(point / 100)).alias(f"{span}_p{point}") for point in POINTS]
-    return [*exact, f.avg(f"{span}_ms").alias(f"{span}_mean")]
 
 
 def _flow(runs: DataFrame) -> DataFrame:
@@ -137,17 +127,10 @@ def _waiting(runs: DataFrame, begin: int, end: int) -> DataFrame:
     return hours.groupBy("class", "hour").agg(f.sum("count").alias("depth_start"))
 
 
-def _work(deliveries: DataFrame) -> DataFrame:
-    again = f.col("ends_here") & (f.col("number") > 1)
-    return deliveries.groupBy("class", "hour").agg(
-        f.count_if("ends_here").alias("deliveries"), f.count_if(again).alias("retries"), f.sum("busy").alias("busy_ms")
-    )
-
-
 def consumer_hours(deliveries: DataFrame) -> DataFrame:
     """What each consumer did in each hour."""
     ended = f.col("ends_here")
-    failed = ~f.col("outcome").isin(*_NO_FAILURE)
+    failed = ~f.col("outcome").isin("finished", "cancelled")
     hours = deliveries.groupBy("consumer", "hour").agg(
         f.count_if(ended).alias("deliveries"),
         f.count_if(ended & (f.col("outcome") == "finished")).alias("finished"),
@@ -159,48 +142,8 @@ def consumer_hours(deliveries: DataFrame) -> DataFrame:
 
 # --- Gold's step: the days that new silver rows touch are computed anew.
 
-_EPOCH: Final = date(1970, 1, 1)
+_EPOCH: Final = date(1970, 1, 1).toordinal()
 _DAY_HOURS: Final = DAY_MS // HOUR_MS
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """The days that are written anew, from `first` to `last`, both included, and their hours."""
-
-    first: date
-    last: date
-
-    @property
-    def days(self) -> int:
-        return (self.last - self.first).days + 1
-
-    @property
-    def iso(self) -> tuple[str, str]:
-        return self.first.isoformat(), self.last.isoformat()
-
-    @property
-    def hours(self) -> tuple[int, int]:
-        """The first hour, and the first that comes after."""
-        return (self.first - _EPOCH).days * _DAY_HOURS, ((self.last - _EPOCH).days + 1) * _DAY_HOURS
-
-
-@dataclass(frozen=True, slots=True)
-class _Silver:
-    """Silver's tables, and its rows with their moments."""
-
-    runs_table: Table
-    deliveries_table: Table
-    spark: SparkSession
-
-    def rows(self, since: str = "", newer: int = 0) -> tuple[DataFrame, DataFrame]:
-        """Runs, and deliveries for each hour that they touch: those that ended since a day, newer than a watermark."""
-        runs = self._load(self.runs_table, RUNS, since, newer)
-        deliveries = self._load(self.deliveries_table, DELIVERIES, since, newer)
-        return moments_of_runs(runs), moments_of_deliveries(deliveries)
-
-    def _load(self, table: Table, schema: str, since: str, newer: int) -> DataFrame:
-        files = table.files(max(since, table.mark.first_day), newer=newer)
-        return load(self.spark, schema, files, "ended_at", newer)
 
 
 def summarise(home: Path, spark: SparkSession, *, after: Callable[[str], None] = lambda _step: None) -> Counts:
@@ -209,53 +152,47 @@ def summarise(home: Path, spark: SparkSession, *, after: Callable[[str], None] =
     Raises `ConfigError` where gold was made of another silver, and where another run is at work.
     """
     hourly, consumers, runs = (Table.open(home, kind) for kind in ("hourly", "consumers", "runs"))
-    silver = _Silver(runs, Table.open(home, "deliveries", until=runs.mark.watermark), spark)
+    deliveries = Table.open(home, "deliveries", until=runs.mark.watermark)
     check_behind(consumers, runs)
     check_behind(hourly, runs)
     mark, until = hourly.mark, runs.mark.watermark
     if mark.watermark == until:
         after("published")
-        return _counted(None, mark.rows, consumers.mark.rows)
-    days = _touched(*silver.rows(newer=mark.watermark), max(runs.mark.horizon, mark.horizon))
-    new_hours, new_consumers = _hours(silver, days) if days else (None, None)
+        return {"days written": 0, "hours of classes": mark.rows, "hours of consumers": consumers.mark.rows}
+
+    def rows(since: str = "", newer: int = 0) -> tuple[DataFrame, DataFrame]:
+        """Silver's rows that ended since a day and are newer than a watermark, with their moments."""
+        found = []
+        for table, schema in ((runs, RUNS), (deliveries, DELIVERIES)):
+            kept = date.fromordinal(table.mark.horizon).isoformat() if table.mark.horizon else ""
+            found.append(load(spark, schema, table.files(max(since, kept), newer=newer), "ended_at", newer))
+        return moments_of_runs(found[0]), moments_of_deliveries(found[1])
+
+    new_runs, new_deliveries = rows(newer=mark.watermark)
+    spans = new_runs.select(hour_of("came").alias("first"), hour_of("ended_ms").alias("last"))
+    spans = spans.union(new_deliveries.select("hour", "hour"))
+    ((first, last),) = spans.agg(f.min("first"), f.max("last")).collect()
+    days = range(0)  # as ordinals: those whose numbers change, but for what silver or gold have forgotten
+    if first is not None:
+        kept = max(runs.mark.horizon, mark.horizon)
+        days = range(max(_EPOCH + first // _DAY_HOURS, kept), _EPOCH + last // _DAY_HOURS + 1)
+    new_hours, new_consumers, replaced = None, None, None
+    if days:
+        replaced = date.fromordinal(days[0]).isoformat(), date.fromordinal(days[-1]).isoformat()
+        begin, end = ((day - _EPOCH) * _DAY_HOURS for day in (days.start, days.stop))
+        # Whoever waited when the first day began has ended since, and so silver has it, however early it came.
+        all_runs, all_deliveries = rows(replaced[0])
+        new_hours = class_hours(all_runs, all_deliveries, begin, end)
+        new_consumers = consumer_hours(all_deliveries).where(f.col("hour").between(begin, end - 1))
     staged_consumers = _staged(consumers, CONSUMERS, new_consumers, spark)
     after("staged consumers")
     staged_hours = _staged(hourly, HOURLY, new_hours, spark)
     after("staged hours")
-    replaced = days.iso if days else None
-    rows = consumers.commit(staged_consumers, replace(consumers.mark, watermark=until), replaced)
+    of_consumers = consumers.commit(staged_consumers, replace(consumers.mark, watermark=until), replaced)
     after("committed consumers")
-    total = hourly.commit(staged_hours, replace(mark, watermark=until), replaced)
+    of_classes = hourly.commit(staged_hours, replace(mark, watermark=until), replaced)
     after("published")
-    return _counted(days, total, rows)
-
-
-def _counted(days: _Span | None, hours: int, consumers: int) -> Counts:
-    return {"days written": days.days if days else 0, "hours of classes": hours, "hours of consumers": consumers}
-
-
-def _touched(runs: DataFrame, deliveries: DataFrame, kept: int) -> _Span | None:
-    """The days whose numbers these rows change, from `kept` on, which is an ordinal; None where there are none.
-
-    Before it silver's rows or gold's hours are forgotten.
-    """
-    hours = runs.select(hour_of("came").alias("first"), hour_of("ended_ms").alias("last"))
-    ((first, last),) = hours.union(deliveries.select("hour", "hour")).agg(f.min("first"), f.max("last")).collect()
-    if first is None:
-        return None
-    days = [_EPOCH + timedelta(days=hour // _DAY_HOURS) for hour in (first, last)]
-    begin = max(days[0], date.fromordinal(kept)) if kept else days[0]
-    return _Span(begin, days[1]) if days[1] >= begin else None
-
-
-def _hours(silver: _Silver, days: _Span) -> tuple[DataFrame, DataFrame]:
-    """The numbers of classes and of consumers in the hours of these days.
-
-    Whoever waited when the first of them began has ended since, and so silver has it, however early it came.
-    """
-    (begin, end), (runs, deliveries) = days.hours, silver.rows(days.iso[0])
-    inside = f.col("hour").between(begin, end - 1)
-    return class_hours(runs, deliveries, begin, end), consumer_hours(deliveries).where(inside)
+    return {"days written": len(days), "hours of classes": of_classes, "hours of consumers": of_consumers}
 
 
 def _staged(table: Table, schema: str, rows: DataFrame | None, spark: SparkSession) -> Staged:

@@ -16,7 +16,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from ...engine import AnyClient, ZkmqError, check_name
+from ...engine import ZkmqError, check_name
 from ...history import FOLDERS, Table
 from .bronze import archive_queue
 from .gold import summarise
@@ -63,33 +63,6 @@ class PipelineFailed(ZkmqError):
         self.report = report
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One queue's turn: where it is kept, and how its steps are told of."""
-
-    client: AnyClient
-    connect: Connect
-    report: QueueReport
-    directory: Path
-    spark: SparkSession
-    progress: Callable[[str], None]
-    after: Callable[[str], None]
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[Counts]:
-        """A step, which is to note what it counted: how long it took is noted, and told."""
-        began, counts = time.monotonic(), Counts()
-        yield counts
-        self.report.steps[name] = counts
-        self.report.seconds[name] = round(time.monotonic() - began, 3)
-        counted = ", ".join(f"{number} {what}" for what, number in counts.items()) or "done"
-        self.progress(f"queue {self.report.queue}: {name}: {counted}, {self.report.seconds[name]:.1f} s")
-
-    def hook(self, name: str) -> Callable[[str], None]:
-        """What is called after each part of a step."""
-        return lambda part: self.after(f"{name}: {part}")
-
-
 def run_pipeline(
     connect: Connect,
     queues: Sequence[str] | None,
@@ -112,27 +85,59 @@ def run_pipeline(
     with open_client(connect) as client:
         names = list(dict.fromkeys(queues or client.queues()))
         place = Path(directory).absolute()
-        reports = [QueueReport(check_name("queue", name)) for name in names]
-        turns = [_Turn(client, connect, report, place, spark, progress, after) for report in reports]
-        reports = [_tried(turn, _mark) for turn in turns]
-        for number, turn in enumerate(turns):
-            if reports[number].error is None:
-                reports[number] = _tried(turn, lambda turn: _steps(turn, lifetime, keep or Retention()))
-    report = PipelineReport(tuple(reports))
+        reports = {name: QueueReport(check_name("queue", name)) for name in names}
+
+        @contextmanager
+        def step(name: str, label: str) -> Iterator[Counts]:
+            """A step, which is to note what it counted: how long it took is noted, and told."""
+            began, counts = time.monotonic(), Counts()
+            yield counts
+            seconds = round(time.monotonic() - began, 3)
+            reports[name].steps[label], reports[name].seconds[label] = counts, seconds
+            counted = ", ".join(f"{number} {what}" for what, number in counts.items()) or "done"
+            progress(f"queue {name}: {label}: {counted}, {seconds:.1f} s")
+
+        def mark(name: str) -> None:
+            """Have clean-up keep what is not archived; not where nothing can be archived: it would keep all."""
+            with step(name, "mark"):
+                check_writable(place)
+                queue = client.queue(name)
+                if not queue.conf().archive:
+                    queue.configure(archive=True)
+
+        def work(name: str) -> None:
+            home = place / name
+            with step(name, "bronze") as counts:
+                archived = archive_queue(connect, name, place, spark, after=lambda part: after(f"bronze: {part}"))
+                counts |= {"rows": archived.archived, "in all": archived.total}
+                counts |= {"unreadable": len(archived.unreadable)} if archived.unreadable else {}
+            with step(name, "gc") as counts:
+                collected = client.queue(name).collect_garbage(lifetime=lifetime)
+                counts |= {"deleted": collected.collected, "kept": collected.kept_unarchived + collected.kept_changed}
+            with step(name, "silver") as counts:
+                counts |= refine(home, spark, after=lambda part: after(f"silver: {part}"))
+            with step(name, "gold") as counts:
+                counts |= summarise(home, spark, after=lambda part: after(f"gold: {part}"))
+            with step(name, "compaction") as counts:
+                counts["files merged"] = sum(Table.open(home, kind).merge() for kind in FOLDERS)
+                counts["files deleted"] = sum(Table.open(home, kind).sweep() for kind in FOLDERS)
+            if keep is not None and keep != Retention():
+                with step(name, "retention") as counts:
+                    counts["rows left bronze"] = retain(home, keep)
+
+        for turn in (mark, work):
+            for name in names:
+                if reports[name].error is None:
+                    try:
+                        turn(name)
+                    except Exception as error:  # noqa: BLE001  Spark's, Java's, the file system's: the others go on
+                        text = f"{type(error).__name__}: {said(error)}"
+                        progress(f"queue {name}: {text}")
+                        reports[name] = replace(reports[name], error=text)
+    report = PipelineReport(tuple(reports.values()))
     if report.failed:
         raise PipelineFailed(report)
     return report
-
-
-def _tried(turn: _Turn, work: Callable[[_Turn], None]) -> QueueReport:
-    """The report of a queue whose turn ended here, or goes on; whatever ended it is told of, and raised in the end."""
-    try:
-        work(turn)
-    except Exception as error:  # noqa: BLE001  Spark's, Java's, the file system's: none of them ends the other queues
-        text = f"{type(error).__name__}: {said(error)}"
-        turn.progress(f"queue {turn.report.queue}: {text}")
-        return replace(turn.report, error=text)
-    return turn.report
 
 
 def said(error: BaseException) -> str:
@@ -141,37 +146,3 @@ def said(error: BaseException) -> str:
     raised = [line for line in lines if line.startswith(_OWN_ERRORS)]
     caused = [line.removeprefix(_CAUSED) for line in lines if line.startswith(_CAUSED)]
     return (raised[-1:] or caused[-1:] or lines[:1] or [""])[0].removeprefix(_OWN_ERRORS)
-
-
-def _mark(turn: _Turn) -> None:
-    """From now on clean-up keeps what is not archived.
-
-    Raises `ConfigError` for a queue that does not exist, and where nothing can be archived: clean-up would keep all.
-    """
-    with turn.step("mark"):
-        check_writable(turn.directory)
-        queue = turn.client.queue(turn.report.queue)
-        if not queue.conf().archive:
-            queue.configure(archive=True)
-
-
-def _steps(turn: _Turn, lifetime: float | None, keep: Retention) -> None:
-    name, spark = turn.report.queue, turn.spark
-    with turn.step("bronze") as counts:
-        archived = archive_queue(turn.connect, name, turn.directory, spark, after=turn.hook("bronze"))
-        counts |= {"rows": archived.archived, "in all": archived.total}
-        counts |= {"unreadable": len(archived.unreadable)} if archived.unreadable else {}
-    with turn.step("gc") as counts:
-        collected = turn.client.queue(name).collect_garbage(lifetime=lifetime)
-        counts |= {"deleted": collected.collected, "kept": collected.kept_unarchived + collected.kept_changed}
-    home = turn.directory / name
-    with turn.step("silver") as counts:
-        counts |= refine(home, spark, after=turn.hook("silver"))
-    with turn.step("gold") as counts:
-        counts |= summarise(home, spark, after=turn.hook("gold"))
-    with turn.step("compaction") as counts:
-        counts["files merged"] = sum(Table.open(home, kind).merge() for kind in FOLDERS)
-        counts["files deleted"] = sum(Table.open(home, kind).sweep() for kind in FOLDERS)
-    if keep != Retention():
-        with turn.step("retention") as counts:
-            counts["rows left bronze"] = retain(home, keep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import date
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -14,9 +14,8 @@ from ...history import open_for_reading
 from .gold import CONSUMERS, HOURLY
 from .rows import SCHEMA
 from .silver import DELIVERIES, RUNS
-from .tables import load
+from .tables import load, names
 
-POINTS: Final = (0.5, 0.9, 0.99)
 Directory: TypeAlias = str | os.PathLike[str]
 Day: TypeAlias = date | None
 
@@ -32,7 +31,7 @@ def read_history(
     Columns as in `rows.SCHEMA`. Raises `CorruptRecord` for a table that cannot be read.
     """
     files = _files(directory, queue, "bronze", since, until)
-    return load(spark, SCHEMA, files, "ended_at").select(spark.createDataFrame([], SCHEMA).columns)
+    return load(spark, SCHEMA, files, "ended_at").select(names(SCHEMA))
 
 
 def read_runs(
@@ -83,6 +82,6 @@ def percentiles(frame: DataFrame, by: str) -> DataFrame:
     spans = [
         f.round(f.percentile(f"{span}_ms", f.lit(point)), 1).alias(f"{span}_p{point * 100:.0f}")
         for span in ("wait", "run")
-        for point in POINTS
+        for point in (0.5, 0.9, 0.99)
     ]
     return frame.groupBy(f.col("filters")[by].alias(by)).agg(f.count("*").alias("tasks"), *spans).orderBy(by)

@@ -49,10 +49,7 @@ def open_client(connect: Connect) -> AnyClient:
 
 
 def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function for ``mapInArrow``, for Spark's Python workers: what ended in, whole rows out.
-
-    A run that is gone gives no row: the caller counts.
-    """
+    """Make the function for ``mapInArrow`` in Spark's workers: what ended in, rows out, none for a run that is gone."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with contextlib.ExitStack() as stack:
@@ -62,15 +59,13 @@ def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], 
                     client = open_client(connect)
                     stack.callback(client.close)
                     queue = client.queue(name)
-                if queue is not None:
-                    yield from _read_batch(queue, batch)
+                if queue is None:
+                    continue
+                ended = [Ended(**row) for row in batch.to_pylist()]
+                for start in range(0, len(ended), AT_ONCE):
+                    chunk = ended[start : start + AT_ONCE]
+                    tasks = internals(queue).read_ended(chunk, parts=["data", "metadata", "result"])
+                    lists = {part: [getattr(task, part) for task in tasks] for part in parts(_STORED, _COLUMNS)}
+                    yield rows(queue.name, _STORED, lists, _COLUMNS)
 
     return read
-
-
-def _read_batch(queue: AnyQueue, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    ended = [Ended(*values) for values in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-    for start in range(0, len(ended), AT_ONCE):
-        tasks = internals(queue).read_ended(ended[start : start + AT_ONCE], parts=["data", "metadata", "result"])
-        lists = {part: [getattr(task, part) for task in tasks] for part in parts(_STORED, _COLUMNS)}
-        yield rows(queue.name, _STORED, lists, _COLUMNS)

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ...engine import ConfigError
-from ...history import Staged, Table
+from ...history import Table
 from .rows import SCHEMA
 from .tables import Counts, day_of, load, milliseconds, names, stage
 
@@ -82,31 +82,15 @@ def deliveries_of(bronze: DataFrame) -> DataFrame:
     finished = (f.col("state") == "finished") & f.col("claimed_at").isNotNull()
     past = f.coalesce("history", f.array())
     each = f.concat(past, f.when(finished, f.array(own)).otherwise(f.array()))
-    bronze_runs = bronze.select(
-        "queue", f.col("id").alias("task_id"), "version", class_of("filters").alias("class"), f.explode(each).alias("e")
-    )
-    rows = bronze_runs.select(
-        "queue",
-        "task_id",
-        "version",
-        "class",
-        *(f.col(f"e.{name}").alias(name) for name in members),
-    ).fillna("", ["consumer"])
+    known = ("queue", f.col("id").alias("task_id"), "version", class_of("filters").alias("class"))
+    spread = bronze.select(*known, f.explode(each).alias("e"))
+    rows = spread.select("queue", "task_id", "version", "class", "e.*").fillna("", ["consumer"])
     rows = rows.withColumn("started_at", f.coalesce("started_at", "claimed_at"))
     rows = rows.withColumn("run_ms", milliseconds("ended_at") - milliseconds("started_at"))
-    return _first(rows).withColumn("day", day_of("ended_at"))
-
-
-def _first(rows: DataFrame) -> DataFrame:
-    """Of the rows of a delivery the one with the lowest version."""
-    rest = [name for name in names(DELIVERIES) if name not in KEY]
-    order = ["version", *(name for name in rest if name != "version")]
-    first = rows.groupBy(*KEY).agg(f.min(f.struct(*order)).alias("first"))
-    columns = [f.col(name) if name in KEY else f.col(f"first.{name}").alias(name) for name in names(DELIVERIES)]
-    return first.select(*columns)
-
-
-# --- Silver's step: what bronze has gained.
+    # Of the rows of a delivery the one with the lowest version.
+    rest = ["version", *(name for name in names(DELIVERIES) if name not in {*KEY, "version"})]
+    first = rows.groupBy(*KEY).agg(f.min(f.struct(*rest)).alias("first")).select(*KEY, "first.*")
+    return first.select(*names(DELIVERIES)).withColumn("day", day_of("ended_at"))
 
 
 def refine(home: Path, spark: SparkSession, *, after: Callable[[str], None] = lambda _step: None) -> Counts:
@@ -117,9 +101,19 @@ def refine(home: Path, spark: SparkSession, *, after: Callable[[str], None] = la
     # Bronze comes last: what another run does meanwhile does not put it behind, and has this one's commits refused.
     deliveries, runs, bronze = (Table.open(home, kind) for kind in ("deliveries", "runs", "bronze"))
     until, total = bronze.mark.watermark, runs.mark.rows
-    new_deliveries = _stage_deliveries(deliveries, bronze, spark)
+    new_deliveries = new_runs = None
+    if (rows := _newer(bronze, deliveries, spark)) is not None:
+        ended, horizon = deliveries_of(rows), deliveries.mark.horizon
+        # Those of days that silver still keeps, and that it does not hold. When one ended may be told with another few
+        # milliseconds by another row: a day more is looked through.
+        kept = ended.where(f.col("day") >= date.fromordinal(horizon)) if horizon else ended
+        ((first, last),) = kept.agg(f.min(day_of("claimed_at")), f.max("day")).collect()
+        files = deliveries.files(first.isoformat(), (last + timedelta(days=1)).isoformat()) if first else []
+        held = load(spark, DELIVERIES, files, "ended_at").select(*KEY)
+        new_deliveries = stage(deliveries, DELIVERIES, kept.join(held, list(KEY), "left_anti"), until)
     after("staged deliveries")
-    new_runs = _stage_runs(runs, bronze, spark)
+    if (rows := _newer(bronze, runs, spark)) is not None:
+        new_runs = stage(runs, RUNS, runs_of(rows), until)
     after("staged runs")
     if new_deliveries:
         deliveries.commit(new_deliveries, replace(deliveries.mark, watermark=until))
@@ -148,24 +142,3 @@ def _newer(bronze: Table, table: Table, spark: SparkSession) -> DataFrame | None
     if newer == bronze.mark.watermark:
         return None
     return load(spark, SCHEMA, bronze.files(newer=newer), "ended_at", newer)
-
-
-def _stage_runs(table: Table, bronze: Table, spark: SparkSession) -> Staged | None:
-    rows = _newer(bronze, table, spark)
-    return None if rows is None else stage(table, RUNS, runs_of(rows), bronze.mark.watermark)
-
-
-def _stage_deliveries(table: Table, bronze: Table, spark: SparkSession) -> Staged | None:
-    """Stage those that silver does not hold, and of days that it still keeps.
-
-    When one ended may be told with another few milliseconds by another row: a day more is looked through.
-    """
-    rows = _newer(bronze, table, spark)
-    if rows is None:
-        return None
-    ended = deliveries_of(rows)
-    kept = ended.where(f.col("day") >= date.fromordinal(table.mark.horizon)) if table.mark.horizon else ended
-    ((first, last),) = kept.agg(f.min(day_of("claimed_at")), f.max("day")).collect()
-    files = table.files(first.isoformat(), (last + timedelta(days=1)).isoformat()) if first else []
-    known = load(spark, DELIVERIES, files, "ended_at").select(*KEY)
-    return stage(table, DELIVERIES, kept.join(known, list(KEY), "left_anti"), bronze.mark.watermark)

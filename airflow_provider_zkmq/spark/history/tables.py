@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -59,48 +57,35 @@ def check_writable(directory: str | Path) -> None:
 
 
 def stage(table: Table, schema: str, frame: DataFrame, watermark: int | None = None) -> Staged:
-    """Write a frame with the columns of `schema` and ``day`` to a folder of its own below the table's.
-
-    Of a run that was killed Spark's Java may write on for a moment, to a folder that no other run has.
-    """
-    columns = _columns(frame.sparkSession, schema)
+    """Write a frame with the columns of `schema` and ``day`` to a folder of its own below the table's."""
+    columns = _columns(schema)
     if watermark is not None:
         columns = columns.add(WATERMARK, LongType())
         frame = frame.withColumn(WATERMARK, f.lit(watermark).cast("bigint"))
     columns = columns.add("day", DateType())
     folder = table.path / os.urandom(8).hex()
-    with _microseconds(frame.sparkSession):
+    conf, times = frame.sparkSession.conf, "spark.sql.parquet.outputTimestampType"
+    before = conf.get(times)
+    conf.set(times, "TIMESTAMP_MICROS")  # as others read them, and as Delta asks for: Spark would write 96-bit numbers
+    try:
         writer = frame.select(*columns.names).write.partitionBy("day").option("compression", "zstd")
         writer.parquet(str(folder))
+    finally:
+        conf.set(times, before)
     files = [(path, pq.read_metadata(path).num_rows) for path in sorted(folder.glob("day=*/*.parquet"))]
     for path in (*folder.rglob("*"), folder):
         sync(path)
     return Staged(columns.json(), tuple(added(table.path, files, watermark)), sum(rows for _, rows in files))
 
 
-@contextmanager
-def _microseconds(spark: SparkSession) -> Iterator[None]:
-    """Have Spark write moments as others read them, and as Delta asks for: it would write 96-bit numbers."""
-    name = "spark.sql.parquet.outputTimestampType"
-    before = spark.conf.get(name)
-    spark.conf.set(name, "TIMESTAMP_MICROS")
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
-
-
-def _columns(spark: SparkSession, schema: str) -> StructType:
+def _columns(schema: str) -> StructType:
     """The columns that stand in files, where the day is a folder's name."""
-    return StructType([column for column in spark.createDataFrame([], schema).schema if column.name != "day"])
+    return StructType([column for column in StructType.fromDDL(schema) if column.name != "day"])
 
 
 def load(spark: SparkSession, schema: str, files: list[str], moment: str, newer: int = 0) -> DataFrame:
-    """These files' rows that are newer than a watermark, with the columns of `schema`, and their ``day``.
-
-    The day is that of the column `moment`, in UTC.
-    """
-    columns = _columns(spark, schema)
+    """The rows of files that are newer than a watermark, with the columns of `schema` and the ``day`` of `moment`."""
+    columns = _columns(schema)
     if not files:  # Spark sees that it is empty, and leaves it out
         return spark.createDataFrame([], columns).where(f.lit(False)).withColumn("day", day_of(moment))
     literal = [_PATTERN.sub(r"\\\g<0>", path) for path in files]  # what Spark would take for a pattern is escaped

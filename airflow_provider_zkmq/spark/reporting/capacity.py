@@ -120,56 +120,40 @@ def crews(seen: Iterable[Crew]) -> list[Crew]:
 
 
 def needs(queue: str, seen: Sequence[Crew], classes: Mapping[str, Row], target: Target) -> list[Row]:
-    """A row for each crew that is there and for which anything arrives; a class that nobody serves has a crew of none.
-
-    `classes`: what arrives of each, as `Load.classes` reads it.
-    """
+    """A row for each crew for which any of the `classes` arrives; a class that nobody serves has a crew of none."""
     there = [crew for crew in seen if crew.servers]
     served = sum((crew.seen for crew in there), Counter[str]())
     there += [Crew(Counter({name: 1}), 0, 0, math.nan, math.nan) for name in classes if name not in served]
     found = []
     for crew in there:
-        own = {name: classes[name] for name in crew.seen if name in classes}
+        names, servers, kind = sorted(crew.seen), crew.servers, (crew.service, crew.squared)
+        own = {name: classes[name] for name in names if name in classes}
         shares = {name: crew.seen[name] / served.get(name, 1) for name in own}
         now, peak = (sum(row[rate] * shares[name] for name, row in own.items()) for rate in ("rate", "peak_rate"))
-        if peak:
-            found.append(_need(crew, now, peak, target) | _measured(list(own.values())) | {"queue": queue})
-    return [row | {"verdict": _verdict(row, target)} for row in found]
-
-
-def _need(crew: Crew, now: float, peak: float, target: Target) -> Row:
-    """What the formula says of a crew: how busy it is, how long tasks wait for it, and how many would do."""
-    kind, there = (crew.service, crew.squared), crew.servers
-    mean, p95 = expected_wait(now, *kind, there) if there else (math.inf, math.inf)
-    return {
-        "serves": _serves(sorted(crew.seen)),
-        "classes": sorted(crew.seen),
-        "rate": now,
-        "peak_rate": peak,
-        "service": crew.service,
-        "squared": crew.squared,
-        "servers": there,
-        "utilisation": now * crew.service / there if there else math.inf,
-        "model_mean": mean,
-        "model_p95": p95,
-        "needed": target.needed(now, *kind) if there else None,
-        "needed_at_peak": target.needed(peak, *kind) if there else None,
-    }
-
-
-def _measured(classes: Sequence[Row]) -> Row:
-    """How many tasks of a crew's classes came, and the worst that is known of any: their bursts and their waits."""
-    worst = {
-        name: max((row[name] for row in classes if row[name] is not None), default=None)
-        for name in ("burst", "measured_mean", "measured_p95")
-    }
-    return worst | {"arrivals": sum(row["arrivals"] for row in classes)}
-
-
-def _serves(names: list[str]) -> str:
-    """The classes that a crew serves, in a word."""
-    shown = ", ".join(each if names == [""] else each or page.name(each) for each in names[:4])
-    return shown + (f" and {page.several(len(names) - 4, 'more class')}" if len(names) > 4 else "")
+        if not peak:
+            continue
+        shown = ", ".join(each if names == [""] else each or page.name(each) for each in names[:4])
+        mean, p95 = expected_wait(now, *kind, servers) if servers else (math.inf, math.inf)
+        row = {
+            "queue": queue,
+            "serves": shown + (f" and {page.several(len(names) - 4, 'more class')}" if len(names) > 4 else ""),
+            "classes": names,
+            "rate": now,
+            "peak_rate": peak,
+            "service": crew.service,
+            "squared": crew.squared,
+            "servers": servers,
+            "utilisation": now * crew.service / servers if servers else math.inf,
+            "model_mean": mean,
+            "model_p95": p95,
+            "needed": target.needed(now, *kind) if servers else None,
+            "needed_at_peak": target.needed(peak, *kind) if servers else None,
+            "arrivals": sum(each["arrivals"] for each in own.values()),
+        }
+        for name in ("burst", "measured_mean", "measured_p95"):  # the worst that is known of any class
+            row[name] = max((each[name] for each in own.values() if each[name] is not None), default=None)
+        found.append(row | {"verdict": _verdict(row, target)})
+    return found
 
 
 def _verdict(row: Row, target: Target) -> str:
@@ -197,43 +181,31 @@ SHORTEST: Final = 0.0005
 
 
 class Load:
-    """The crews of each queue and what arrives for them, read from its history by a few aggregations.
-
-    `stretches`: the last `recent` seconds of each queue's history, from and to, which stand for now.
-    """
+    """The crews of each queue and what arrives for them, read from its history by a few aggregations."""
 
     def __init__(self, frames: Frames, recent: float) -> None:
         self._frames = frames
-        self.stretches = self._stretches(recent)
-        rows = [(queue, *each) for queue, each in self.stretches.items()]
-        spans = frames.runs.sparkSession.createDataFrame(rows, "queue string, start double, stop double")
-        self._spans = f.broadcast(spans)
-
-    def _stretches(self, recent: float) -> dict[str, tuple[float, float]]:
-        """The archive knows a task when it has ended, and so not yet all that arrived lately.
-
-        A stretch ends so long before the last end as 99 of 100 tasks take from their enqueue to their end, though not
-        before half of the history.
-        """
+        # The last `recent` seconds of each queue's history, from and to, which stand for now.
+        self.stretches: dict[str, tuple[float, float]] = {}
+        # The archive knows a task when it has ended, and so not yet all that arrived lately: a stretch ends so long
+        # before the last end as 99 of 100 tasks take from their enqueue to their end, though not before half of it all.
         facts = (
             "min(enqueued_at) as first",
             "max(ended_at) as last",
             "coalesce(percentile(if(attempt = 1, ended_at - enqueued_at, null), 0.99), 0.0) as stay",
         )
-        found = {}
-        for row in summed(self._frames.runs, ["queue"], facts):
+        for row in summed(frames.runs, ["queue"], facts):
             stop = row["last"] - min(row["stay"], (row["last"] - row["first"]) / 2)
-            found[row["queue"]] = max(row["first"], stop - recent), stop
-        return found
+            self.stretches[row["queue"]] = max(row["first"], stop - recent), stop
+        rows = [(queue, *each) for queue, each in self.stretches.items()]
+        spans = frames.runs.sparkSession.createDataFrame(rows, "queue string, start double, stop double")
+        self._spans = f.broadcast(spans)
 
     def rows(self, target: Target) -> list[Row]:
         """A row for each crew for which anything arrives, the most urgent first."""
-        crews = self.crews()
-        rows = [
-            row
-            for queue, classes in self.classes().items()
-            for row in needs(queue, crews.get(queue, []), classes, target)
-        ]
+        crews, rows = self.crews(), list[Row]()
+        for queue, classes in self.classes().items():
+            rows += needs(queue, crews.get(queue, []), classes, target)
         return sorted(rows, key=lambda row: (_ORDER[row["verdict"]], -row["utilisation"], row["queue"], row["serves"]))
 
     def classes(self) -> dict[str, dict[str, Row]]:
@@ -255,7 +227,13 @@ class Load:
         gap = f.col("enqueued_at") - f.lag("enqueued_at").over(before)
         waited = f.expr("if(inside and attempt = 1, wait_ms / 1000, null)")
         timed = runs.withColumns({"gap": f.when(f.col("inside"), gap), "waited": waited})
-        peaks, found = self._peaks(), defaultdict[str, dict[str, Row]](dict)
+        # The arrivals a second of each class in its queue's busiest hour.
+        hours = self._frames.hourly.groupBy("queue", "hour").agg(f.sum("arrivals").alias("total"))
+        busiest = hours.groupBy("queue").agg(f.expr("max_by(hour, struct(total, -hour)) as hour"))
+        at_peak = self._frames.hourly.join(f.broadcast(busiest), ["queue", "hour"])
+        rates = summed(at_peak, ["queue", "class"], ["sum(arrivals) / 3600 as rate"])
+        peaks = {(row["queue"], row["class"]): row["rate"] for row in rates}
+        found = defaultdict[str, dict[str, Row]](dict)
         for row in summed(timed, ["queue", "class"], facts):
             queue, key, tries = row["queue"], row["class"], row["tries"]
             start, stop = self.stretches[queue]
@@ -263,17 +241,13 @@ class Load:
             found[queue][key] = row | {"rate": now, "peak_rate": max(now, peaks.get((queue, key), 0.0) * tries)}
         return dict(found)
 
-    def _peaks(self) -> dict[tuple[str, str], float]:
-        """The arrivals a second of each class in its queue's busiest hour."""
-        hours = self._frames.hourly.groupBy("queue", "hour").agg(f.sum("arrivals").alias("total"))
-        busiest = hours.groupBy("queue").agg(f.expr("max_by(hour, struct(total, -hour)) as hour"))
-        found = self._frames.hourly.join(f.broadcast(busiest), ["queue", "hour"])
-        rows = summed(found, ["queue", "class"], ["sum(arrivals) / 3600 as rate"])
-        return {(row["queue"], row["class"]): row["rate"] for row in rows}
-
     def crews(self) -> dict[str, list[Crew]]:
         """Each queue's consumers by what they serve, from all deliveries; how many there are, from the stretch."""
-        cells = self._cells()
+        # A row for each consumer and class, with all the classes that the consumer serves.
+        each = ("count(*) as deliveries", "sum(run_ms) / 1e3 as busy", "sum(run_ms * run_ms) / 1e6 as squares")
+        timed = self._frames.deliveries.where("run_ms is not null").groupBy("queue", "consumer", "class")
+        serves = f.sort_array(f.collect_set("class").over(Window.partitionBy("queue", "consumer")))
+        cells = timed.agg(*map(f.expr, each)).withColumn("serves", serves)
         sums = ("count(*) as consumers", *(f"sum({each}) as {each}" for each in ("deliveries", "busy", "squares")))
         facts = (
             "map_from_entries(collect_list(struct(class, deliveries))) as seen",
@@ -282,7 +256,16 @@ class Load:
             "sum(squares) / sum(deliveries) as square",
         )
         kinds = cells.groupBy("queue", "serves", "class").agg(*map(f.expr, sums)).groupBy("queue", "serves")
-        present = kinds.agg(*map(f.expr, facts)).join(self._present(cells), ["queue", "serves"], "left")
+        # How many tasks each crew could hold at once: of consumers that were there together, each with its most.
+        lately = self._frames.deliveries.join(self._spans, "queue").where(f.col("ended_at") >= f.col("start"))
+        since = f.greatest(f.coalesce("started_at", "claimed_at"), "start")
+        lately = lately.withColumns({"since": since, "until": f.greatest("ended_at", since + SHORTEST)})
+        at_once = _most_at_once(lately, ["queue", "consumer"], f.lit(1))
+        there = lately.groupBy("queue", "consumer").agg(f.min("since").alias("since"), f.max("until").alias("until"))
+        there = there.join(at_once, ["queue", "consumer"])
+        there = there.join(cells.select("queue", "consumer", "serves").distinct(), ["queue", "consumer"])
+        servers = _most_at_once(there, ["queue", "serves"], f.col("servers"))
+        present = kinds.agg(*map(f.expr, facts)).join(servers, ["queue", "serves"], "left")
         found = defaultdict[str, list[Crew]](list)
         for row in present.collect():
             service = row.service or SHORTEST
@@ -290,30 +273,10 @@ class Load:
             found[row.queue].append(Crew(Counter(row.seen), row.consumers, int(row.servers or 0), service, squared))
         return {queue: crews(each) for queue, each in found.items()}
 
-    def _cells(self) -> DataFrame:
-        """A row for each consumer and class, with all the classes that the consumer serves."""
-        facts = ("count(*) as deliveries", "sum(run_ms) / 1e3 as busy", "sum(run_ms * run_ms) / 1e6 as squares")
-        timed = self._frames.deliveries.where("run_ms is not null").groupBy("queue", "consumer", "class")
-        serves = f.sort_array(f.collect_set("class").over(Window.partitionBy("queue", "consumer")))
-        return timed.agg(*map(f.expr, facts)).withColumn("serves", serves)
-
-    def _present(self, cells: DataFrame) -> DataFrame:
-        """How many tasks each crew could hold at once: of consumers that were there together, each with its most."""
-        serves = cells.select("queue", "consumer", "serves").distinct()
-        lately = self._frames.deliveries.join(self._spans, "queue").where(f.col("ended_at") >= f.col("start"))
-        since = f.greatest(f.coalesce("started_at", "claimed_at"), "start")
-        lately = lately.withColumns({"since": since, "until": f.greatest("ended_at", since + SHORTEST)})
-        at_once = _most_at_once(lately, ["queue", "consumer"], f.lit(1))
-        there = lately.groupBy("queue", "consumer").agg(f.min("since").alias("since"), f.max("until").alias("until"))
-        known = there.join(at_once, ["queue", "consumer"]).join(serves, ["queue", "consumer"])
-        return _most_at_once(known, ["queue", "serves"], f.col("servers"))
-
 
 def _most_at_once(frame: DataFrame, keys: list[str], weight: Expression) -> DataFrame:
-    """The largest sum of weights of what overlaps in time, for each key, that holds for `OVERLAP` of the time at least.
-
-    A worker that claims its next task before the last is settled holds two for a moment, and works on one.
-    """
+    """The largest sum of weights of what overlaps in time, for each key, for `OVERLAP` of the time at least."""
+    # A worker that claims its next task before the last is settled holds two for a moment, and works on one.
     begun = frame.select(*keys, f.col("since").alias("at"), weight.alias("step"))
     ended = frame.select(*keys, f.col("until").alias("at"), (-weight).alias("step"))
     in_time, downwards = (Window.partitionBy(*keys).orderBy(*order) for order in (["at", "step"], [f.desc("level")]))
@@ -342,22 +305,18 @@ def section(capacity: list[Row], target: Target, stretches: Mapping[str, tuple[f
     levels = [page.VERDICTS[row["verdict"]] for row in capacity]
     level = next((level for level in ("bad", "warn") if level in levels), "good")
     said = [advice(row) for row, level in zip(capacity, levels, strict=True) if level != "good"][:10]
-    wanted = _wanted(target)
+    wanted = [] if target.wait is None else [f"95 of 100 tasks wait no longer than {page.span(target.wait)}"]
+    wanted += [] if target.utilisation is None else [f"consumers are busy no more than {target.utilisation:.0%}"]
+    goal = " and ".join(wanted) or "no class piles up"
     if capacity and not said:
-        said = [f"No crew needs more consumers: {wanted}, now and in the busiest hour."]
-    table = Table("capacity", f"Crews; the target is that {wanted}", _COLUMNS, capacity, "nothing arrived")
+        said = [f"No crew needs more consumers: {goal}, now and in the busiest hour."]
+    table = Table("capacity", f"Crews; the target is that {goal}", _COLUMNS, capacity, "nothing arrived")
     notes = [
         f"Now is, of {queue}: from {page.moment(start)} for {page.span(stop - start)}; the peak is its busiest hour."
         for queue, (start, stop) in list(stretches.items())[:5]
     ]
     notes += [text for row in capacity for text in warnings(row)]
     return page.Section("capacity", "Are there enough consumers", said, [table], notes, level)
-
-
-def _wanted(target: Target) -> str:
-    wait = None if target.wait is None else f"95 of 100 tasks wait no longer than {page.span(target.wait)}"
-    busy = None if target.utilisation is None else f"consumers are busy no more than {target.utilisation:.0%}"
-    return " and ".join(filter(None, (wait, busy))) or "no class piles up"
 
 
 def advice(row: Row) -> str:
@@ -381,15 +340,14 @@ def warnings(row: Row) -> list[str]:
     """Where what the formula takes for granted does not hold for a crew."""
     squared, burst, measured = row["squared"], row["burst"] or 0, row["measured_mean"]
     short, long = sorted((row["model_mean"], row["measured_mean"] or row["model_mean"]))
-    few = f"only {page.several(row['arrivals'], 'task')} arrived, so that the rate is uncertain"
-    varied = f"run times are far from exponential (C² = {squared:.2g}; 1 is), and so the correction is large"
-    bursts = f"tasks arrive in bursts (C² = {burst:.2g} between arrivals), and wait longer than the model says"
-    spans = [page.spell(each, "busy") for each in (measured, row["model_mean"])]
-    apart = f"measured are {spans[0]}, not {spans[1]}: rather believe what was measured"
-    known = [
-        *([few] if row["arrivals"] < FEW else []),
-        *([varied] if row["servers"] and not VARIED[0] <= squared <= VARIED[1] else []),
-        *([bursts] if burst > BURSTS else []),
-        *([apart] if 1 < long < math.inf and long > APART * short else []),
-    ]
+    known = []
+    if row["arrivals"] < FEW:
+        known.append(f"only {page.several(row['arrivals'], 'task')} arrived, so that the rate is uncertain")
+    if row["servers"] and not VARIED[0] <= squared <= VARIED[1]:
+        known.append(f"run times are far from exponential (C² = {squared:.2g}; 1 is), and so the correction is large")
+    if burst > BURSTS:
+        known.append(f"tasks arrive in bursts (C² = {burst:.2g} between arrivals), and wait longer than the model says")
+    if 1 < long < math.inf and long > APART * short:
+        was, modelled = (page.spell(each, "busy") for each in (measured, row["model_mean"]))
+        known.append(f"measured are {was}, not {modelled}: rather believe what was measured")
     return [f"{label(row['serves'], row['queue'])}: {'; '.join(known)}."] if known else []

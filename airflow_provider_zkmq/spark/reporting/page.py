@@ -38,16 +38,14 @@ def need(*packages: str) -> None:
 
 
 def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> list[str]:
-    """The queues of a history that are asked for; None: all. Raises `ConfigError` for those that it does not hold.
-
-    Raises `CorruptRecord` where what says what it holds is damaged.
-    """
-    from ...history import lacks_tables, stored
+    """The queues of a history that are asked for; None: all. Raises `ConfigError` for others, `CorruptRecord`."""
+    from ...history import FOLDERS
+    from ...history import Table as Stored
 
     root = Path(directory).absolute()
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder: give the directory of the archive; where there is none, {_FIRST}")
-    archived = stored(root)
+    archived = sorted(path.parent.parent.name for path in root.glob(f"*/{FOLDERS['bronze']}/_delta_log"))
     if not archived:
         raise ConfigError(f"{root} holds no archive of any queue: give the archive's directory, or {_FIRST}")
     requested = archived if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
@@ -56,7 +54,8 @@ def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> li
             near = get_close_matches(queue, archived)
             hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
             raise ConfigError(f"{root} holds no archive of queue {queue!r}{hint}: {_FIRST}")
-        if lacks_tables(root / queue):
+        bronze, *tables = (Stored.open(root / queue, kind) for kind in ("bronze", "runs", "hourly"))
+        if bronze.mark.rows and not all(table.delta for table in tables):
             raise ConfigError(f"queue {queue!r} is archived in {root}, but its tables were not made yet: {_FIRST}")
     return requested
 
@@ -67,8 +66,8 @@ def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> li
 #: a second; ``share``: of 1; ``moment``: seconds since 1970; ``trend``: a line of numbers; ``real``: any other number.
 Sort: TypeAlias = Literal["text", "name", "count", "span", "rate", "share", "moment", "real", "trend"]
 Row: TypeAlias = dict[str, Any]
-
-
+#: Sentences, each with how it is: good, note, warn, bad.
+Findings: TypeAlias = Sequence[tuple[str, str]]
 #: The columns of all tables by their sorts, each with its title where that is not its name.
 _COLUMNS: Final[Mapping[Sort, str]] = {
     "name": "queue class serves consumer task_id kind examples",
@@ -98,10 +97,7 @@ def column(name: str) -> tuple[Sort, str]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows, whose `columns` are named, the most important first, and what is said where there are none.
-
-    `folded`: on a page it is shown when it is asked for, in a text never.
-    """
+    """Rows, whose `columns` are named, the most important first; `folded`: pages show it if asked, texts never."""
 
     name: str
     caption: str
@@ -127,16 +123,14 @@ class Section:
 
     def record(self) -> Row:
         """The section for JSON, which has no infinite numbers: they are null."""
-        tables = {table.name: [_finite(row) for row in table.rows] for table in self.tables}
-        return {"title": self.title, "said": self.said, **tables, "notes": list(self.notes)}
+        record: Row = {"title": self.title, "said": self.said}
+        for table in self.tables:
+            rows = record[table.name] = [dict(row) for row in table.rows]
+            for row in rows:
+                endless = [key for key, each in row.items() if isinstance(each, float) and not math.isfinite(each)]
+                row |= dict.fromkeys(endless)
+        return record | {"notes": list(self.notes)}
 
-
-def _finite(row: Row) -> Row:
-    endless = {name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {name: None if name in endless else value for name, value in row.items()}
-
-
-# --- values as people read them
 
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -228,16 +222,9 @@ FOLDED: Final = 20
 
 
 def render(
-    head: Sequence[str],
-    findings: Sequence[tuple[str, str]],
-    sections: Sequence[Section],
-    width: int | None = None,
-    most: int | None = None,
+    head: Sequence[str], findings: Findings, sections: Sequence[Section], width: int | None, most: int | None
 ) -> str:
-    """The report as text of a width; default: the terminal's. What findings say, sections do not say again.
-
-    `most`: so many rows of a table and no notes; None: all of both.
-    """
+    """The report as text of a width, None: the terminal's; `most`: so many rows of a table and no notes, None: all."""
     target, heard = io.StringIO(), {text for _, text in findings}
     columns = max(LEAST, width or shutil.get_terminal_size((100, 24)).columns)
     console = Console(file=target, width=columns, color_system=None, legacy_windows=False, emoji=False)
@@ -247,22 +234,20 @@ def render(
     for section in sections:
         console.print(Text(f"\n{section.title.upper()}"))
         for text in section.said:
-            if text not in heard:
+            if text not in heard:  # what findings say, sections do not say again
                 console.print(_indented(text))
         for table in section.tables:
-            if not table.folded:
-                _print_table(console, table, table.rows[:most])
+            if table.folded:
+                continue
+            rows = table.rows[:most]
+            console.print(Text(f"  {table.caption}:" if table.rows else f"  {table.empty}"))
+            if rows:
+                console.print(_grid(table, rows, console.width))
+            if more := len(table.rows) - len(rows):
+                console.print(_indented(f"… and {several(more, 'more row')}"))
         for note in section.notes if most is None else ():
             console.print(_indented(f"· {note}"))
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
-
-
-def _print_table(console: Console, table: Table, rows: list[Row]) -> None:
-    console.print(Text(f"  {table.caption}:" if table.rows else f"  {table.empty}"))
-    if rows:
-        console.print(_grid(table, rows, console.width))
-    if more := len(table.rows) - len(rows):
-        console.print(_indented(f"… and {several(more, 'more row')}"))
 
 
 def _indented(text: str) -> Padding:
@@ -292,9 +277,6 @@ def _grid(table: Table, rows: list[Row], width: int) -> Grid:
     return grid
 
 
-# --- as a page
-
-TEMPLATE: Final = "report.html.jinja"
 #: What may be said of a crew, the most urgent first, and how bad it is.
 VERDICTS: Final = (
     dict.fromkeys(("nobody serves it", "overloaded", "too few"), "bad")
@@ -303,18 +285,15 @@ VERDICTS: Final = (
 )
 
 
-def page(head: Sequence[str], findings: Sequence[tuple[str, str]], sections: Sequence[Section]) -> str:
-    """The whole page. `head`: its title, and a line below.
-
-    `findings`: what to know first, each with how it is: good, note, warn, bad. Raises `ConfigError` without Jinja2.
-    """
+def page(head: Sequence[str], findings: Findings, sections: Sequence[Section]) -> str:
+    """The whole page. `head`: its title, and a line below. Raises `ConfigError` without Jinja2."""
     need("jinja2")
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, finalize=_shown, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.filters |= {"spell": spell, "column": column}
-    source = importlib.resources.files(__package__ or "").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    source = importlib.resources.files(__package__ or "").joinpath("report.html.jinja").read_text(encoding="utf-8")
     template = environment.from_string(source)
     spelt = {"verdicts": VERDICTS, "bars": BARS, "endless": math.inf}
     return template.render(head=head, findings=findings, sections=sections, **spelt)

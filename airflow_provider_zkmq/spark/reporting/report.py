@@ -25,8 +25,6 @@ MOST_ROWS: Final = 200
 _LEVELS: Final = ("bad", "warn", "good", "note")
 #: Where nothing is wrong a report has no more lines than fit on a screen.
 SCREEN: Final = 40
-#: Of the tasks that failed most often, no more are named.
-_WORST: Final = 10
 
 
 class ReportFailed(ZkmqError):
@@ -122,7 +120,7 @@ def answer(frames: sections.Frames, *, recent: float, target: Target, top: int) 
         sections.overview(queue_rows),
         capacity.section(load.rows(target), target, load.stretches),
         sections.waiting(class_rows),
-        sections.section(sections.groups(lost, top), sections.worst(lost, min(top, _WORST))),
+        sections.section(sections.groups(lost, top), sections.worst(lost, min(top, 10))),
         sections.consumer_section(sections.consumers(frames, top)),
         sections.depth_section(sections.depth_rows(frames, top)),
         sections.ends(class_rows),
@@ -157,7 +155,10 @@ def report(
     )
     if start is not None and stop is not None and start >= stop:
         raise ConfigError(f"since={since!r} must be before until={until!r}")
-    target = checked_target(target_wait, target_utilisation)
+    if target_utilisation is not None and not 0 < target_utilisation <= 1:
+        raise ConfigError(f"target_utilisation={target_utilisation!r} is not allowed: a part of 1, such as 0.8")
+    wait = None if target_wait is None else parse_duration(target_wait, "target_wait")
+    target = Target(wait, target_utilisation)
     seconds = parse_duration(recent, "recent")
     if seconds <= 0 or not 1 <= top <= MOST_ROWS:
         raise ConfigError(f"recent={recent!r} and top={top!r} must be positive, and top at most {MOST_ROWS}")
@@ -169,10 +170,3 @@ def report(
         raise ReportFailed(f"the history in {Path(directory).absolute()} cannot be read: {text}") from error
     listed = [row["queue"] for row in answered[0].tables[0].rows if row["queue"] in named]
     return Report(tuple(dict.fromkeys([*listed, *named])), start, stop, datetime.now(UTC), answered)
-
-
-def checked_target(wait: Duration | str | None, utilisation: float | None) -> Target:
-    """What is to be met. Raises `ConfigError` for what is no such thing."""
-    if utilisation is not None and not 0 < utilisation <= 1:
-        raise ConfigError(f"target_utilisation={utilisation!r} is not allowed: a part of 1, such as 0.8")
-    return Target(None if wait is None else parse_duration(wait, "target_wait"), utilisation)

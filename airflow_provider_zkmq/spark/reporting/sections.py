@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -12,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..history import reading
+from ..history.reading import Directory
 from .page import Row, Section, Table, label, moment, printable, several, span, spell
 
 # --- The tables of the history, cut to the time and the queues that are asked for.
@@ -35,11 +35,14 @@ class Frames(NamedTuple):
         return Frames(*(frame.where(f.col("queue").isin(list(queues))) for frame in self))
 
     def with_seconds(self) -> Frames:
-        """The same with its times as numbers, which have no zone that anybody could mistake.
-
-        Clocks of servers may disagree: no time that a task waited or ran is less than none.
-        """
-        return Frames(*map(_plain, self))
+        """The same with its times as numbers, which have no zone that anybody could mistake."""
+        # Clocks of servers may disagree: no time that a task waited or ran is less than none.
+        plain = []
+        for frame in self:
+            times = {name: f.unix_micros(name) / f.lit(1e6) for name, kind in frame.dtypes if kind == "timestamp"}
+            spans = [name for name in ("wait_ms", "run_ms") if name in frame.columns]
+            plain.append(frame.withColumns(times | {name: f.expr(f"if({name} < 0, 0, {name})") for name in spans}))
+        return Frames(*plain)
 
     def with_classes(self, known: Sequence[Sequence[str]]) -> Frames:
         """The same with every class that is not one of these pairs of queue and class called `OTHERS`."""
@@ -48,16 +51,9 @@ class Frames(NamedTuple):
 
 
 def read(
-    spark: SparkSession,
-    directory: str | os.PathLike[str],
-    queues: Sequence[str],
-    since: datetime | None,
-    until: datetime | None,
+    spark: SparkSession, directory: Directory, queues: Sequence[str], since: datetime | None, until: datetime | None
 ) -> Frames:
-    """The tables of these queues below a directory; days that are not asked for are not read.
-
-    They hold what ended, or happened in an hour that began, from `since` and before `until`.
-    """
+    """The tables of these queues: what ended, or happened in an hour that began, from `since` and before `until`."""
     only = queues[0] if len(queues) == 1 else None
     first, last = (None if when is None else when.astimezone(UTC).date() for when in (since, until))
     found = []
@@ -67,12 +63,6 @@ def read(
         frame = frame if since is None else frame.where(moment >= f.lit(since))
         found.append(frame if until is None else frame.where(moment < f.lit(until)))
     return Frames(*found) if only else Frames(*found).of(queues)
-
-
-def _plain(frame: DataFrame) -> DataFrame:
-    times = {name: f.unix_micros(name) / f.lit(1e6) for name, kind in frame.dtypes if kind == "timestamp"}
-    spans = {each: f.expr(f"if({each} < 0, 0, {each})") for each in ("wait_ms", "run_ms") if each in frame.columns}
-    return frame.withColumns(times | spans)
 
 
 def _among(known: Sequence[Sequence[str]], keys: list[str]) -> Expression:
@@ -92,10 +82,7 @@ def summed(frame: DataFrame, keys: list[str], facts: Sequence[str]) -> list[Row]
 
 
 def top_rows(frame: DataFrame, keys: list[str], count: str, facts: Sequence[str], top: int) -> list[Row]:
-    """The facts of the values of the keys with the most rows, and a row for all others, which comes last.
-
-    `count`: the column that says how many rows they have.
-    """
+    """The facts of the keys with the most rows, of which `count` says how many, and a row for all others, the last."""
     listed = _among(largest(frame, keys, top), keys)
     merged = frame.withColumns({key: f.when(listed, f.col(key)).otherwise(f.lit(OTHERS)) for key in keys})
     found = summed(merged, keys, [f"count(*) as {count}", *facts])
@@ -163,9 +150,6 @@ def ends(class_rows: list[Row]) -> Section:
     return Section("retries", "Retries and dead letters", said, [table], level="warn" if dead else "good")
 
 
-# --- The consumers side by side.
-
-
 def consumers(frames: Frames, top: int) -> list[Row]:
     """A row for each of those with the most deliveries, and one for all others."""
     keys, failed = ["queue", "consumer"], f"count_if({_FAILED})"
@@ -193,8 +177,6 @@ def consumer_section(consumer_rows: list[Row]) -> Section:
     table = Table("consumers", "Consumers, those with the most deliveries first", columns, consumer_rows)
     return Section("consumers", "Consumers side by side", said, [table])
 
-
-# --- The depth over time.
 
 #: At most so many places on the axis of time.
 PLACES: Final = 96
@@ -328,7 +310,8 @@ def section(group_rows: list[Row], worst_rows: list[Row]) -> Section:
         first, total = known[0], sum(row["failures"] for row in group_rows)
         times = "once" if first["failures"] == 1 else f"{first['failures']:,} times"
         where = f"{times} in {several(first['tasks'], 'task')} of {first['queue']}"
-        said = [f"{several(total, 'delivery')} failed; most often, {where}: {_label(first)}"]
+        error = _clip(": ".join(filter(None, (first["kind"], first["text"]))), 90)
+        said = [f"{several(total, 'delivery')} failed; most often, {where}: {error}"]
     clipped, often = ([row | {"error": _clip(row["error"])} for row in rows] for rows in (group_rows, worst_rows))
     columns = "queue kind text failures tasks last examples consumers first error"
     caption = "Errors by kind and text, the most frequent first"
@@ -336,10 +319,6 @@ def section(group_rows: list[Row], worst_rows: list[Row]) -> Section:
     if known:
         tables.append(Table("worst", "Tasks that failed most often", "queue task_id class failures last error", often))
     return Section("failures", "What fails, and why", said, tables, level="warn" if known else "good")
-
-
-def _label(row: Row) -> str:
-    return _clip(": ".join(filter(None, (row["kind"], row["text"]))), 90)
 
 
 def _clip(text: str, length: int = 300) -> str:

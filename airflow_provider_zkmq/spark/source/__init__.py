@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
-from . import options
+from . import following, options, reading
+from .following import TaskStream
 from .options import SECRETS, SourceError, SourceOptions, plainly
-
-if TYPE_CHECKING:
-    from .following import TaskStream
-    from .reading import TaskReader
-    from .writing import TaskStreamWriter, TaskWriter, WriteReport
+from .reading import TaskReader
+from .writing import TaskStreamWriter, TaskWriter, WriteReport
 
 FORMAT = "zkmq"
 #: Spark shows no values of options whose names are like this.
@@ -43,8 +40,6 @@ def enqueue(df: DataFrame, queue: str, **options: object) -> WriteReport:
     Such as ``hosts=…, id="flight", data="payload"``. Made again, the same call completes what an earlier one left.
     Raises `SourceError` for what is refused, Spark's own errors for what goes wrong elsewhere.
     """
-    from .writing import WriteReport
-
     register(df.sparkSession)
     with tempfile.TemporaryDirectory(prefix="zkmq-report-") as folder:
         place = {"report": str(Path(folder, "report.json"))} | {name: str(value) for name, value in options.items()}
@@ -66,8 +61,6 @@ class ZkmqDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns that a read has; asked for by ``load``, which therefore refuses what cannot be read."""
-        from . import following, reading
-
         with plainly():
             chosen = SourceOptions.of(self.options)
             chosen.check(tuple(dict.fromkeys((*options.READ, *options.STREAM))), "reads and streams")
@@ -75,33 +68,25 @@ class ZkmqDataSource(DataSource):
             if any(chosen.text(name) for name in options.STREAM if name not in options.READ):
                 following.Settings.of(chosen, query.columns)  # of what its reader would say Spark shows nothing
             with options.connect(chosen) as client:
-                reading.check_selector(client, reading.queues_of(chosen, client), query)
-            return reading.schema(query.columns)
+                reading.queues_of(chosen, client, query.selector)
+            return StructType([StructField(name, reading.COLUMNS[name].spark) for name in query.columns])
 
     def reader(self, schema: StructType) -> TaskReader:
         """The reader of a batch query."""
-        from .reading import TaskReader
-
         with plainly():
             return TaskReader(schema, SourceOptions.of(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> TaskWriter:
         """The writer of a batch query."""
-        from .writing import TaskWriter
-
         with plainly():
             return TaskWriter(schema, SourceOptions.of(self.options), overwrite)
 
     def streamReader(self, schema: StructType) -> TaskStream:  # noqa: N802  Spark's name
         """The reader of a stream."""
-        from .following import TaskStream
-
         with plainly():
             return TaskStream(schema, SourceOptions.of(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TaskStreamWriter:  # noqa: N802  Spark's name
         """The writer of a stream."""
-        from .writing import TaskStreamWriter
-
         with plainly():
             return TaskStreamWriter(schema, SourceOptions.of(self.options), overwrite)

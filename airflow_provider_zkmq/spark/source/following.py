@@ -35,9 +35,8 @@ _EXAMPLE: Final = '{"census": 4294967300, "other": "latest"}'
 class Position(NamedTuple):
     """Where a batch ends in a queue: it has the runs whose ends are numbered above ``after``, up to ``zxid``.
 
-    That a batch says itself where it begins makes it the same batch again when it is repeated: Spark keeps the ends of
-    batches only, and asks anew where the first one begins. ``mark``: the number of the mark by which the queue keeps
-    what ended for streams; another queue by that name has another one. ``truncated_at``: up to where clean-up had
+    It says where it begins, since Spark keeps the ends of batches only. ``mark``: the number of the mark by which the
+    queue keeps what ended; another queue by that name has another one. ``truncated_at``: up to where clean-up had
     deleted when the stream began, or when it last lost something.
     """
 
@@ -74,45 +73,26 @@ class Offset:
             raise SourceError(msg) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """Where a stream without a checkpoint begins: the option ``startingOffsets``."""
-
-    everywhere: str = EARLIEST
-    queues: Mapping[str, str | int] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str | None) -> Self:
-        """Read the option: a word, or JSON with a word or a zxid for each queue. Raises `SourceError`.
-
-        The offset that a query's progress shows is taken as well. A queue that is not named begins at its earliest.
-        """
-        if text is None or text.lower() in (EARLIEST, LATEST):
-            return cls((text or EARLIEST).lower())
-        try:
-            parsed = json.loads(text)
-        except ValueError:
-            parsed = None
-        if isinstance(parsed, dict) and isinstance(parsed.get("queues"), dict):
-            parsed = {name: position.zxid for name, position in Offset.decode(parsed).queues.items()}
-        if not isinstance(parsed, dict) or not all(map(_is_start, parsed.values())):
-            raise SourceError(f"option startingOffsets must be earliest, latest or JSON like {_EXAMPLE}, not {text!r}")
-        return cls(EARLIEST, parsed)
-
-    def of(self, queue: str) -> str | int:
-        """A word, or the number after which a queue's runs are wanted."""
-        return self.queues.get(queue, self.everywhere)
-
-
-def _is_start(value: object) -> bool:
-    return value in (EARLIEST, LATEST) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+def _beginning(text: str | None) -> tuple[str, Mapping[str, str | int]]:
+    """The option ``startingOffsets``: a word for all queues, and for some another word, or a zxid, from JSON."""
+    if text is None or text.lower() in (EARLIEST, LATEST):
+        return (text or EARLIEST).lower(), {}
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if isinstance(parsed, dict) and isinstance(parsed.get("queues"), dict):  # the offset that a query's progress shows
+        parsed = {name: position.zxid for name, position in Offset.decode(parsed).queues.items()}
+    starts = parsed.values() if isinstance(parsed, dict) else [None]
+    if not all(start >= 0 if type(start) is int else start in (EARLIEST, LATEST) for start in starts):
+        raise SourceError(f"option startingOffsets must be earliest, latest or JSON like {_EXAMPLE}, not {text!r}")
+    return EARLIEST, parsed
 
 
 # --- What a stream has lost, or seems to have: an error, unless ``failOnDataLoss`` is false.
 
 log = logging.getLogger("airflow_provider_zkmq.spark")
 ENDED: Final = (State.FINISHED, State.DEAD, State.CANCELLED)
-_ANYWAY = "set failOnDataLoss=false to go on with what is there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +102,7 @@ class DataLoss:
     strict: bool = True
 
     def check(self, queue: str, after: int, position: Position, now: engine.Truncation | None) -> None:
-        """Tell of runs that ended after `after` and may have been deleted before they were read.
-
-        `position`: what the stream knows of the queue's mark; `now`: the mark as it is.
-        """
+        """Tell of runs that ended after `after`, of a queue with the mark `now`, and may have been deleted unread."""
         if now is None or now.since != position.mark:
             self._lost(
                 f"queue {queue!r} was deleted and made again, or was not followed for a while "
@@ -152,17 +129,21 @@ class DataLoss:
 
     def _lost(self, what: str) -> None:
         if self.strict:
-            raise SourceError(f"{what}; {_ANYWAY}")
+            raise SourceError(f"{what}; set failOnDataLoss=false to go on with what is there")
         log.warning("%s", what)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the options of a stream say: `queues` to follow, all without any; `most` runs to a batch, 0 for no limit."""
+    """What the options of a stream say: `queues` to follow, all without any; `most` runs to a batch, 0 for no limit.
+
+    It begins at `start`, a word, or where `starts` says for a queue: a word, or after a number.
+    """
 
     query: Query
     queues: list[str]
-    beginning: Beginning
+    start: str
+    starts: Mapping[str, str | int]
     data_loss: DataLoss
     most: int
 
@@ -177,8 +158,8 @@ class Settings:
         strict = (options.text("failOnDataLoss") or "true").lower()
         if strict not in ("true", "false"):
             raise SourceError(f"option failOnDataLoss must be true or false, not {options.text('failOnDataLoss')!r}")
-        beginning, most = Beginning.parse(options.text("startingOffsets")), options.count("maxTasksPerTrigger", 0)
-        return cls(query, options.names("queues"), beginning, DataLoss(strict=strict == "true"), most)
+        start, most = _beginning(options.text("startingOffsets")), options.count("maxTasksPerTrigger", 0)
+        return cls(query, options.names("queues"), *start, DataLoss(strict=strict == "true"), most)
 
 
 # --- Looking at what ended, and planning a stream's batches from that: in one process, where Spark plans them.
@@ -202,11 +183,11 @@ class EndOffsets:
     """
 
     def __init__(self, client: AnyClient, settings: Settings) -> None:
-        self._client, self._data_loss = client, settings.data_loss
-        self._wanted, self._beginning = settings.queues, settings.beginning
+        self._client, self._settings = client, settings
+        self._wanted, self._data_loss = settings.queues, settings.data_loss
         self._marked: set[str] = set()  # queues that keep what ended
         self._at = Offset()  # where what is ahead begins
-        self._next: list[Run] = []  # listed, not planned yet
+        self.ahead: list[Run] = []  # listed for later batches
         self._batch: list[Run] = []  # planned last, up to `_at`
         self._positions: dict[str, Position] = {}
         self._seen: dict[str, int] = {}  # up to where each queue was listed
@@ -215,12 +196,11 @@ class EndOffsets:
 
     def begin(self) -> Offset:
         """Where a new stream begins. Raises `QueueNotFound` for a wanted queue that is not there."""
-        names = self._names()
-        for name in set(self._beginning.queues) - set(names):
+        names, start, starts = self._names(), self._settings.start, self._settings.starts
+        for name in set(starts) - set(names):
             raise SourceError(f"startingOffsets names queue {name!r}, which is none of {', '.join(names) or 'any'}")
-        queues = {name: self._first(name, self._beginning.of(name)) for name in names}
-        momentary = LATEST in (self._beginning.everywhere, *self._beginning.queues.values())
-        return Offset(queues, noted=not momentary)
+        queues = {name: self._first(name, starts.get(name, start)) for name in names}
+        return Offset(queues, noted=LATEST not in (start, *starts.values()))
 
     def aim(self) -> None:
         """Let the stream end with what has ended by now. What is not there is a matter of the batches."""
@@ -228,24 +208,22 @@ class EndOffsets:
         self._target = max((self._latest_end(name) or 0 for name in self._targeted), default=0)
 
     def plan(self, start: Offset, most: int | None) -> Offset:
-        """The end of the batch that begins at `start`, of at most so many runs; `start` itself where nothing ended.
-
-        What one transaction ended stays together: where it is more than `most`, it makes a larger batch.
-        """
+        """The end of the batch that begins at `start`, of at most so many runs; `start` itself where nothing ended."""
         if not start.noted:
             return Offset(start.queues)
         if self._at != start:
-            self._at, self._next, self._batch, self._seen = start, [], [], {}
+            self._at, self.ahead, self._batch, self._seen = start, [], [], {}
             self._positions = dict(start.queues)
-        if not self._next:
+        if not self.ahead:
             self._look()
-        if not self._next:
+        if not self.ahead:
             return start
-        count = len(self._next) if most is None else most
-        if count < len(self._next):
-            versions = [run.version for run in self._next]
+        count = len(self.ahead) if most is None else most
+        if count < len(self.ahead):
+            # What one transaction ended stays together: where it is more than `most`, it makes a larger batch.
+            versions = [run.version for run in self.ahead]
             count = bisect_left(versions, versions[count]) or bisect_right(versions, versions[0])
-        self._batch, self._next = self._next[:count], self._next[count:]
+        self._batch, self.ahead = self.ahead[:count], self.ahead[count:]
         last = {run.queue: run.version for run in self._batch}
         for name, position in self._positions.items():
             self._positions[name] = position._replace(zxid=last.get(name, position.zxid), after=position.zxid)
@@ -259,12 +237,20 @@ class EndOffsets:
             return []
         if self._at == end:
             return self._batch
-        return sorted(run for name, position in end.queues.items() for run in self._again(name, position))
-
-    @property
-    def waiting(self) -> int:
-        """How many runs have been listed for later batches."""
-        return len(self._next)
+        runs = list[Run]()
+        for name, position in end.queues.items():
+            if position.after >= position.zxid:
+                continue
+            try:
+                queue = self._queue(name)
+                self._data_loss.refuse_foreign(name, position, internals(queue).latest_end())
+                again = _runs(queue, position.after, position.zxid)
+                self._data_loss.check(name, position.after, position, internals(queue).truncated_at())
+            except QueueNotFound:
+                self._data_loss.gone(name)
+            else:
+                runs += again
+        return sorted(runs)
 
     def _look(self) -> None:
         """List what ended since, in the order in which it did.
@@ -287,51 +273,29 @@ class EndOffsets:
             self._data_loss.refuse_foreign(name, self._positions[name], end)
             if name not in self._seen or end > self._listed(name):
                 news.add(name)
-        runs = list[Run]()
-        if news:
-            horizon = max(newest.values()) if self._target is None else self._target
-            for name, end in newest.items():
-                runs += self._list(name, horizon, end, sure=name in news)
-            self._seen |= {name: max(horizon, self._listed(name)) for name in newest}
-        self._next = sorted(runs)
+        if not news:
+            return
+        found = list[Run]()
+        horizon = max(newest.values()) if self._target is None else self._target
+        for name, end in newest.items():
+            queue, after, position = self._queue(name), self._listed(name), self._positions[name]
+            runs = _runs(queue, after, horizon) if horizon > after else []
+            if any(run.version > end for run in runs):
+                # Records that were written by hand since have the number of that write, which says nothing of the end,
+                # and a position by it would be ahead of the queue: they count as damaged, and as the newest.
+                last = internals(queue).latest_end()
+                runs = [run if run.version <= last else run._replace(version=last, readable=False) for run in runs]
+            found += runs
+            if name in news or runs:  # only now it can be said that nothing of it had been deleted before
+                self._data_loss.check(name, position.zxid, position, internals(queue).truncated_at())
+                now = self._mark(name)
+                truncated = max(position.truncated_at, now.last_zxid)
+                self._positions[name] = position._replace(mark=now.since, truncated_at=truncated)
+        self._seen |= {name: max(horizon, self._listed(name)) for name in newest}
+        self.ahead = sorted(found)
 
     def _listed(self, name: str) -> int:
         return max(self._positions[name].zxid, self._seen.get(name, 0))
-
-    def _list(self, name: str, horizon: int, newest: int, *, sure: bool) -> list[Run]:
-        """What ended in one queue; only then it can be said that nothing of it had been deleted before.
-
-        That is looked at where it is `sure` that something came or went, or where something is listed. `newest`: the
-        queue's latest end when it was asked.
-        """
-        queue, after, position = self._queue(name), self._listed(name), self._positions[name]
-        runs = _runs(queue, after, horizon) if horizon > after else []
-        if any(run.version > newest for run in runs):
-            # Records that were written by hand since have the number of that write, which says nothing of the end, and
-            # a position by it would be ahead of the queue: they count as damaged, and as the newest.
-            end = internals(queue).latest_end()
-            runs = [run if run.version <= end else run._replace(version=end, readable=False) for run in runs]
-        if sure or runs:
-            self._data_loss.check(name, position.zxid, position, internals(queue).truncated_at())
-            now = self._mark(name)
-            self._positions[name] = position._replace(
-                mark=now.since, truncated_at=max(position.truncated_at, now.last_zxid)
-            )
-        return runs
-
-    def _again(self, name: str, position: Position) -> list[Run]:
-        """The runs of a batch in one queue, as they were planned before."""
-        if position.after >= position.zxid:
-            return []
-        try:
-            queue = self._queue(name)
-            self._data_loss.refuse_foreign(name, position, internals(queue).latest_end())
-            runs = _runs(queue, position.after, position.zxid)
-            self._data_loss.check(name, position.after, position, internals(queue).truncated_at())
-        except QueueNotFound:
-            self._data_loss.gone(name)
-            return []
-        return runs
 
     def _names(self) -> Sequence[str]:
         """The queues to look at. Those that the stream has read from and that are not there any more are losses."""
@@ -444,18 +408,18 @@ PAUSES: Final = 4.0
 RUNS_PER_PARTITION: Final = 2_000
 
 
+@dataclass
 class RunsPartition(InputPartition):
     """Some of a batch's runs, by name: what executors read does not depend on when they do."""
 
-    def __init__(self, runs: Sequence[Run], positions: Mapping[str, Position]) -> None:
-        self.runs, self.positions = list(runs), dict(positions)
+    runs: list[Run]
+    positions: Mapping[str, Position]
 
 
 class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark plans batches with one of these, in one process, and reads partitions with copies of another.
+    """Spark plans batches with one of these, in one process, and reads partitions with copies of another."""
 
-    It can be made with any options: of an error while it is made Spark shows nothing but one of its own.
-    """
+    # It can be made with any options: of an error while it is made Spark shows nothing but one of its own.
 
     def __init__(self, schema: StructType, options: SourceOptions) -> None:
         self._schema, self._options = schema, options
@@ -508,7 +472,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
         """What a query's progress shows as the latest offset: the batch planned, and how many runs wait beyond it."""
-        return None if self._last is None else self._last.encode() | {"waiting": self._end_offsets.waiting}
+        return None if self._last is None else self._last.encode() | {"waiting": len(self._end_offsets.ahead)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """A batch's runs in shares, the same batch each time it is asked for."""

@@ -18,11 +18,6 @@ from ...environment import environment_options
 
 # --- What users of the data source see where something is wrong: our message first, and no walk through Spark's code.
 
-#: Spark's Python workers say nothing but the error itself where this variable is set; they end after an error.
-_HIDE = "SPARK_HIDE_TRACEBACK"
-#: Spark starts its Python workers, and nobody else, with variables whose names begin so.
-_WORKER = "PYTHON_WORKER_FACTORY_"
-
 
 class SourceError(ZkmqError):
     """What the data source refuses: an option, a column, a queue; or that ZooKeeper cannot be reached."""
@@ -34,8 +29,9 @@ def plainly() -> Iterator[None]:
     try:
         yield
     except ZkmqError as error:
-        if any(name.startswith(_WORKER) for name in os.environ):
-            os.environ[_HIDE] = "1"
+        # Spark starts its Python workers, and nobody else, with such variables; they end after an error.
+        if any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         if isinstance(error, SourceError):
             raise
         raise SourceError(str(error)) from None
@@ -99,13 +95,13 @@ class SourceOptions:
         parts = (part.strip() for part in (self.text(name) or "").split(","))
         return list(dict.fromkeys(part for part in parts if part))
 
-    def count(self, name: str, default: int, least: int = 1) -> int:
-        """A whole number. Raises `SourceError` for what is none, or less than `least`."""
+    def count(self, name: str, default: int) -> int:
+        """A whole number of at least 1. Raises `SourceError` for what is none."""
         text = self.text(name)
         if text is None:
             return default
-        if not text.isdecimal() or int(text) < least:
-            raise SourceError(f"option {name} must be a whole number of at least {least}, not {text!r}")
+        if not text.isdecimal() or int(text) < 1:
+            raise SourceError(f"option {name} must be a whole number of at least 1, not {text!r}")
         return int(text)
 
 
@@ -120,10 +116,7 @@ def connect(options: SourceOptions) -> AnyClient:
 
 
 def cached(options: SourceOptions) -> AnyClient:
-    """This process's connection for such options, opened by the first who asks and left open.
-
-    Spark's Python workers read one partition after the other, each for itself.
-    """
+    """The connection of this process, such as a Python worker of Spark, for such options, opened once and left open."""
     key = os.getpid(), repr([options.text(name) for name in CONNECTION])
     client = _CLIENTS.get(key)
     if client is None or client.closed:
@@ -132,36 +125,24 @@ def cached(options: SourceOptions) -> AnyClient:
 
 
 def connection(options: SourceOptions) -> dict[str, Any]:
-    """The arguments of `Zkmq.connect`, with the credentials that are looked up here; never to be shown.
-
-    An option that is given wins over the Airflow connection and the environment.
-    """
+    """The arguments of `Zkmq.connect`, which hold credentials: never to be shown. What an option says, wins."""
     given: dict[str, Any] = {name: text for name in ("hosts", "root") if (text := options.text(name)) is not None}
     for name, option in (("connect_timeout", "connectTimeout"), ("request_timeout", "requestTimeout")):
         if (text := options.text(option)) is not None:
             given[name] = parse_duration(text)
     conn_id = options.text("conn_id")
-    if conn_id is not None:
-        return _airflow_connection(conn_id) | given
-    return environment_options(given.get, _read_file) | given
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def _airflow_connection(conn_id: str) -> dict[str, Any]:
-    """What Airflow, where this runs, knows as the connection `conn_id`. Raises `ConfigError` where there is none."""
+    if conn_id is None:
+        try:
+            return environment_options(given.get, Path.read_bytes) | given
+        except OSError as error:
+            raise ConfigError(f"{error.filename} cannot be read: {error.strerror or error}") from None
     try:
         from ...hooks.connections import look_up_options
     except ImportError as error:
         raise ConfigError(f"conn_id {conn_id!r} cannot be looked up: Airflow is not installed here ({error})") from None
-    options = look_up_options(conn_id)
-    options.pop("queue")
-    return options
+    known = look_up_options(conn_id)
+    known.pop("queue")
+    return known | given
 
 
 # --- What executors need that have nothing of this installed: one zip for ``spark.submit.pyFiles``.

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
@@ -51,47 +51,24 @@ class Column:
 
     spark: types.DataType
     parts: tuple[str, ...] = ()
-    make: Callable[..., Any] | None = None
-
-    @property
-    def arrow(self) -> pa.DataType:
-        """Its type in Arrow's words."""
-        return to_arrow_type(self.spark, timezone="UTC")
-
-    def array(self, lists: Lists) -> pa.Array:
-        """The column, from what was scanned."""
-        values = [lists[part] for part in self.parts]
-        return pa.array(values[0] if self.make is None else self.make(*values), self.arrow)
-
-
-def moment(milliseconds: int) -> int:
-    """A time of the server's as Arrow has it: microseconds since 1970."""
-    return milliseconds * 1_000
+    make: Callable[..., Any] = lambda values: values
 
 
 def _times(milliseconds: Sequence[int | None]) -> pa.Array:
     return pa.array(milliseconds, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
 
 
-def _spans(begins: Sequence[int | None], ends: Sequence[int | None]) -> pa.Array:
-    return compute.subtract(pa.array(ends, pa.int64()), pa.array(begins, pa.int64()))
+def _spans(begins: Sequence[Sequence[int | None]], ends: Sequence[Sequence[int | None]]) -> pa.Array:
+    """The time between two moments, for each of which the first of some lists that knows it says when it was."""
+    first, last = (compute.coalesce(*(pa.array(each, pa.int64()) for each in lists)) for lists in (begins, ends))
+    return compute.subtract(last, first)
 
 
-def _begun(starts: Sequence[int | None], claims: Sequence[int | None]) -> list[int | None]:
-    """When handlers began; of a task under way nobody has told, but when it was claimed."""
-    return [claimed if start is None else start for start, claimed in zip(starts, claims, strict=True)]
-
-
-def json_text(metadata: Mapping[str, Any]) -> str:
-    """Metadata as JSON text."""
-    return json.dumps(metadata, ensure_ascii=False) if metadata else "{}"
-
-
-def delivery(attempt: Attempt) -> dict[str, object]:
-    """A delivery that ended, as Arrow takes it."""
+def _delivery(attempt: Attempt) -> dict[str, object]:
+    """A delivery that ended, as Arrow takes it, which has times in microseconds."""
     known = {name: getattr(attempt, name) for name in ("number", "consumer", "outcome", "error")}
-    started = None if attempt.started is None else moment(attempt.started)
-    return known | {"claimed_at": moment(attempt.claimed), "started_at": started, "ended_at": moment(attempt.ended)}
+    started = None if attempt.started is None else attempt.started * 1_000
+    return known | {"claimed_at": attempt.claimed * 1_000, "started_at": started, "ended_at": attempt.ended * 1_000}
 
 
 #: In the order in which they come. The queue's name is the same for all that is scanned together.
@@ -103,41 +80,31 @@ COLUMNS: Final[dict[str, Column]] = {
     "attempt": Column(_INT, ("attempt",)),
     "priority": Column(_INT, ("priority",)),
     "filters": Column(_FILTERS, ("filters",), lambda values: [list(each.items()) for each in values]),
-    "metadata": Column(_STRING, ("metadata",), lambda values: [json_text(each) for each in values]),
+    "metadata": Column(
+        _STRING, ("metadata",), lambda values: [json.dumps(each or {}, ensure_ascii=False) for each in values]
+    ),
     "enqueued_at": Column(_TIME, ("enqueued_ms",), _times),
     "claimed_at": Column(_TIME, ("claimed_ms",), _times),
     "started_at": Column(_TIME, ("started_ms",), _times),
     "ended_at": Column(_TIME, ("ended_ms",), _times),
-    "wait_ms": Column(
-        _LONG,
-        ("enqueued_ms", "started_ms", "claimed_ms"),
-        lambda enqueued, starts, claims: _spans(enqueued, _begun(starts, claims)),
-    ),
-    "run_ms": Column(
-        _LONG,
-        ("started_ms", "claimed_ms", "ended_ms"),
-        lambda starts, claims, ends: _spans(_begun(starts, claims), ends),
-    ),
+    # When handlers began nobody has told of a task under way, but when it was claimed.
+    "wait_ms": Column(_LONG, ("enqueued_ms", "started_ms", "claimed_ms"), lambda came, *begun: _spans([came], begun)),
+    "run_ms": Column(_LONG, ("ended_ms", "started_ms", "claimed_ms"), lambda ended, *begun: _spans(begun, [ended])),
     "consumer": Column(_STRING, ("consumer",)),
     "data": Column(_BINARY, ("data",)),
     "result": Column(_BINARY, ("result",)),
     "error": Column(_STRING, ("error",)),
     "history": Column(
-        _HISTORY, ("history",), lambda values: [[delivery(each) for each in attempts] for attempts in values]
+        _HISTORY, ("history",), lambda values: [[_delivery(each) for each in attempts] for attempts in values]
     ),
     "batch": Column(_STRING, ("batch",)),
     "version": Column(_LONG, ("version",)),
 }
 
 
-def schema(columns: Sequence[str]) -> types.StructType:
-    """The columns in Spark's words."""
-    return types.StructType([types.StructField(name, COLUMNS[name].spark) for name in columns])
-
-
 def arrow_schema(columns: Sequence[str], known: Mapping[str, Column] = COLUMNS) -> pa.Schema:
     """The columns in Arrow's words."""
-    return pa.schema([(name, known[name].arrow) for name in columns])
+    return pa.schema([(name, to_arrow_type(known[name].spark, timezone="UTC")) for name in columns])
 
 
 def parts(columns: Sequence[str], known: Mapping[str, Column] = COLUMNS) -> list[str]:
@@ -148,9 +115,11 @@ def parts(columns: Sequence[str], known: Mapping[str, Column] = COLUMNS) -> list
 def batch(queue: str, columns: Sequence[str], lists: Lists, known: Mapping[str, Column] = COLUMNS) -> pa.RecordBatch:
     """What was scanned of a queue as rows. The lists are those of `parts`."""
     whole = {**lists, "queue": [queue] * len(lists["id"])}
-    return pa.RecordBatch.from_arrays(
-        [known[name].array(whole) for name in columns], schema=arrow_schema(columns, known)
-    )
+    kinds, arrays = arrow_schema(columns, known), []
+    for column in kinds:
+        values = [whole[part] for part in known[column.name].parts]
+        arrays.append(pa.array(known[column.name].make(*values), column.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=kinds)
 
 
 # --- What is there, from where tasks are listed: their ids, and, where nobody asks for more, the states they are in.
@@ -160,18 +129,12 @@ LISTED: Final = frozenset({"queue", "task_id", "state"})
 
 
 def list_ids(queue: AnyQueue, states: Sequence[str]) -> list[str]:
-    """The ids of the tasks in these states, in any of them without; each once.
-
-    What each is in by the time it is read decides.
-    """
+    """The ids of the tasks that are listed by these states, by any of them without; each once."""
     return list(_seen(queue, states)) if states else internals(queue).ids()
 
 
 def list_states(queue: AnyQueue, states: Sequence[str]) -> dict[str, str]:
-    """The tasks in these states, in any of them without, and the state of each; each once.
-
-    Of those that were on their way from one list to another the records are read.
-    """
+    """The tasks in these states, in any of them without, and the state of each; each once."""
     seen = _seen(queue, states or [str(state) for state in State])
     if not states:  # what was on its way the other direction is in none of the lists
         seen = {each: seen.get(each) for each in internals(queue).ids()}
@@ -200,16 +163,10 @@ def _seen(queue: AnyQueue, states: Collection[str]) -> dict[str, str | None]:
 
 # --- What a read asks for: its options, checked where the query is planned, before anything is read.
 
-#: So many multi-reads are on their way together, unless the option says otherwise.
-IN_FLIGHT: Final = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which tasks, and what of them. ``states``: all where it is empty; ``since``: enqueued then or later.
-
-    ``partitions``: about how many; 0: as many as seem good.
-    """
+    """Which tasks, and what of them; `states` may be empty for all, and `partitions` 0 for as many as seem good."""
 
     columns: tuple[str, ...]
     states: tuple[str, ...]
@@ -218,47 +175,40 @@ class Query:
     in_flight: int
     partitions: int
 
-    @property
-    def listed(self) -> bool:
-        """Whether all that is asked for is told by where tasks are listed."""
-        return self.selector is None and self.since is None and LISTED.issuperset(self.columns)
-
     @classmethod
     def of(cls, options: SourceOptions, columns: Sequence[str] | None = None) -> Self:
         """What the options ask for; `columns`: of a schema that was given. Raises `SourceError`."""
         chosen = _known("column", columns or options.names("columns") or list(COLUMNS), COLUMNS)
         states = _known("state", options.names("states"), [str(state) for state in State])
         selector = options.text("selector")
-        with _named("selector"):
-            if selector is not None:
+        if selector is not None:
+            with _named("selector"):
                 engine.parse_selector(selector)
-        since = _since(options.text("since"))
-        in_flight, partitions = options.count("maxRequestsInFlight", IN_FLIGHT), options.count("numPartitions", 0)
+        moment, since = options.text("since"), None
+        if moment is not None:
+            try:
+                since = datetime.now(UTC) - timedelta(seconds=engine.parse_duration(moment))
+            except (ConfigError, OverflowError):
+                with _named("since"):
+                    since = engine.parse_moment(moment)
+        in_flight, partitions = options.count("maxRequestsInFlight", 8), options.count("numPartitions", 0)
         return cls(chosen, states, selector, since, in_flight, partitions)
 
 
-def check_selector(client: AnyClient, queues: Sequence[str], query: Query) -> None:
-    """Raise `ConfigError` for a selector that one of the queues refuses."""
-    if query.selector is not None:
-        for name in queues:
-            internals(client.queue(name)).check_wanted(selector=query.selector)
-
-
-def queues_of(options: SourceOptions, client: AnyClient) -> list[str]:
-    """The queues asked for, else all there are. Raises `SourceError` for one that is not there."""
+def queues_of(options: SourceOptions, client: AnyClient, selector: str | None) -> list[str]:
+    """The queues asked for, else all there are. Refuses one that is not there, and a selector that one cannot do."""
     names = client.queues()
     wanted = options.names("queues") or names
     for name in wanted:
         if name not in names:
             raise QueueNotFound.among(name, f"under {client.queue(name).root!r}", names)
+    for name in wanted if selector is not None else ():
+        internals(client.queue(name)).check_wanted(selector=selector)
     return wanted
 
 
 def columns_of(schema: types.StructType) -> list[str]:
-    """The columns of a schema, which may be some of ours. Raises `SourceError` for what is not.
-
-    Spark takes rows only if they are of the very schema that it was given.
-    """
+    """The columns of a schema, which may be some of ours, of the very types. Raises `SourceError` for what is not."""
     names = _known("column", schema.fieldNames(), COLUMNS)
     for column in schema.fields:
         wanted, given = COLUMNS[column.name].spark, column.dataType
@@ -276,17 +226,6 @@ def _known(kind: str, names: Sequence[str], known: Collection[str]) -> tuple[str
     return tuple(names)
 
 
-def _since(text: str | None) -> datetime | None:
-    """A moment in ISO 8601 with a zone, or a duration that is counted back from now."""
-    if text is None:
-        return None
-    try:
-        return datetime.now(UTC) - timedelta(seconds=engine.parse_duration(text))
-    except (ConfigError, OverflowError):
-        with _named("since"):
-            return engine.parse_moment(text)
-
-
 @contextlib.contextmanager
 def _named(option: str) -> Iterator[None]:
     try:
@@ -298,8 +237,6 @@ def _named(option: str) -> Iterator[None]:
 # --- What a read found gone or corrupt: told in the log where it was read, and in files that a caller can sum up.
 
 _LOG: Final = logging.getLogger(__name__)
-#: So many ids are named in a line of the log.
-_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,29 +251,6 @@ class ReadReport:
     corrupt: dict[str, list[str]]
 
 
-@dataclass(slots=True)
-class Tally:
-    """What one partition comes to."""
-
-    number: int
-    queue: str
-    rows: int = 0
-    vanished: list[str] = field(default_factory=list)
-    corrupt: list[str] = field(default_factory=list)
-
-    def log_report(self, folder: str | None) -> None:
-        """Log what is missing, and write it all to a folder; a partition that is read again replaces its file."""
-        for ids, why in ((self.vanished, "vanished before they were read"), (self.corrupt, "cannot be read")):
-            if ids:
-                named = ", ".join(ids[:_NAMED]) + (", …" if len(ids) > _NAMED else "")
-                _LOG.warning("queue %s: %d task(s) %s and are no rows: %s", self.queue, len(ids), why, named)
-        if folder is not None:
-            with _written(folder) as home:
-                temporary = home / f".{self.number}-{os.getpid()}"
-                temporary.write_text(json.dumps(asdict(self)))
-                temporary.replace(home / f"part-{self.number:05}.json")
-
-
 @contextlib.contextmanager
 def _written(folder: str) -> Iterator[Path]:
     """The folder, made if missing. Raises `SourceError` where nothing can be written there."""
@@ -346,14 +260,6 @@ def _written(folder: str) -> Iterator[Path]:
         yield home
     except OSError as error:
         raise SourceError(f"option report: nothing can be written to {folder!r}: {error.strerror or error}") from None
-
-
-def begin_report(folder: str | None) -> None:
-    """A read was planned that will report here: what is left of the one before is deleted. Raises `SourceError`."""
-    if folder is not None:
-        with _written(folder) as home:
-            for path in home.glob("part-*.json"):
-                path.unlink(missing_ok=True)
 
 
 def read_report(folder: str | os.PathLike[str]) -> ReadReport:
@@ -398,39 +304,49 @@ class TaskReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The ids of the tasks there are now, in shares."""
         with plainly(), access.connect(self.options) as client:
-            queues = queues_of(self.options, client)
-            check_selector(client, queues, self.query)
-            listed = [self._listed(client.queue(name)) for name in queues]
-        begin_report(self.options.text("report"))
+            known = self.query.selector is None and self.query.since is None and LISTED.issuperset(self.query.columns)
+            listed = []
+            for name in queues_of(self.options, client, self.query.selector):
+                if known:  # all that is asked for is told by where tasks are listed
+                    states = list_states(client.queue(name), self.query.states)
+                    listed.append(Share(name, list(states), list(states.values())))
+                else:
+                    listed.append(Share(name, list_ids(client.queue(name), self.query.states)))
+        folder = self.options.text("report")
+        if folder is not None:  # what is left of the read before is deleted
+            with _written(folder) as home:
+                for path in home.glob("part-*.json"):
+                    path.unlink(missing_ok=True)
         return shares(listed, self.query.partitions)
-
-    def _listed(self, queue: AnyQueue) -> Share:
-        if self.query.listed:
-            states = list_states(queue, self.query.states)
-            return Share(queue.name, list(states), list(states.values()))
-        return Share(queue.name, list_ids(queue, self.query.states))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
-        if isinstance(partition, Share) and partition.ids:
-            with plainly():
-                yield from self._read(partition)
-
-    def _read(self, share: Share) -> Iterator[pa.RecordBatch]:
-        tally = Tally(share.number, share.queue)
-        for scanned in self._scans(share):
-            rows = batch(share.queue, self.query.columns, scanned.columns)
-            tally.rows += rows.num_rows
-            tally.vanished += scanned.vanished
-            tally.corrupt += scanned.corrupt
-            if rows.num_rows:
-                yield rows
-        tally.log_report(self.options.text("report"))
-
-    def _scans(self, share: Share) -> Iterator[Scanned]:
-        if share.states is not None:
-            return iter([Scanned({"id": list(share.ids), "state": list(share.states)}, (), ())])
-        return _scans_in_turn(access.cached(self.options).queue(share.queue), share.ids, self.query)
+        if not isinstance(partition, Share) or not partition.ids:
+            return
+        with plainly():
+            name, count = partition.queue, 0
+            missing: dict[str, list[str]] = {"vanished": [], "corrupt": []}
+            if partition.states is None:
+                scans = _scans_in_turn(access.cached(self.options).queue(name), partition.ids, self.query)
+            else:
+                scans = iter([Scanned({"id": list(partition.ids), "state": list(partition.states)}, (), ())])
+            for scanned in scans:
+                rows = batch(name, self.query.columns, scanned.columns)
+                count += rows.num_rows
+                missing["vanished"] += scanned.vanished
+                missing["corrupt"] += scanned.corrupt
+                if rows.num_rows:
+                    yield rows
+            for kind, why in (("vanished", "vanished before they were read"), ("corrupt", "cannot be read")):
+                if ids := missing[kind]:
+                    named = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
+                    _LOG.warning("queue %s: %d task(s) %s and are no rows: %s", name, len(ids), why, named)
+            folder = self.options.text("report")
+            if folder is not None:  # a partition that is read again replaces its file
+                with _written(folder) as home:
+                    temporary = home / f".{partition.number}-{os.getpid()}"
+                    temporary.write_text(json.dumps({"queue": name, "rows": count} | missing))
+                    temporary.replace(home / f"part-{partition.number:05}.json")
 
 
 def shares(listed: Sequence[Share], wanted: int) -> list[InputPartition]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -47,14 +48,8 @@ _TAKES: Final[dict[str, tuple[tuple[Kind, ...], str]]] = {
         "text, binary, a number, a boolean, a date or a timestamp",
     ),
 }
-#: The columns that are taken for a part by their names, where no option says otherwise.
-_BY_NAME: Final = {
-    "data": "data",
-    "priority": "priority",
-    "delay": "delay",
-    "notBefore": "not_before",
-    "metadata": "metadata",
-}
+#: Parts, and the columns that are taken for them by their names, where no option says otherwise.
+_BY_NAME: Final = {name: name for name in ("data", "priority", "delay", "metadata")} | {"notBefore": "not_before"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +70,10 @@ class RowMapping:
 
     def column(self, part: str | None) -> str | None:
         """The column, or the columns, that a part of a message comes from."""
-        match part:
-            case "task_id":
-                return self.id or ", ".join(self.key)
-            case "filters":
-                return self.map or ", ".join(self.filters.values())
-            case "delay":
-                return self.columns.get("delay") or self.columns.get("notBefore")
-            case _:
-                return None if part is None else self.columns.get(part)
+        names = {"delay": self.columns.get("notBefore"), **self.columns}
+        names["task_id"] = self.id or ", ".join(self.key)
+        names["filters"] = self.map or ", ".join(self.filters.values())
+        return names.get(part or "")
 
     def message(self, row: Mapping[str, Any], where: str) -> Message:
         """What is enqueued for a row. Raises `SourceError` for a bad value, which names the row by `where`."""
@@ -108,7 +98,7 @@ class RowMapping:
             data,
             {name: value for name, value in (filters or {}).items() if value is not None},
             int(part("priority", int) or 0),
-            part("delay", _seconds),
+            part("delay", lambda value: float(value.total_seconds() if isinstance(value, timedelta) else value)),
             task_id,
             part("metadata", _metadata),
             not_before=part("notBefore", lambda moment: moment.astimezone(UTC)),
@@ -140,19 +130,30 @@ class _Columns:
 
 
 def map_columns(schema: types.StructType, options: SourceOptions, declared: Mapping[str, FilterType]) -> RowMapping:
-    """Decide for each column what it is. Raises `SourceError` for what is missing, superfluous or of a wrong type.
-
-    `declared`: the filters of the queue.
-    """
+    """Decide for each column what it is, by the filters that a queue has `declared`. Raises `SourceError`."""
     frame = _Columns(schema)
     key = tuple(frame.take(name, "key") for name in options.names("key"))
     if key and options.text("id"):
         raise SourceError("options id and key exclude each other: a column is the id, or it is made of the key")
-    column = None if key else frame.take(options.text("id") or _id_column(frame), "id")
+    column = options.text("id")
+    if not key and column is None:
+        named = [each for each in ("id", "task_id") if each in frame.kinds]
+        if len(named) != 1:
+            why = "both columns id and task_id are there" if named else "nothing says what the tasks' ids are"
+            raise SourceError(
+                f"{why}: give option id, the column that names each task, or option key, columns whose values "
+                f"tell a row from all others. By its id a row that is tried again is one task. {frame.all}"
+            )
+        column = named[0]
+    if column is not None:
+        frame.take(column, "id")
     columns, constants = dict[str, str](), dict[str, int | float]()
     for part, usual in _BY_NAME.items():
         text = options.text(part)
-        constant = None if text is None or text in frame.kinds else _constant(part, text)
+        constant = None
+        if text is not None and text not in frame.kinds and part in ("priority", "delay"):
+            with contextlib.suppress(ValueError, ConfigError):  # what is no such value is a column that is not there
+                constant = int(text) if part == "priority" else engine.parse_duration(text)
         name = text or (usual if usual in frame.kinds else None)
         if constant is not None:
             constants[part] = constant
@@ -170,26 +171,6 @@ def map_columns(schema: types.StructType, options: SourceOptions, declared: Mapp
             "key, data, priority, delay, notBefore, metadata and filters what they are"
         )
     return RowMapping(column, key, columns, constants, whole, filters)
-
-
-def _id_column(frame: _Columns) -> str:
-    """The column that is the id by its name."""
-    named = [each for each in ("id", "task_id") if each in frame.kinds]
-    if len(named) == 1:
-        return named[0]
-    why = "both columns id and task_id are there" if named else "nothing says what the tasks' ids are"
-    raise SourceError(
-        f"{why}: give option id, the column that names each task, or option key, columns whose values "
-        f"tell a row from all others. By its id a row that is tried again is one task. {frame.all}"
-    )
-
-
-def _constant(part: str, text: str) -> int | float | None:
-    """The value that an option gives to all rows, if it is one."""
-    try:
-        return int(text) if part == "priority" else engine.parse_duration(text) if part == "delay" else None
-    except (ValueError, ConfigError):
-        return None
 
 
 def _filter_columns(
@@ -219,8 +200,6 @@ def _filter_columns(
 
 # --- Rows become messages: each value by its column's part, and a clear error for a value that cannot be that.
 
-#: So many hexadecimal digits of the hash of a key are a task's id.
-DIGITS: Final = 32
 #: Takes each digit of Spark's longest decimals, which have 38; what is usual would round them to 28.
 _EXACT: Final = Context(prec=38)
 
@@ -235,30 +214,24 @@ class Row:
 
 def rows_of(batches: Iterator[pa.RecordBatch], mapping: RowMapping, partition: int) -> Iterator[Row]:
     """The messages of a partition in the order of its rows. Raises `SourceError` for the first bad value."""
-    rows = (row for batch in batches for row in _records(batch, partition))
-    for number, row in enumerate(rows):
-        yield Row(number, mapping.message(row, f"row {number} of partition {partition}"))
-
-
-def _records(batch: pa.RecordBatch, partition: int) -> Iterator[dict[str, Any]]:
-    names = batch.schema.names
-    columns = []
-    for name, column in zip(names, batch.columns, strict=True):
-        try:
-            columns.append(column.to_pylist(maps_as_pydicts="lossy"))
-        except (OverflowError, ValueError) as error:  # such as a year of five digits, which Spark knows and Python not
-            raise refusal(f"partition {partition}", None, name, error) from None
-    return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+    number = 0
+    for batch in batches:
+        names, columns = batch.schema.names, []
+        for name, column in zip(names, batch.columns, strict=True):
+            try:
+                columns.append(column.to_pylist(maps_as_pydicts="lossy"))
+            except (OverflowError, ValueError) as error:  # as a year of five digits, which Spark knows and Python not
+                raise refusal(f"partition {partition}", None, name, error) from None
+        for values in zip(*columns, strict=True):
+            row = dict(zip(names, values, strict=True))
+            yield Row(number, mapping.message(row, f"row {number} of partition {partition}"))
+            number += 1
 
 
 def refusal(where: str, task_id: object, column: str | None, why: object) -> SourceError:
     """The error for a bad value, by its row, its task and its column."""
     named = "" if task_id is None else f" (id {task_id!r})"
     return SourceError(f"{where}{named}{'' if column is None else f', column {column!r}'}: {why}")
-
-
-def _seconds(value: object) -> float:
-    return value.total_seconds() if isinstance(value, timedelta) else float(value)  # type: ignore[arg-type]
 
 
 def _metadata(value: object) -> dict[str, Any]:
@@ -277,7 +250,7 @@ def _metadata(value: object) -> dict[str, Any]:
 def hashed(values: list[object]) -> str:
     """The id that the values of a key make: the same for the same values, however and wherever they are computed."""
     text = json.dumps([_spelled(value) for value in values], ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _spelled(value: object) -> object:
@@ -336,16 +309,10 @@ class WriteReport:
 
     @classmethod
     def of(
-        cls,
-        queue: str,
-        messages: Iterable[object],
-        *,
-        complete: bool,
-        batch: str | None = None,
-        epoch: int | None = None,
+        cls, queue: str, parts: Iterable[object], *, complete: bool, batch: str | None = None, epoch: int | None = None
     ) -> Self:
         """The report of what the partitions told."""
-        reports = [each for each in messages if isinstance(each, PartitionReport)]
+        reports = [each for each in parts if isinstance(each, PartitionReport)]
         reports.sort(key=lambda each: each.partition)
         rows, written = sum(each.rows for each in reports), sum(each.written for each in reports)
         return cls(queue, complete, rows, written, rows - written, tuple(reports), batch, epoch)
@@ -365,12 +332,6 @@ class WriteReport:
         temporary = place.with_name(f".{place.name}.{os.getpid()}")
         temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         temporary.replace(place)
-
-
-def check_place(path: str | None) -> None:
-    """Raise `SourceError` for a report that could not be left where it is wanted."""
-    if path is not None and not (Path(path).parent.is_dir() and os.access(Path(path).parent, os.W_OK)):
-        raise SourceError(f"option report: the folder of {path!r} is not there, or cannot be written to")
 
 
 # --- One partition's rows into the queue: in pieces, each of which is tried again until it is known what became of it.
@@ -404,10 +365,8 @@ class Target:
         return PartitionReport(partition, attempt, rows, written, rows - written)
 
     def _enqueue(self, queue: AnyQueue, rows: Sequence[Row], partition: int) -> engine.NewTasks:
-        """One piece; of rows with the same id the first one is taken.
-
-        Where the connection failed it is tried again: the same client's second call says what the first one wrote.
-        """
+        """Enqueue a piece, again where the connection failed: the second call of a client says what the first wrote."""
+        # Of rows with the same id the first one is taken.
         first = dict[str | None, Row]()
         for row in rows:
             first.setdefault(row.message.task_id, row)
@@ -448,7 +407,27 @@ def _pieces(rows: Iterator[Row]) -> Iterator[list[Row]]:
 class _Writer:
     """What writes of a DataFrame and of a stream have in common. It is pickled into Spark's plan."""
 
-    target: Target
+    stream = False
+
+    def __init__(self, schema: types.StructType, options: SourceOptions, overwrite: bool) -> None:
+        options.check(*((access.STREAM_WRITE, "streams that are written") if self.stream else (access.WRITE, "writes")))
+        name, batch = options.text("queue"), options.text("batch")
+        if name is None:
+            raise SourceError("option queue is missing: the queue to write to")
+        if overwrite:
+            raise SourceError('tasks can only be added: use mode("append"), or outputMode("append") for a stream')
+        report = options.text("report")
+        if report is not None and not (Path(report).parent.is_dir() and os.access(Path(report).parent, os.W_OK)):
+            raise SourceError(f"option report: the folder of {report!r} is not there, or cannot be written to")
+        if self.stream and batch is not None:
+            raise SourceError("option batch is for writes of a DataFrame: a stream has no end at which it is complete")
+        with access.connect(options) as zk:
+            queue = zk.queue(name)
+            mapping = map_columns(schema, options, queue.conf().filters)
+            since = internals(queue).now() if batch is None and not self.stream else None
+            if batch is not None:
+                queue.open_batch(batch)
+        self.target = Target(options, name, mapping, batch, since)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Enqueue the rows of a partition."""
@@ -457,34 +436,13 @@ class _Writer:
 
     def _report(self, messages: Iterable[object], *, complete: bool, epoch: int | None = None) -> None:
         target = self.target
-        report = WriteReport.of(target.queue, messages, complete=complete, batch=target.batch, epoch=epoch)
-        report.leave(target.options.text("report"))
-
-
-def _queue_of(options: SourceOptions, overwrite: bool) -> str:
-    """The queue to write to. Raises `SourceError` for options that no write could do with."""
-    queue = options.text("queue")
-    if queue is None:
-        raise SourceError("option queue is missing: the queue to write to")
-    if overwrite:
-        raise SourceError('tasks can only be added: use mode("append"), or outputMode("append") for a stream')
-    check_place(options.text("report"))
-    return queue
+        with plainly():
+            report = WriteReport.of(target.queue, messages, complete=complete, batch=target.batch, epoch=epoch)
+            report.leave(target.options.text("report"))
 
 
 class TaskWriter(_Writer, DataSourceArrowWriter):
     """Enqueues rows whose ids no task has, each once, whatever is tried again."""
-
-    def __init__(self, schema: types.StructType, options: SourceOptions, overwrite: bool) -> None:
-        options.check(access.WRITE, "writes")
-        name, batch = _queue_of(options, overwrite), options.text("batch")
-        with access.connect(options) as zk:
-            queue = zk.queue(name)
-            mapping = map_columns(schema, options, queue.conf().filters)
-            since = internals(queue).now() if batch is None else None
-            if batch is not None:
-                queue.open_batch(batch)
-        self.target = Target(options, name, mapping, batch, since)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All partitions are written: the batch is complete, and the report is left."""
@@ -493,12 +451,11 @@ class TaskWriter(_Writer, DataSourceArrowWriter):
             if target.batch is not None:
                 with access.connect(target.options) as zk:
                     zk.queue(target.queue).seal_batch(target.batch)
-            self._report(messages, complete=True)
+        self._report(messages, complete=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The write failed: what it wrote stays, its batch says that it is not written, and so does the report."""
-        with plainly():
-            self._report(messages, complete=False)
+        self._report(messages, complete=False)
 
 
 class TaskStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -508,21 +465,12 @@ class TaskStreamWriter(_Writer, DataSourceStreamArrowWriter):
     finished tasks are kept (`task_gc_lifetime`) until the restart.
     """
 
-    def __init__(self, schema: types.StructType, options: SourceOptions, overwrite: bool) -> None:
-        options.check(access.STREAM_WRITE, "streams that are written")
-        name = _queue_of(options, overwrite)
-        if options.text("batch") is not None:
-            raise SourceError("option batch is for writes of a DataFrame: a stream has no end at which it is complete")
-        with access.connect(options) as zk:
-            mapping = map_columns(schema, options, zk.queue(name).conf().filters)
-        self.target = Target(options, name, mapping)
+    stream = True
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         """A micro-batch is written: the report tells of it, and of no other."""
-        with plainly():
-            self._report(messages, complete=True, epoch=batchId)
+        self._report(messages, complete=True, epoch=batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         """A micro-batch failed; it is run again."""
-        with plainly():
-            self._report(messages, complete=False, epoch=batchId)
+        self._report(messages, complete=False, epoch=batchId)
