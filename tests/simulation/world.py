@@ -165,10 +165,7 @@ class World:
 
     def _overdue(self, fiber: Fiber) -> bool:
         now = self.now
-        for request in fiber.client.send_queue:
-            if request.deadline <= now and request.fiber is fiber:
-                return True
-        return False
+        return any(request.deadline <= now and request.fiber is fiber for request in fiber.client.send_queue)
 
     def _move(self, fiber: Fiber) -> None:
         match fiber.state:
