@@ -46,7 +46,7 @@ class QueueInternalMethods(Api[Context]):
     read_ended = verb(completion_log.read_ended)
     latest_end = verb(completion_log.latest_end)
     truncated_at = verb(configuration.truncated_at)
-    archive = verb(leases.archive)
+    archive = verb(configuration.archive)
     publish_archive = verb(admin.publish_archive)
 
     @property

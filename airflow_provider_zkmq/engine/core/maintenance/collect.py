@@ -320,7 +320,7 @@ def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None
     """
     history_entries = yield from list_history(context)
     if conf.follow:
-        history_entries = [each for each in history_entries if each.name.when <= cutoff]
+        history_entries = [each for each in history_entries if each.when <= cutoff]
     if conf.archive is not None:
         archived = {
             each.place for each in (yield from versions_of(context, history_entries)) if each.version <= conf.archive

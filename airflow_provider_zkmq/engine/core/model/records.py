@@ -398,16 +398,18 @@ def history_path(when_ms: int, task_id: str, version: int) -> str:
 
 
 class HistoryName(NamedTuple):
-    """What the name of a history entry tells: the task, when it left, and the version."""
+    """What the name of a history entry tells: the task, when it left, and the version; ``place``: where it is kept."""
 
     task_id: str
     when: int
     version: int
+    place: str
 
 
-def parse_history_name(entry: str) -> HistoryName | None:
-    """What the name of a history entry tells; None for a foreign name."""
+def parse_history_name(place: str) -> HistoryName | None:
+    """What the name of a history entry tells, which its place may precede; None for a foreign name."""
+    entry = place.rpartition("/")[2]
     named, task_id = _ENTRY.match(entry), entry_task(entry)
     if named is None or task_id is None:
         return None
-    return HistoryName(task_id, int(named[1]), int(named[2], 16))
+    return HistoryName(task_id, int(named[1]), int(named[2], 16), place)

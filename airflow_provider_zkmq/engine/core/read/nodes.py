@@ -12,11 +12,12 @@ from ...errors import ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, Z
 from ..context import CachedRead, Context
 from ..model.names import Paths, check_layout, check_name
 from ..model.records import TaskState
-from ..model.values import Duration, dump, optional_seconds
+from ..model.values import Duration, Moment, dump, moment_of, optional_seconds
 from ..protocol import (
     Check,
     Children,
     Create,
+    Delete,
     EnsureRoot,
     Exists,
     Failure,
@@ -27,6 +28,7 @@ from ..protocol import (
     Outcome,
     Pipeline,
     Procedure,
+    SetData,
     SetTimeout,
     Signal,
     Stat,
@@ -201,6 +203,24 @@ def queue_names(root: str) -> Procedure[list[str]]:
     return [name for name, stat in zip(names, stats, strict=True) if stat is not None]
 
 
+def now_below(root: str) -> Procedure[Moment]:
+    """The time by ZooKeeper's clock, in UTC, whatever queues there are.
+
+    Costs one small write, which leaves nothing; where there is no root, that is created. Queues have no such name.
+    """
+    path = f"{root}/~now"
+    multi = Multi((Create(path), SetData(path, b"", -1), Delete(path)))
+    outcome = yield from transact(multi, never)
+    if outcome.failure is Failure.NO_NODE:
+        yield EnsureRoot(root)
+        outcome = yield from transact(multi, never)
+    if not outcome.committed:
+        raise refused("reading the server's clock", outcome, multi)
+    if outcome.time is None:
+        raise ZkmqError(f"ZooKeeper did not say the time of a write to {path}")
+    return moment_of(outcome.time)
+
+
 def refuse_another_layout(root: str) -> Procedure[None]:
     """Raise `ConfigError` where what stands under the root is not of our layout. A root may be missing, or empty."""
     node: Node | None = yield Get(root)
@@ -315,15 +335,12 @@ def unless_missing(context: Context, procedure: Procedure[T]) -> Procedure[T]:
 
 
 def missing_queue(context: Context, error: ZkmqError) -> Procedure[QueueNotFound | None]:
-    """After an error: that there is no such queue, where this is why, as far as can be found out.
-
-    What goes well costs nothing more.
-    """
+    """After an error: that there is no such queue, where this is why. What goes well costs nothing more."""
     if not (isinstance(error, TaskNotFound | CorruptRecord) or type(error) is ZkmqError):
         return None
     try:
         there = yield from exists(context)
-    except ZkmqError:
+    except ZkmqError:  # nobody can tell
         return None
     return None if there else (yield from queue_missing(context))
 
@@ -354,15 +371,12 @@ def at_once(parts: Collection[str]) -> int:
 def read_trees(
     context: Context, ids: Sequence[str], parts: Collection[str]
 ) -> Procedure[list[tuple[str, list[Node | None]]]]:
-    """Each task's record, data, metadata, result and claim, with None for what is missing or was not asked for.
-
-    The payloads' Stats are read without the payloads, too: they tell when the present run of an id was enqueued.
-    """
+    """Each task's record, data, metadata, result and claim, with None for what is missing or was not asked for."""
     wanted = ["state", *(znode for part, znode in _ZNODE.items() if part in parts)]
     paths = [context.paths.task(each, znode) for each in ids for znode in wanted]
     rows = iter((yield from read_nodes(paths, len(wanted) * at_once(parts))))
     trees = [{znode: next(rows) for znode in wanted} for _ in ids]
-    if "data" not in parts:
+    if "data" not in parts:  # without the payloads: it tells when the present run of an id was enqueued
         stats = yield from read_stats([context.paths.task(each, "data") for each in ids])
         for tree, stat in zip(trees, stats, strict=True):
             tree["data"] = None if stat is None else Node(b"", stat)

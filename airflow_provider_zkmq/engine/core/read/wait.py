@@ -83,10 +83,7 @@ def _read(context: Context, ids: Sequence[str]) -> Procedure[list[Task]]:
 def _look(
     context: Context, ids: Sequence[str], wanted: WaitFor, mine: Signal, failed: list[str]
 ) -> Procedure[tuple[list[str], list[str]]]:
-    """Which of the tasks have not got there yet, and which of these are claimed; `failed` gets those that failed.
-
-    Their records are read under watches that fire `mine`. Raises `TaskNotFound`, `CorruptRecord`.
-    """
+    """Which of the tasks have not got there yet, and which of these are claimed; `failed` gets those that failed."""
     left: list[str] = []
     claimed: list[str] = []
     for chunk in chunked(ids, WINDOW):

@@ -43,9 +43,9 @@ from ..protocol import (
     refused,
     transact,
 )
-from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, read_conf
+from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive, read_conf
 from ..read.inspect import as_state, checked_ids, listed_ids
-from ..read.leases import Archive, lapsed_tasks, ordering_time, server_time
+from ..read.leases import lapsed_tasks, ordering_time, server_time
 from ..read.nodes import (
     MARKS,
     THERE,
