@@ -328,7 +328,7 @@ class _Layout:
         for path in self._paths.skeleton()[1:]:
             self._look_for(path, DEFAULT_SETTINGS.encode() if path == self._paths.at(THERE) else b"")
         for name, default in DEFAULT_TIMES.items():
-            self._look_for(self._paths.conf(name), default)
+            self._look_for(self._paths.at("conf", name), default)
 
     def _look_at(self, path: str, node: Node) -> None:
         """Compare one znode with what its place says."""

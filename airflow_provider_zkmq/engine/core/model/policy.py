@@ -149,10 +149,7 @@ ORDERS: Final = ("default", "fifo")
 
 
 class Settings(Struct, frozen=True, omit_defaults=True):
-    """What a queue's ``conf`` holds: all of its configuration but what the seed keeps below it, the times of clean-up.
-
-    Replaced by `msgspec.structs.replace`.
-    """
+    """What a queue's ``conf`` holds: all of its configuration but the times of clean-up, which stand below it."""
 
     filters: dict[str, Declared] = {}
     policy: RetryPolicy = RetryPolicy()

@@ -11,7 +11,7 @@ from ..context import Context
 from ..model.names import bucket_start, entry_task, entry_time, is_name
 from ..model.records import Ended, HistoryEntry, HistoryName, TaskState, Unreadable, clip, parse_history_name
 from ..model.states import ENDED, State
-from ..protocol import Children, Exists, Node, Procedure, Stat, Sync
+from ..protocol import Children, Exists, Procedure, Stat, Sync
 from .configuration import read_conf
 from .inspect import Task, assemble, task_of_history_entry
 from .nodes import (
@@ -210,26 +210,21 @@ def _add_standing(
     versions = {each.id: each.version for each in ended}
     for chunk in chunked(list(versions), at_once(parts)):
         for task_id, nodes in (yield from read_trees(context, chunk, parts)):
-            record = nodes[0]
-            version = None if record is None else record.stat.mzxid
-            if record is not None and b'"ended_zxid"' in record.data:
+            record, data, *_ = nodes
+            if record is None:
+                continue
+            version: int | None = record.stat.mzxid
+            if b'"ended_zxid"' in record.data:
                 read = record_of(context, task_id, record)
                 version = version_of(read) if isinstance(read, Record) else None
-            if version == versions[task_id] and (torn or _whole(nodes)):
+            # Reads are no snapshot, and the next run may have come between them.
+            last = record.stat.mzxid
+            whole = data is not None and all(node is None or node.stat.mzxid <= last for node in nodes)
+            if version == versions[task_id] and (torn or whole):
                 row = yield from assemble(context, task_id, nodes, strict=False)
                 # The transaction that ends a run may insert the one that was in escrow: that is not the run that ended.
                 if row is not None and row.record.state in ENDED:
                     runs[task_id, versions[task_id]] = replace(row.task(), version=versions[task_id])
-
-
-def _whole(nodes: Sequence[Node | None]) -> bool:
-    """Whether all was read of the same run: reads are no snapshot, and the next run may have come between them."""
-    record, data, *_ = nodes
-    return (
-        data is not None
-        and record is not None
-        and all(node is None or node.stat.mzxid <= record.stat.mzxid for node in nodes)
-    )
 
 
 def _add_history(context: Context, ended: Sequence[Ended], runs: _Runs) -> Procedure[None]:

@@ -103,7 +103,7 @@ _MARKS: Final = ("archive", "followed")
 @lru_cache(maxsize=256)
 def _part_paths(paths: Paths) -> Mapping[str, str]:
     """Where each part stands: every call of a queue's asks for all of them."""
-    return {name: paths.at(name) for name in (THERE, *_MARKS)} | {name: paths.conf(name) for name in _NAMES}
+    return {name: paths.at(name) for name in (THERE, *_MARKS)} | {name: paths.at("conf", name) for name in _NAMES}
 
 
 def _reread(context: Context, parts: dict[str, CachedRead]) -> Procedure[None]:
@@ -162,10 +162,11 @@ def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
         settings, types = known
     lifetime = _number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME)
     interval = max(SHORTEST_INTERVAL, _number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL))
-    archived: dict[str, Any] | None = None
+    archived: ArchiveRecord | None = None
     if nodes["archive"] is not None:
         mark, data = context.paths.at("archive"), nodes["archive"].data
-        archived = unless_corrupt(context, mark, partial(load_archive, mark, data), "nothing is collected") or {}
+        read = partial(load, mark, data, ArchiveRecord, _ARCHIVE)
+        archived = unless_corrupt(context, mark, read, "nothing is collected") or {}
     return Conf(
         types=types,
         policy=settings.policy,
@@ -186,8 +187,11 @@ def _number(context: Context, nodes: dict[str, Node | None], name: str, default:
     try:
         return seconds(name, float(data)) if data else default
     except ValueError as error:
-        context.report(context.paths.conf(name), f"not a number of seconds, using {default:.0f}: {error}")
+        context.report(context.paths.at("conf", name), f"not a number of seconds, using {default:.0f}: {error}")
         return default
+
+
+_ARCHIVE: Final = "an archive's record"
 
 
 class ArchiveRecord(TypedDict, total=False):
@@ -196,11 +200,6 @@ class ArchiveRecord(TypedDict, total=False):
     watermark: Zxid
     directory: str | None
     run: str | None
-
-
-def load_archive(path: str, data: bytes) -> dict[str, Any]:
-    """How far an archive has come. Raises `CorruptRecord`."""
-    return {**load(path, data, ArchiveRecord, "an archive's record")}
 
 
 # --- How far the archive of a queue has come.
@@ -226,7 +225,7 @@ def archive(context: Context) -> Procedure[Archive]:
     """How far the queue's archive has come. Raises `CorruptRecord` for what is no archive's record, `QueueNotFound`."""
     path = context.paths.at("archive")
     node: Node | None = yield Get(path)
-    record = {} if node is None else load_archive(path, node.data)
+    record: ArchiveRecord = {} if node is None else load(path, node.data, ArchiveRecord, _ARCHIVE)
     stat: Stat | None = yield Exists(context.paths.base)
     if node is None or stat is None:
         yield from refuse_missing(context)
@@ -373,6 +372,4 @@ def read_truncated_at(context: Context, path: str, node: Node) -> int:
 
 
 class _Mark(TypedDict, total=False):
-    """What the mark of a followed queue holds."""
-
     truncated_at: Zxid

@@ -60,7 +60,7 @@ def as_status(status: Status | str | None) -> Status | None:
 
 
 def task_ids(context: Context, state: State | None) -> Procedure[list[str]]:
-    """The ids of the tasks in a state, as they are now (`reading.lapsed`); all of them without one."""
+    """The ids of the tasks in a state, as they are now (`lapsed_tasks`); all of them without one."""
     listed = yield from listed_ids(context, state)
     if state not in {State.INSERTED, State.CLAIMED, State.DEAD}:
         return listed
@@ -209,9 +209,6 @@ def _below(
     return [known[path] for path in paths]
 
 
-# --- Which tasks are the members of a batch.
-
-
 def member_id(batch: str, number: int) -> str:
     """The id of a member that was given none."""
     return f"{batch}.{number:06d}"
@@ -254,17 +251,16 @@ def member_ids(context: Context, batch: str) -> Procedure[list[str]]:
 class Task:
     """A task as it is, by the server's clock. Times are the server's; ``version`` is the record's zxid.
 
-    A backoff that is over is none, and a claim whose lease or lock has ended is what follows it (`reading.lapsed`).
+    A backoff that is over is none, and a claim whose lease or lock has ended is what follows it (`lapsed_tasks`).
 
     ``enqueued_ms``, ``claimed_ms``, ``started_ms``, ``ended_ms`` and ``due_ms`` (it is not, or was not, to be handled
     before) are milliseconds since 1970; ``enqueued_at``, ``claimed_at``, ``started_at``, ``ended_at`` and ``due_at``
     the same as pendulum's DateTime, in UTC.
 
     ``history``: the deliveries that have ended, the last ten that failed and the one that succeeded, also those of
-    earlier runs of the same id.
-
-    ``progress`` (0 to 1) and ``note`` are what its handler reported last; ``dedupe_ms``: until when an enqueue of
-    the same id is refused although it is finished; ``batch``: the batch it was enqueued with.
+    earlier runs of the same id. ``progress`` (0 to 1) and ``note`` are what its handler reported last;
+    ``dedupe_ms``: until when an enqueue of the same id is refused although it is finished; ``batch``: the batch it was
+    enqueued with.
     """
 
     id: str
@@ -321,10 +317,7 @@ class Task:
 
 
 def ended_ms(record: TaskState, stat: Stat) -> int | None:
-    """When a run ended: when its handler did, else when its record was written, though not once more for another run.
-
-    The settlements of handlers may wait for each other, and for a server.
-    """
+    """When a run ended: when its handler did, else when its record was written, but not once more for another run."""
     if record.state not in ENDED:
         return None
     own = record.started is not None or record.ended_zxid is not None
@@ -407,13 +400,7 @@ COLUMNS: Final[dict[str, Callable[[Row], Any]]] = {
     "batch": lambda row: row.record.batch,
 }
 #: What of a task's tree some are made of besides its record.
-PART_OF: Final = {
-    "metadata": "metadata",
-    "data": "data",
-    "result": "result",
-    "enqueued_ms": "enqueued",
-    "status": "clock",
-}
+PART_OF = {"metadata": "metadata", "data": "data", "result": "result", "enqueued_ms": "enqueued", "status": "clock"}
 
 
 def checked_columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -558,9 +545,6 @@ def checked_ids(task_ids: Sequence[str]) -> list[str]:
     return [check_name("task id", each) for each in dict.fromkeys(task_ids)]
 
 
-# --- The ids of tasks, from where the tasks are listed.
-
-
 def list_ids(
     context: Context, state: State | str | None = None, selector: Selector | str | None = None
 ) -> Procedure[list[str]]:
@@ -623,10 +607,7 @@ class Explanation:
 
 
 def explain(context: Context, task_id: str) -> Procedure[Explanation]:
-    """Say why a task is not being handled: paused, backoff, dedupe window, or which filter of whom refuses it.
-
-    Raises `TaskNotFound`.
-    """
+    """Why nobody handles a task: pause, backoff, dedupe window, or whose filter refuses it. Raises `TaskNotFound`."""
     conf = yield from read_conf(context)
     task: Task = yield from read_task(context, task_id)
     now = yield from server_time(context)

@@ -200,9 +200,6 @@ def certainly_past(context: Context) -> Procedure[int]:
     return context.clock.certainly_past(now)
 
 
-# --- backoffs and dedupe windows
-
-
 def status_of(context: Context, record: TaskState) -> Procedure[Status]:
     """Carmine's word for a record; a backoff and a dedupe window are judged by the server's clock."""
     timeless = record.due is None and record.dedupe is None
@@ -215,9 +212,6 @@ def status_at(past: int, record: TaskState) -> Status:
     scheduled = record.due is not None and record.due > past
     window = record.dedupe is not None and record.dedupe > past
     return derive_status(record.state, scheduled=scheduled, requeue=record.requeue, window=window)
-
-
-# --- claims that have ended
 
 
 def lease_path(context: Context, state: TaskState) -> str:

@@ -54,10 +54,7 @@ class Deadline:
 
     @classmethod
     def after(cls, context: Context, timeout: Duration | None) -> Procedure[Deadline]:
-        """`timeout` (seconds or a duration, None without bound) from now; it binds the whole call.
-
-        Raises `ConfigError`.
-        """
+        """`timeout` (seconds or a duration, None without bound) from now, for the whole call. Raises `ConfigError`."""
         span = optional_seconds("timeout", timeout)
         if span:  # who does not wait at all waits for the servers all the same
             yield SetTimeout(span)
@@ -95,11 +92,10 @@ T = TypeVar("T")
 
 
 class Unread(Enum):
-    """Why there is no record of a task to go by."""
+    """Why there is no record of a task to go by; a corrupt one was reported."""
 
     MISSING = "missing"
     CORRUPT = "corrupt"
-    """It was reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +190,7 @@ def single_flight(
 
 
 def queue_names(root: str) -> Procedure[list[str]]:
-    """The names of the queues under `root`, sorted. Empty where there is no such root.
-
-    What is no queue is left out; so is one whose deletion has begun.
-    """
+    """The names of the queues under `root`, sorted, none without a root; one whose deletion has begun is left out."""
     names = sorted((yield Children(root)) or ())
     stats = yield from read_stats([Paths(f"{root}/{name}").at(THERE) for name in names])
     return [name for name, stat in zip(names, stats, strict=True) if stat is not None]
@@ -257,7 +250,7 @@ def create_skeleton(
     yield EnsureRoot(context.root)
     conf = context.paths.at(THERE)
     ops = [Create(path, settings if path == conf else b"") for path in context.paths.skeleton()]
-    ops += [Create(context.paths.conf(name), value) for name, value in times.items()]
+    ops += [Create(context.paths.at("conf", name), value) for name, value in times.items()]
     ops += [Create(context.paths.at(name), MARKS[name]) for name in marks]
     multi = Multi(tuple(ops))
     outcome = yield from transact(multi, never)
@@ -485,29 +478,25 @@ def shared_nodes(context: Context, paths: list[str], mine: Signal) -> Procedure[
         if not stale:
             return [entry.value for entry in entries]
         free = [at for at in stale if not entries[at].pending]
-        if free:
-            yield from _refresh([(paths[at], entries[at]) for at in free])
-            read.update(at for at in free if entries[at].value is None)
-        else:
+        if not free:
             yield Wait(entries[stale[0]].signal, seen[stale[0]], turn=True)
-
-
-def _refresh(stale: list[tuple[str, CachedRead]]) -> Procedure[None]:
-    watches = [Watch(Relay(entry.signal, partial(_wake, entry))) for _, entry in stale]
-    for _, entry in stale:
-        entry.pending = True
-    try:
-        nodes = yield Pipeline(tuple(Get(path, watch) for (path, _), watch in zip(stale, watches, strict=True)))
-        for (_, entry), watch, node in zip(stale, watches, nodes, strict=True):
-            entry.value, entry.watch = node, None if node is None else watch
-    except BaseException:
-        for watch in watches:
-            watch.fired = True  # nobody relies on what was not read
-        raise
-    finally:
-        for _, entry in stale:
-            entry.pending = False
-            entry.signal.fire()
+            continue
+        watches = [Watch(Relay(entries[at].signal, partial(_wake, entries[at]))) for at in free]
+        for at in free:
+            entries[at].pending = True
+        try:
+            nodes = yield Pipeline(tuple(Get(paths[at], watch) for at, watch in zip(free, watches, strict=True)))
+            for at, watch, node in zip(free, watches, nodes, strict=True):
+                entries[at].value, entries[at].watch = node, None if node is None else watch
+        except BaseException:
+            for watch in watches:
+                watch.fired = True  # nobody relies on what was not read
+            raise
+        finally:
+            for at in free:
+                entries[at].pending = False
+                entries[at].signal.fire()
+        read.update(at for at in free if entries[at].value is None)
 
 
 def _wake(entry: CachedRead) -> None:

@@ -425,7 +425,7 @@ def _set(
             settings, version = yield from _read_settings(context, anew=True)
             ops.append(SetData(context.paths.at(THERE), structs.replace(settings, **changes).encode(), version))
         for name, value in times.items():
-            path = context.paths.conf(name)
+            path = context.paths.at("conf", name)
             ops.append(Create(path, value) if path in missing else SetData(path, value))
         for mark, (name, yes) in wanted.items():
             ops.append(Create(mark, MARKS[name]) if yes else Delete(mark))
