@@ -55,9 +55,13 @@ from .core.model.values import (
     spell_duration as spell_duration,
     wait_event as wait_event,
 )
-from .core.read.configuration import Consumer as Consumer, QueueConf as QueueConf, Truncation as Truncation
+from .core.read.configuration import (
+    Archive as Archive,
+    Consumer as Consumer,
+    QueueConf as QueueConf,
+    Truncation as Truncation,
+)
 from .core.read.inspect import ConsumerMatch as ConsumerMatch, Explanation as Explanation, Task as Task
-from .core.read.leases import Archive as Archive
 from .core.read.nodes import Part as Part, Znode as Znode
 from .core.read.scan import Scanned as Scanned
 from .core.tasks.batches import Batch as Batch

@@ -103,7 +103,7 @@ MUTANTS: Final = (
         "    found = yield from _standing(context, after)\n    left = yield from list_history(context, after)\n",
         "    left = yield from list_history(context, after)\n    found = yield from _standing(context, after)\n",
     ),
-    Mutant("the torn reading of a run", "read.completion_log", "== versions[task_id] and (torn or _whole(nodes))", "== versions[task_id]",
+    Mutant("the torn reading of a run", "read.completion_log", "== versions[task_id] and (torn or whole)", "== versions[task_id]",
            test="tests/unit/test_log.py::test_a_run_whose_id_runs_anew_while_it_is_read_is_read_as_it_ended"),
     Mutant("what had not begun is counted", "tasks.settle", "now, begun=begun)", "now, begun=True)"),
     Mutant("a mark that is not sent", "tasks.settle", "    if not claimed.prefetched:\n", "    claimed.prefetched = False\n    if True:\n"),

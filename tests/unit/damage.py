@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.selectors import Integer, String
 from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Exists, SetData
-from airflow_provider_zkmq.engine.core.read import leases
+from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import Unavailable
@@ -137,7 +137,7 @@ def _made(order: str) -> World:
     _claimed(client, tokens)
     _waiting(client)
     _batches(client)
-    client.do(admin.publish_archive(client.context, leases.Archive(1 << 40, "/archive", "run")))
+    client.do(admin.publish_archive(client.context, configuration.Archive(1 << 40, "/archive", "run")))
     return World(client.zk, client, tokens)
 
 

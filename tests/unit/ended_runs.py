@@ -89,7 +89,7 @@ class Reader(Client):
         return [self.context.paths.at("unarchived", each.place or "") for each in self.departed()]
 
     def archive(self) -> Any:
-        return self.do(leases.archive(self.context))
+        return self.do(configuration.archive(self.context))
 
     def publish(self, watermark: int | None = None) -> None:
         """An archive run has come so far: to the present without a number."""

@@ -22,7 +22,7 @@ from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, RetryPo
 from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.protocol import Callback, Create, Pipeline, Procedure, Wait
-from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases, nodes, wait
+from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, nodes, wait
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
@@ -282,7 +282,7 @@ OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "counts": inspect.counts,
     "consumers": configuration.consumers,
     "conf": configuration.conf,
-    "archive": leases.archive,
+    "archive": configuration.archive,
     "ended_between": lambda context: completion_log.ended_between(context, 0, 1 << 50),
     "read_ended": read_everything_that_ended,
     "latest_end": completion_log.latest_end,

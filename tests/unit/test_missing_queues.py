@@ -15,7 +15,7 @@ from airflow_provider_zkmq.engine.core.context import Caller
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.protocol import Delete, Exists, Sync, Wait
 from airflow_provider_zkmq.engine.core.read import inspect, nodes, wait
-from airflow_provider_zkmq.engine.core.read.leases import Archive
+from airflow_provider_zkmq.engine.core.read.configuration import Archive
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
 from tests.unit.claiming import ANY, another, in_hand, refused, step
 from tests.unit.world import Client, new_context, new_queue

@@ -16,11 +16,11 @@ from airflow_provider_zkmq.engine.core.model.selectors import Integer, OrderedEn
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.model.values import moment_of
 from airflow_provider_zkmq.engine.core.protocol import Delete, Exists, GetMany, Op, Pipeline, SetData, Sync
-from airflow_provider_zkmq.engine.core.read import configuration, inspect, leases, nodes
+from airflow_provider_zkmq.engine.core.read import configuration, inspect, nodes
 from airflow_provider_zkmq.engine.core.read import scan as scanning
+from airflow_provider_zkmq.engine.core.read.configuration import Archive
 from airflow_provider_zkmq.engine.core.read.inspect import COLUMNS, Task, list_tasks, read_task
-from airflow_provider_zkmq.engine.core.read.leases import Archive, now_below
-from airflow_provider_zkmq.engine.core.read.nodes import queue_names
+from airflow_provider_zkmq.engine.core.read.nodes import now_below, queue_names
 from airflow_provider_zkmq.engine.core.tasks import admin, settle
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 from tests.stepping import Stepper
@@ -401,7 +401,7 @@ def test_queue_names_leave_out_what_is_no_queue() -> None:
 def test_who_publishes_the_archive_must_have_read_it() -> None:
     """The first writes version 0; of two that read the same, the second is refused; so is one that is damaged."""
     client = new_queue()
-    read = lambda: client.do(leases.archive(client.context))
+    read = lambda: client.do(configuration.archive(client.context))
     publish = lambda archive: client.do(admin.publish_archive(client.context, archive))
     nothing = read()
     assert nothing == Archive(born=nothing.born)

@@ -21,8 +21,7 @@ from ..core.maintenance.consumers import finish_pending, has_pending, unregister
 from ..core.model.names import Paths
 from ..core.model.values import shown
 from ..core.read.configuration import read_conf
-from ..core.read.leases import now_below
-from ..core.read.nodes import queue_names
+from ..core.read.nodes import now_below, queue_names
 from ..core.tasks.settle import settle_deferred, settle_last
 from ..errors import QueueNotFound, TransportError, Unsupported, ZkmqError
 from ..log import log

@@ -59,7 +59,7 @@ class QueueInternalMethods(OfQueue):
     read_ended = verb(completion_log.read_ended)
     latest_end = verb(completion_log.latest_end)
     truncated_at = verb(configuration.truncated_at)
-    archive = verb(leases.archive)
+    archive = verb(configuration.archive)
     publish_archive = verb(admin.publish_archive)
 
     @property

@@ -279,7 +279,7 @@ def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None
     """
     runs = yield from list_history(context)
     if conf.follow:
-        runs = [each for each in runs if each.name.when <= cutoff]
+        runs = [each for each in runs if each.when <= cutoff]
     if conf.archive is not None:
         versions = yield from versions_of(context, runs)
         archived = {each.place for each in versions if each.version <= conf.archive}

@@ -120,10 +120,6 @@ class Paths:
         """A path below the queue's own."""
         return "/".join((self.base, *parts))
 
-    def conf(self, name: str) -> str:
-        """A configuration value."""
-        return self.at("conf", name)
-
     def task(self, task_id: str, *parts: str) -> str:
         """The task's tree, or a znode in it."""
         return "/".join((self.base, "tasks", task_id, *parts))

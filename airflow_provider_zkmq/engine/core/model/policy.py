@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Struct
 
@@ -47,7 +47,16 @@ class RetryPolicy:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "final", _names(self.final))
+        final: Any = self.final
+        names: list[str] = []
+        for kind in tuple(final) if isinstance(final, Iterable) and not isinstance(final, str) else (final,):
+            if isinstance(kind, type) and issubclass(kind, BaseException):
+                names.append(_full_name(kind))
+            elif isinstance(kind, str) and kind:
+                names.append(kind)
+            else:
+                raise ConfigError(f"RetryPolicy(final={final!r}): exception classes, or their names")
+        object.__setattr__(self, "final", tuple(names))
         whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
         if self.attempts is not None and not (whole and 1 <= self.attempts <= MAX_ATTEMPTS):
             msg = f"RetryPolicy(attempts={self.attempts!r}): a whole number from 1 to {MAX_ATTEMPTS}, or None"
@@ -89,18 +98,6 @@ def checked_policy(policy: object) -> RetryPolicy | None:
 
 def _full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _names(value: object) -> tuple[str, ...]:
-    """Exceptions by name, of classes and names."""
-    items = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-    names = []
-    for item in items:
-        kind = isinstance(item, type) and issubclass(item, BaseException)
-        if not (kind or (isinstance(item, str) and item)):
-            raise ConfigError(f"RetryPolicy(final={value!r}): exception classes, or their names")
-        names.append(_full_name(item) if isinstance(item, type) else item)
-    return tuple(names)
 
 
 def ConsumeTimes(times: int) -> RetryPolicy:  # noqa: N802  the name is ZkQueue's and public
@@ -152,10 +149,7 @@ ORDERS: Final = ("default", "fifo")
 
 
 class Settings(Struct, frozen=True, omit_defaults=True):
-    """What a queue's ``conf`` holds: all of its configuration but what the seed keeps below it, the times of clean-up.
-
-    Replaced by `msgspec.structs.replace`.
-    """
+    """What a queue's ``conf`` holds: all of its configuration but the times of clean-up, which stand below it."""
 
     filters: dict[str, Declared] = {}
     policy: RetryPolicy = RetryPolicy()

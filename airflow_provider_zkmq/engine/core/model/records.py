@@ -44,9 +44,8 @@ OnConflict: TypeAlias = Literal["raise", "skip", "replace", "requeue", "replace-
 
 def check_on_conflict(word: object) -> OnConflict:
     """One of the words of `OnConflict`. Raises `ConfigError`."""
-    for known in get_args(OnConflict):
-        if word == known:
-            return known  # type: ignore[no-any-return]  # it is one of its words
+    if word in get_args(OnConflict):
+        return word  # type: ignore[return-value]  # it is one of its words
     raise ConfigError(f"on_conflict {word!r} is unknown: use one of {', '.join(get_args(OnConflict))}")
 
 
@@ -94,10 +93,7 @@ class Message:
         return self.on_conflict in {"requeue", "replace-or-requeue"}
 
     def times(self) -> tuple[float | None, int | None]:
-        """Its delay in seconds, or its moment in milliseconds since 1970; None for what is not given.
-
-        Raises `ConfigError`, also for both of them.
-        """
+        """Its delay in seconds, or its moment in milliseconds since 1970. Raises `ConfigError`, also for both."""
         delay, moment = optional_seconds("delay", self.delay), optional_milliseconds("not_before", self.not_before)
         if delay is not None and moment is not None:
             raise ConfigError(f"a message has a delay ({self.delay}) or not_before ({self.not_before}), not both")
@@ -200,10 +196,7 @@ class Times(NamedTuple):
 
 
 class Attempt(Struct, frozen=True, omit_defaults=True):
-    """One delivery that ended: by whom, from when to when (server's milliseconds), and how.
-
-    ``started``: when its handler began; None where that is not known.
-    """
+    """One delivery that ended: by whom, when (server's milliseconds; ``started`` where that is known), and how."""
 
     number: Count
     consumer: str
@@ -222,15 +215,14 @@ class TaskState(Struct, frozen=True, omit_defaults=True):
     entry that lists it elsewhere than among the pending: scheduled, finished, cancelled or dead. ``nonce`` is that of
     the last write, ``settled`` those of the last moves that were no claim: by them a lost reply is resolved.
 
-    ``was_due``: what ``due`` was before it was promoted.
-
-    ``lease`` names the claim's entry under ``leases``; ``bound``: the claim ends with its session all the same.
-    ``lock``: seconds that a claim of this task holds without being extended. ``requeue``: a run is held in escrow.
-    ``dedupe``: until when (server's milliseconds) the id of a finished task is refused. ``result``: a result is kept.
-    ``rank``: the transaction that first listed it, in a queue of strict order. ``batch``: the batch it counts for.
-    ``ended_zxid``: the transaction in which its run ended, where the record was written once more since then.
-    ``started``: when the handler of a finished run began; ``ended`` is when it ended, then, and else when that was
-    written. ``metadata``: the znode of that name stands; that of the filters does where there are any.
+    ``was_due``: what ``due`` was before it was promoted. ``lease`` names the claim's entry under ``leases``;
+    ``bound``: the claim ends with its session all the same. ``lock``: seconds that a claim of this task holds without
+    being extended. ``requeue``: a run is held in escrow. ``dedupe``: until when (server's milliseconds) the id of a
+    finished task is refused. ``result``: a result is kept. ``rank``: the transaction that first listed it, in a queue
+    of strict order. ``batch``: the batch it counts for. ``ended_zxid``: the transaction in which its run ended, where
+    the record was written once more since then. ``started``: when the handler of a finished run began; ``ended`` is
+    when it ended, then, and else when that was written. ``metadata``: the znode of that name stands; that of the
+    filters does where there are any.
     """
 
     state: State
@@ -317,8 +309,6 @@ def load_claim(path: str, data: bytes) -> dict[str, Any]:
 
 
 class _Lease(TypedDict):
-    """What the znode of a lease or a lock holds."""
-
     seconds: Span
 
 
@@ -398,16 +388,18 @@ def history_path(when_ms: int, task_id: str, version: int) -> str:
 
 
 class HistoryName(NamedTuple):
-    """What the name of a history entry tells: the task, when it left, and the version."""
+    """What the name of a history entry tells: the task, when it left, and the version; ``place``: where it is kept."""
 
     task_id: str
     when: int
     version: int
+    place: str
 
 
-def parse_history_name(entry: str) -> HistoryName | None:
-    """What the name of a history entry tells; None for a foreign name."""
+def parse_history_name(place: str) -> HistoryName | None:
+    """What the name of a history entry tells, which its place may precede; None for a foreign name."""
+    entry = place.rpartition("/")[2]
     named, task_id = _ENTRY.match(entry), entry_task(entry)
     if named is None or task_id is None:
         return None
-    return HistoryName(task_id, int(named[1]), int(named[2], 16))
+    return HistoryName(task_id, int(named[1]), int(named[2], 16), place)

@@ -134,7 +134,5 @@ def derive_status(state: State, *, scheduled: bool, requeue: bool = False, windo
             if requeue:
                 return Status.DONE_WITH_REQUEUE
             return Status.DONE_WITH_BACKOFF if window else Status.DONE_AWAITING_GC
-        case State.DEAD:
-            return Status.DEAD
-        case State.CANCELLED:
-            return Status.CANCELLED
+        case _:
+            return Status(state.value)

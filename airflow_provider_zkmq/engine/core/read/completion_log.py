@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from ...errors import CorruptRecord
 from ..context import Context
 from ..model.names import bucket_start, entry_task, entry_time, is_name
 from ..model.records import Ended, HistoryEntry, HistoryName, TaskState, Unreadable, clip, parse_history_name
 from ..model.states import ENDED, State
-from ..protocol import Children, Exists, Node, Procedure, Stat, Sync
+from ..protocol import Children, Exists, Procedure, Stat, Sync
 from .configuration import read_conf
 from .inspect import Task, assemble, task_of_history_entry
 from .nodes import (
@@ -37,21 +37,13 @@ from .nodes import (
 BARE_AT_ONCE: Final = 8 * AT_ONCE
 
 
-class KeptRuns(NamedTuple):
-    """A history entry by what its name tells, and its place below ``unarchived``."""
-
-    name: HistoryName
-    place: str
-
-
-def list_history(context: Context, after: int = 0) -> Procedure[list[KeptRuns]]:
+def list_history(context: Context, after: int = 0) -> Procedure[list[HistoryName]]:
     """The history entries that are kept, of buckets in which something came or went after that transaction."""
     parent = context.paths.at("unarchived")
     buckets = yield from changed_buckets(parent, after)
     listings = yield from list_children([f"{parent}/{name}" for name in buckets])
     places = [f"{bucket}/{entry}" for bucket, names in zip(buckets, listings, strict=True) for entry in names]
-    named = [(parse_history_name(place.rpartition("/")[2]), place) for place in places]
-    return [KeptRuns(name, place) for name, place in named if name is not None]
+    return list(filter(None, map(parse_history_name, places)))
 
 
 def changed_buckets(parent: str, after: int) -> Procedure[dict[str, bool]]:
@@ -65,14 +57,14 @@ def changed_buckets(parent: str, after: int) -> Procedure[dict[str, bool]]:
     }
 
 
-def versions_of(context: Context, history_entries: Sequence[KeptRuns]) -> Procedure[list[Ended]]:
+def versions_of(context: Context, history_entries: Sequence[HistoryName]) -> Procedure[list[Ended]]:
     """The runs that history entries hold: by their names, or by the Stat of an entry written as its run ended."""
-    versions = {each.place: each.name.version for each in history_entries}
+    versions = {each.place: each.version for each in history_entries}
     own = [place for place, version in versions.items() if version == 0]
     stats = yield from read_stats([context.paths.at("unarchived", place) for place in own])
     for place, stat in zip(own, stats, strict=True):
         versions[place] = 0 if stat is None else stat.czxid
-    ended = [Ended(each.name.task_id, versions[each.place], each.place) for each in history_entries]
+    ended = [Ended(each.task_id, versions[each.place], each.place) for each in history_entries]
     return [each for each in ended if each.version]
 
 
@@ -104,7 +96,7 @@ def ended_between(context: Context, after: int, until: int | None = None) -> Pro
     yield Sync(context.paths.base)  # whoever told `until` may have asked a server that is ahead of ours
     found = yield from _standing(context, after)
     left = yield from list_history(context, after)
-    found += yield from versions_of(context, [each for each in left if not 0 < each.name.version <= after])
+    found += yield from versions_of(context, [each for each in left if not 0 < each.version <= after])
     ended: dict[tuple[str, int], Ended] = {}
     for run in found:
         each = run
@@ -205,7 +197,7 @@ def read_ended(context: Context, ended: Sequence[Ended], *, parts: Collection[Pa
         ids = {each.id for each in missing}
         # Those that have left since left after they had ended.
         left = yield from list_history(context, min(each.version for each in missing) - 1)
-        kept = yield from versions_of(context, [each for each in left if each.name.task_id in ids])
+        kept = yield from versions_of(context, [each for each in left if each.task_id in ids])
         yield from _add_history(context, [each for each in kept if each[:2] in wanted], runs)
         yield from _add_standing(context, [each for each in missing if each[:2] not in runs], chosen, runs, torn=True)
     return [runs[key] for key in dict.fromkeys(each[:2] for each in ended) if key in runs]
@@ -218,30 +210,21 @@ def _add_standing(
     versions = {each.id: each.version for each in ended}
     for chunk in chunked(list(versions), at_once(parts)):
         for task_id, nodes in (yield from read_trees(context, chunk, parts)):
-            if _version(context, task_id, nodes) == versions[task_id] and (torn or _whole(nodes)):
+            record, data, *_ = nodes
+            if record is None:
+                continue
+            version: int | None = record.stat.mzxid
+            if b'"ended_zxid"' in record.data:
+                read = record_of(context, task_id, record)
+                version = version_of(read) if isinstance(read, Record) else None
+            # Reads are no snapshot, and the next run may have come between them.
+            last = record.stat.mzxid
+            whole = data is not None and all(node is None or node.stat.mzxid <= last for node in nodes)
+            if version == versions[task_id] and (torn or whole):
                 row = yield from assemble(context, task_id, nodes, strict=False)
                 # The transaction that ends a run may insert the one that was in escrow: that is not the run that ended.
                 if row is not None and row.record.state in ENDED:
                     runs[task_id, versions[task_id]] = replace(row.task(), version=versions[task_id])
-
-
-def _version(context: Context, task_id: str, nodes: Sequence[Node | None]) -> int | None:
-    """The transaction in which the run ended that stands."""
-    node = nodes[0]
-    if node is None or b'"ended_zxid"' not in node.data:
-        return None if node is None else node.stat.mzxid
-    record = record_of(context, task_id, node)
-    return version_of(record) if isinstance(record, Record) else None
-
-
-def _whole(nodes: Sequence[Node | None]) -> bool:
-    """Whether all was read of the same run: reads are no snapshot, and the next run may have come between them."""
-    record, data, *_ = nodes
-    return (
-        data is not None
-        and record is not None
-        and all(node is None or node.stat.mzxid <= record.stat.mzxid for node in nodes)
-    )
 
 
 def _add_history(context: Context, ended: Sequence[Ended], runs: _Runs) -> Procedure[None]:

@@ -13,7 +13,7 @@ from ..model.names import Paths
 from ..model.policy import Conf, RetryPolicy, Settings, load_settings
 from ..model.selectors import FilterType
 from ..model.values import SHORTEST_INTERVAL, Zxid, load, seconds, spell_seconds
-from ..protocol import Children, Exists, Get, Node, Pipeline, Procedure, Sync, Watch
+from ..protocol import Children, Exists, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
 from .nodes import (
     THERE,
     Relay,
@@ -98,21 +98,16 @@ def _read_conf(context: Context, *, create: bool) -> Procedure[Conf]:
 
 _NAMES: Final = ("task_gc_lifetime", "task_gc_interval")
 _MARKS: Final = ("archive", "followed")
-#: Of these it matters only whether they are there.
-_BARE: Final = frozenset({"followed"})
 
 
 @lru_cache(maxsize=256)
 def _part_paths(paths: Paths) -> Mapping[str, str]:
     """Where each part stands: every call of a queue's asks for all of them."""
-    return {name: paths.at(name) for name in (THERE, *_MARKS)} | {name: paths.conf(name) for name in _NAMES}
+    return {name: paths.at(name) for name in (THERE, *_MARKS)} | {name: paths.at("conf", name) for name in _NAMES}
 
 
 def _reread(context: Context, parts: dict[str, CachedRead]) -> Procedure[None]:
-    """Read what has changed: each znode is under a watch of its own, so that one costs no reading of the others.
-
-    What is missing from a queue is looked for again under a watch that sees it come.
-    """
+    """Read what has changed. What is missing from a queue is looked for again under a watch that sees it come."""
     context.configuration.watch = context.new_watch()
     stale = [name for name, part in parts.items() if not part.fresh]
     yield from _read(context, parts, stale, _MARKS)
@@ -131,7 +126,7 @@ def _read(
     for name, watch in watches.items():
         if name in optional:
             ops.append(Exists(paths[name], watch))
-        if name not in _BARE:
+        if name != "followed":  # of that it matters only whether it is there
             ops.append(Get(paths[name], watch))
     nodes = dict(zip([op.path for op in ops], (yield Pipeline(tuple(ops))), strict=False))
     for name, watch in watches.items():
@@ -167,10 +162,11 @@ def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
         settings, types = known
     lifetime = _number(context, nodes, "task_gc_lifetime", DEFAULT_GC_LIFETIME)
     interval = max(SHORTEST_INTERVAL, _number(context, nodes, "task_gc_interval", DEFAULT_GC_INTERVAL))
-    archived: dict[str, Any] | None = None
+    archived: ArchiveRecord | None = None
     if nodes["archive"] is not None:
         mark, data = context.paths.at("archive"), nodes["archive"].data
-        archived = unless_corrupt(context, mark, partial(load_archive, mark, data), "nothing is collected") or {}
+        read = partial(load, mark, data, ArchiveRecord, _ARCHIVE)
+        archived = unless_corrupt(context, mark, read, "nothing is collected") or {}
     return Conf(
         types=types,
         policy=settings.policy,
@@ -191,8 +187,11 @@ def _number(context: Context, nodes: dict[str, Node | None], name: str, default:
     try:
         return seconds(name, float(data)) if data else default
     except ValueError as error:
-        context.report(context.paths.conf(name), f"not a number of seconds, using {default:.0f}: {error}")
+        context.report(context.paths.at("conf", name), f"not a number of seconds, using {default:.0f}: {error}")
         return default
+
+
+_ARCHIVE: Final = "an archive's record"
 
 
 class ArchiveRecord(TypedDict, total=False):
@@ -203,9 +202,35 @@ class ArchiveRecord(TypedDict, total=False):
     run: str | None
 
 
-def load_archive(path: str, data: bytes) -> dict[str, Any]:
-    """How far an archive has come. Raises `CorruptRecord`."""
-    return {**load(path, data, ArchiveRecord, "an archive's record")}
+# --- How far the archive of a queue has come.
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """How far the archive of a queue has come.
+
+    ``watermark``: up to this zxid clean-up may delete what has ended. ``directory``, ``run``: where the archive is, and
+    a mark of whoever wrote this. ``version``: how often it was written; None where there is no archive yet.
+    ``born``: the transaction that made the queue, by which it is told from another one of its name; it is not written.
+    """
+
+    watermark: int = 0
+    directory: str | None = None
+    run: str | None = None
+    version: int | None = None
+    born: int = 0
+
+
+def archive(context: Context) -> Procedure[Archive]:
+    """How far the queue's archive has come. Raises `CorruptRecord` for what is no archive's record, `QueueNotFound`."""
+    path = context.paths.at("archive")
+    node: Node | None = yield Get(path)
+    record: ArchiveRecord = {} if node is None else load(path, node.data, ArchiveRecord, _ARCHIVE)
+    stat: Stat | None = yield Exists(context.paths.base)
+    if node is None or stat is None:
+        yield from refuse_missing(context)
+    version, born = None if node is None else node.stat.version, 0 if stat is None else stat.czxid
+    return Archive(**record, version=version, born=born)
 
 
 # --- A queue's configuration as its users see it.
@@ -295,12 +320,12 @@ def consumers(context: Context) -> Procedure[list[Consumer]]:
             continue
         path = context.paths.consumer(name)
         record: dict[str, Any] = unless_corrupt(context, path, partial(load, path, node.data)) or {}
-        pid, accepts = record.get("pid"), record.get("accepts")
+        own_name, host, pid, accepts = map(record.get, ("name", "host", "pid", "accepts"))
         found.append(
             Consumer(
                 id=name,
-                name=_text(record.get("name")),
-                host=_text(record.get("host")),
+                name=own_name if isinstance(own_name, str) else None,
+                host=host if isinstance(host, str) else None,
                 pid=pid if isinstance(pid, int) else None,
                 accepts=tuple(each for each in accepts if isinstance(each, str)) if isinstance(accepts, list) else (),
                 in_hand=tuple(tasks),
@@ -308,10 +333,6 @@ def consumers(context: Context) -> Procedure[list[Consumer]]:
             )
         )
     return found
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 # --- Up to where clean-up may have deleted ended runs of a queue that streams follow, taken or not.
@@ -351,6 +372,4 @@ def read_truncated_at(context: Context, path: str, node: Node) -> int:
 
 
 class _Mark(TypedDict, total=False):
-    """What the mark of a followed queue holds."""
-
     truncated_at: Zxid

@@ -5,31 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from msgspec import structs
 
 from ...errors import ConfigError, CorruptRecord, TaskNotFound
 from ..context import Context
-from ..model.names import SEPARATOR, bucket_start, check_name, entry_task, is_lane, segments_of
+from ..model.names import BUCKET_MS, SEPARATOR, bucket_start, check_name, entry_task, entry_time, is_lane, segments_of
 from ..model.policy import Conf
 from ..model.records import Attempt, HistoryEntry, TaskState, claimed_before, load_claim
-from ..model.selectors import FilterTypes, Selector, as_selector, parse_selector
+from ..model.selectors import EVERYTHING, FilterTypes, Selector, as_selector, parse_selector
 from ..model.states import ENDED, STATE_OF, State, Status, derive_status
 from ..model.values import load, moment_of, optional_moment_of, optional_whole_number
 from ..protocol import Children, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
 from .configuration import read_conf
-from .leases import (
-    DEADLINES,
-    Lapsed,
-    count_scheduled,
-    lapsed_among,
-    lapsed_of,
-    lapsed_tasks,
-    server_time,
-    status_of,
-)
+from .leases import DEADLINES, Lapsed, certainly_past, lapsed_among, lapsed_of, lapsed_tasks, server_time, status_of
 from .nodes import (
     PARTS,
     Part,
@@ -69,7 +60,7 @@ def as_status(status: Status | str | None) -> Status | None:
 
 
 def task_ids(context: Context, state: State | None) -> Procedure[list[str]]:
-    """The ids of the tasks in a state, as they are now (`reading.lapsed`); all of them without one."""
+    """The ids of the tasks in a state, as they are now (`lapsed_tasks`); all of them without one."""
     listed = yield from listed_ids(context, state)
     if state not in {State.INSERTED, State.CLAIMED, State.DEAD}:
         return listed
@@ -134,7 +125,7 @@ def counts(context: Context) -> Procedure[dict[str, int]]:
     pending = 0
     for lane in sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ())):
         pending += yield from _count_two(context, f"queue/{lane}")
-    delayed, scheduled = yield from count_scheduled(context, (yield from _parts(context, "scheduled")))
+    delayed, scheduled = yield from _count_scheduled(context, (yield from _parts(context, "scheduled")))
     finished = (yield from _count_two(context, "finished")) + (yield from _count_two(context, "requeued"))
     cancelled = yield from _count_two(context, "cancelled")
     consumers = sorted((yield Children(context.paths.at("consumers"))) or ())
@@ -158,6 +149,22 @@ def _sum(stats: Iterable[Stat | None]) -> int:
 def _count_two(context: Context, index: str) -> Procedure[int]:
     buckets = yield from _parts(context, index)
     return _sum((yield from read_stats([context.paths.at(index, bucket) for bucket in buckets])))
+
+
+def _count_scheduled(context: Context, buckets: Sequence[str]) -> Procedure[tuple[int, int]]:
+    """How many tasks are listed as scheduled in these buckets, and how many of them are not due yet."""
+    if not buckets:
+        return 0, 0
+    past = yield from certainly_past(context)
+    path = {name: context.paths.at("scheduled", name) for name in buckets}
+    begun = {name for name in buckets if (bucket_start(name) or 0) <= past}
+    over = {name for name in begun if (bucket_start(name) or 0) + BUCKET_MS <= past}
+    whole = [name for name in buckets if name in over or name not in begun]
+    stats = dict(zip(whole, (yield from read_stats([path[name] for name in whole])), strict=True))
+    listed = [name for names in (yield from list_children([path[each] for each in begun - over])) for name in names]
+    counted = {name: 0 if stat is None else stat.children for name, stat in stats.items()}
+    later = sum(count for name, count in counted.items() if name not in over)
+    return sum(counted.values()) + len(listed), later + sum((entry_time(name) or 0) > past for name in listed)
 
 
 # --- How many tasks are pending, for who asks again and again: under watches, so that it costs by what has changed.
@@ -202,33 +209,6 @@ def _below(
     return [known[path] for path in paths]
 
 
-# --- Which tasks a caller asks to see: those in a state that a selector accepts.
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A state and a selector, None for any, and the queue's filter types, by which a selector is judged."""
-
-    state: State | None
-    selector: Selector | None
-    types: FilterTypes
-
-    def accepts(self, state: State, filters: Mapping[str, str]) -> bool:
-        """Whether a task that is in `state` and has these filters is asked for."""
-        in_state = self.state is None or state is self.state
-        return in_state and (self.selector is None or self.selector.matches(filters, self.types))
-
-
-def chosen(context: Context, state: State | str | None, selector: Selector | str | None) -> Procedure[Chosen]:
-    """What is asked for. Raises `ConfigError` for an unknown state or selector, or where the queue does not exist."""
-    wanted = as_state(state)
-    conf = yield from read_conf(context)
-    return Chosen(wanted, None if selector is None else as_selector(selector).bind(conf.types), conf.types)
-
-
-# --- Which tasks are the members of a batch.
-
-
 def member_id(batch: str, number: int) -> str:
     """The id of a member that was given none."""
     return f"{batch}.{number:06d}"
@@ -254,19 +234,14 @@ def member_ids(context: Context, batch: str) -> Procedure[list[str]]:
     there = yield from task_ids(context, None)
     if isinstance(total, int):
         named.update(member_id(batch, number) for number in range(min(total, len(there))))
-    members = yield from _of(context, batch, sorted(named.intersection(there)))
-    if len(members) != total:
-        members += yield from _of(context, batch, [each for each in there if each not in named])
-    return sorted(members)
-
-
-def _of(context: Context, batch: str, ids: Sequence[str]) -> Procedure[list[str]]:
-    """Those of these tasks that are the batch's."""
     members: list[str] = []
-    for chunk in chunked(ids):
-        records = yield from read_records(context, chunk)
-        members += [each.task_id for each in records if isinstance(each, Record) and each.state.batch == batch]
-    return members
+    for ids in (sorted(named.intersection(there)), [each for each in there if each not in named]):
+        for chunk in chunked(ids):
+            records = yield from read_records(context, chunk)
+            members += [each.task_id for each in records if isinstance(each, Record) and each.state.batch == batch]
+        if len(members) == total:
+            break
+    return sorted(members)
 
 
 # --- Looking at tasks and queues without changing them.
@@ -276,17 +251,16 @@ def _of(context: Context, batch: str, ids: Sequence[str]) -> Procedure[list[str]
 class Task:
     """A task as it is, by the server's clock. Times are the server's; ``version`` is the record's zxid.
 
-    A backoff that is over is none, and a claim whose lease or lock has ended is what follows it (`reading.lapsed`).
+    A backoff that is over is none, and a claim whose lease or lock has ended is what follows it (`lapsed_tasks`).
 
     ``enqueued_ms``, ``claimed_ms``, ``started_ms``, ``ended_ms`` and ``due_ms`` (it is not, or was not, to be handled
     before) are milliseconds since 1970; ``enqueued_at``, ``claimed_at``, ``started_at``, ``ended_at`` and ``due_at``
     the same as pendulum's DateTime, in UTC.
 
     ``history``: the deliveries that have ended, the last ten that failed and the one that succeeded, also those of
-    earlier runs of the same id.
-
-    ``progress`` (0 to 1) and ``note`` are what its handler reported last; ``dedupe_ms``: until when an enqueue of
-    the same id is refused although it is finished; ``batch``: the batch it was enqueued with.
+    earlier runs of the same id. ``progress`` (0 to 1) and ``note`` are what its handler reported last;
+    ``dedupe_ms``: until when an enqueue of the same id is refused although it is finished; ``batch``: the batch it was
+    enqueued with.
     """
 
     id: str
@@ -343,10 +317,7 @@ class Task:
 
 
 def ended_ms(record: TaskState, stat: Stat) -> int | None:
-    """When a run ended: when its handler did, else when its record was written, though not once more for another run.
-
-    The settlements of handlers may wait for each other, and for a server.
-    """
+    """When a run ended: when its handler did, else when its record was written, but not once more for another run."""
     if record.state not in ENDED:
         return None
     own = record.started is not None or record.ended_zxid is not None
@@ -361,12 +332,9 @@ class RunTimes(NamedTuple):
     ended: int | None
 
 
-@dataclass(slots=True)
+@dataclass
 class Row:
-    """What was read of a task: its record, and of the rest of its tree what was asked for.
-
-    ``claim``: what its claim says. ``enqueued``: when its present run was enqueued.
-    """
+    """What was read of a task; ``enqueued``: when its present run was, ``claim``: what its claim says."""
 
     id: str
     record: TaskState
@@ -380,7 +348,7 @@ class Row:
     lapsed: bool = False
     """Its claim has ended by its deadline, and nobody has given it back yet."""
 
-    @property
+    @cached_property
     def times(self) -> RunTimes:
         """The times of its run; of a finished one whose handler nobody told of, it began when it was claimed."""
         record, ended = self.record, None if self.lapsed else ended_ms(self.record, self.stat)
@@ -404,41 +372,35 @@ class Row:
 
     def task(self) -> Task:
         """The task, of which all columns are known."""
-        values = {name: column.value(self) for name, column in COLUMNS.items()}
+        values = {name: value(self) for name, value in COLUMNS.items()}
         return Task(**values, progress=self.claim.get("progress"), note=self.claim.get("note"))
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column's value, and what of the task's tree it is made of besides its record."""
-
-    value: Callable[[Row], Any]
-    part: str | None = None
-
-
 #: By the names of what they are in `Task`.
-COLUMNS: Final[dict[str, Column]] = {
-    "id": Column(lambda row: row.id),
-    "state": Column(lambda row: row.record.state),
-    "status": Column(lambda row: row.status, part="clock"),
-    "attempt": Column(lambda row: row.record.attempt),
-    "priority": Column(lambda row: row.record.priority),
-    "filters": Column(lambda row: dict(row.record.filters)),
-    "metadata": Column(lambda row: row.metadata, part="metadata"),
-    "data": Column(lambda row: row.data, part="data"),
-    "result": Column(lambda row: row.result, part="result"),
-    "error": Column(lambda row: row.record.error),
-    "consumer": Column(lambda row: row.record.consumer),
-    "enqueued_ms": Column(lambda row: row.enqueued, part="enqueued"),
-    "claimed_ms": Column(lambda row: row.times.claimed),
-    "started_ms": Column(lambda row: row.times.started),
-    "ended_ms": Column(lambda row: row.times.ended),
-    "due_ms": Column(lambda row: row.record.was_due if row.record.due is None else row.record.due),
-    "history": Column(lambda row: row.history),
-    "version": Column(lambda row: row.stat.mzxid),
-    "dedupe_ms": Column(lambda row: row.record.dedupe),
-    "batch": Column(lambda row: row.record.batch),
+COLUMNS: Final[dict[str, Callable[[Row], Any]]] = {
+    "id": lambda row: row.id,
+    "state": lambda row: row.record.state,
+    "status": lambda row: row.status,
+    "attempt": lambda row: row.record.attempt,
+    "priority": lambda row: row.record.priority,
+    "filters": lambda row: dict(row.record.filters),
+    "metadata": lambda row: row.metadata,
+    "data": lambda row: row.data,
+    "result": lambda row: row.result,
+    "error": lambda row: row.record.error,
+    "consumer": lambda row: row.record.consumer,
+    "enqueued_ms": lambda row: row.enqueued,
+    "claimed_ms": lambda row: row.times.claimed,
+    "started_ms": lambda row: row.times.started,
+    "ended_ms": lambda row: row.times.ended,
+    "due_ms": lambda row: row.record.was_due if row.record.due is None else row.record.due,
+    "history": lambda row: row.history,
+    "version": lambda row: row.stat.mzxid,
+    "dedupe_ms": lambda row: row.record.dedupe,
+    "batch": lambda row: row.record.batch,
 }
+#: What of a task's tree some are made of besides its record.
+PART_OF = {"metadata": "metadata", "data": "data", "result": "result", "enqueued_ms": "enqueued", "status": "clock"}
 
 
 def checked_columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -487,10 +449,7 @@ def read_tasks(
 
 
 def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict: bool) -> Procedure[Row | None]:
-    """The task of which these znodes were read; None where it is not there, or its record cannot be read.
-
-    What cannot be read is reported, and nothing is known of it. `strict`: raises `CorruptRecord` instead.
-    """
+    """What these znodes hold of a task; None without a record. What is corrupt is reported, or with `strict` raised."""
     record, data, metadata, result, claim = nodes
 
     def read(part: str, node: Node | None, decode: Callable[[str, bytes], T]) -> T | None:
@@ -542,21 +501,22 @@ def list_tasks(
     """
     most, znodes = optional_whole_number("limit", limit), checked_parts(parts)
     named, exact = None if ids is None else checked_ids(ids), as_status(status)
-    if named is not None and selector is None:
-        wanted = Chosen(as_state(state), None, {})  # no filter types are needed: the configuration is not read
-    else:
-        wanted = yield from chosen(context, state, selector)
+    wanted, bound = as_state(state), as_selector(EVERYTHING)
+    types: FilterTypes = {}
+    if named is None or selector is not None:  # else no filter types are needed
+        types = (yield from read_conf(context)).types
+        bound = EVERYTHING if selector is None else as_selector(selector).bind(types)
 
     def matches(task: Task) -> bool:
-        accepted = wanted.accepts(task.state, task.filters) and batch in {None, task.batch}
-        return accepted and exact in {None, task.status}
+        asked = wanted in {None, task.state} and batch in {None, task.batch} and exact in {None, task.status}
+        return asked and bound.matches(task.filters, types)
 
     if named is not None:
         return list(filter(matches, (yield from _named(context, named, znodes))))[:most]
     if batch is not None:
         listed = yield from member_ids(context, batch)
     else:
-        listed = yield from task_ids(context, STATE_OF[exact] if wanted.state is None and exact else wanted.state)
+        listed = yield from task_ids(context, STATE_OF[exact] if wanted is None and exact else wanted)
     tasks: list[Task] = []
     for chunk in chunked(listed, at_once(znodes)):
         tasks += filter(matches, (yield from read_tasks(context, chunk, parts=znodes)))
@@ -585,9 +545,6 @@ def checked_ids(task_ids: Sequence[str]) -> list[str]:
     return [check_name("task id", each) for each in dict.fromkeys(task_ids)]
 
 
-# --- The ids of tasks, from where the tasks are listed.
-
-
 def list_ids(
     context: Context, state: State | str | None = None, selector: Selector | str | None = None
 ) -> Procedure[list[str]]:
@@ -598,17 +555,20 @@ def list_ids(
     is read, and what cannot be read is reported in the log and left out.
     Raises `ConfigError` for an unknown state or selector, or where the queue does not exist.
     """
-    wanted = yield from chosen(context, state, selector)
-    listed = yield from task_ids(context, wanted.state)
-    if wanted.selector is None:
+    wanted = as_state(state)
+    types = (yield from read_conf(context)).types
+    bound = None if selector is None else as_selector(selector).bind(types)
+    listed = yield from task_ids(context, wanted)
+    if bound is None:
         return listed
     matching: list[str] = []
     for chunk in chunked(listed):
         records = [record for record in (yield from read_records(context, chunk)) if isinstance(record, Record)]
         now = yield from lapsed_among(context, {each.task_id: each.state for each in records})
         for each in records:
-            state = now[each.task_id].state if each.task_id in now else each.state.state
-            matching += [each.task_id] if wanted.accepts(state, each.state.filters) else []
+            present = now[each.task_id].state if each.task_id in now else each.state.state
+            if wanted in {None, present} and bound.matches(each.state.filters, types):
+                matching.append(each.task_id)
     return matching
 
 
@@ -647,10 +607,7 @@ class Explanation:
 
 
 def explain(context: Context, task_id: str) -> Procedure[Explanation]:
-    """Say why a task is not being handled: paused, backoff, dedupe window, or which filter of whom refuses it.
-
-    Raises `TaskNotFound`.
-    """
+    """Why nobody handles a task: pause, backoff, dedupe window, or whose filter refuses it. Raises `TaskNotFound`."""
     conf = yield from read_conf(context)
     task: Task = yield from read_task(context, task_id)
     now = yield from server_time(context)

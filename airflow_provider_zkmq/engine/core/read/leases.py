@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from ...errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
 from ..context import Claimed, Context
-from ..model.names import BUCKET_MS, bucket_start, entry_time, is_prefetched, lease_task
+from ..model.names import is_prefetched, lease_task
 from ..model.records import Attempt, TaskState, load_claim, load_span
 from ..model.states import State, Status, derive_status
 from ..model.values import Moment, load, moment_of
-from ..protocol import (
-    Create,
-    Delete,
-    EnsureRoot,
-    Exists,
-    Failure,
-    Get,
-    Multi,
-    Node,
-    Outcome,
-    Procedure,
-    SetData,
-    Stat,
-    Sync,
-    never,
-    refused,
-    transact,
-)
-from .configuration import load_archive, read_conf
-from .nodes import (
-    Record,
-    list_children,
-    missing_queue,
-    read_nodes,
-    read_records,
-    read_stats,
-    refuse_missing,
-    restored,
-    unless_corrupt,
-)
+from ..protocol import Failure, Multi, Node, Outcome, Procedure, SetData, Sync, never, refused, transact
+from .configuration import read_conf
+from .nodes import Record, list_children, missing_queue, read_nodes, read_records, restored, unless_corrupt
 
 # --- Asking for the server's clock: the one reading that costs a write.
 
@@ -89,24 +61,6 @@ def now(context: Context) -> Procedure[Moment]:
     return moment_of((yield from tick(context)).time)
 
 
-def now_below(root: str) -> Procedure[Moment]:
-    """The time by ZooKeeper's clock, in UTC, whatever queues there are.
-
-    Costs one small write, which leaves nothing; where there is no root, that is created. Queues have no such name.
-    """
-    path = f"{root}/~now"
-    multi = Multi((Create(path), SetData(path, b"", -1), Delete(path)))
-    outcome = yield from transact(multi, never)
-    if outcome.failure is Failure.NO_NODE:
-        yield EnsureRoot(root)
-        outcome = yield from transact(multi, never)
-    if not outcome.committed:
-        raise refused("reading the server's clock", outcome, multi)
-    if outcome.time is None:
-        raise ZkmqError(f"ZooKeeper did not say the time of a write to {path}")
-    return moment_of(outcome.time)
-
-
 def tick(context: Context) -> Procedure[Tick]:
     """Write the queue's clock: the server's time and the transaction number (zxid) of now."""
     multi = Multi((SetData(context.paths.at("clock"), b"", -1),))
@@ -121,25 +75,6 @@ def tick(context: Context) -> Procedure[Tick]:
     return Tick(outcome.time, outcome.zxid)
 
 
-# --- What an archive of ended tasks needs besides the log: the number of now, and how far the archive has come.
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """How far the archive of a queue has come.
-
-    ``watermark``: up to this zxid clean-up may delete what has ended. ``directory``, ``run``: where the archive is, and
-    a mark of whoever wrote this. ``version``: how often it was written; None where there is no archive yet.
-    ``born``: the transaction that made the queue, by which it is told from another one of its name; it is not written.
-    """
-
-    watermark: int = 0
-    directory: str | None = None
-    run: str | None = None
-    version: int | None = None
-    born: int = 0
-
-
 def zxid(context: Context) -> Procedure[int]:
     """The number of a transaction made now: whatever has a lower one is visible to all later reads of this client.
 
@@ -147,18 +82,6 @@ def zxid(context: Context) -> Procedure[int]:
     """
     yield from read_conf(context)
     return (yield from tick(context)).zxid
-
-
-def archive(context: Context) -> Procedure[Archive]:
-    """How far the queue's archive has come. Raises `CorruptRecord` for what is no archive's record, `QueueNotFound`."""
-    path = context.paths.at("archive")
-    node: Node | None = yield Get(path)
-    record = {} if node is None else load_archive(path, node.data)
-    stat: Stat | None = yield Exists(context.paths.base)
-    if node is None or stat is None:
-        yield from refuse_missing(context)
-    version, born = None if node is None else node.stat.version, 0 if stat is None else stat.czxid
-    return Archive(**record, version=version, born=born)
 
 
 # --- Which claim of a task is the current one.
@@ -277,9 +200,6 @@ def certainly_past(context: Context) -> Procedure[int]:
     return context.clock.certainly_past(now)
 
 
-# --- backoffs and dedupe windows
-
-
 def status_of(context: Context, record: TaskState) -> Procedure[Status]:
     """Carmine's word for a record; a backoff and a dedupe window are judged by the server's clock."""
     timeless = record.due is None and record.dedupe is None
@@ -292,25 +212,6 @@ def status_at(past: int, record: TaskState) -> Status:
     scheduled = record.due is not None and record.due > past
     window = record.dedupe is not None and record.dedupe > past
     return derive_status(record.state, scheduled=scheduled, requeue=record.requeue, window=window)
-
-
-def count_scheduled(context: Context, buckets: Sequence[str]) -> Procedure[tuple[int, int]]:
-    """How many tasks are listed as scheduled in these buckets, and how many of them are not due yet."""
-    if not buckets:
-        return 0, 0
-    past = yield from certainly_past(context)
-    path = {name: context.paths.at("scheduled", name) for name in buckets}
-    begun = {name for name in buckets if (bucket_start(name) or 0) <= past}
-    over = {name for name in begun if (bucket_start(name) or 0) + BUCKET_MS <= past}
-    whole = [name for name in buckets if name in over or name not in begun]
-    stats = dict(zip(whole, (yield from read_stats([path[name] for name in whole])), strict=True))
-    listed = [name for names in (yield from list_children([path[each] for each in begun - over])) for name in names]
-    counted = {name: 0 if stat is None else stat.children for name, stat in stats.items()}
-    later = sum(count for name, count in counted.items() if name not in over)
-    return sum(counted.values()) + len(listed), later + sum((entry_time(name) or 0) > past for name in listed)
-
-
-# --- claims that have ended
 
 
 def lease_path(context: Context, state: TaskState) -> str:
@@ -366,10 +267,7 @@ def lapsed_of(context: Context, paths: Sequence[str]) -> Procedure[dict[str, Lap
 
 
 def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure[dict[str, Lapsed]]:
-    """Those of some tasks whose claims have ended by their deadline, each with what it is now.
-
-    Pending again, or dead where it was the last delivery that is allowed; one that was not begun counts nothing.
-    """
+    """Those of some tasks whose claims have ended by their deadline, each with what it is now."""
     held = {each: state for each, state in states.items() if state.state is State.CLAIMED and state.lease is not None}
     if not held:
         return {}
@@ -383,7 +281,7 @@ def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure
         end = None if lease is None else end_of(context, leases[number], lease)
         if end is None or end > past:
             continue
-        if mark is not None and is_prefetched(marks[number], mark.data):
+        if mark is not None and is_prefetched(marks[number], mark.data):  # a delivery that has not begun counts nothing
             lapsed[task_id] = Lapsed(State.INSERTED, state.attempt - 1, state.error, state.history)
             continue
         last = not state.requeue and state.retry(policy).exhausted(state.attempt)

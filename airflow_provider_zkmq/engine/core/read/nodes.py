@@ -12,11 +12,12 @@ from ...errors import ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, Z
 from ..context import CachedRead, Context
 from ..model.names import Paths, check_layout, check_name
 from ..model.records import TaskState
-from ..model.values import Duration, dump, optional_seconds
+from ..model.values import Duration, Moment, dump, moment_of, optional_seconds
 from ..protocol import (
     Check,
     Children,
     Create,
+    Delete,
     EnsureRoot,
     Exists,
     Failure,
@@ -27,6 +28,7 @@ from ..protocol import (
     Outcome,
     Pipeline,
     Procedure,
+    SetData,
     SetTimeout,
     Signal,
     Stat,
@@ -52,10 +54,7 @@ class Deadline:
 
     @classmethod
     def after(cls, context: Context, timeout: Duration | None) -> Procedure[Deadline]:
-        """`timeout` (seconds or a duration, None without bound) from now; it binds the whole call.
-
-        Raises `ConfigError`.
-        """
+        """`timeout` (seconds or a duration, None without bound) from now, for the whole call. Raises `ConfigError`."""
         span = optional_seconds("timeout", timeout)
         if span:  # who does not wait at all waits for the servers all the same
             yield SetTimeout(span)
@@ -93,11 +92,10 @@ T = TypeVar("T")
 
 
 class Unread(Enum):
-    """Why there is no record of a task to go by."""
+    """Why there is no record of a task to go by; a corrupt one was reported."""
 
     MISSING = "missing"
     CORRUPT = "corrupt"
-    """It was reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +190,28 @@ def single_flight(
 
 
 def queue_names(root: str) -> Procedure[list[str]]:
-    """The names of the queues under `root`, sorted. Empty where there is no such root.
-
-    What is no queue is left out; so is one whose deletion has begun.
-    """
+    """The names of the queues under `root`, sorted, none without a root; one whose deletion has begun is left out."""
     names = sorted((yield Children(root)) or ())
     stats = yield from read_stats([Paths(f"{root}/{name}").at(THERE) for name in names])
     return [name for name, stat in zip(names, stats, strict=True) if stat is not None]
+
+
+def now_below(root: str) -> Procedure[Moment]:
+    """The time by ZooKeeper's clock, in UTC, whatever queues there are.
+
+    Costs one small write, which leaves nothing; where there is no root, that is created. Queues have no such name.
+    """
+    path = f"{root}/~now"
+    multi = Multi((Create(path), SetData(path, b"", -1), Delete(path)))
+    outcome = yield from transact(multi, never)
+    if outcome.failure is Failure.NO_NODE:
+        yield EnsureRoot(root)
+        outcome = yield from transact(multi, never)
+    if not outcome.committed:
+        raise refused("reading the server's clock", outcome, multi)
+    if outcome.time is None:
+        raise ZkmqError(f"ZooKeeper did not say the time of a write to {path}")
+    return moment_of(outcome.time)
 
 
 def refuse_another_layout(root: str) -> Procedure[None]:
@@ -237,7 +250,7 @@ def create_skeleton(
     yield EnsureRoot(context.root)
     conf = context.paths.at(THERE)
     ops = [Create(path, settings if path == conf else b"") for path in context.paths.skeleton()]
-    ops += [Create(context.paths.conf(name), value) for name, value in times.items()]
+    ops += [Create(context.paths.at("conf", name), value) for name, value in times.items()]
     ops += [Create(context.paths.at(name), MARKS[name]) for name in marks]
     multi = Multi(tuple(ops))
     outcome = yield from transact(multi, never)
@@ -315,15 +328,12 @@ def unless_missing(context: Context, procedure: Procedure[T]) -> Procedure[T]:
 
 
 def missing_queue(context: Context, error: ZkmqError) -> Procedure[QueueNotFound | None]:
-    """After an error: that there is no such queue, where this is why, as far as can be found out.
-
-    What goes well costs nothing more.
-    """
+    """After an error: that there is no such queue, where this is why. What goes well costs nothing more."""
     if not (isinstance(error, TaskNotFound | CorruptRecord) or type(error) is ZkmqError):
         return None
     try:
         there = yield from exists(context)
-    except ZkmqError:
+    except ZkmqError:  # nobody can tell
         return None
     return None if there else (yield from queue_missing(context))
 
@@ -354,15 +364,12 @@ def at_once(parts: Collection[str]) -> int:
 def read_trees(
     context: Context, ids: Sequence[str], parts: Collection[str]
 ) -> Procedure[list[tuple[str, list[Node | None]]]]:
-    """Each task's record, data, metadata, result and claim, with None for what is missing or was not asked for.
-
-    The payloads' Stats are read without the payloads, too: they tell when the present run of an id was enqueued.
-    """
+    """Each task's record, data, metadata, result and claim, with None for what is missing or was not asked for."""
     wanted = ["state", *(znode for part, znode in _ZNODE.items() if part in parts)]
     paths = [context.paths.task(each, znode) for each in ids for znode in wanted]
     rows = iter((yield from read_nodes(paths, len(wanted) * at_once(parts))))
     trees = [{znode: next(rows) for znode in wanted} for _ in ids]
-    if "data" not in parts:
+    if "data" not in parts:  # without the payloads: it tells when the present run of an id was enqueued
         stats = yield from read_stats([context.paths.task(each, "data") for each in ids])
         for tree, stat in zip(trees, stats, strict=True):
             tree["data"] = None if stat is None else Node(b"", stat)
@@ -471,29 +478,25 @@ def shared_nodes(context: Context, paths: list[str], mine: Signal) -> Procedure[
         if not stale:
             return [entry.value for entry in entries]
         free = [at for at in stale if not entries[at].pending]
-        if free:
-            yield from _refresh([(paths[at], entries[at]) for at in free])
-            read.update(at for at in free if entries[at].value is None)
-        else:
+        if not free:
             yield Wait(entries[stale[0]].signal, seen[stale[0]], turn=True)
-
-
-def _refresh(stale: list[tuple[str, CachedRead]]) -> Procedure[None]:
-    watches = [Watch(Relay(entry.signal, partial(_wake, entry))) for _, entry in stale]
-    for _, entry in stale:
-        entry.pending = True
-    try:
-        nodes = yield Pipeline(tuple(Get(path, watch) for (path, _), watch in zip(stale, watches, strict=True)))
-        for (_, entry), watch, node in zip(stale, watches, nodes, strict=True):
-            entry.value, entry.watch = node, None if node is None else watch
-    except BaseException:
-        for watch in watches:
-            watch.fired = True  # nobody relies on what was not read
-        raise
-    finally:
-        for _, entry in stale:
-            entry.pending = False
-            entry.signal.fire()
+            continue
+        watches = [Watch(Relay(entries[at].signal, partial(_wake, entries[at]))) for at in free]
+        for at in free:
+            entries[at].pending = True
+        try:
+            nodes = yield Pipeline(tuple(Get(paths[at], watch) for at, watch in zip(free, watches, strict=True)))
+            for at, watch, node in zip(free, watches, nodes, strict=True):
+                entries[at].value, entries[at].watch = node, None if node is None else watch
+        except BaseException:
+            for watch in watches:
+                watch.fired = True  # nobody relies on what was not read
+            raise
+        finally:
+            for at in free:
+                entries[at].pending = False
+                entries[at].signal.fire()
+        read.update(at for at in free if entries[at].value is None)
 
 
 def _wake(entry: CachedRead) -> None:

@@ -18,7 +18,7 @@ from ..model.states import State
 from ..model.values import Moment, load, optional_milliseconds, whole_number
 from ..protocol import Node, Procedure, Sync
 from .configuration import read_conf
-from .inspect import COLUMNS, Row, as_state, checked_columns, checked_ids
+from .inspect import COLUMNS, PART_OF, Row, as_state, checked_columns, checked_ids
 from .leases import Lapsed, certainly_past, lapsed_tasks, status_at
 from .nodes import SLIM_AT_ONCE, WHOLE_AT_ONCE, read_nodes, read_stats, unless_corrupt
 
@@ -77,14 +77,14 @@ def scan(
             and (bound is None or bound.matches(row.record.filters, conf.types))
         )
 
-    wanted = names if begin is None else (*names, "enqueued_ms")
-    scanning = _Scan(context, frozenset(filter(None, (COLUMNS[name].part for name in wanted))), window)
+    wanted = set(names if begin is None else (*names, "enqueued_ms"))
+    scanning = _Scan(context, frozenset(PART_OF[name] for name in wanted.intersection(PART_OF)), window)
     yield from scanning.read(ids)
     if missing := scanning.missing(ids):
         yield Sync(context.paths.at("tasks"))  # the server that we read from may lag behind
         yield from scanning.read(missing)
     rows = [row for each in ids if (row := scanning.rows.get(each)) is not None and accepts(row)]
-    values = {name: list(map(COLUMNS[name].value, rows)) for name in names}
+    values = {name: list(map(COLUMNS[name], rows)) for name in names}
     return Scanned(values, tuple(scanning.missing(missing)), tuple(scanning.corrupt))
 
 
@@ -106,10 +106,7 @@ class _Scan:
         return [each for each in ids if each not in self.rows and each not in self.corrupt]
 
     def read(self, ids: Sequence[str]) -> Procedure[None]:
-        """Read tasks, so many at a time as may be in flight together; of payloads no more than is bearable.
-
-        A row is made for each record that is there; what is corrupt is reported and noted.
-        """
+        """Read tasks, so many at a time as may be in flight together; of payloads no more than is bearable."""
         wanted = set(self.parts)
         if "enqueued" in wanted and "data" not in wanted:
             wanted.add("metadata")  # seldom large, it tells when a task was enqueued
@@ -142,10 +139,7 @@ class _Scan:
                 size = max(1, min(most, size * _GROWTH, size * _BYTES_IN_FLIGHT // max(1, total)))
 
     def _complete(self, there: Sequence[tuple[Row, Mapping[str, Node | None]]]) -> Procedure[None]:
-        """Add what else was read, and what has to be asked for besides.
-
-        Those whose claims have ended by their deadline are what follows it, as `Task` has it.
-        """
+        """Add what else was read, and what has to be asked for besides."""
         for row, found in there:
             data, result, metadata = found.get("data"), found.get("result"), found.get("metadata")
             if data is not None:

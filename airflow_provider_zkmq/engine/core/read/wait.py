@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
@@ -67,9 +67,8 @@ def wait(
                     raise not_reached(context.queue, wanted, deadline, open_ids, failed)
                 yield from deadline.wait(mine, seen)
     finally:
-        unsubscribe(
-            context, [context.paths.task(task_id, part) for task_id in ids for part in ("state", "claim")], mine
-        )
+        watched = [context.paths.task(task_id, part) for task_id in ids for part in ("state", "claim")]
+        unsubscribe(context, watched, mine)
     return (yield from _read(context, ids))
 
 
@@ -83,10 +82,7 @@ def _read(context: Context, ids: Sequence[str]) -> Procedure[list[Task]]:
 def _look(
     context: Context, ids: Sequence[str], wanted: WaitFor, mine: Signal, failed: list[str]
 ) -> Procedure[tuple[list[str], list[str]]]:
-    """Which of the tasks have not got there yet, and which of these are claimed; `failed` gets those that failed.
-
-    Their records are read under watches that fire `mine`. Raises `TaskNotFound`, `CorruptRecord`.
-    """
+    """Which of the tasks have not got there yet, and which of these are claimed; `failed` gets those that failed."""
     left: list[str] = []
     claimed: list[str] = []
     for chunk in chunked(ids, WINDOW):
@@ -249,7 +245,7 @@ def _found(search: _Search, count: int, deadline: Deadline) -> Procedure[list[st
                 )
             yield from deadline.wait(mine, seen)
     finally:
-        search.stop_watching(list(search.early), mine)
+        unsubscribe(context, search.paths(search.early), mine)
 
 
 @dataclass(slots=True)
@@ -268,7 +264,7 @@ class _Search:
     def look(self, names: list[str], mine: Signal) -> Procedure[list[str]]:
         """The tasks among `names` that count; what is known already is not read again."""
         gone = (self.accepted.keys() | self.early.keys()).difference(names)
-        self.stop_watching([name for name in gone if name in self.early], mine)
+        unsubscribe(self.context, self.paths(gone & self.early.keys()), mine)
         for name in gone:  # its id may come again
             self.accepted.pop(name, None)
             self.early.pop(name, None)
@@ -276,7 +272,7 @@ class _Search:
         changed = yield from self._changed(mine)
         while changed:
             yield from self._read(changed)
-            self.stop_watching([name for name in changed if name not in self.early], mine)
+            unsubscribe(self.context, self.paths(name for name in changed if name not in self.early), mine)
             changed = yield from self._changed(mine)
         return [name for name in names if self.accepted.get(name)]
 
@@ -294,14 +290,11 @@ class _Search:
         """The early tasks whose records have changed since they were read; a watch tells `mine` of the next change."""
         changed: list[str] = []
         for chunk in chunked(list(self.early)):
-            nodes = yield from shared_nodes(self.context, self._paths(chunk), mine)
+            nodes = yield from shared_nodes(self.context, self.paths(chunk), mine)
             pairs = zip(chunk, nodes, strict=True)
             changed += [name for name, node in pairs if node is not None and node.stat.mzxid > self.early[name]]
         return changed
 
-    def stop_watching(self, names: list[str], mine: Signal) -> None:
-        """Nobody waits any more for these to be enqueued again."""
-        unsubscribe(self.context, self._paths(names), mine)
-
-    def _paths(self, names: Sequence[str]) -> list[str]:
+    def paths(self, names: Iterable[str]) -> list[str]:
+        """Where their records are."""
         return [self.context.paths.task(name, "state") for name in names]

@@ -43,9 +43,9 @@ from ..protocol import (
     refused,
     transact,
 )
-from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, read_conf
+from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive, read_conf
 from ..read.inspect import as_state, checked_ids, listed_ids
-from ..read.leases import Archive, lapsed_tasks, ordering_time, server_time
+from ..read.leases import lapsed_tasks, ordering_time, server_time
 from ..read.nodes import (
     MARKS,
     THERE,
@@ -393,7 +393,7 @@ def _set(
             settings, version = yield from _read_settings(context, anew=marks is not None)
             ops.append(SetData(context.paths.at(THERE), structs.replace(settings, **changes).encode(), version))
         for name, value in (times or {}).items():
-            path = context.paths.conf(name)
+            path = context.paths.at("conf", name)
             ops.append(Create(path, value) if path in missing else SetData(path, value))
         for mark, (name, yes) in wanted.items():
             ops.append(Create(mark, MARKS[name]) if yes else Delete(mark))
