@@ -488,8 +488,8 @@ class QueueFile:
         if value != ELSEWHERE:
             return bytes_of(unquote(value))
         try:
-            with _opened(_results(self.file.path)) as folder:
-                return read_plain(lines.id, MAX_PAYLOAD, folder=folder)
+            with _opened(_results(self.file.path)) as descriptor:
+                return read_plain(lines.id, MAX_PAYLOAD, folder=descriptor)
         except FileNotFoundError:
             return None
         except (HostileFile, OSError) as error:
@@ -506,11 +506,11 @@ class QueueFile:
             text = quote(data.decode()) if data else ""
             value = text if width(text) <= ROOMS["result"] else ELSEWHERE
         if value == ELSEWHERE:
-            folder, mode, made = _results(self.file.path), self.file.mode, False
+            directory, mode, made = _results(self.file.path), self.file.mode, False
             with contextlib.suppress(FileExistsError):
-                folder.mkdir(0o700)
+                directory.mkdir(0o700)
                 made = True
-            with _opened(folder) as descriptor:
+            with _opened(directory) as descriptor:
                 if made:  # by its descriptor: meanwhile a symbolic link may have taken its place
                     os.fchmod(descriptor, mode | (mode & 0o444) >> 2)  # who may read a file of it may look it up
                 replace_plain(Path(lines.id), data, mode, folder=descriptor)
