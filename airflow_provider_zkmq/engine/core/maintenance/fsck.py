@@ -293,7 +293,7 @@ class _Layout:
         self._runs: set[tuple[str, int]] = set()
         self.fixes: list[_Fix] = []
         wanted = dict.fromkeys(self._paths.skeleton()[1:], b"") | {self._paths.at(THERE): DEFAULT_SETTINGS.encode()}
-        wanted |= {self._paths.conf(name): default for name, default in DEFAULT_TIMES.items()}
+        wanted |= {self._paths.at("conf", name): default for name, default in DEFAULT_TIMES.items()}
         for path, data in wanted.items():
             self._look_for(path, data)
         for path, node in sorted(nodes.items()):

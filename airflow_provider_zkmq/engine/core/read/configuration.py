@@ -166,7 +166,7 @@ def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
     if nodes["archive"] is not None:
         mark, data = context.paths.at("archive"), nodes["archive"].data
         read = partial(load, mark, data, ArchiveRecord, _ARCHIVE)
-        archived = unless_corrupt(context, mark, read, "nothing is collected") or {}
+        archived = unless_corrupt(context, mark, read, "nothing is collected") or ArchiveRecord()
     return Conf(
         types=types,
         policy=settings.policy,
