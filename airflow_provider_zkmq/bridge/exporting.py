@@ -13,25 +13,14 @@ from typing import Final
 from ..engine import AllOf, AnyQueue, ConfigError, FilterTypes, Selector, State, Task
 from ..engine.internals import internals
 from ..textqueue import TextQueue
-from .file_format import (
-    LIMITS,
-    MARKS,
-    MOST_LINES,
-    MOST_MESSAGES,
-    BadFile,
-    append_task,
-    note_count,
-    origin_of_queue,
-    survey,
-    write_header,
-)
+from . import file_format
 
 #: So many tasks are in memory together.
 AT_ONCE: Final = 32
 #: Half of what an import reads, so that there is room for what people add.
-_MOST_BYTES: Final = LIMITS.file // 2
-_MOST_LINES: Final = MOST_LINES // 2
-_MOST_TASKS: Final = MOST_MESSAGES // 2
+_MOST_BYTES: Final = file_format.LIMITS.file // 2
+_MOST_LINES: Final = file_format.MOST_LINES // 2
+_MOST_TASKS: Final = file_format.MOST_MESSAGES // 2
 
 
 def export_queue(
@@ -51,25 +40,28 @@ def export_queue(
     `BadFile` for a file that would be larger than an import reads; `FileExistsError` for one that is there already,
     and not `force`; `OSError` where it cannot be written.
     """
-    if state not in MARKS:
+    if state not in file_format.MARKS:
         raise ConfigError(f"{state} tasks are not exported: dead, cancelled or inserted ones are")
     if limit is not None and limit < 0:
         raise ConfigError(f"limit {limit} is not allowed: 0 or more")
     wanted, target = State(state), Path(path)
     if target.exists() and not force:
         raise FileExistsError(_exists(target))
-    here, types = origin_of_queue(queue), queue.conf().filters
+    here, types = file_format.origin_of_queue(queue), queue.conf().filters
     chosen = AllOf(*([] if selector is None else [selector])).bind(types)
-    with _temporary(target, force=force) as temporary, TextQueue.open(temporary, create=False, limits=LIMITS) as file:
-        write_header(file, here, wanted, selector)
+    with (
+        _temporary(target, force=force) as temporary,
+        TextQueue.open(temporary, create=False, limits=file_format.LIMITS) as file,
+    ):
+        file_format.write_header(file, here, wanted, selector)
         count = 0
         for count, task in enumerate(islice(_tasks(queue, wanted, chosen, types), limit), 1):
-            append_task(file, task)
+            file_format.append_task(file, task)
             if file.path.stat().st_size > _MOST_BYTES or count > _MOST_TASKS:
                 what = f"a file of {count:,} of these tasks would be too large"
-                raise BadFile(f"{what}: export fewer, by a limit or a selector")
-        note_count(file, count)
-        survey(file, _MOST_LINES)
+                raise file_format.BadFile(f"{what}: export fewer, by a limit or a selector")
+        file_format.note_count(file, count)
+        file_format.survey(file, _MOST_LINES)
     return count
 
 

@@ -9,23 +9,8 @@ from typing import Literal
 from ..engine import MAX_PAYLOAD, AnyQueue, ConfigError, State, Task, TransportError, ZkmqError
 from ..engine.internals import internals
 from ..textqueue import Status, TextQueue, TextQueueError
+from . import file_format
 from .exporting import AT_ONCE
-from .file_format import (
-    BASE64,
-    BadFile,
-    Entry,
-    Refusal,
-    Refused,
-    clipped,
-    digest,
-    opened,
-    origin_of_queue,
-    payload_of,
-    read,
-    spell,
-    spell_filters,
-    variables_of,
-)
 
 # --- What a message asks for, held against the task as it is now.
 
@@ -39,15 +24,17 @@ class Applied:
     new_data: bool = False
 
 
-def judge(entry: Entry, task: Task | None) -> Applied | None:
+def judge(entry: file_format.Entry, task: Task | None) -> Applied | None:
     """What is to be done about a message; None: nothing. Raises `Refusal`."""
     if task is None:
-        raise Refusal("the task is not in the queue any more, or its record cannot be read")
+        raise file_format.Refusal("the task is not in the queue any more, or its record cannot be read")
     if task.version != entry.version:
-        raise Refusal(f"the task has changed since it was exported: it is {task.state} by now, attempt {task.attempt}")
-    filters = spell_filters(task)
+        raise file_format.Refusal(
+            f"the task has changed since it was exported: it is {task.state} by now, attempt {task.attempt}"
+        )
+    filters = file_format.spell_filters(task)
     if entry.filters not in {None, filters.strip()}:
-        raise Refusal(f"an import changes no filters; they are {clipped(filters)!r}")
+        raise file_format.Refusal(f"an import changes no filters; they are {file_format.clipped(filters)!r}")
     changed = _changed(entry, task)
     match task.state, entry.mark:
         case State.DEAD | State.CANCELLED | State.INSERTED, Status.PROCESSED:
@@ -56,31 +43,35 @@ def judge(entry: Entry, task: Task | None) -> Applied | None:
             return Applied(entry.id, "redrive", new_data=changed)
         case State.DEAD | State.CANCELLED, Status.ERROR:
             if changed:
-                raise Refusal("its text was changed, and ! leaves a task alone: mark it - to redrive with the new text")
+                raise file_format.Refusal(
+                    "its text was changed, and ! leaves a task alone: mark it - to redrive with the new text"
+                )
             return None
         case State.INSERTED, Status.QUEUED:
             return Applied(entry.id, "replace", new_data=True) if changed else None
         case State.INSERTED, _:
-            raise Refusal("the task is queued: only - (leave it) and = (drop it) can be asked for")
-    raise Refusal(f"the task is {task.state}: an import is about dead, cancelled and queued ones")
+            raise file_format.Refusal("the task is queued: only - (leave it) and = (drop it) can be asked for")
+    raise file_format.Refusal(f"the task is {task.state}: an import is about dead, cancelled and queued ones")
 
 
-def is_done(entry: Entry, task: Task | None) -> bool:
+def is_done(entry: file_format.Entry, task: Task | None) -> bool:
     """Whether a task that has changed since it was exported is as its message wants it: whoever did that."""
     if entry.mark == Status.PROCESSED:
         return task is None
     # It has been put back since, with the file's payload, whatever became of it.
-    put_back = task is not None and task.version > entry.version and entry.digest == digest(task.data)
+    put_back = task is not None and task.version > entry.version and entry.digest == file_format.digest(task.data)
     return entry.mark == Status.QUEUED and put_back
 
 
-def _changed(entry: Entry, task: Task) -> bool:
+def _changed(entry: file_format.Entry, task: Task) -> bool:
     """Whether the file's payload is another. Raises `Refusal` for base64 that lost the line which says so."""
-    if entry.digest == digest(task.data):
+    if entry.digest == file_format.digest(task.data):
         return False
-    spelled = spell(task.data)
-    if entry.plain and spelled.encoding == BASE64 and entry.digest == digest(spelled.data):
-        raise Refusal(f"its payload is base64 still: put encoding={BASE64} back, or plain text in its place")
+    spelled = file_format.spell(task.data)
+    if entry.plain and spelled.encoding == file_format.BASE64 and entry.digest == file_format.digest(spelled.data):
+        raise file_format.Refusal(
+            f"its payload is base64 still: put encoding={file_format.BASE64} back, or plain text in its place"
+        )
     return True
 
 
@@ -97,7 +88,7 @@ class Imported:
     queue: str
     dry_run: bool
     applied: list[Applied] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[file_format.Refused] = field(default_factory=list)
     unchanged: int = 0
     before: list[str] = field(default_factory=list)
 
@@ -131,13 +122,15 @@ def import_file(
     exist, `OSError` where the file cannot be opened; then nothing was written. `TransportError`: ZooKeeper went away;
     the message says how many were applied. Importing again is safe.
     """
-    with opened(path) as file:
-        (written, entries, refused), own = read(file), origin_of_queue(queue)
+    with file_format.opened(path) as file:
+        (written, entries, refused), own = file_format.read(file), file_format.origin_of_queue(queue)
         if written != own and not elsewhere:
             source = "does not say where its tasks are from"
             if written is not None:
                 source = f"is from {written.root}/{written.queue}"
-            raise BadFile(f"{file.path} {source}: to import it into {own.root}/{own.queue}, say so explicitly")
+            raise file_format.BadFile(
+                f"{file.path} {source}: to import it into {own.root}/{own.queue}, say so explicitly"
+            )
         done = Imported(queue.name, dry_run, refused=refused)
         try:
             for start in range(0, len(entries), AT_ONCE):
@@ -152,7 +145,9 @@ def import_file(
     return done
 
 
-def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done: Imported, *, again: bool) -> None:
+def _one(
+    queue: AnyQueue, file: TextQueue, entry: file_format.Entry, task: Task | None, done: Imported, *, again: bool
+) -> None:
     try:
         step = judge(entry, task)
         if step is None:
@@ -161,25 +156,25 @@ def _one(queue: AnyQueue, file: TextQueue, entry: Entry, task: Task | None, done
         data = None
         if step.new_data:  # read again
             message = next(file.messages("all", start=entry.offset), None)
-            data = b"" if message is None else payload_of(message, variables_of(message))
-            if digest(data) != entry.digest:
-                raise Refusal("the file was changed while it was read; import it again")
+            data = b"" if message is None else file_format.payload_of(message, file_format.variables_of(message))
+            if file_format.digest(data) != entry.digest:
+                raise file_format.Refusal("the file was changed while it was read; import it again")
             if len(data) > MAX_PAYLOAD:
-                raise Refusal(f"its payload has {len(data):,} bytes; ZooKeeper takes {MAX_PAYLOAD:,}")
+                raise file_format.Refusal(f"its payload has {len(data):,} bytes; ZooKeeper takes {MAX_PAYLOAD:,}")
         if not done.dry_run:
             _carry_out(queue, entry, step, data)
     except (TransportError, ConfigError):
         raise
-    except (Refusal, ZkmqError, TextQueueError) as why:
-        if again and isinstance(why, Refusal) and is_done(entry, task):
+    except (file_format.Refusal, ZkmqError, TextQueueError) as why:
+        if again and isinstance(why, file_format.Refusal) and is_done(entry, task):
             done.before.append(entry.id)
         else:
-            done.refused.append(Refused(entry.id, entry.offset, entry.line, str(why)))
+            done.refused.append(file_format.Refused(entry.id, entry.offset, entry.line, str(why)))
     else:
         done.applied.append(step)
 
 
-def _carry_out(queue: AnyQueue, entry: Entry, step: Applied, data: bytes | None) -> None:
+def _carry_out(queue: AnyQueue, entry: file_format.Entry, step: Applied, data: bytes | None) -> None:
     match step.action:
         case "redrive":
             queue.redrive(entry.id, version=entry.version, data=data)

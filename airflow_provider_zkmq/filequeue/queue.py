@@ -10,37 +10,19 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal, Self, TypeVar
 
+from ..engine import errors
+from ..engine.core.model import values
 from ..engine.core.model.names import check_name
 from ..engine.core.model.policy import ORDERS, RetryPolicy, Success
 from ..engine.core.model.records import Message, OnConflict, encode_data, keyed, skips_existing, with_on_conflict
 from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, check_types, choose
 from ..engine.core.model.states import ENDED, FAILED, State, Status
-from ..engine.core.model.values import (
-    Duration,
-    Moment,
-    WaitFor,
-    number_of_claims,
-    optional_seconds,
-    optional_whole_number,
-    seconds,
-    wait_event,
-)
 from ..engine.core.protocol import MAX_PAYLOAD, Procedure
 from ..engine.core.read.configuration import QueueConf
 from ..engine.core.read.inspect import Task, as_state, as_status, checked_ids
 from ..engine.core.read.nodes import PARTS, Part, checked_parts
 from ..engine.core.read.wait import OnChange, OnProgress, not_reached
 from ..engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
-from ..engine.errors import (
-    BadMessage,
-    ClaimLost,
-    ConfigError,
-    QueueError,
-    QueueNotFound,
-    TaskNotFound,
-    TaskTooLarge,
-    WaitTimeout,
-)
 from ..engine.working.deliveries import Handler
 from ..engine.working.worker import Worker
 from . import refusals, settling
@@ -81,32 +63,32 @@ class FileClaim:
         self.settled = False
         self._directory = queue.directory
 
-    def complete(self, result: bytes | str | None = None, *, dedupe: Duration | None = None) -> None:
+    def complete(self, result: bytes | str | None = None, *, dedupe: values.Duration | None = None) -> None:
         """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskTooLarge`."""
         refuse({refusals.DEDUPE: dedupe})
         data = b"" if result is None else encode_data("result", result)
         if len(data) > MAX_PAYLOAD:
             size = f"{len(data):,} bytes; as in ZooKeeper, {MAX_PAYLOAD:,} are taken"
-            raise TaskTooLarge(f"the result of task {self.task.id!r} has {size}")
+            raise errors.TaskTooLarge(f"the result of task {self.task.id!r} has {size}")
         self._carry_out(partial(settling.complete, result=data))
 
-    def fail(self, error: str | BaseException, *, retry: bool = True, backoff: Duration | None = None) -> State:
+    def fail(self, error: str | BaseException, *, retry: bool = True, backoff: values.Duration | None = None) -> State:
         """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`.
 
         Of `error` the first 200 bytes are kept.
         """
-        wait = optional_seconds("backoff", backoff)
+        wait = values.optional_seconds("backoff", backoff)
         return self._carry_out(partial(settling.fail, error=error, retry=retry, wait=wait))
 
-    def release(self, delay: Duration | None = None) -> None:
+    def release(self, delay: values.Duration | None = None) -> None:
         """Give the task back, for `delay` seconds; the delivery counts as no attempt. Raises `ClaimLost`."""
-        self._carry_out(partial(settling.release, delay=optional_seconds("delay", delay) or 0.0))
+        self._carry_out(partial(settling.release, delay=values.optional_seconds("delay", delay) or 0.0))
 
-    def snooze(self, delay: Duration) -> None:
+    def snooze(self, delay: values.Duration) -> None:
         """Give the task back, not to be handled for `delay`; counts as no attempt. Raises `ClaimLost`."""
-        self.release(seconds("delay", delay))
+        self.release(values.seconds("delay", delay))
 
-    def extend(self, lease: Duration) -> None:
+    def extend(self, lease: values.Duration) -> None:
         """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
         self._carry_out(partial(settling.extend, span=lock_span("lease", lease)), ends=False)
 
@@ -148,12 +130,16 @@ class FileClaim:
     def _carry_out(self, work: Callable[[QueueFile, str, int], T], *, ends: bool = True) -> T:
         if self.settled:
             msg = f"claim {self.token} of task {self.task.id!r} is over; nothing was changed"
-            raise ClaimLost(msg)
+            raise errors.ClaimLost(msg)
         try:
             done = self._directory.carry_out(self.queue, lambda queue_file: work(queue_file, self.task.id, self.token))
-        except (ClaimLost, QueueNotFound, TaskNotFound) as error:  # its lines may have been deleted
+        except (
+            errors.ClaimLost,
+            errors.QueueNotFound,
+            errors.TaskNotFound,
+        ) as error:  # its lines may have been deleted
             self._end()
-            raise ClaimLost(str(error)) from error
+            raise errors.ClaimLost(str(error)) from error
         if ends:
             self._end()
         return done
@@ -179,11 +165,11 @@ class _Ends:
     def withdraw(self) -> Procedure[None]:
         yield from ()
 
-    def fail(self, error: str | BaseException, *, retry: bool, backoff: Duration | None) -> Procedure[Follows]:
+    def fail(self, error: str | BaseException, *, retry: bool, backoff: values.Duration | None) -> Procedure[Follows]:
         return Follows(self.claim.fail(error, retry=retry, backoff=backoff))
         yield  # pragma: no cover  a procedure that asks for nothing
 
-    def snooze(self, delay: Duration) -> Procedure[None]:
+    def snooze(self, delay: values.Duration) -> Procedure[None]:
         self.claim.snooze(delay)
         yield from ()
 
@@ -230,7 +216,7 @@ class FileClaims:
         claim, self._claim, self._ended = self._claim, None, True
         if claim is None or claim.settled or claim.over:
             return
-        with contextlib.suppress(ClaimLost):  # it is another's by now
+        with contextlib.suppress(errors.ClaimLost):  # it is another's by now
             claim.fail(LEFT)
 
     def __del__(self) -> None:
@@ -313,7 +299,7 @@ class FileQueue(OnlyWhatFilesHave):
         """
         refuse({refusals.BATCHES: batch is not None})
         named, wanted, exact = None if ids is None else checked_ids(ids), as_state(state), as_status(status)
-        chosen, most = checked_parts(parts), optional_whole_number("limit", limit)
+        chosen, most = checked_parts(parts), values.optional_whole_number("limit", limit)
         absent: dict[str, Any] = {"data": b"", "metadata": {}, "result": None}
         empty = {part: value for part, value in absent.items() if part not in chosen}
 
@@ -338,8 +324,8 @@ class FileQueue(OnlyWhatFilesHave):
     def wait(
         self,
         task_ids: Sequence[str],
-        event: WaitFor | str = WaitFor.COMPLETION,
-        timeout: Duration | None = None,
+        event: values.WaitFor | str = values.WaitFor.COMPLETION,
+        timeout: values.Duration | None = None,
         on_progress: OnProgress | None = None,
         *,
         stop_at_failure: bool = False,
@@ -349,7 +335,7 @@ class FileQueue(OnlyWhatFilesHave):
         Raises `WaitTimeout`, and `TaskNotFound` also for a task whose line was deleted meanwhile.
         """
         refuse({PROGRESS: on_progress})
-        ids, wanted, span = checked_ids(task_ids), wait_event(event), optional_seconds("timeout", timeout)
+        ids, wanted, span = checked_ids(task_ids), values.wait_event(event), values.optional_seconds("timeout", timeout)
         left: list[str] = []
         failed: list[str] = []
 
@@ -360,7 +346,7 @@ class FileQueue(OnlyWhatFilesHave):
             for lines in all_lines:
                 state = queue_file.state(lines)
                 begun = state is State.CLAIMED or lines.number("attempts") > 0
-                if state not in ENDED and not (begun and wanted is WaitFor.CLAIM):
+                if state not in ENDED and not (begun and wanted is values.WaitFor.CLAIM):
                     left.append(lines.id)
                 if state in FAILED:
                     failed.append(lines.id)
@@ -374,12 +360,12 @@ class FileQueue(OnlyWhatFilesHave):
             raise not_reached(self.name, wanted, f"timeout ({span or 0:g} s)", left, failed)
         return tasks
 
-    def follow(self, task_id: str, on_change: OnChange, timeout: Duration | None = None) -> Task:
+    def follow(self, task_id: str, on_change: OnChange, timeout: values.Duration | None = None) -> Task:
         """Call `on_change` with the task now and whenever it has changed; returns it once it has ended.
 
         The file is not locked meanwhile. Raises `WaitTimeout`, `TaskNotFound`. See `Queue.follow`.
         """
-        name, span = check_name("task id", task_id), optional_seconds("timeout", timeout)
+        name, span = check_name("task id", task_id), values.optional_seconds("timeout", timeout)
         known: Task | None = None
         end = end_of(span)
 
@@ -400,12 +386,12 @@ class FileQueue(OnlyWhatFilesHave):
         ended = look_until(self.path, look, span, self.directory.alarms, lambda: False)
         if ended is None:
             msg = f"task {name!r} of queue {self.name!r} has not ended within timeout ({span or 0:g} s)"
-            raise WaitTimeout(msg, left=[name])
+            raise errors.WaitTimeout(msg, left=[name])
         return ended
 
-    def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = lambda: False) -> bool:
+    def exists(self, timeout: values.Duration | None = 0, *, stopping: Callable[[], bool] = lambda: False) -> bool:
         """Whether the queue's file is there; waits for it at most `timeout` seconds (None: without bound)."""
-        span = optional_seconds("timeout", timeout)
+        span = values.optional_seconds("timeout", timeout)
         look = lambda: (self.path.is_file() or None, None)  # noqa: E731
         over = lambda: stopping() or self.directory.closed  # noqa: E731
         return bool(look_until(self.path, look, span, self.directory.alarms, over))
@@ -422,14 +408,14 @@ class FileQueue(OnlyWhatFilesHave):
         filter_method: FilterMethods = "absolute",
         *,
         selector: Selector | str | None = None,
-        timeout: Duration | None = 0,
+        timeout: values.Duration | None = 0,
         stopping: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Whether there is a task that fits and could be claimed now; nothing is claimed.
 
         Waits for one at most `timeout` seconds; None: to the end.
         """
-        directory, most = self.directory, optional_seconds("timeout", timeout)
+        directory, most = self.directory, values.optional_seconds("timeout", timeout)
 
         def work(queue_file: QueueFile) -> tuple[bool | None, float | None]:
             chosen = choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector)
@@ -444,10 +430,10 @@ class FileQueue(OnlyWhatFilesHave):
         self,
         *,
         filters: Mapping[str, FilterType] | None = None,
-        task_gc_lifetime: Duration | None = None,
-        task_gc_interval: Duration | None = None,
+        task_gc_lifetime: values.Duration | None = None,
+        task_gc_interval: values.Duration | None = None,
         policy: RetryPolicy | None = None,
-        lock: Duration | None = None,
+        lock: values.Duration | None = None,
         order: str | None = None,
         archive: bool | None = None,
         follow: bool | None = None,
@@ -460,7 +446,7 @@ class FileQueue(OnlyWhatFilesHave):
         refuse({refusals.COLLECTION: collected, refusals.ARCHIVES: archive or follow})
         if order is not None and order not in ORDERS:  # either is that of the lines
             msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
-            raise ConfigError(msg)
+            raise errors.ConfigError(msg)
         types = None if filters is None else check_types(filters)
         span = None if lock is None else lock_span("lock", lock)
 
@@ -484,10 +470,10 @@ class FileQueue(OnlyWhatFilesHave):
             claimed = sum(queue_file.state(lines) is State.CLAIMED for lines in queue_file.tasks.values())
             if claimed and not force:
                 in_use = f"{claimed} claimed task(s); stop the workers first, or delete it by force"
-                raise QueueError(f"{path} is in use: {in_use}")
+                raise errors.QueueError(f"{path} is in use: {in_use}")
             if not confirm:
                 msg = f"deleting {path} loses its {count} task(s) for good; nothing was deleted: say confirm=True"
-                raise ConfigError(msg)
+                raise errors.ConfigError(msg)
             delete_results(path)
             conf_path(path).unlink(missing_ok=True)
             path.unlink()  # last: one whose deletion was cut off is still there, to be deleted once more
@@ -503,13 +489,13 @@ class FileQueue(OnlyWhatFilesHave):
         filters: Mapping[str, object] | None = None,
         *,
         priority: int = 0,
-        delay: Duration | None = None,
+        delay: values.Duration | None = None,
         task_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         policy: RetryPolicy | None = None,
-        lock: Duration | None = None,
+        lock: values.Duration | None = None,
         on_conflict: OnConflict = "raise",
-        not_before: Moment | None = None,
+        not_before: values.Moment | None = None,
         idempotency_key: str | None = None,
     ) -> str:
         """Append one task; returns its id. The arguments are `Message`'s; `idempotency_key` as in `enqueue_many`."""
@@ -536,7 +522,7 @@ class FileQueue(OnlyWhatFilesHave):
             named = chosen if idempotency_key is None else keyed(self.name, idempotency_key, chosen)
             only_new = idempotency_key is not None or skips_existing(named)
             return self._do(Putting(named, only_new=only_new).write, create=True)
-        except BadMessage as error:
+        except errors.BadMessage as error:
             raise error.__cause__ or error from None
 
     # --- claims
@@ -547,8 +533,8 @@ class FileQueue(OnlyWhatFilesHave):
         filter_method: FilterMethods = "absolute",
         *,
         selector: Selector | str | None = None,
-        timeout: Duration = 0,
-        lease: Duration | None = None,
+        timeout: values.Duration = 0,
+        lease: values.Duration | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> FileClaim | None:
         """Take the first task that fits, waiting at most `timeout` seconds; None when there was none.
@@ -562,7 +548,7 @@ class FileQueue(OnlyWhatFilesHave):
             chosen = choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector)
             return settling.take(queue_file, directory.owner, chosen, span)
 
-        most = seconds("timeout", timeout)
+        most = values.seconds("timeout", timeout)
         look, end = partial(directory.carry_out, self.name, work), end_of(most)
         taken = look_until(self.path, partial(look, end=end), most, directory.alarms, stopping)
         return self._handed_out(taken, held=lease is None)
@@ -571,12 +557,12 @@ class FileQueue(OnlyWhatFilesHave):
         self,
         task_id: str,
         *,
-        lease: Duration | None = None,
+        lease: values.Duration | None = None,
         attempt: int | None = None,
         prefetch: bool = False,  # noqa: ARG002  in a file, each claim counts at once
     ) -> FileClaim | None:
         """Take this task and no other, if it is pending and due; None where it is not. `attempt`: see `Queue`."""
-        name, number = check_name("task id", task_id), optional_whole_number("attempt", attempt, 1)
+        name, number = check_name("task id", task_id), values.optional_whole_number("attempt", attempt, 1)
         owner, span = self.directory.owner, None if lease is None else lock_span("lease", lease)
         taken, _ = self._do(lambda queue_file: settling.take_one(queue_file, owner, name, span, number))
         return self._handed_out(taken, held=lease is None)
@@ -606,8 +592,8 @@ class FileQueue(OnlyWhatFilesHave):
         filter_method: FilterMethods = "absolute",
         *,
         selector: Selector | str | None = None,
-        timeout: Duration = 0,
-        lease: Duration | None = None,
+        timeout: values.Duration = 0,
+        lease: values.Duration | None = None,
         stopping: Callable[[], bool] = lambda: False,
         prefetch: Literal["all"] | bool = False,  # noqa: ARG002  in a file, each claim counts at once
         max_leases: int | None = None,
@@ -617,7 +603,7 @@ class FileQueue(OnlyWhatFilesHave):
         A call that fails or is interrupted gives back what it took.
         """
         refuse({BOUNDS: max_leases is not None})
-        most = number_of_claims(n)
+        most = values.number_of_claims(n)
         claims: list[FileClaim] = []
         try:
             while len(claims) < most:
@@ -638,8 +624,8 @@ class FileQueue(OnlyWhatFilesHave):
         filter_method: FilterMethods = "absolute",
         *,
         selector: Selector | str | None = None,
-        timeout: Duration | None = None,
-        lease: Duration | None = None,
+        timeout: values.Duration | None = None,
+        lease: values.Duration | None = None,
         prefetch: int = 1,
         stopping: Callable[[], bool] = lambda: False,
     ) -> FileClaims:
@@ -647,8 +633,8 @@ class FileQueue(OnlyWhatFilesHave):
 
         See `Queue.claims`. `prefetch` is checked, and no more: each claim locks the file for itself.
         """
-        number_of_claims(prefetch, "prefetch")
-        span = optional_seconds("timeout", timeout)
+        values.number_of_claims(prefetch, "prefetch")
+        span = values.optional_seconds("timeout", timeout)
 
         def take() -> FileClaim | None:
             wait = LONG if span is None else span
@@ -660,7 +646,7 @@ class FileQueue(OnlyWhatFilesHave):
 
         return FileClaims(take)
 
-    def claim_handle(self, task_id: str, token: int, *, lease: Duration | None = None) -> FileClaim:
+    def claim_handle(self, task_id: str, token: int, *, lease: values.Duration | None = None) -> FileClaim:
         """Return the current claim of a task by its token, whichever process made it. See `Queue.claim_handle`.
 
         Without `lease`, its ``span`` is what is left of it, and the task's or the queue's lock at least. It is always

@@ -31,23 +31,9 @@ from ..engine import (
     idempotency_series,
 )
 from ..engine.internals import internals
+from ..hooks import deferring
 from ..hooks.arguments import check_choice, items_of, kind_of, moment, span
 from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import (
-    EVENT_BYTES,
-    INSTANCE,
-    NOTE,
-    TRY,
-    awaited_ids,
-    ended_by_user,
-    is_of,
-    naming,
-    origin_of,
-    series_id,
-    series_ids,
-    typed,
-    wait_limit,
-)
 from ..hooks.lineage import WritesQueue
 from ..hooks.outcomes import XComResults, log_ended, log_open, may_end_in_triggerer, pushed_for, size
 from ..hooks.retry import NO_OUTAGE, RETRY_SECONDS, Outlasting, persist
@@ -98,7 +84,7 @@ def message(fields: Mapping[str, Any], origin: Mapping[str, object] | None) -> M
     """
     metadata = dict(_mapping("metadata", fields.get("metadata")))
     if origin is not None:
-        metadata.setdefault(NOTE, origin)
+        metadata.setdefault(deferring.NOTE, origin)
     priority: Any = fields.get("priority", 0)
     if isinstance(priority, str):
         try:
@@ -137,7 +123,7 @@ def _mapping(name: str, value: object) -> Mapping[str, Any]:
     return value
 
 
-_IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": INSTANCE, "try": TRY, "none": ()}
+_IDENTITIES: Final[dict[str, tuple[str, ...]]] = {"run": deferring.INSTANCE, "try": deferring.TRY, "none": ()}
 
 
 def series_key(idempotency: str, origin: Mapping[str, object], queue: str) -> str:
@@ -154,7 +140,7 @@ def _changes(message: Message) -> bool:
 def named(messages: Sequence[Message], key: str) -> list[Message]:
     """Return the messages, each with an id: its own, or that of its position in the series."""
     return [
-        message if message.task_id is not None else replace(message, task_id=series_id(key, position))
+        message if message.task_id is not None else replace(message, task_id=deferring.series_id(key, position))
         for position, message in enumerate(messages)
     ]
 
@@ -249,7 +235,7 @@ class IdempotentEnqueue:
         for task_id in task_ids:
             with suppress(TaskNotFound):
                 task = self.outlasting.call(partial(self.queue.task, task_id))
-                return is_of(task.metadata, self.origin, _IDENTITIES[self.idempotency])
+                return deferring.is_of(task.metadata, self.origin, _IDENTITIES[self.idempotency])
         return False
 
 
@@ -261,7 +247,7 @@ _RESULTS: Final = XComResults(results=False, max_xcom_bytes=48_000, fail_on="any
 
 def _members(batch: str, ids: list[str], key: str) -> list[str]:
     """Return the ids of a batch's members: those that were not given are named by the batch, not by the series."""
-    of_series = dict(zip(series_ids(key, len(ids)), series_ids(batch, len(ids)), strict=True))
+    of_series = dict(zip(deferring.series_ids(key, len(ids)), deferring.series_ids(batch, len(ids)), strict=True))
     return [of_series.get(task_id, task_id) for task_id in ids]
 
 
@@ -415,7 +401,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
             TransportError: ZooKeeper was away for too long; a retry adopts what was written all the same.
             ZkmqError: nothing could be enqueued; the message says why.
         """
-        origin = origin_of(context)
+        origin = deferring.origin_of(context)
         messages, then = self._messages(origin)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             outlasting = Outlasting(self.log, "Enqueueing", self.execution_timeout)
@@ -427,7 +413,11 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
                 series.enqueue(messages) if self.batch is None else series.enqueue_batch(messages, self.batch, then)
             )
             first = named(messages, self.batch or key)[:1]
-            hint = f"; see: {typed(self.zkmq_conn_id, 'show', queue.name, first[0].task_id or '')}" if first else ""
+            hint = (
+                f"; see: {deferring.typed(self.zkmq_conn_id, 'show', queue.name, first[0].task_id or '')}"
+                if first
+                else ""
+            )
             written = len(messages) - adopted
             count_enqueued(queue.name, written)
             self.log.info("Enqueued %d task(s) into queue %r%s", written, queue.name, hint)
@@ -435,7 +425,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
                 what = "Adopted %d task(s) of queue %r that an earlier try had enqueued%s"
                 self.log.info(what, adopted, queue.name, hint)
             if self.wait_for_completion and ids:
-                self._await(context, queue, ids, key, wait_limit(self))
+                self._await(context, queue, ids, key, deferring.wait_limit(self))
         return self._to_xcom(ids)
 
     def execute_complete(
@@ -447,16 +437,16 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         `key`.
         """
         if event["status"] != "done":
-            raise AirflowException(naming(event["message"], wait_limit(self)))
+            raise AirflowException(deferring.naming(event["message"], deferring.wait_limit(self)))
         ids: list[str] = event.get("ids", [])
         if not ids and key is not None:
-            ids = [message.task_id or "" for message in named(self._messages(origin_of(context))[0], key)]
+            ids = [message.task_id or "" for message in named(self._messages(deferring.origin_of(context))[0], key)]
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 self._end(hook.queue(), ids, 0)
         except WaitTimeout as error:  # there are more, or one was redriven since
             if deadline is not None and time.time() >= deadline:
-                raise AirflowException(naming(str(error), wait_limit(self))) from None
+                raise AirflowException(deferring.naming(str(error), deferring.wait_limit(self))) from None
             self._defer(context, ids, key, deadline, error.left)
         except NO_OUTAGE as error:
             raise AirflowException(str(error)) from None
@@ -496,7 +486,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         problem = "Told to end: where a user did that, what is open of %d task(s) of queue %r is cancelled"
         self.log.warning(problem, len(ids), queue.name)
         try:
-            if ended_by_user(instance):
+            if deferring.ended_by_user(instance):
                 count = 0
                 for task_id in ids:
                     with suppress(IllegalTransition, TaskNotFound):
@@ -510,7 +500,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         """Wait here, through any outage, or look and defer. Raises `AirflowException`: not in time, or failed."""
         deadline = None if span is None else time.time() + span
         members = ids if self.batch is None else _members(self.batch, ids, key)
-        self._held = (queue, members, origin_of(context))
+        self._held = (queue, members, deferring.origin_of(context))
         try:
             if self.deferrable:
                 self._end(queue, ids, 0)
@@ -518,7 +508,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
                 persist(self.log, math.inf if deadline is None else deadline, partial(self._end, queue, ids))
         except (WaitTimeout, TransportError) as error:
             if not self.deferrable or isinstance(error, NO_OUTAGE):
-                raise AirflowException(naming(str(error), span)) from None
+                raise AirflowException(deferring.naming(str(error), span)) from None
             if isinstance(error, WaitTimeout):
                 log_open(self.log, queue, error.left, self.zkmq_conn_id)
             self._defer(context, ids, key, deadline, getattr(error, "left", ()))
@@ -544,23 +534,23 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
         """Defer until `deadline`. `left`: those of the ids that have not ended, as far as that is known."""
         value = self._to_xcom(ids)
         success: dict[str, Any] | None = None
-        if size(value) <= EVENT_BYTES and may_end_in_triggerer(self, context):
+        if size(value) <= deferring.EVENT_BYTES and may_end_in_triggerer(self, context):
             success = {"telling": asdict(_RESULTS), "push": pushed_for(self, context), "value": value}
         cancels: dict[str, Any] | None = None
         if self.cancel_on_kill:
             # Very many with ids of their own are named once: by what the trigger waits for, or, of a batch, here. The
             # others of them are found by their metadata, which say who enqueued them.
             if self.batch is not None and key is not None:
-                open_ids = awaited_ids(_members(self.batch, ids, key), self.batch)
+                open_ids = deferring.awaited_ids(_members(self.batch, ids, key), self.batch)
             else:
-                open_ids = awaited_ids(ids, key)
+                open_ids = deferring.awaited_ids(ids, key)
             if open_ids.pop("partial", False):
                 if self.batch is None:
                     del open_ids["task_ids"]
                 if self.add_origin:
-                    open_ids["noted"] = list(_IDENTITIES[self.idempotency] or TRY)
-            cancels = {"instance": origin_of(context), **open_ids}
-        awaited = {"batch": self.batch} if self.batch is not None else awaited_ids(ids, key, left)
+                    open_ids["noted"] = list(_IDENTITIES[self.idempotency] or deferring.TRY)
+            cancels = {"instance": deferring.origin_of(context), **open_ids}
+        awaited = {"batch": self.batch} if self.batch is not None else deferring.awaited_ids(ids, key, left)
         kwargs = {"key": key, "deadline": deadline}
         wanted = {**awaited, "queue": self.zkmq_queue or None, "stop_at_failure": True}
         self.defer(**deferral(self, ZkmqTaskTrigger, kwargs, **wanted, success=success, cancels=cancels))

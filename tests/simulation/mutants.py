@@ -56,10 +56,10 @@ MUTANTS: Final = (
     Mutant(
         "entry before task",
         "write.commit",
-        "    outcomes: list[Outcome] = yield Pipeline(tuple(multis))",
-        '    for multi in multis:\n        yield Multi(tuple(op for op in multi.ops if "/queue/" in op.path))\n'
-        '    multis = [Multi(tuple(op for op in multi.ops if "/queue/" not in op.path)) for multi in multis]\n'
-        "    outcomes: list[Outcome] = yield Pipeline(tuple(multis))",
+        "    outcomes: list[zk.Outcome] = yield zk.Pipeline(tuple(multis))",
+        '    for multi in multis:\n        yield zk.Multi(tuple(op for op in multi.ops if "/queue/" in op.path))\n'
+        '    multis = [zk.Multi(tuple(op for op in multi.ops if "/queue/" not in op.path)) for multi in multis]\n'
+        "    outcomes: list[zk.Outcome] = yield zk.Pipeline(tuple(multis))",
     ),
     Mutant("attempt counted after the hand-out", "write.transitions", "attempt=before.attempt + 1", "attempt=before.attempt"),
     Mutant(
@@ -81,7 +81,7 @@ MUTANTS: Final = (
         "gc without version check",
         "maintenance.collect",
         "            refusal = None if sent.outcome.committed else (yield from commit(plan)).refusal\n",
-        '            plan.changes[0].ops = [Delete(ops[0].path), *(op for op in ops[1:-1] if op.path[-7:] != "/result")]\n'
+        '            plan.changes[0].ops = [zk.Delete(ops[0].path), *(op for op in ops[1:-1] if op.path[-7:] != "/result")]\n'
         "            refusal = None if sent.outcome.committed else (yield from commit(plan)).refusal\n",
     ),
     Mutant("lost requeue", "tasks.settle", "        if state.requeue:\n", "        if False:\n"),
@@ -125,7 +125,7 @@ MUTANTS: Final = (
            test="tests/unit/test_times.py::test_a_deadline_is_judged_by_the_earliest_time_that_an_unsure_clock_allows"),
     Mutant("extending a session-bound claim checks nothing", "tasks.settle", '        yield from current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))\n        return', "        return"),
     Mutant("an operator's version ignored", "tasks.admin", "if version is not None and mzxid != version:", "if False:"),
-    Mutant("a redriven member stays failed", "write.transitions", "[] if failed is None else [Delete(paths[3])]", "[]"),
+    Mutant("a redriven member stays failed", "write.transitions", "[] if failed is None else [zk.Delete(paths[3])]", "[]"),
     Mutant("a cancelled member has not failed", "write.transitions", "failed = after.state in FAILED", "failed = after.state is State.DEAD"),
     Mutant("letters go before the archive has them", "maintenance.collect", "    if conf.archive is not None:\n", "    if False:\n"),
     Mutant("a batch is given up while it is written", "maintenance.collect", "marker is not None and marker.stat.mtime <= cutoff:", "marker is not None:",
@@ -154,7 +154,7 @@ MUTANTS: Final = (
     Mutant("who stops waiting ends the watch of others", "read.nodes", "            if not entry.subscribers:\n", "            if True:\n"),
     Mutant("any settlement of ours passes for this one", "tasks.settle", "return state if claimed.nonces.get(verb) in state.settled else None", "return state if {*claimed.nonces.values()} & set(state.settled) else None",
            test="tests/unit/test_in_doubt.py::test_settling_again_after_an_unknown_outcome_tells_what_happened"),
-    Mutant("a batch is sealed while members come", "tasks.batches", '(Delete(f"{base}/open/{WRITING}", version),', '(Delete(f"{base}/open/{WRITING}"),',
+    Mutant("a batch is sealed while members come", "tasks.batches", '(zk.Delete(f"{base}/open/{WRITING}", version),', '(zk.Delete(f"{base}/open/{WRITING}"),',
            test="tests/unit/test_enqueue_new.py::test_a_member_that_comes_while_the_batch_is_sealed_is_counted_or_refused"),
     Mutant("a record written once more is another end", "write.transitions", "version=state.ended_zxid or record.stat.mzxid,", "version=record.stat.mzxid,",
            test="tests/unit/test_log.py::test_a_run_in_escrow_that_waits_for_a_window_leaves_the_run_before_it"),

@@ -13,21 +13,8 @@ from ..core.model.policy import Retry
 from ..core.tasks.outcome import Handled
 from ..log import log
 from ..protocols import WorkerClaim, WorkerQueue
+from . import handling
 from .deliveries import NOT_BEGUN, Deliveries, Delivery
-from .handling import (
-    GIVE_UP_SECONDS,
-    LEFT_SECONDS,
-    MAINTENANCE_SECONDS,
-    AwaitedCalls,
-    BlockingCalls,
-    Monitor,
-    RunningAsync,
-    Settler,
-    Tally,
-    Working,
-    outcome_of,
-    watching,
-)
 
 #: How long a cancelled task is waited for, and how often it is told again to end.
 CANCEL_SECONDS: Final = 1.0
@@ -84,10 +71,10 @@ def _log(task: asyncio.Task[Any]) -> None:
 OF_CALLS: Final = Background()
 
 
-class LoopSettler(Settler):
+class LoopSettler(handling.Settler):
     """Settles deliveries; what does not end in time goes on in the background."""
 
-    def __init__(self, deliveries: Deliveries, tally: Tally, calls: BlockingCalls) -> None:
+    def __init__(self, deliveries: Deliveries, tally: handling.Tally, calls: handling.BlockingCalls) -> None:
         super().__init__(deliveries, tally, calls)
         self.background = Background()
         self.later = set[asyncio.Future[None]]()
@@ -122,7 +109,7 @@ class LoopSettler(Settler):
         """It is tried again in the background."""
 
         async def settle_left() -> None:
-            await asyncio.sleep(LEFT_SECONDS)
+            await asyncio.sleep(handling.LEFT_SECONDS)
             delivery.progress.refusals = 0
             await self.settle(delivery)
 
@@ -140,7 +127,7 @@ async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
         await asyncio.wait(pending, timeout=CANCEL_SECONDS)
 
 
-class AsyncWorker(Working[WorkerQueue]):
+class AsyncWorker(handling.Working[WorkerQueue]):
     """Claims tasks of one queue and awaits a handler on each; the parameters are those of `Worker`.
 
     `threads`: tasks in hand at once; 0: none, it only monitors. `monitor` may be a coroutine function, too, and
@@ -149,7 +136,7 @@ class AsyncWorker(Working[WorkerQueue]):
     or dead by their policies.
     """
 
-    _calls = AwaitedCalls()
+    _calls = handling.AwaitedCalls()
     _settler: LoopSettler
     _stopping: asyncio.Event
 
@@ -236,7 +223,7 @@ class AsyncWorker(Working[WorkerQueue]):
                 try:
                     await end(loops)
                     self._settler.background.do(self._settler.give_back(self._prefetched.overdue(every=True)))
-                    await self._settler.background.wait(GIVE_UP_SECONDS)
+                    await self._settler.background.wait(handling.GIVE_UP_SECONDS)
                 finally:  # heartbeats last: they go on until everything in hand is settled
                     for task in others:
                         task.cancel()
@@ -315,9 +302,9 @@ class AsyncWorker(Working[WorkerQueue]):
             return self._unbegun()
         began = time.monotonic()
         try:
-            task = RunningAsync(delivery.claim)
+            task = handling.RunningAsync(delivery.claim)
             more = () if delivery.transaction is None else (delivery.transaction,)
-            return outcome_of(await self.handler(task, *more))
+            return handling.outcome_of(await self.handler(task, *more))
         except KeyboardInterrupt as error:
             if threading.current_thread() is threading.main_thread():
                 raise  # meant for the program
@@ -358,13 +345,13 @@ class AsyncWorker(Working[WorkerQueue]):
             except Exception as error:  # noqa: BLE001  the next look may go well
                 self._warn("looking after queue", error)
             await self._return(self._prefetched.overdue(every=self.stopping))
-            await asyncio.sleep(self._prefetched.until_overdue(MAINTENANCE_SECONDS))
+            await asyncio.sleep(self._prefetched.until_overdue(handling.MAINTENANCE_SECONDS))
 
-    async def _watch(self, monitor: Monitor) -> None:
+    async def _watch(self, monitor: handling.Monitor) -> None:
         """Tell the monitor about once a second how the queue stands."""
         while True:
-            await asyncio.sleep(MAINTENANCE_SECONDS)
-            with watching(self.queue.name):
+            await asyncio.sleep(handling.MAINTENANCE_SECONDS)
+            with handling.watching(self.queue.name):
                 answer = monitor(self._poll(await self._size()))
                 if isinstance(answer, Awaitable):
                     await answer

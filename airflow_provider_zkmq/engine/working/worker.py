@@ -13,24 +13,11 @@ from ..core.tasks.outcome import Handled
 from ..errors import ZkmqError
 from ..log import log
 from ..protocols import BlockingWorkerQueue, WorkerClaim
+from . import handling
 from .deliveries import NOT_BEGUN, Delivery
-from .handling import (
-    GIVE_UP_SECONDS,
-    LEFT_SECONDS,
-    MAINTENANCE_SECONDS,
-    RETRY_SECONDS,
-    BlockingCalls,
-    DeliveryResult,
-    Monitor,
-    Running,
-    Settler,
-    Working,
-    outcome_of,
-    watching,
-)
 
 
-class ThreadSettler(Settler):
+class ThreadSettler(handling.Settler):
     """Settles deliveries in the thread that it is called from."""
 
     def settle_later(self, delivery: Delivery) -> None:
@@ -41,11 +28,11 @@ class ThreadSettler(Settler):
         """Try once more what could not be settled."""
         for delivery in self._deliveries.take_left():
             delivery.progress.refusals = 0
-            if await self.attempt(delivery) in {DeliveryResult.AGAIN, DeliveryResult.LATER}:
+            if await self.attempt(delivery) in {handling.DeliveryResult.AGAIN, handling.DeliveryResult.LATER}:
                 self.leave(delivery)
 
 
-class Worker(Working[BlockingWorkerQueue]):
+class Worker(handling.Working[BlockingWorkerQueue]):
     """Claims tasks of one queue and runs a handler on each.
 
     The handler gets the task (`Running`); what it returns (bytes, text or None) is the result, or it returns
@@ -79,7 +66,7 @@ class Worker(Working[BlockingWorkerQueue]):
 
     """
 
-    _calls = BlockingCalls()
+    _calls = handling.BlockingCalls()
     _settler: ThreadSettler
     _stopping: threading.Event
 
@@ -109,7 +96,7 @@ class Worker(Working[BlockingWorkerQueue]):
                     work()
                 except BaseException:  # noqa: BLE001  also what was meant to end a thread
                     log.exception("a thread of the worker on queue %r met an error and goes on", self.queue.name)
-                    time.sleep(RETRY_SECONDS)
+                    time.sleep(handling.RETRY_SECONDS)
                 else:
                     return
 
@@ -165,7 +152,7 @@ class Worker(Working[BlockingWorkerQueue]):
         for delivery in self._deliveries.held():
             if self._deliveries.give_up(delivery):
                 self._thread(partial(self._settle, delivery), "zkmq-give-up").start()
-        if self._deliveries.wait_empty(GIVE_UP_SECONDS):
+        if self._deliveries.wait_empty(handling.GIVE_UP_SECONDS):
             run_blocking(self._settler.settle_left())
         else:
             log.warning("worker on queue %r: not everything in hand could be settled yet", self.queue.name)
@@ -218,14 +205,14 @@ class Worker(Working[BlockingWorkerQueue]):
     def _run(self, delivery: Delivery) -> Handled:
         """Call the handler; whatever it raises is an outcome, too, and ends no thread."""
         try:
-            task, began = Running(delivery.claim), time.monotonic()
+            task, began = handling.Running(delivery.claim), time.monotonic()
             more = () if delivery.transaction is None else (delivery.transaction,)
             try:
                 returned = self.handler(task, *more)
             finally:
                 delivery.claim.mark_ended()
                 self._prefetched.handled(time.monotonic() - began)
-            return outcome_of(returned)
+            return handling.outcome_of(returned)
         except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
             return Retry(error)
 
@@ -241,13 +228,13 @@ class Worker(Working[BlockingWorkerQueue]):
                     self._internals.run_maintenance()
             except ZkmqError as error:
                 self._warn("looking after queue", error)
-                self._stopping.wait(RETRY_SECONDS)
-            if time.monotonic() - tried >= LEFT_SECONDS:
+                self._stopping.wait(handling.RETRY_SECONDS)
+            if time.monotonic() - tried >= handling.LEFT_SECONDS:
                 run_blocking(self._settler.settle_left())
                 tried = time.monotonic()
             run_blocking(self._return(self._prefetched.overdue()))
             # No longer than it takes for something to come due.
-            self._internals.wait_for_change(seen, self._prefetched.until_overdue(MAINTENANCE_SECONDS))
+            self._internals.wait_for_change(seen, self._prefetched.until_overdue(handling.MAINTENANCE_SECONDS))
         run_blocking(self._return(self._prefetched.overdue(every=True)))
 
     def _run_heartbeat(self) -> None:
@@ -255,7 +242,7 @@ class Worker(Working[BlockingWorkerQueue]):
         wanted = lambda: not self._over.is_set() and (self._alive() is not None or bool(self._deliveries))  # noqa: E731
         run_blocking(self._keep_extending(wanted))
 
-    def _watch(self, monitor: Monitor) -> None:
-        while self._goes_on() and not self._stopping.wait(MAINTENANCE_SECONDS):
-            with watching(self.queue.name):
+    def _watch(self, monitor: handling.Monitor) -> None:
+        while self._goes_on() and not self._stopping.wait(handling.MAINTENANCE_SECONDS):
+            with handling.watching(self.queue.name):
                 monitor(self._poll(run_blocking(self._size())))

@@ -15,36 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from kazoo import exceptions
 from kazoo.client import KazooClient
-from kazoo.exceptions import (
-    EXCEPTIONS,
-    AuthFailedError,
-    ConnectionClosedError,
-    ConnectionDropped,
-    ConnectionLoss,
-    KazooException,
-    NoNodeError,
-    SessionExpiredError,
-    ZookeeperError,
-)
+from kazoo.protocol import serialization
 from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
-from kazoo.protocol.serialization import (
-    Close,
-    CloseInstance,
-    Connect,
-    Exists,
-    GetChildren,
-    GetChildren2,
-    GetData,
-    PingInstance,
-    int_struct,
-    multiheader_struct,
-    read_string,
-    reply_header_struct,
-    stat_struct,
-    write_buffer,
-    write_string,
-)
 from kazoo.protocol.states import KeeperState
 from kazoo.security import ACL
 
@@ -375,8 +349,8 @@ _DATA_WATCH = 2
 _NO_WATCH = struct.pack("B", 0)
 #: What stands before each part of a request or a reply of several: its kind, whether it is the last, an error's code.
 _ITEM = struct.Struct("!i?4x")
-_READ = multiheader_struct.pack(_GET_DATA, False, -1)
-_END = multiheader_struct.pack(-1, True, -1)
+_READ = serialization.multiheader_struct.pack(_GET_DATA, False, -1)
+_END = serialization.multiheader_struct.pack(-1, True, -1)
 #: What a part of a transaction begins with: its kind, that it is not the last, no error, the length of its path.
 _PART = struct.Struct("!iBii")
 #: Of a Stat, the number of the transaction that wrote last, and when that was.
@@ -394,7 +368,7 @@ class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requ
         parts: list[bytes] = []
         for path in self.paths:
             spelt = path.encode()
-            parts += (_READ, int_struct.pack(len(spelt)), spelt, _NO_WATCH)
+            parts += (_READ, serialization.int_struct.pack(len(spelt)), spelt, _NO_WATCH)
         return b"".join((*parts, _END))
 
     @classmethod
@@ -404,19 +378,19 @@ class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requ
         kind, done = _ITEM.unpack_from(reply, offset)
         while not done:
             offset += _ITEM.size
-            (number,) = int_struct.unpack_from(reply, offset)
-            offset += int_struct.size
+            (number,) = serialization.int_struct.unpack_from(reply, offset)
+            offset += serialization.int_struct.size
             if kind == _ERROR:
                 results.append(number)
             else:
                 end = offset + max(number, 0)  # -1 stands for no data
-                results.append((reply[offset:end], stat_struct.unpack_from(reply, end)))
-                offset = end + stat_struct.size
+                results.append((reply[offset:end], serialization.stat_struct.unpack_from(reply, end)))
+                offset = end + serialization.stat_struct.size
             kind, done = _ITEM.unpack_from(reply, offset)
         return results
 
 
-class Read(GetData):  # type: ignore[misc]  # kazoo is untyped
+class Read(serialization.GetData):  # type: ignore[misc]  # kazoo is untyped
     """``getData``, whose reply is not made more of than is used."""
 
     __slots__ = ()
@@ -424,13 +398,13 @@ class Read(GetData):  # type: ignore[misc]  # kazoo is untyped
     @classmethod
     def deserialize(cls, reply: bytes, offset: int) -> tuple[bytes, tuple[int, ...]]:
         """The data and the values of its Stat."""
-        (length,) = int_struct.unpack_from(reply, offset)
-        begin = offset + int_struct.size
+        (length,) = serialization.int_struct.unpack_from(reply, offset)
+        begin = offset + serialization.int_struct.size
         end = begin + max(length, 0)  # -1 stands for no data
-        return reply[begin:end], stat_struct.unpack_from(reply, end)
+        return reply[begin:end], serialization.stat_struct.unpack_from(reply, end)
 
 
-class Listing(GetChildren):  # type: ignore[misc]  # kazoo is untyped
+class Listing(serialization.GetChildren):  # type: ignore[misc]  # kazoo is untyped
     """``getChildren``, whose reply may be a hundred thousand names."""
 
     __slots__ = ()
@@ -438,7 +412,7 @@ class Listing(GetChildren):  # type: ignore[misc]  # kazoo is untyped
     @classmethod
     def deserialize(cls, reply: bytes, offset: int) -> list[str]:
         """The names."""
-        unpack, size = int_struct.unpack_from, int_struct.size
+        unpack, size = serialization.int_struct.unpack_from, serialization.int_struct.size
         (count,) = unpack(reply, offset)
         names: list[str] = []
         begin = offset + size
@@ -473,15 +447,20 @@ class Rights(NamedTuple):
 
 def exception(code: int) -> Exception:
     """kazoo's error for a code of ZooKeeper's, also for one that kazoo does not know."""
-    known: type[Exception] | None = EXCEPTIONS.get(code)
-    return ZookeeperError(f"error {code}") if known is None else known()
+    known: type[Exception] | None = exceptions.EXCEPTIONS.get(code)
+    return exceptions.ZookeeperError(f"error {code}") if known is None else known()
 
 
 def rights(acl: Iterable[ACL]) -> Rights:
     """An access control list as it is written."""
-    entries = [int_struct.pack(one.perms) + write_string(one.id.scheme) + write_string(one.id.id) for one in acl]
-    spelt = int_struct.pack(len(entries)) + b"".join(entries)
-    return Rights(*(spelt + int_struct.pack(kind) for kind in (_LASTING, _EPHEMERAL, _CONTAINER)))
+    entries = [
+        serialization.int_struct.pack(one.perms)
+        + serialization.write_string(one.id.scheme)
+        + serialization.write_string(one.id.id)
+        for one in acl
+    ]
+    spelt = serialization.int_struct.pack(len(entries)) + b"".join(entries)
+    return Rights(*(spelt + serialization.int_struct.pack(kind) for kind in (_LASTING, _EPHEMERAL, _CONTAINER)))
 
 
 class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  kazoo's requests are namedtuples
@@ -502,14 +481,25 @@ class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  k
             size = len(path)
             if isinstance(op, Create):
                 tail = self.rights.ephemeral if op.ephemeral else self.rights.lasting
-                parts += (_PART.pack(create, 0, -1, size), path, int_struct.pack(len(op.data)), op.data, tail)
+                parts += (
+                    _PART.pack(create, 0, -1, size),
+                    path,
+                    serialization.int_struct.pack(len(op.data)),
+                    op.data,
+                    tail,
+                )
                 create = _CREATE
             elif isinstance(op, SetData):
-                parts += (_PART.pack(_SET_DATA, 0, -1, size), path, int_struct.pack(len(op.data)), op.data)
-                parts.append(int_struct.pack(op.version))
+                parts += (
+                    _PART.pack(_SET_DATA, 0, -1, size),
+                    path,
+                    serialization.int_struct.pack(len(op.data)),
+                    op.data,
+                )
+                parts.append(serialization.int_struct.pack(op.version))
             else:
                 kind = _DELETE if isinstance(op, Delete) else _CHECK
-                parts += (_PART.pack(kind, 0, -1, size), path, int_struct.pack(op.version))
+                parts += (_PART.pack(kind, 0, -1, size), path, serialization.int_struct.pack(op.version))
         parts.append(_END)
         return b"".join(parts)
 
@@ -524,17 +514,17 @@ class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  k
         while not done:
             offset += _ITEM.size
             if kind in {_CREATE, _CREATE_2}:
-                offset += int_struct.size + max(int_struct.unpack_from(reply, offset)[0], 0)
+                offset += serialization.int_struct.size + max(serialization.int_struct.unpack_from(reply, offset)[0], 0)
             if kind in {_SET_DATA, _CREATE_2}:
                 if written.zxid is None:
                     zxid, time = _LAST_WRITE.unpack_from(reply, offset)
                     written = Written(time, zxid)
-                offset += stat_struct.size
+                offset += serialization.stat_struct.size
             elif kind == _ERROR:
-                (code,) = int_struct.unpack_from(reply, offset)
+                (code,) = serialization.int_struct.unpack_from(reply, offset)
                 if refused is None or refused.at is None:  # rather a part refused itself than one rolled back with it
                     refused = Refused(None if code in _ROLLED_BACK else at, code)
-                offset += int_struct.size
+                offset += serialization.int_struct.size
             elif kind not in {_CREATE, _DELETE, _CHECK}:
                 raise ValueError(f"a transaction's part of kind {kind} is not known")
             at += 1
@@ -550,12 +540,12 @@ class ContainerCreation(namedtuple("ContainerCreation", "path rights")):  # noqa
 
     def serialize(self) -> bytes:
         """The request's body."""
-        return bytes(write_string(self.path) + write_buffer(b"") + self.rights.container)
+        return bytes(serialization.write_string(self.path) + serialization.write_buffer(b"") + self.rights.container)
 
     @classmethod
     def deserialize(cls, reply: bytes, offset: int) -> str:
         """The path that was created; its Stat, which follows, is not used."""
-        return str(read_string(reply, offset)[0])
+        return str(serialization.read_string(reply, offset)[0])
 
 
 class RemoveWatches(namedtuple("RemoveWatches", "path")):  # noqa: PYI024  kazoo's requests are namedtuples
@@ -566,7 +556,7 @@ class RemoveWatches(namedtuple("RemoveWatches", "path")):  # noqa: PYI024  kazoo
 
     def serialize(self) -> bytearray:
         """The request's body."""
-        return bytearray(write_string(self.path) + int_struct.pack(_DATA_WATCH))
+        return bytearray(serialization.write_string(self.path) + serialization.int_struct.pack(_DATA_WATCH))
 
     @classmethod
     def deserialize(cls, _reply: bytes, _offset: int) -> bool:
@@ -744,7 +734,7 @@ class SendQueue:
         """
         with self.lock:
             if self._sending:
-                raise ConnectionDropped("a request was interrupted while it was written")
+                raise exceptions.ConnectionDropped("a request was interrupted while it was written")
             answer()
             self._rung, self._writing = False, True
             taken, self._rest = self._taken(self._rest, *first), b""
@@ -770,7 +760,7 @@ class SendQueue:
 
 #: So many refusals in a row are waited for before anybody asks why: a server that starts closes connections, too.
 REFUSALS: Final = 2
-_PING: Final = _HEAD.pack(_COUNTED, PING_XID, PingInstance.type)
+_PING: Final = _HEAD.pack(_COUNTED, PING_XID, serialization.PingInstance.type)
 #: Nothing is there yet: TLS has part of a record, or another thread has taken the same bytes.
 _NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -793,7 +783,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
         self._frame_reader = FrameReader()
         try:
             timeouts = super()._connect(host, hostip, port)
-        except ConnectionDropped:
+        except exceptions.ConnectionDropped:
             self._refusals += self._socket is not None  # else no connection came about
             if self._socket is not None and self.client.last_zxid and self._refusals >= REFUSALS:
                 self._give_up_if_gone_back(host, hostip, port)
@@ -814,10 +804,10 @@ class Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
             )
             self._socket.setblocking(0)
             self._invoke(seconds, begin)
-            now: int | None = self._invoke(seconds, Exists("/", None), 1)
-            with contextlib.suppress(KazooException):
-                self._submit(CloseInstance, seconds, 2)
-        except (OSError, KazooException, self.handler.timeout_exception):
+            now: int | None = self._invoke(seconds, serialization.Exists("/", None), 1)
+            with contextlib.suppress(exceptions.KazooException):
+                self._submit(serialization.CloseInstance, seconds, 2)
+        except (OSError, exceptions.KazooException, self.handler.timeout_exception):
             return
         if now is None or now >= seen:
             return
@@ -828,7 +818,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
             "seen %#x. What came after it is lost, and so is this client's session; it goes on with a new one",
             host, port, now, seen,
         )  # fmt: skip
-        raise SessionExpiredError("the server was restored from an older state")
+        raise exceptions.SessionExpiredError("the server was restored from an older state")
 
     def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
         """Send what callers have queued."""
@@ -836,7 +826,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
 
     def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
         """kazoo's own requests: those that open a session, before any of ours; and pings, between two of ours."""
-        if request is PingInstance:
+        if request is serialization.PingInstance:
             self._flush(timeout, int, _PING)
         else:
             super()._submit(request, timeout, xid)
@@ -854,22 +844,22 @@ class Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
         except _NOT_YET:
             return None
         except (OSError, ValueError) as error:
-            raise ConnectionDropped(f"socket connection error: {error}") from error
+            raise exceptions.ConnectionDropped(f"socket connection error: {error}") from error
         if not piece:
-            raise ConnectionDropped("the server closed the connection")
+            raise exceptions.ConnectionDropped("the server closed the connection")
         ended = None
         try:
             with self.handler.wakes.together():
                 for frame in self._frame_reader.fed(piece):
-                    number, zxid, code = reply_header_struct.unpack_from(frame)
+                    number, zxid, code = serialization.reply_header_struct.unpack_from(frame)
                     if number == PING_XID:
                         self.ping_outstanding.clear()
                     elif number == WATCH_XID:
-                        self._read_watch_event(frame, reply_header_struct.size)
+                        self._read_watch_event(frame, serialization.reply_header_struct.size)
                     else:
                         ended = self._answer(number, zxid, code, frame) or ended
         except (struct.error, IndexError, ValueError) as error:
-            raise ConnectionDropped(f"what came is no reply of ZooKeeper's: {error}") from error
+            raise exceptions.ConnectionDropped(f"what came is no reply of ZooKeeper's: {error}") from error
         return ended
 
     def _answer(self, number: int, zxid: int, code: int, frame: bytes) -> int | None:
@@ -877,20 +867,20 @@ class Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo is untyped
         request, reply, expected = self.client.send_queue.answered()
         if number != expected:
             if reply is not None:
-                reply.set_exception(ConnectionLoss())
-            raise ConnectionDropped(f"request {expected} was answered as {number}")
+                reply.set_exception(exceptions.ConnectionLoss())
+            raise exceptions.ConnectionDropped(f"request {expected} was answered as {number}")
         if zxid > 0:
             self.client.last_zxid = zxid
-        if request.type == Close.type:
+        if request.type == serialization.Close.type:
             return int(CLOSE_RESPONSE)
         if reply is None:
             return None
-        missing = code == NoNodeError.code and request.type == Exists.type
+        missing = code == exceptions.NoNodeError.code and request.type == serialization.Exists.type
         if code and not missing:
             reply.set_exception(exception(code))
             return None
         try:
-            value = None if missing else request.deserialize(frame, reply_header_struct.size)
+            value = None if missing else request.deserialize(frame, serialization.reply_header_struct.size)
         except Exception as problem:
             self.logger.exception("a reply to %s is not understood", type(request).__name__)
             reply.set_exception(problem)
@@ -907,9 +897,9 @@ CUT_SECONDS: Final = 1.0
 
 #: In these states of kazoo's a request is refused rather than queued.
 REFUSED: dict[str, type[Exception]] = {
-    KeeperState.AUTH_FAILED: AuthFailedError,
-    KeeperState.CLOSED: ConnectionClosedError,
-    KeeperState.EXPIRED_SESSION: SessionExpiredError,
+    KeeperState.AUTH_FAILED: exceptions.AuthFailedError,
+    KeeperState.CLOSED: exceptions.ConnectionClosedError,
+    KeeperState.EXPIRED_SESSION: exceptions.SessionExpiredError,
 }
 
 
@@ -924,9 +914,9 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         self.flush = self.send_queue.flush
         self._connection = Connection(self, self._conn_retry.copy(), logger=self.logger)
 
-    def anew(self) -> Connect:
+    def anew(self) -> serialization.Connect:
         """What begins a session that has seen nothing."""
-        return Connect(0, 0, self._session_timeout, 0, bytes(16), self.read_only)
+        return serialization.Connect(0, 0, self._session_timeout, 0, bytes(16), self.read_only)
 
     def post(self, request: Any, reply: Any, *, more: bool = False) -> None:
         """Send a request or queue it; never blocks. `more`: a `flush` follows. What cannot be encoded is raised."""
@@ -935,12 +925,12 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
             refused = REFUSED.get(self._state)
             notifier = self.handler.notifier
             if refused is None and (notifier is None or notifier.fileno() < 0):
-                refused = ConnectionClosedError
+                refused = exceptions.ConnectionClosedError
             if refused is None:
                 try:
                     self.send_queue.post(queued, more=more)
                 except OSError:
-                    refused = ConnectionClosedError
+                    refused = exceptions.ConnectionClosedError
         if refused is not None and reply is not None:
             reply.set_exception(refused())
 
@@ -960,7 +950,7 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         """
         self._stopped.set()
         if self.connected:
-            self.post(CloseInstance, None)
+            self.post(serialization.CloseInstance, None)
             self._connection.connection_stopped.wait(call_deadline)
         self.handler.dialer.cut()
         if self._connection.connection_stopped.wait(CUT_SECONDS):
@@ -977,7 +967,11 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
 
     def _notify_pending(self, state: str) -> None:
         """kazoo's state has changed, and nothing that is under way will be answered."""
-        failure = ConnectionLoss() if state == KeeperState.CLOSED else REFUSED.get(state, ConnectionLoss)()
+        failure = (
+            exceptions.ConnectionLoss()
+            if state == KeeperState.CLOSED
+            else REFUSED.get(state, exceptions.ConnectionLoss)()
+        )
         with self.handler.wakes.together():
             for reply in self.send_queue.close():
                 reply.set_exception(failure)
@@ -986,7 +980,7 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]  # kazoo is untyped
         """Keep the callback of a read with a watch, as kazoo does; the connection's thread calls it."""
         watcher = getattr(request, "watcher", None)
         if watcher and not self._stopped.is_set():
-            lists = isinstance(request, GetChildren | GetChildren2)
+            lists = isinstance(request, serialization.GetChildren | serialization.GetChildren2)
             (self._child_watchers if lists else self._data_watchers)[request.path].add(watcher)
 
     def forget(self, path: str, callback: Any) -> None:

@@ -11,54 +11,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
-from kazoo.exceptions import (
-    AuthFailedError,
-    BadVersionError,
-    ConnectionClosedError,
-    ConnectionLoss,
-    InvalidACLError,
-    KazooException,
-    NoAuthError,
-    NodeExistsError,
-    NoNodeError,
-    NotEmptyError,
-    OperationTimeoutError,
-    SessionExpiredError,
-    UnimplementedError,
-)
+from kazoo import exceptions
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization as wire
 
 from ..blocking import run_blocking
+from ..core import protocol
 from ..core.model.names import LAYOUT, check_layout
-from ..core.protocol import (
-    MAX_REQUEST,
-    Callback,
-    Children,
-    Create,
-    CreateContainer,
-    EnsureRoot,
-    Exists,
-    Failure,
-    Get,
-    GetMany,
-    Multi,
-    Node,
-    Op,
-    Outcome,
-    Pipeline,
-    Post,
-    Procedure,
-    Reconnect,
-    SetData,
-    SetTimeout,
-    Stat,
-    Sync,
-    Wait,
-    WaitPlace,
-    Watch,
-    request_size,
-)
+from ..core.protocol import Procedure
 from ..core.read.nodes import refuse_another_layout
 from ..errors import HostNotFound, SessionLost, TaskTooLarge, TransportError, ZkmqError
 from .connection import (
@@ -78,15 +38,24 @@ from .session import CHILD, CLOSING_SECONDS, DATA, NotedReply, ReadAcl, Reply, S
 
 # --- Operations to kazoo requests, and replies back.
 
-Request: TypeAlias = Get | Children | Exists | GetMany | Multi | CreateContainer | Sync | ReadAcl
+Request: TypeAlias = (
+    protocol.Get
+    | protocol.Children
+    | protocol.Exists
+    | protocol.GetMany
+    | protocol.Multi
+    | protocol.CreateContainer
+    | protocol.Sync
+    | ReadAcl
+)
 #: Which reads set a watch, and of what kind.
-_WATCHED: dict[type, str] = {Get: DATA, Exists: DATA, Children: CHILD}
+_WATCHED: dict[type, str] = {protocol.Get: DATA, protocol.Exists: DATA, protocol.Children: CHILD}
 #: Requests whose lost reply leaves their outcome unknown.
-WRITES = (Multi, CreateContainer)
+WRITES = (protocol.Multi, protocol.CreateContainer)
 
-UNKNOWN = Outcome(committed=False, unknown=True)
+UNKNOWN = protocol.Outcome(committed=False, unknown=True)
 #: What says that a request may or may not have been carried out.
-LOST = (ConnectionLoss, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
+LOST = (exceptions.ConnectionLoss, exceptions.SessionExpiredError, exceptions.OperationTimeoutError, KazooTimeoutError)
 #: Requests in flight at once of one operation.
 WINDOW: Final = 64
 
@@ -102,7 +71,7 @@ class SentRequest(NamedTuple):
 def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
     """Send a request; never blocks. `more`: others follow, and then a flush."""
     kind = _WATCHED.get(type(op))
-    watch: Watch | None = None if kind is None else getattr(op, "watch", None)
+    watch: protocol.Watch | None = None if kind is None else getattr(op, "watch", None)
     at = time.monotonic()
     with session.watches.lock:  # what is noted of watches has the order of what is sent
         if kind is None or watch is None:
@@ -112,19 +81,19 @@ def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
             fan = reply.fan
         request: Any
         match op:
-            case Multi(ops):
+            case protocol.Multi(ops):
                 request = MultiRequest(ops, session.access.rights)
-            case CreateContainer(path):
+            case protocol.CreateContainer(path):
                 request = ContainerCreation(path, session.access.rights)
-            case GetMany(paths):
+            case protocol.GetMany(paths):
                 request = MultiRead(paths)
-            case Get(path, _):
+            case protocol.Get(path, _):
                 request = Read(path, fan)
-            case Children(path, _):
+            case protocol.Children(path, _):
                 request = Listing(path, fan)
-            case Exists(path, _):
+            case protocol.Exists(path, _):
                 request = wire.Exists(path, fan)
-            case Sync(path):
+            case protocol.Sync(path):
                 request = wire.Sync(path)
             case ReadAcl(path):
                 request = wire.GetACL(path)
@@ -135,10 +104,10 @@ def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
 def check_sizes(ops: Iterable[Request]) -> None:
     """Refuse what the server would answer by dropping the connection, like an outage. Raises `TaskTooLarge`."""
     for op in ops:
-        if isinstance(op, Multi) and (size := request_size(op.ops)) > MAX_REQUEST:
+        if isinstance(op, protocol.Multi) and (size := protocol.request_size(op.ops)) > protocol.MAX_REQUEST:
             largest = max(op.ops, key=lambda part: len(getattr(part, "data", b"")))
             raise TaskTooLarge(
-                f"a transaction of {size:,} bytes was not sent: ZooKeeper takes {MAX_REQUEST:,}; "
+                f"a transaction of {size:,} bytes was not sent: ZooKeeper takes {protocol.MAX_REQUEST:,}; "
                 f"most of it is {largest.path}"
             )
 
@@ -165,11 +134,11 @@ def gathered(session: Session, ops: Sequence[Request], results: Sequence[Any]) -
 
 #: Of the eleven values of ZooKeeper's Stat, those of ours, in the order of `Stat`.
 _PART_OF_STAT = itemgetter(0, 1, 2, 3, 4, 7, 9, 5, 10)
-_FAILURES: dict[type[Exception], Failure] = {
-    NoNodeError: Failure.NO_NODE,
-    NodeExistsError: Failure.NODE_EXISTS,
-    BadVersionError: Failure.BAD_VERSION,
-    NotEmptyError: Failure.NOT_EMPTY,
+_FAILURES: dict[type[Exception], protocol.Failure] = {
+    exceptions.NoNodeError: protocol.Failure.NO_NODE,
+    exceptions.NodeExistsError: protocol.Failure.NODE_EXISTS,
+    exceptions.BadVersionError: protocol.Failure.BAD_VERSION,
+    exceptions.NotEmptyError: protocol.Failure.NOT_EMPTY,
 }
 
 
@@ -177,79 +146,85 @@ def receive(session: Session, sent: SentRequest, value: Any) -> Any:
     """What a procedure gets for a reply. Raises `AccessDenied` where a transaction was refused for its credentials."""
     session.silent = False
     match sent.op:
-        case Multi():
+        case protocol.Multi():
             result = value[0]
             if isinstance(result, Written):
-                return Outcome(committed=True, time=result.time, zxid=result.zxid, sent=sent.at)
+                return protocol.Outcome(committed=True, time=result.time, zxid=result.zxid, sent=sent.at)
             return _refusal(session, result, sent.at)
-        case CreateContainer():
-            return Outcome(committed=True, sent=sent.at)
-        case GetMany():
+        case protocol.CreateContainer():
+            return protocol.Outcome(committed=True, sent=sent.at)
+        case protocol.GetMany():
             return [_many_item(session, item) for item in value]
-        case Get():
-            return Node(value[0], Stat._make(_PART_OF_STAT(value[1])))
-        case Exists():
-            return None if value is None else Stat._make(_PART_OF_STAT(value))
-        case Children():
+        case protocol.Get():
+            return protocol.Node(value[0], protocol.Stat._make(_PART_OF_STAT(value[1])))
+        case protocol.Exists():
+            return None if value is None else protocol.Stat._make(_PART_OF_STAT(value))
+        case protocol.Children():
             return value
         case ReadAcl():
             return value[0]
-        case Sync():
+        case protocol.Sync():
             return None
 
 
 def failed(session: Session, sent: SentRequest, error: BaseException) -> Any:
     """What a procedure gets for a failed request, or the error it is thrown. `LOST` errors are the driver's own."""
     op = sent.op
-    if isinstance(op, CreateContainer) and isinstance(error, NodeExistsError | NoNodeError | UnimplementedError):
-        failure = _FAILURES.get(type(error), Failure.OTHER)
-        return Outcome(committed=False, failure=failure, detail=type(error).__name__, sent=sent.at)
-    if isinstance(op, ReadAcl) and op.above and isinstance(error, NoAuthError):
+    if isinstance(op, protocol.CreateContainer) and isinstance(
+        error, exceptions.NodeExistsError | exceptions.NoNodeError | exceptions.UnimplementedError
+    ):
+        failure = _FAILURES.get(type(error), protocol.Failure.OTHER)
+        return protocol.Outcome(committed=False, failure=failure, detail=type(error).__name__, sent=sent.at)
+    if isinstance(op, ReadAcl) and op.above and isinstance(error, exceptions.NoAuthError):
         return None
-    if isinstance(error, NoNodeError) and not isinstance(op, Multi):
+    if isinstance(error, exceptions.NoNodeError) and not isinstance(op, protocol.Multi):
         return None
     raise mapped(session, error) from error
 
 
 def mapped(session: Session, error: BaseException) -> BaseException:
     """kazoo's error as one of ours; what is not kazoo's stays as it is."""
-    if isinstance(error, NoAuthError | AuthFailedError):
+    if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
         return session.denied()
-    if isinstance(error, InvalidACLError):
+    if isinstance(error, exceptions.InvalidACLError):
         return session.not_known()
-    if isinstance(error, ConnectionClosedError) or (isinstance(error, SessionExpiredError) and session.closed):
+    if isinstance(error, exceptions.ConnectionClosedError) or (
+        isinstance(error, exceptions.SessionExpiredError) and session.closed
+    ):
         return SessionLost("the connection was closed")
     if isinstance(error, LOST):
         return session.unanswered()
-    if isinstance(error, KazooException):
+    if isinstance(error, exceptions.KazooException):
         return ZkmqError(f"ZooKeeper refused a request: {type(error).__name__} {error}".strip())
     return error
 
 
-def _many_item(session: Session, item: Any) -> Node | None:
+def _many_item(session: Session, item: Any) -> protocol.Node | None:
     if isinstance(item, tuple):
-        return Node(item[0], Stat._make(_PART_OF_STAT(item[1])))
-    if item == NoNodeError.code:
+        return protocol.Node(item[0], protocol.Stat._make(_PART_OF_STAT(item[1])))
+    if item == exceptions.NoNodeError.code:
         return None
-    if item == NoAuthError.code:
+    if item == exceptions.NoAuthError.code:
         raise session.denied()
     raise ZkmqError(f"ZooKeeper refused a read with error {item}")
 
 
-def _refusal(session: Session, result: Refused, sent: float) -> Outcome:
+def _refusal(session: Session, result: Refused, sent: float) -> protocol.Outcome:
     if result.at is None:
-        return Outcome(committed=False, failure=Failure.OTHER, detail="the transaction was rolled back", sent=sent)
+        return protocol.Outcome(
+            committed=False, failure=protocol.Failure.OTHER, detail="the transaction was rolled back", sent=sent
+        )
     error = exception(result.code)
-    if isinstance(error, NoAuthError | InvalidACLError):
+    if isinstance(error, exceptions.NoAuthError | exceptions.InvalidACLError):
         raise mapped(session, error)
-    failure = _FAILURES.get(type(error), Failure.OTHER)
-    return Outcome(committed=False, failed=result.at, failure=failure, detail=type(error).__name__, sent=sent)
+    failure = _FAILURES.get(type(error), protocol.Failure.OTHER)
+    return protocol.Outcome(committed=False, failed=result.at, failure=failure, detail=type(error).__name__, sent=sent)
 
 
 # --- Transactions that nobody waits for: sent at once by the caller's thread, or not at all.
 
 
-def post(session: Session, op: Post) -> bool:
+def post(session: Session, op: protocol.Post) -> bool:
     """Send a transaction without waiting for anything; whether the system has all of it.
 
     Not where something is to be asked before, nor where only the connection's thread may write: over TLS, say. What
@@ -314,7 +289,9 @@ class Driver(ABC):
         self.call_deadline = call_deadline or session.call_deadline()
 
     @abstractmethod
-    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None) -> bool:
+    async def wait(
+        self, signal: ThreadSignal, seen: int, timeout: float | None, place: protocol.WaitPlace | None
+    ) -> bool:
         """Wait until a signal has been fired since `seen`; False when the time was over before."""
 
     @abstractmethod
@@ -338,7 +315,7 @@ class Driver(ABC):
             while True:
                 try:
                     result = await self.execute(op)
-                    if isinstance(op, Wait | Reconnect):  # one event wakes many of them at once
+                    if isinstance(op, protocol.Wait | protocol.Reconnect):  # one event wakes many of them at once
                         await self.give_way()
                 except Exception as error:  # noqa: BLE001  every failure belongs to the procedure that asked
                     op = _resume(session, procedure.throw, error)
@@ -351,31 +328,31 @@ class Driver(ABC):
             with session.memory:
                 procedure.close()
 
-    async def execute(self, op: Op) -> Any:
+    async def execute(self, op: protocol.Op) -> Any:
         """Carry one operation out. What it raises is thrown into its procedure; a cancellation is not."""
         match op:
-            case Wait(ThreadSignal() as signal, seen, timeout, turn, place):
+            case protocol.Wait(ThreadSignal() as signal, seen, timeout, turn, place):
                 if turn:
                     return await self._turn(signal, seen)
                 woken = await self.wait(signal, seen, timeout, place)
                 self.call_deadline.answered()
                 return woken
-            case Wait(signal):
+            case protocol.Wait(signal):
                 raise TypeError(
                     f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes"
                 )
-            case SetTimeout(seconds):
+            case protocol.SetTimeout(seconds):
                 return self.call_deadline.limit_to(seconds)
-            case Pipeline(ops):
+            case protocol.Pipeline(ops):
                 return await self._pipeline(ops)
-            case Reconnect(since):
+            case protocol.Reconnect(since):
                 self.call_deadline.begin()
                 return await self._connected(self.call_deadline.deadline(since))
-            case EnsureRoot(path):
+            case protocol.EnsureRoot(path):
                 return await self.carry_out(ensure_root(path))
-            case Callback(call):
+            case protocol.Callback(call):
                 return call()
-            case Post():
+            case protocol.Post():
                 return post(self.session, op)
             case _:
                 return await self._single(op)
@@ -410,7 +387,7 @@ class Driver(ABC):
 
     async def _single(self, op: Request) -> Any:
         """What a procedure gets for one request; what the server's rights need to be asked for comes before it."""
-        if isinstance(op, Multi):
+        if isinstance(op, protocol.Multi):
             check_sizes((op,))
         if self.session.access.secured:
             for steps in self.session.access.questions((op,)):
@@ -464,7 +441,7 @@ class Driver(ABC):
                 except LOST:
                     self.call_deadline.missed()
                     if isinstance(sent.op, WRITES):
-                        return Outcome(committed=False, unknown=True, sent=sent.at)
+                        return protocol.Outcome(committed=False, unknown=True, sent=sent.at)
                     await self._connected(deadline)
                     sent = submit(self.session, sent.op)
                 except Exception as error:  # noqa: BLE001  mapped, or raised as it is
@@ -477,7 +454,7 @@ class Driver(ABC):
             return error
 
 
-def _resume(session: Session, go_on: Callable[[Any], Op], result: Any) -> Op:
+def _resume(session: Session, go_on: Callable[[Any], protocol.Op], result: Any) -> protocol.Op:
     """One step of a procedure, alone with its client's memory."""
     with session.memory:
         return go_on(result)
@@ -489,7 +466,9 @@ class ThreadDriver(Driver):
     __slots__ = ()
     gathers = False
 
-    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None) -> bool:
+    async def wait(
+        self, signal: ThreadSignal, seen: int, timeout: float | None, place: protocol.WaitPlace | None
+    ) -> bool:
         """Block the thread until the signal is fired."""
         return signal.wait(seen, timeout, place)
 
@@ -510,7 +489,9 @@ class LoopDriver(Driver):
 
     __slots__ = ()
 
-    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: WaitPlace | None) -> bool:
+    async def wait(
+        self, signal: ThreadSignal, seen: int, timeout: float | None, place: protocol.WaitPlace | None
+    ) -> bool:
         """Await the signal."""
         future = asyncio.get_running_loop().create_future()
         wake = self.session.wakes.line().waker(future)
@@ -562,7 +543,7 @@ def _expire(future: asyncio.Future[Any]) -> None:
 # --- The path under which the queues live.
 
 
-def ensure_root(path: str) -> Generator[Exists | Get | Multi, Any, None]:
+def ensure_root(path: str) -> Generator[protocol.Exists | protocol.Get | protocol.Multi, Any, None]:
     """Create a path's missing parts; the last one is given the version of our layout, also where it is there, empty.
 
     Raises `ConfigError` where it has another.
@@ -570,20 +551,22 @@ def ensure_root(path: str) -> Generator[Exists | Get | Multi, Any, None]:
     parts = path.strip("/").split("/")
     for depth in range(1, len(parts)):
         above = "/" + "/".join(parts[:depth])
-        while (yield Exists(above)) is None:
-            yield from _write(Create(above))
+        while (yield protocol.Exists(above)) is None:
+            yield from _write(protocol.Create(above))
     version = str(LAYOUT).encode()
-    node: Node | None = yield Get(path)
+    node: protocol.Node | None = yield protocol.Get(path)
     while node is None or not node.data:
-        yield from _write(Create(path, version) if node is None else SetData(path, version, node.stat.version))
-        node = yield Get(path)
+        yield from _write(
+            protocol.Create(path, version) if node is None else protocol.SetData(path, version, node.stat.version)
+        )
+        node = yield protocol.Get(path)
     check_layout(path, node.data)
 
 
-def _write(op: Create | SetData) -> Generator[Multi, Any, None]:
+def _write(op: protocol.Create | protocol.SetData) -> Generator[protocol.Multi, Any, None]:
     """Write, unless somebody else did; whoever asks looks again, also after a lost reply. Raises `ZkmqError`."""
-    outcome: Outcome = yield Multi((op,))
-    overtaken = outcome.failure in {Failure.NODE_EXISTS, Failure.BAD_VERSION}
+    outcome: protocol.Outcome = yield protocol.Multi((op,))
+    overtaken = outcome.failure in {protocol.Failure.NODE_EXISTS, protocol.Failure.BAD_VERSION}
     if not (outcome.committed or outcome.unknown or overtaken):
         raise ZkmqError(f"writing {op.path} was refused: {outcome.detail}")
 

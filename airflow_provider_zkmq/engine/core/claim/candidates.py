@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import structs
 
+from .. import protocol as zk
 from ..context import PACE_SECONDS, CachedRead, Caller, Claimed, Context, ReadAhead, Registered, Schedule
 from ..maintenance.consumers import any_of_the_first, back_off, share
 from ..model.names import Lane, entry_task, is_shortened, parse_lane, priority_of
@@ -21,22 +22,7 @@ from ..model.records import TaskState
 from ..model.selectors import Selector
 from ..model.states import State
 from ..model.values import MAX_ZXID, load
-from ..protocol import (
-    Children,
-    Delete,
-    Exists,
-    Failure,
-    Get,
-    Multi,
-    Node,
-    Procedure,
-    SetData,
-    Stat,
-    Sync,
-    Watch,
-    described,
-    refused,
-)
+from ..protocol import Procedure, refused
 from ..read.leases import one_stands, server_time
 from ..read.nodes import (
     AT_ONCE,
@@ -68,21 +54,21 @@ class NoRoom(Exception):
 def _room_under(context: Context, most: int) -> Procedure[tuple[int, Change]]:
     """How many may be claimed where `most` leases are allowed, and what others refuse who claim before. Or `NoRoom`."""
     path = context.paths.at("leases")
-    node: Node | None = yield Get(path)
+    node: zk.Node | None = yield zk.Get(path)
     if node is None or node.stat.children >= most:
-        yield Sync(path)  # the server that we are connected to may lag behind
+        yield zk.Sync(path)  # the server that we are connected to may lag behind
         if node is None:
             yield from restored(context, path)
-        node = yield Get(path)
+        node = yield zk.Get(path)
     if node is None:
         raise NoRoom
     held = node.stat.children
     if held >= most:  # what is stepped over there would take room for ever, as it never ends
-        names = yield Children(path)
+        names = yield zk.Children(path)
         held = sum(f"{path}/{name}" not in context.ignored_paths for name in names or ())
     if held >= most:
         raise NoRoom
-    return most - held, Change(context, "", [SetData(path, b"", node.stat.version)])
+    return most - held, Change(context, "", [zk.SetData(path, b"", node.stat.version)])
 
 
 # --- Taking pending tasks: one read of the candidates, one transaction.
@@ -222,15 +208,15 @@ def _refused(context: Context, consumer: Registered, claimed: Claimed, refusal: 
     """Another was faster, or the record changed. Raises `Unregistered`, and `ZkmqError` for what nobody expects."""
     failure = refusal.outcome.failure
     own = {context.paths.live(consumer.id), context.paths.current(consumer.id, claimed.task_id)}
-    if failure is Failure.NO_NODE and refusal.path in own:
+    if failure is zk.Failure.NO_NODE and refusal.path in own:
         if context.registration.consumer is consumer:
             context.registration.consumer = None
         raise Unregistered
-    if failure is Failure.OTHER:
+    if failure is zk.Failure.OTHER:
         raise refused("claim", refusal.outcome, refusal.multi)
     entry, record = context.paths.entry(claimed.state.place), context.paths.task(claimed.task_id, "state")
-    if failure in {Failure.NODE_EXISTS, Failure.NOT_EMPTY} or refusal.path not in {entry, record}:
-        context.report(entry, f"it cannot be claimed, {described(refusal.outcome, refusal.multi)}; stepped over")
+    if failure in {zk.Failure.NODE_EXISTS, zk.Failure.NOT_EMPTY} or refusal.path not in {entry, record}:
+        context.report(entry, f"it cannot be claimed, {zk.described(refusal.outcome, refusal.multi)}; stepped over")
 
 
 # --- The tasks that pending entries stand for, read before they are claimed: each is judged by its record.
@@ -255,7 +241,7 @@ def read_candidates(
     return candidates
 
 
-def _nodes_of(context: Context, taker: Taker, entries: Sequence[str]) -> Procedure[dict[str, Sequence[Node | None]]]:
+def _nodes_of(context: Context, taker: Taker, entries: Sequence[str]) -> Procedure[dict[str, Sequence[zk.Node | None]]]:
     """The znodes of entries' tasks: as they were read ahead, the first time that they are asked for; else read now."""
     read_ahead = taker.read_ahead
     if read_ahead is None:
@@ -285,12 +271,12 @@ def _nodes_of(context: Context, taker: Taker, entries: Sequence[str]) -> Procedu
     return nodes | fresh
 
 
-def _read(context: Context, entries: Sequence[str]) -> Procedure[dict[str, Sequence[Node | None]]]:
+def _read(context: Context, entries: Sequence[str]) -> Procedure[dict[str, Sequence[zk.Node | None]]]:
     nodes = yield from read_tasks(context, [entry_task(entry) or "" for entry in entries])
     return dict(zip(entries, nodes, strict=True))
 
 
-def read_tasks(context: Context, ids: Sequence[str]) -> Procedure[list[Sequence[Node | None]]]:
+def read_tasks(context: Context, ids: Sequence[str]) -> Procedure[list[Sequence[zk.Node | None]]]:
     """Of each task what a claim needs of it: its record, its payload and its metadata."""
     paths = [context.paths.task(task_id, part) for task_id in ids for part in _PARTS]
     nodes = yield from read_nodes(paths, len(_PARTS) * WHOLE_AT_ONCE)
@@ -306,7 +292,7 @@ def task_of_entry(context: Context, ranked: RankedEntry) -> str | None:
 
 
 def candidate(
-    context: Context, taker: Taker, task_id: str, ranked: RankedEntry, nodes: Sequence[Node | None]
+    context: Context, taker: Taker, task_id: str, ranked: RankedEntry, nodes: Sequence[zk.Node | None]
 ) -> Procedure[Claimed | None]:
     """What `read_tasks` has read of a task as a claim that can be sent; None where it cannot be claimed."""
     records = yield from deliverable(context, taker.conf, task_id, ranked.path, nodes)
@@ -321,7 +307,7 @@ def candidate(
 
 
 def deliverable(
-    context: Context, conf: Conf, task_id: str, entry: str, nodes: Sequence[Node | None]
+    context: Context, conf: Conf, task_id: str, entry: str, nodes: Sequence[zk.Node | None]
 ) -> Procedure[tuple[TaskState, dict[str, Any]] | None]:
     """A task's record and its metadata, if it may be delivered from this entry. What cannot be read is reported."""
     parts = [context.paths.task(task_id, part) for part in _PARTS]
@@ -329,7 +315,7 @@ def deliverable(
     if node is None or data is None:
         missing = parts[0] if node is None else parts[1]
         # else it was claimed, finished and collected meanwhile, or a call that is repeated has written both anew
-        if (yield Exists(entry)) is not None and (yield Exists(missing)) is None:
+        if (yield zk.Exists(entry)) is not None and (yield zk.Exists(missing)) is None:
             context.report(entry, "a pending entry without a task; stepped over")
         return None
     records = unless_corrupt(context, entry, partial(_records, parts, node, metadata))
@@ -343,7 +329,7 @@ def deliverable(
     return records
 
 
-def _records(parts: list[str], node: Node, metadata: Node | None) -> tuple[TaskState, dict[str, Any]]:
+def _records(parts: list[str], node: zk.Node, metadata: zk.Node | None) -> tuple[TaskState, dict[str, Any]]:
     """A candidate's record and its metadata. Raises `CorruptRecord`."""
     return TaskState.decode(parts[0], node.data), load(parts[2], metadata.data) if metadata is not None else {}
 
@@ -393,15 +379,15 @@ def step_over_if_there(context: Context, ranked: RankedEntry) -> Procedure[None]
     and another thread has listed it since. So the record is read once more, between two looks at the entry, which has
     to be the same one: stepped over is what stood there while its task was not pending, and nothing else.
     """
-    before: Stat | None = yield Exists(ranked.path)
+    before: zk.Stat | None = yield zk.Exists(ranked.path)
     if before is None or not may_be_tried(context, ranked):
         return
     path = context.paths.task(task_of_entry(context, ranked) or "", "state")
-    node: Node | None = yield Get(path)
+    node: zk.Node | None = yield zk.Get(path)
     state = None if node is None else unless_corrupt(context, ranked.path, partial(TaskState.decode, path, node.data))
     if state is not None and _is_pending_at(context, ranked.path, state):
         return
-    after: Stat | None = yield Exists(ranked.path)
+    after: zk.Stat | None = yield zk.Exists(ranked.path)
     if after is not None and after.czxid == before.czxid and may_be_tried(context, ranked):
         context.report(ranked.path, "a pending entry of a task that is not pending; stepped over")
 
@@ -438,7 +424,7 @@ def _read_lane(context: Context, name: str) -> Procedure[Lane | None]:
         return None
     filters = context.listings.at(path).lane
     if filters is None:
-        node: Node | None = yield Get(path)
+        node: zk.Node | None = yield zk.Get(path)
         lane = None if node is None else unless_corrupt(context, path, partial(Lane.decode, path, node.data))
         if lane is None:
             return None
@@ -588,7 +574,7 @@ def _usable_entries(context: Context, look: _DefaultLook, segment: str, *, judge
 def drop_if_empty(context: Context, segment: str) -> Procedure[None]:
     """Delete a drained segment that is not its lane's newest; the server refuses if an entry came meanwhile."""
     if context.listings.at(segment).value == []:
-        yield Multi((Delete(segment),))
+        yield zk.Multi((zk.Delete(segment),))
         context.listings.forget(segment)
 
 
@@ -608,7 +594,7 @@ def claim_in_order(context: Context, taker: Taker, schedule: Schedule) -> Proced
         # The listings, that of the lanes among them, are read one after the other, so that an enqueue may be seen whose
         # predecessor, in a lane read before or not known of, is not. Everything committed up to `seen` is in all of
         # them; and where no watch has fired in the meantime, they are all of one moment.
-        seen, read = context.run.zxid(), list[tuple[CachedRead, Watch]]()
+        seen, read = context.run.zxid(), list[tuple[CachedRead, zk.Watch]]()
         lowest = yield from _lowest(context, taker, read)
         stands = all(reading.fresh and reading.watch is watch for reading, watch in read)
         heads = lowest if stands else [head for head in lowest if _key(head)[0] <= seen]
@@ -632,7 +618,7 @@ def _key(head: RankedEntry) -> _Key:
     return head.rank or 0, head.entry
 
 
-def _lowest(context: Context, taker: Taker, read: list[tuple[CachedRead, Watch]]) -> Procedure[list[RankedEntry]]:
+def _lowest(context: Context, taker: Taker, read: list[tuple[CachedRead, zk.Watch]]) -> Procedure[list[RankedEntry]]:
     """The lowest ranks of the highest priority, in order, as many as are wanted.
 
     No further than to the end of the first segment of any lane that has later ones. `read`: what was read for it.
@@ -652,7 +638,7 @@ def _lowest(context: Context, taker: Taker, read: list[tuple[CachedRead, Watch]]
     return []
 
 
-def _listed(context: Context, read: list[tuple[CachedRead, Watch]], path: str) -> Procedure[list[str]]:
+def _listed(context: Context, read: list[tuple[CachedRead, zk.Watch]], path: str) -> Procedure[list[str]]:
     """A listing; `read` gets the reading, and its watch: by the time it is judged another one may stand there."""
     names = yield from listing(context, path)
     reading = context.listings.at(path)
@@ -662,7 +648,7 @@ def _listed(context: Context, read: list[tuple[CachedRead, Watch]], path: str) -
 
 
 def _first_segment(
-    context: Context, taker: Taker, read: list[tuple[CachedRead, Watch]], name: str, *, judge: bool
+    context: Context, taker: Taker, read: list[tuple[CachedRead, zk.Watch]], name: str, *, judge: bool
 ) -> Procedure[tuple[str, list[_Key], bool]]:
     """A lane's first segment that has any, and what; whether there are later ones: all of them committed later."""
     lane = context.paths.at("queue", name)
@@ -688,7 +674,7 @@ def _first_segment(
     return "", [], False
 
 
-def rank_of(node: Node) -> int:
+def rank_of(node: zk.Node) -> int:
     """What an entry holds as its rank; else it stands where it was committed."""
     held = int(node.data) if node.data.isdigit() and len(node.data) < 20 else 0
     return held if 0 < held <= MAX_ZXID else node.stat.czxid

@@ -9,48 +9,16 @@ from functools import partial
 from typing import Final
 
 from ...errors import ConfigError, QueueError, ZkmqError
+from .. import protocol as zk
 from ..context import SPAN_SECONDS, Context
 from ..model.names import BUCKET_MS, bucket_start, entry_task, entry_time, is_lane, segments_of
 from ..model.policy import Conf
 from ..model.values import Duration, dump, optional_seconds
-from ..protocol import (
-    Check,
-    Children,
-    Create,
-    Delete,
-    Exists,
-    Failure,
-    Get,
-    Multi,
-    Node,
-    Outcome,
-    Pipeline,
-    Procedure,
-    SetData,
-    Stat,
-    failed_at,
-    never,
-    refused,
-    transact,
-)
+from ..protocol import Procedure, refused
+from ..read import nodes
 from ..read.completion_log import list_history, version_of, versions_of
 from ..read.configuration import known_conf, read_conf, read_truncated_at
 from ..read.leases import server_time, tick
-from ..read.nodes import (
-    AT_ONCE,
-    THERE,
-    Record,
-    Unread,
-    chunked,
-    exists,
-    list_children,
-    queue_missing,
-    read_nodes,
-    read_records,
-    read_stats,
-    restored,
-    unless_corrupt,
-)
 from ..tasks.batches import WRITING, delete_batch
 from ..write.commit import Change, Plan, commit, forget_lanes, merge, mergeable, send_together
 from ..write.transitions import close_batches, load_batch, task_deletes
@@ -77,23 +45,25 @@ def delete(context: Context, *, confirm: bool = False, force: bool = False) -> P
     more, and the same call, here or elsewhere, goes on with it.
     Raises `ConfigError` without `confirm`, `QueueNotFound`, and `QueueError` for what takes `force`.
     """
-    tasks: Stat | None
+    tasks: zk.Stat | None
     paths = context.paths
-    if (yield Exists(paths.at("deleting"))) is None:
+    if (yield zk.Exists(paths.at("deleting"))) is None:
         # By force also one that has lost its configuration, or other parts.
-        if not ((yield from exists(context)) or (force and paths.resembles((yield Children(paths.base)) or ()))):
-            raise (yield from queue_missing(context))
+        if not (
+            (yield from nodes.exists(context)) or (force and paths.resembles((yield zk.Children(paths.base)) or ()))
+        ):
+            raise (yield from nodes.queue_missing(context))
         if not force:
             yield from _refuse_what_is_used(context)
         if not confirm:
-            tasks = yield Exists(paths.at("tasks"))
+            tasks = yield zk.Exists(paths.at("tasks"))
             count = 0 if tasks is None else tasks.children
             raise ConfigError(
                 f"deleting queue {context.queue!r} under {context.root!r} loses its {count} task(s) for good; nothing "
                 "was deleted: say confirm=True"
             )
         yield from _mark(context)
-    tasks = yield Exists(paths.at("tasks"))
+    tasks = yield zk.Exists(paths.at("tasks"))
     yield from _delete_marked(context)
     context.forget_queue()
     return 0 if tasks is None else tasks.children
@@ -101,16 +71,16 @@ def delete(context: Context, *, confirm: bool = False, force: bool = False) -> P
 
 def _refuse_what_is_used(context: Context) -> Procedure[None]:
     """Raise `QueueError` while others consume, while tasks are claimed, and for what is not ours."""
-    foreign = context.paths.foreign((yield Children(context.paths.base)) or ())
+    foreign = context.paths.foreign((yield zk.Children(context.paths.base)) or ())
     if foreign:
         names = ", ".join(foreign[:5])
         raise QueueError(f"{context.paths.base} holds what is no queue's ({names}); it takes force to delete that, too")
-    consumers = (yield Children(context.paths.at("consumers"))) or []
-    stats = yield from read_stats([context.paths.consumer(name, "current") for name in consumers])
-    leases: Stat | None = yield Exists(context.paths.at("leases"))
+    consumers = (yield zk.Children(context.paths.at("consumers"))) or []
+    stats = yield from nodes.read_stats([context.paths.consumer(name, "current") for name in consumers])
+    leases: zk.Stat | None = yield zk.Exists(context.paths.at("leases"))
     claimed = sum(stat.children for stat in (*stats, leases) if stat is not None)
     mine = context.registration.consumer
-    live = set((yield Children(context.paths.at("live"))) or ()) - {"" if mine is None else mine.id}
+    live = set((yield zk.Children(context.paths.at("live"))) or ()) - {"" if mine is None else mine.id}
     if live or claimed:
         raise QueueError(
             f"queue {context.queue!r} is in use: {len(live)} other live consumer(s), {claimed} claimed task(s); "
@@ -120,63 +90,63 @@ def _refuse_what_is_used(context: Context) -> Procedure[None]:
 
 def _mark(context: Context) -> Procedure[None]:
     """Take the configuration away and set the mark, at once. Raises `QueueNotFound` where others deleted the queue."""
-    conf, marker = context.paths.at(THERE), context.paths.at("deleting")
+    conf, marker = context.paths.at(nodes.THERE), context.paths.at("deleting")
 
-    def proof() -> Procedure[Outcome | None]:
-        return None if (yield Exists(marker)) is None else Outcome(committed=True)
+    def proof() -> Procedure[zk.Outcome | None]:
+        return None if (yield zk.Exists(marker)) is None else zk.Outcome(committed=True)
 
     for _ in range(PASSES):
-        names: list[str] | None = yield Children(conf)
+        names: list[str] | None = yield zk.Children(conf)
         values = [f"{conf}/{name}" for name in names or ()]
         gone = [] if names is None else [*values, conf]
-        multi = Multi((*map(Delete, gone), Create(marker)))
-        outcome = yield from transact(multi, proof)
-        if outcome.committed or (yield Exists(marker)) is not None:
+        multi = zk.Multi((*map(zk.Delete, gone), zk.Create(marker)))
+        outcome = yield from zk.transact(multi, proof)
+        if outcome.committed or (yield zk.Exists(marker)) is not None:
             return
-        if outcome.failure is Failure.NOT_EMPTY:
-            yield from _delete_below(values, Check(conf))  # somebody else's: a value has no children
-        elif outcome.failure is not Failure.NO_NODE or names is None:
+        if outcome.failure is zk.Failure.NOT_EMPTY:
+            yield from _delete_below(values, zk.Check(conf))  # somebody else's: a value has no children
+        elif outcome.failure is not zk.Failure.NO_NODE or names is None:
             break
-    if outcome.failure is Failure.NO_NODE:
-        raise (yield from queue_missing(context))
+    if outcome.failure is zk.Failure.NO_NODE:
+        raise (yield from nodes.queue_missing(context))
     raise refused("deleting the queue", outcome, multi)
 
 
 def _delete_marked(context: Context) -> Procedure[None]:
     """Delete everything of a marked queue, the mark and the queue's own znode together as the last."""
     base, marker = context.paths.base, context.paths.at("deleting")
-    marked = Check(marker)
+    marked = zk.Check(marker)
     for _ in range(PASSES):
-        for name in sorted((yield Children(base)) or ()):
+        for name in sorted((yield zk.Children(base)) or ()):
             if name != "deleting":
                 yield from _delete_trees([f"{base}/{name}"], marked)
         yield from _delete_below([marker], marked)  # somebody else's: the mark has no children
-        last = Multi((Delete(marker), Delete(base)))
-        outcome = yield from transact(last, never)
-        if outcome.committed or (outcome.failure is Failure.NO_NODE and failed_at(outcome, last) == marker):
+        last = zk.Multi((zk.Delete(marker), zk.Delete(base)))
+        outcome = yield from zk.transact(last, zk.never)
+        if outcome.committed or (outcome.failure is zk.Failure.NO_NODE and zk.failed_at(outcome, last) == marker):
             return
-        if outcome.failure is not Failure.NOT_EMPTY:
+        if outcome.failure is not zk.Failure.NOT_EMPTY:
             raise refused("deleting the queue", outcome, last)
     raise ZkmqError(f"{base} is written to faster than it can be deleted: stop its producers, and call this once more")
 
 
-def _delete_below(paths: Sequence[str], held: Check) -> Procedure[None]:
+def _delete_below(paths: Sequence[str], held: zk.Check) -> Procedure[None]:
     """Delete all that is below some siblings, so many in a transaction, while what `held` asks for is so."""
-    listings = yield from list_children(paths)
+    listings = yield from nodes.list_children(paths)
     below = [f"{path}/{name}" for path, names in zip(paths, listings, strict=True) for name in names]
-    for chunk in chunked(below, DELETES_PER_MULTI):
+    for chunk in nodes.chunked(below, DELETES_PER_MULTI):
         yield from _delete_trees(chunk, held)
 
 
-def _delete_trees(paths: Sequence[str], held: Check) -> Procedure[None]:
+def _delete_trees(paths: Sequence[str], held: zk.Check) -> Procedure[None]:
     yield from _delete_below(paths, held)
-    multis = [Multi((held, *map(Delete, paths)))]
-    outcomes: list[Outcome] = [(yield from transact(multis[0], never))]
+    multis = [zk.Multi((held, *map(zk.Delete, paths)))]
+    outcomes: list[zk.Outcome] = [(yield from zk.transact(multis[0], zk.never))]
     if not outcomes[0].committed and len(paths) > 1:  # one is gone, or has got children, since it was listed
-        multis = [Multi((held, Delete(path))) for path in paths]
-        outcomes = yield Pipeline(tuple(multis))  # what is left of them is seen by the next pass
+        multis = [zk.Multi((held, zk.Delete(path))) for path in paths]
+        outcomes = yield zk.Pipeline(tuple(multis))  # what is left of them is seen by the next pass
     for multi, outcome in zip(multis, outcomes, strict=True):
-        if outcome.failure is Failure.OTHER:
+        if outcome.failure is zk.Failure.OTHER:
             raise refused("deleting the queue", outcome, multi)
 
 
@@ -190,7 +160,7 @@ def prune_lanes(context: Context, now: int) -> Procedure[None]:
 
     In a queue of strict order they stay: their versions must not begin again.
     """
-    there: set[str] = set((yield Children(context.paths.at("queue"))) or ())
+    there: set[str] = set((yield zk.Children(context.paths.at("queue"))) or ())
     for name in sorted(there):
         lane = context.paths.at("queue", name)
         if not is_lane(name):
@@ -198,16 +168,16 @@ def prune_lanes(context: Context, now: int) -> Procedure[None]:
             continue
         if (yield from known_conf(context)).ordered:
             continue
-        names: list[str] | None = yield Children(lane)
+        names: list[str] | None = yield zk.Children(lane)
         if names is None or len(names) > 1:
             continue
         if len(segments_of(names)) < len(names):
             context.report(f"{lane}/{names[0]}", "no segment of ours; its lane is kept")
             continue
         segments = [f"{lane}/{segment}" for segment in names]
-        stats = yield from read_stats(segments)
+        stats = yield from nodes.read_stats(segments)
         if all(stat and stat.children == 0 and stat.ctime < now - LANE_IDLE_MS for stat in stats):
-            outcome = yield Multi((*map(Check, segments), *map(Delete, segments), Delete(lane)))
+            outcome = yield zk.Multi((*map(zk.Check, segments), *map(zk.Delete, segments), zk.Delete(lane)))
             if outcome.committed:
                 there.discard(name)
     forget_lanes(context, there)
@@ -217,20 +187,20 @@ def collect_batches(context: Context, cutoff: int) -> Procedure[None]:
     """Delete what was kept of batches that were done long ago, and end those that a crash left without an end."""
     yield from close_batches(context)
     yield from _forsaken(context, cutoff)
-    for name in (yield Children(context.paths.at("batches-done"))) or ():
+    for name in (yield zk.Children(context.paths.at("batches-done"))) or ():
         start, bucket = bucket_start(name), context.paths.at("batches-done", name)
         if start is None:
             context.report(bucket, "no bucket of ours; stepped over")
         if start is None or start > cutoff:
             continue
-        for entry in (yield Children(bucket)) or ():
+        for entry in (yield zk.Children(bucket)) or ():
             when = entry_time(entry)
             if when is None:
                 context.report(f"{bucket}/{entry}", "no batch of ours; stepped over")
             elif when <= cutoff:
                 yield from delete_batch(context, f"{bucket}/{entry}", context.paths.batch(entry_task(entry) or ""))
         if start + 2 * BUCKET_MS < cutoff:
-            yield Multi((Delete(bucket),))  # refused while something is kept
+            yield zk.Multi((zk.Delete(bucket),))  # refused while something is kept
 
 
 def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
@@ -239,17 +209,17 @@ def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
     So long after the last of them was written: nobody is writing it any more, and who did would be refused.
     A clean-up that is cut off in between leaves a batch without members and without an end, which the next one deletes.
     """
-    for name in (yield Children(context.paths.at("batches"))) or ():
+    for name in (yield zk.Children(context.paths.at("batches"))) or ():
         base = context.paths.batch(name)
         parts = (base, f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then")
-        node, members, marker, follow_up = yield from read_nodes(parts)
+        node, members, marker, follow_up = yield from nodes.read_nodes(parts)
         alone = members is not None and members.stat.children == 1
         if alone and marker is not None and marker.stat.mtime <= cutoff:
-            last = [Delete(f"{base}/then")] if follow_up is not None else []
-            yield Multi((Delete(f"{base}/open/{WRITING}"), Delete(f"{base}/open"), *last))
+            last = [zk.Delete(f"{base}/then")] if follow_up is not None else []
+            yield zk.Multi((zk.Delete(f"{base}/open/{WRITING}"), zk.Delete(f"{base}/open"), *last))
             yield from delete_batch(context, None, base)
         elif node is not None and members is None:
-            record = unless_corrupt(context, base, partial(load_batch, base, node.data))
+            record = nodes.unless_corrupt(context, base, partial(load_batch, base, node.data))
             if record is not None and "total" not in record:
                 yield from delete_batch(context, None, base)
 
@@ -261,14 +231,14 @@ def publish_truncation(context: Context, versions: Iterable[int]) -> Procedure[N
     """Say that runs which ended in these transactions may be gone; to be called before they are deleted."""
     path, highest = context.paths.at("followed"), max(versions, default=0)
     while highest:
-        node: Node | None = yield Get(path)
+        node: zk.Node | None = yield zk.Get(path)
         if node is None or read_truncated_at(context, path, node) >= highest:
             return
-        multi = Multi((SetData(path, dump({"truncated_at": highest}), node.stat.version),))
-        outcome = yield from transact(multi, never)
+        multi = zk.Multi((zk.SetData(path, dump({"truncated_at": highest}), node.stat.version),))
+        outcome = yield from zk.transact(multi, zk.never)
         if outcome.committed:
             return
-        if outcome.failure not in {Failure.BAD_VERSION, Failure.NO_NODE}:
+        if outcome.failure not in {zk.Failure.BAD_VERSION, zk.Failure.NO_NODE}:
             raise refused("saying what clean-up deletes", outcome, multi)
 
 
@@ -288,8 +258,10 @@ def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None
         versions = yield from versions_of(context, runs)
         yield from publish_truncation(context, [each.version for each in versions])
     paths = [context.paths.at("unarchived", each.place) for each in runs]
-    for chunk in chunked([*paths, *{path.rpartition("/")[0] for path in paths}]):
-        yield Pipeline(tuple(Multi((Delete(path),)) for path in chunk))  # that of a bucket is refused while it is used
+    for chunk in nodes.chunked([*paths, *{path.rpartition("/")[0] for path in paths}]):
+        yield zk.Pipeline(
+            tuple(zk.Multi((zk.Delete(path),)) for path in chunk)
+        )  # that of a bucket is refused while it is used
 
 
 # --- Garbage collection: delete what ended longer ago than ``task_gc_lifetime``, whole trees at a time.
@@ -301,7 +273,7 @@ def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None
 # being written are kept: whoever tries again to write them is to find them.
 
 #: So many trees are deleted by one transaction; those of what was read at once are in flight together.
-TREES_PER_MULTI: Final = AT_ONCE // 8
+TREES_PER_MULTI: Final = nodes.AT_ONCE // 8
 
 
 @dataclass(slots=True)
@@ -343,7 +315,7 @@ def collect_garbage(context: Context, lifetime: Duration | None = None) -> Proce
     return (yield from collect_locked(context, conf.gc_lifetime if span is None else span, None))
 
 
-def collect_locked(context: Context, lifetime: float, last: Stat | None) -> Procedure[Collected]:
+def collect_locked(context: Context, lifetime: float, last: zk.Stat | None) -> Procedure[Collected]:
     """Clean up under the lock; with `last`, the Stat of ``gc``, only if nobody has done so since that was read."""
     if context.maintenance.busy:
         return Collected(ran=False)  # another thread of this process is at it
@@ -352,7 +324,7 @@ def collect_locked(context: Context, lifetime: float, last: Stat | None) -> Proc
         if not (yield from take_lock(context)):
             return Collected(ran=False)
         try:
-            now: Stat | None = yield Exists(context.paths.at("gc"))
+            now: zk.Stat | None = yield zk.Exists(context.paths.at("gc"))
             done = last is not None and now is not None and now.version != last.version
             report = Collected(ran=False) if done else (yield from _collect(context, lifetime))
         except Exception:
@@ -373,8 +345,8 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     began = yield from tick(context)
     now = began.time
     conf = yield from read_conf(context)  # after what it is to hold for has ended
-    names = (yield Children(context.paths.at("batches"))) or ()
-    stats = yield from read_stats([context.paths.batch(name, "open", WRITING) for name in names])
+    names = (yield zk.Children(context.paths.at("batches"))) or ()
+    stats = yield from nodes.read_stats([context.paths.batch(name, "open", WRITING) for name in names])
     batches = frozenset(name for name, stat in zip(names, stats, strict=True) if stat is not None)
     cutoff = now - int(lifetime * 1000)
     latest = cutoff if lifetime else cutoff + int(SPAN_SECONDS * 1000)
@@ -388,43 +360,45 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     yield from collect_history(context, rules.conf, rules.cutoff)
     # It says for which lifetime it has run: a shorter one makes the next run due (`collect_if_due`).
     path = context.paths.at("gc")
-    outcome: Outcome = yield Multi((SetData(path, dump({"collected": report.collected, "lifetime": lifetime}), -1),))
+    outcome: zk.Outcome = yield zk.Multi(
+        (zk.SetData(path, dump({"collected": report.collected, "lifetime": lifetime}), -1),)
+    )
     if not outcome.committed:
-        yield from restored(context, path)
+        yield from nodes.restored(context, path)
     return report
 
 
 def _collect_index(context: Context, index: str, rules: _Rules, report: Collected) -> Procedure[None]:
-    for name in sorted((yield Children(context.paths.at(index))) or ()):
+    for name in sorted((yield zk.Children(context.paths.at(index))) or ()):
         start, bucket = bucket_start(name), context.paths.at(index, name)
         if start is None:
             context.report(bucket, "no bucket of ours; stepped over")
         if start is None or start > rules.latest:
             continue
-        entries, after = (yield Children(bucket)), rules.latest + 1
+        entries, after = (yield zk.Children(bucket)), rules.latest + 1
         due = [entry for entry in sorted(entries or ()) if (entry_time(entry) or after) < after]
-        for chunk in chunked(due):
+        for chunk in nodes.chunked(due):
             if context.maintenance.closing:
                 break
             plans = yield from _judge(context, bucket, chunk, rules, report)
             yield from _delete(context, plans, report)
         if start + 2 * BUCKET_MS < rules.cutoff:
-            yield Multi((Delete(bucket),))  # refused while something is kept
+            yield zk.Multi((zk.Delete(bucket),))  # refused while something is kept
 
 
 def _judge(
     context: Context, bucket: str, names: Sequence[str], rules: _Rules, report: Collected
 ) -> Procedure[list[Plan]]:
     """A plan for each tree that may go, which those who follow the queue have learnt of."""
-    records = yield from read_records(context, [entry_task(name) or "" for name in names])
+    records = yield from nodes.read_records(context, [entry_task(name) or "" for name in names])
     plans: list[Plan] = []
     versions: list[int] = []
     for name, record in zip(names, records, strict=True):
         entry = f"{bucket}/{name}"
-        if record is Unread.MISSING:
-            plans.append(Plan([Change(context, name, [Delete(entry)])]))  # the tree is gone, only its entry is left
+        if record is nodes.Unread.MISSING:
+            plans.append(Plan([Change(context, name, [zk.Delete(entry)])]))  # the tree is gone, only its entry is left
             continue
-        if not isinstance(record, Record):
+        if not isinstance(record, nodes.Record):
             report.kept_changed += 1
             continue
         state, stat = record.state, record.stat
@@ -438,7 +412,7 @@ def _judge(
             report.kept_for_batches += 1
         else:
             deletes = task_deletes(context, record.task_id, state, stat.version)
-            plans.append(Plan([Change(context, record.task_id, [*deletes, Delete(entry)])]))
+            plans.append(Plan([Change(context, record.task_id, [*deletes, zk.Delete(entry)])]))
             versions.append(version_of(record))
     if rules.conf.follow:
         yield from publish_truncation(context, versions)
@@ -459,10 +433,10 @@ def _delete(context: Context, plans: list[Plan], report: Collected) -> Procedure
                 report.collected += len(ops) > 1  # else there was only an entry, without a tree
                 continue
             failure, record = refusal.outcome.failure, ops[0].path
-            report.kept_changed += failure in {Failure.BAD_VERSION, Failure.NOT_EMPTY}
-            if failure is Failure.NOT_EMPTY:
+            report.kept_changed += failure in {zk.Failure.BAD_VERSION, zk.Failure.NOT_EMPTY}
+            if failure is zk.Failure.NOT_EMPTY:
                 context.report(refusal.path, "holds znodes that are not ours; it is kept")
-            elif failure is Failure.NO_NODE and refusal.path != record and (yield Exists(record)) is not None:
+            elif failure is zk.Failure.NO_NODE and refusal.path != record and (yield zk.Exists(record)) is not None:
                 report.kept_changed += 1  # the record is there, so that nobody deleted the tree meanwhile
                 context.report(refusal.path, "is missing; what is left of its task is kept")
 
@@ -491,7 +465,7 @@ def collect_if_due(context: Context) -> Procedure[Turn]:
     Both are judged by the server's clock and by what the last run left; a look that finds nothing due is one read.
     """
     conf = yield from read_conf(context)
-    last: Node | None = yield Get(context.paths.at("gc"))
+    last: zk.Node | None = yield zk.Get(context.paths.at("gc"))
     if last is not None and not _keeps_less(conf, last):
         now = context.clock.certainly_past((yield from server_time(context)))
         wait = (last.stat.mtime - now) / 1000 + conf.gc_interval
@@ -501,7 +475,7 @@ def collect_if_due(context: Context) -> Procedure[Turn]:
     return Turn(report, conf.gc_interval if report.ran else min(conf.gc_interval, BUSY_SECONDS))
 
 
-def _keeps_less(conf: Conf, last: Node) -> bool:
+def _keeps_less(conf: Conf, last: zk.Node) -> bool:
     """Whether clean-up has never run, or for a longer lifetime than there is now."""
     if last.stat.version == 0:
         return True

@@ -10,30 +10,12 @@ from functools import partial
 from typing import Final
 
 from ...errors import ConfigError, TransportError, ZkmqError
+from .. import protocol as zk
 from ..context import Context, Registered, Schedule
 from ..model.names import BUCKET_MS, bucket_start, entry_task, entry_time, lease_task
 from ..model.states import State
 from ..model.values import Duration, dump, seconds, shown
-from ..protocol import (
-    Children,
-    Create,
-    Delete,
-    Exists,
-    Failure,
-    Get,
-    Multi,
-    Node,
-    Outcome,
-    Procedure,
-    Reconnect,
-    SetData,
-    Wait,
-    damaged,
-    failed_at,
-    never,
-    refused,
-    transact,
-)
+from ..protocol import Procedure, refused
 from ..read.leases import DEADLINES, certainly_past, read_ends, server_time
 from ..read.nodes import Record, Unread, listing, read_records, restored, single_flight
 from ..tasks.settle import begin_again, give_back, has_overdue, rescue_task, seconds_until_deferred, settle_deferred
@@ -89,7 +71,7 @@ def _rest(context: Context, count: int, places: float, most: float = math.inf) -
     order = "default" if context.configuration.conf is None else context.configuration.conf.order
     seconds = min(most, places * min(SPACING[order], LONGEST[order] / count))
     if seconds > 0:
-        yield Wait(context.run.new_signal(), 0, seconds)
+        yield zk.Wait(context.run.new_signal(), 0, seconds)
 
 
 def unless_damaged(context: Context, path: str, procedure: Procedure[bool]) -> Procedure[bool]:
@@ -121,27 +103,27 @@ def take_lock(context: Context) -> Procedure[bool]:
     """
     content = context.maintenance.content or dump({"nonce": context.marks.nonce(), **context.describe}).decode()
     context.maintenance.content, context.maintenance.left = content, True
-    lock = Create(context.paths.at("lock"), content.encode(), ephemeral=True)
-    outcome = yield from transact(Multi((lock,)), lambda: _proof(context))
+    lock = zk.Create(context.paths.at("lock"), content.encode(), ephemeral=True)
+    outcome = yield from zk.transact(zk.Multi((lock,)), lambda: _proof(context))
     if not outcome.committed:
         outcome = (yield from _proof(context)) or outcome
     context.maintenance.left = outcome.committed
-    if outcome.failure is Failure.OTHER:
+    if outcome.failure is zk.Failure.OTHER:
         context.warn_once(lock.path, f"clean-up goes on without its lock, which cannot be made: {outcome.detail}")
-    return outcome.committed or outcome.failure is Failure.OTHER
+    return outcome.committed or outcome.failure is zk.Failure.OTHER
 
 
-def _proof(context: Context) -> Procedure[Outcome | None]:
-    node: Node | None = yield Get(context.paths.at("lock"))
+def _proof(context: Context) -> Procedure[zk.Outcome | None]:
+    node: zk.Node | None = yield zk.Get(context.paths.at("lock"))
     mine = node is not None and node.data == (context.maintenance.content or "").encode()
-    return Outcome(committed=True) if mine else None
+    return zk.Outcome(committed=True) if mine else None
 
 
 def give_lock_back(context: Context) -> Procedure[None]:
     """End the lock, if there is one of ours. Where the connection is lost it is remembered: what was done was done."""
     if context.maintenance.left:
         with suppress(TransportError):
-            yield from transact(Multi((Delete(context.paths.at("lock")),)), never)
+            yield from zk.transact(zk.Multi((zk.Delete(context.paths.at("lock")),)), zk.never)
             context.maintenance.left = False
 
 
@@ -176,7 +158,7 @@ def register(context: Context, accepts: str | None = None) -> Procedure[Register
     while True:
         session = context.run.session()
         if session == 0:  # it has just ended: there will be another one
-            yield Reconnect()
+            yield zk.Reconnect()
             continue
         known = context.registration.consumer
         if known is not None and known.session == session:
@@ -186,7 +168,7 @@ def register(context: Context, accepts: str | None = None) -> Procedure[Register
             if context.registration.joining.setdefault(session, mine) is mine:
                 yield from _join(context, session, accepts)
             else:
-                yield Wait(context.registration.joining[session], 0, turn=True)  # another thread is at it
+                yield zk.Wait(context.registration.joining[session], 0, turn=True)  # another thread is at it
         finally:
             if context.registration.joining.get(session) is mine:
                 del context.registration.joining[session]
@@ -194,7 +176,7 @@ def register(context: Context, accepts: str | None = None) -> Procedure[Register
     if accepts is not None and accepts not in known.accepts:
         # The oldest are dropped. It is only a hint to people: a refusal harms nothing.
         known.accepts = [*known.accepts, accepts][-MAX_ACCEPTS:]
-        yield Multi((SetData(context.paths.consumer(known.id), _record(context, known)),))
+        yield zk.Multi((zk.SetData(context.paths.consumer(known.id), _record(context, known)),))
     return known
 
 
@@ -202,16 +184,21 @@ def _join(context: Context, session: int, accepts: str | None) -> Procedure[None
     """Make the record; where the session became another one meanwhile, it is made again."""
     name = f"{context.describe.get('name', 'consumer')}-{session & (1 << 64) - 1:x}-{context.marks.nonce()[:8]}"
     consumer, paths = Registered(name, session, [] if accepts is None else [accepts]), context.paths
-    live, record = Create(paths.live(name), ephemeral=True), Create(paths.consumer(name), _record(context, consumer))
-    joining = Multi((SetData(paths.at("clock"), b"", -1), live, record, Create(paths.consumer(name, "current"))))
+    live, record = (
+        zk.Create(paths.live(name), ephemeral=True),
+        zk.Create(paths.consumer(name), _record(context, consumer)),
+    )
+    joining = zk.Multi(
+        (zk.SetData(paths.at("clock"), b"", -1), live, record, zk.Create(paths.consumer(name, "current")))
+    )
 
-    def proof() -> Procedure[Outcome | None]:
-        node: Node | None = yield Get(live.path)
-        return None if node is None else Outcome(committed=True, time=node.stat.ctime)
+    def proof() -> Procedure[zk.Outcome | None]:
+        node: zk.Node | None = yield zk.Get(live.path)
+        return None if node is None else zk.Outcome(committed=True, time=node.stat.ctime)
 
     while True:  # until nothing is missing any more in which it stands
-        outcome = yield from transact(joining, proof)
-        if outcome.committed or not (yield from restored(context, failed_at(outcome, joining))):
+        outcome = yield from zk.transact(joining, proof)
+        if outcome.committed or not (yield from restored(context, zk.failed_at(outcome, joining))):
             break
     if not outcome.committed:
         raise refused("registering as a consumer", outcome, joining)
@@ -244,7 +231,7 @@ def _listen(context: Context) -> Procedure[None]:
     consumer, watch = context.registration.consumer, context.new_watch()
     if consumer is None:
         return
-    node: Node | None = yield Get(context.paths.consumer(consumer.id, "current"), watch)
+    node: zk.Node | None = yield zk.Get(context.paths.consumer(consumer.id, "current"), watch)
     if node is not None:  # else it was taken for dead, as the next claim finds out, or the queue was deleted
         context.registration.cancel_watch = watch
     claimed = list(context.claims.held.values())
@@ -277,9 +264,9 @@ def _strike(context: Context, name: str) -> Procedure[None]:
     """Take a consumer off the register, or have it looked upon as dead: then a rescue does."""
     paths = context.paths
     gone = paths.consumer(name, "current"), paths.consumer(name), paths.live(name)
-    outcome: Outcome = yield Multi(tuple(map(Delete, gone)))
+    outcome: zk.Outcome = yield zk.Multi(tuple(map(zk.Delete, gone)))
     if not outcome.committed:
-        yield Multi((Delete(paths.live(name)),))
+        yield zk.Multi((zk.Delete(paths.live(name)),))
 
 
 # --- Scheduled tasks whose time has come go to their lanes; runs in escrow whose dedupe window has ended are inserted.
@@ -317,7 +304,7 @@ def _promote_bucket(context: Context, path: str, now: int, schedule: Schedule, m
     entries = yield from listing(context, path)
     if not entries:
         if (bucket_start(path.rpartition("/")[2]) or 0) + 2 * BUCKET_MS < now:
-            yield Multi((Delete(path),))  # refused if an entry came meanwhile
+            yield zk.Multi((zk.Delete(path),))  # refused if an entry came meanwhile
             context.segments.buckets.discard(path)
         return 0
     names = _due_names(context, path, entries, now, schedule)
@@ -411,7 +398,7 @@ def _committed(plan: Plan, build: Callable[[], Procedure[Plan]], first: Sent | N
     """Carry a promotion out; False where the task changed meanwhile. Raises `CorruptRecord`."""
     refusal = (yield from commit(plan, mending(build), first=first)).refusal
     if refusal is not None and refusal.why is not Why.CHANGED:
-        raise damaged("a promotion", refusal.outcome, refusal.multi)
+        raise zk.damaged("a promotion", refusal.outcome, refusal.multi)
     return refusal is None
 
 
@@ -498,7 +485,7 @@ def _rescue_lost_claims(context: Context) -> Procedure[int]:
     for note, task_id in list(context.pending.lost_claims.items()):
         if context.pending.lost_claims.pop(note, None) is None:
             continue  # another call is at it
-        if (yield Exists(context.paths.task(task_id, "claim"))) is None:
+        if (yield zk.Exists(context.paths.task(task_id, "claim"))) is None:
             count += yield from unless_damaged(context, note, rescue_task(context, task_id, note))
     return count
 
@@ -526,8 +513,8 @@ def _read_consumers(context: Context) -> Procedure[None]:
     for dead, and the next look reads both anew.
     """
     known, watch = context.known_consumers, context.new_watch()
-    live = yield Children(context.paths.at("live"), watch)
-    registered = yield Children(context.paths.at("consumers"))
+    live = yield zk.Children(context.paths.at("live"), watch)
+    registered = yield zk.Children(context.paths.at("consumers"))
     known.live = sorted(live or ())
     known.unrescued = [] if watch.fired else sorted(set(registered or ()) - set(known.live))
     known.watch = watch
@@ -537,13 +524,13 @@ def _rescue(context: Context, consumer: str, schedule: Schedule) -> Procedure[in
     """Rescue one dead consumer's tasks, then take it off the register; what is refused is put off."""
     count, paths = 0, context.paths
     path, notes = paths.consumer(consumer), paths.consumer(consumer, "current")
-    current = yield Children(notes)
+    current = yield zk.Children(notes)
     for task_id in current or ():
         note = paths.current(consumer, task_id)
         count += yield from unless_damaged(context, note, rescue_task(context, task_id, note))
     gone = [path] if current is None else [notes, path]
-    outcome: Outcome = yield Multi(tuple(map(Delete, gone)))
-    if outcome.committed or (yield Children(path)) is None:
+    outcome: zk.Outcome = yield zk.Multi(tuple(map(zk.Delete, gone)))
+    if outcome.committed or (yield zk.Children(path)) is None:
         context.retry_times.pauses.pop(path, None)
         if consumer in context.known_consumers.unrescued:
             context.known_consumers.unrescued.remove(consumer)
@@ -606,4 +593,4 @@ def run_maintenance(context: Context) -> Procedure[None]:
 
 def wait_for_change(context: Context, seen: int, timeout: Duration) -> Procedure[bool]:
     """Wait until the queue has changed since its `changes` were `seen`, at most for `timeout`; whether it has."""
-    return bool((yield Wait(context.signal, seen, seconds("timeout", timeout))))
+    return bool((yield zk.Wait(context.signal, seen, seconds("timeout", timeout))))

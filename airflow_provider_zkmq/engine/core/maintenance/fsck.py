@@ -20,6 +20,7 @@ from typing import Any, Final, TypedDict
 from msgspec import structs
 
 from ...errors import CorruptRecord
+from .. import protocol as zk
 from ..context import Context
 from ..model.names import (
     Lane,
@@ -40,21 +41,7 @@ from ..model.policy import Settings, load_settings
 from ..model.records import HistoryEntry, TaskState, load_claim, load_span, parse_history_name
 from ..model.states import ENDED, FAILED, State
 from ..model.values import Count, Span, Zxid, dump, load, seconds
-from ..protocol import (
-    Check,
-    Create,
-    Delete,
-    Multi,
-    Node,
-    Outcome,
-    Procedure,
-    SetData,
-    Stat,
-    Sync,
-    WriteOp,
-    never,
-    transact,
-)
+from ..protocol import Procedure
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES
 from ..read.leases import server_time
 from ..read.nodes import MARKS, THERE, chunked, list_children, queue_missing, read_nodes, read_stats
@@ -97,7 +84,7 @@ class _Fix:
 
     path: str
     what: str
-    ops: tuple[WriteOp, ...] = ()
+    ops: tuple[zk.WriteOp, ...] = ()
 
 
 def fsck(context: Context, *, repair: bool = False) -> Procedure[FsckReport]:
@@ -136,9 +123,9 @@ def _look(context: Context, *, repair: bool) -> Procedure[tuple[int, list[_Fix]]
     return len(names), fixes
 
 
-def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, Node]]:
+def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, zk.Node]]:
     """All znodes from `roots` down, by path, of a queue without what is below its tasks; without large payloads."""
-    found: dict[str, Node] = {}
+    found: dict[str, zk.Node] = {}
     level = list(roots)
     while level:
         kinds: dict[str, list[str]] = {"bare": [], "heavy": [], "light": []}
@@ -151,11 +138,13 @@ def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, Node]]:
                 case _:
                     kinds["light"].append(path)
         stats = yield from read_stats(kinds["bare"])
-        there = {path: Node(b"", stat) for path, stat in zip(kinds["bare"], stats, strict=True) if stat is not None}
+        there = {path: zk.Node(b"", stat) for path, stat in zip(kinds["bare"], stats, strict=True) if stat is not None}
         for kind, read in (("heavy", partial(read_nodes, at_once=HEAVY_AT_ONCE)), ("light", read_nodes)):
             nodes = yield from read(kinds[kind])
             there |= {
-                path: node if "/tasks/" in path or kind == "light" else Node(node.data.partition(b"\n")[0], node.stat)
+                path: node
+                if "/tasks/" in path or kind == "light"
+                else zk.Node(node.data.partition(b"\n")[0], node.stat)
                 for path, node in zip(kinds[kind], nodes, strict=True)
                 if node is not None
             }
@@ -171,9 +160,9 @@ def _below(context: Context, path: str) -> list[str]:
     return path[len(context.paths.base) + 1 :].split("/")
 
 
-def _subtree(nodes: Iterable[str], path: str) -> tuple[Delete, ...]:
+def _subtree(nodes: Iterable[str], path: str) -> tuple[zk.Delete, ...]:
     """The deletes of a znode with all below, of those that were read."""
-    return tuple(Delete(each) for each in sorted(nodes, reverse=True) if each == path or each.startswith(f"{path}/"))
+    return tuple(zk.Delete(each) for each in sorted(nodes, reverse=True) if each == path or each.startswith(f"{path}/"))
 
 
 def _raises(read: Callable[[], object]) -> str | None:
@@ -185,7 +174,7 @@ def _raises(read: Callable[[], object]) -> str | None:
     return None
 
 
-def _unpacked(context: Context, nodes: Mapping[str, Node], path: str) -> NewTask | None:
+def _unpacked(context: Context, nodes: Mapping[str, zk.Node], path: str) -> NewTask | None:
     """A task that waits to be written; None where there is none that can be read."""
     with suppress(CorruptRecord):
         return unpack(context, path, nodes[path].data) if path in nodes else None
@@ -213,7 +202,7 @@ class _ConsumerRecord(TypedDict):
     accepts: list[str]
 
 
-def _check_layout(context: Context, *, repair: bool) -> Procedure[tuple[dict[str, Node], list[_Fix]]]:
+def _check_layout(context: Context, *, repair: bool) -> Procedure[tuple[dict[str, zk.Node], list[_Fix]]]:
     """The queue's znodes, and what is not as it should be among them; repaired, if that is asked for."""
     nodes = yield from _walk_queue(context)
     fixes = _Layout(context, nodes, (yield from _digested(context, nodes))).fixes
@@ -228,17 +217,17 @@ def _check_layout(context: Context, *, repair: bool) -> Procedure[tuple[dict[str
         deleting, conf = context.paths.at("deleting"), context.paths.at(THERE)
         for fix in fixes:
             for op in fix.ops:
-                if isinstance(op, Create) and _below(context, op.path)[0] == "batches-done":
+                if isinstance(op, zk.Create) and _below(context, op.path)[0] == "batches-done":
                     yield from make_bucket(context, op.path.rpartition("/")[0])
             # Unless the queue is deleted meanwhile; what is refused is found again by the next look.
-            there = (Create(deleting), Delete(deleting)) if fix.path == conf else (Check(conf),)
+            there = (zk.Create(deleting), zk.Delete(deleting)) if fix.path == conf else (zk.Check(conf),)
             for ops in chunked(fix.ops, DELETES_PER_MULTI):
-                yield from transact(Multi((*there, *ops)), never)
+                yield from zk.transact(zk.Multi((*there, *ops)), zk.never)
         nodes = yield from _walk_queue(context)
     return nodes, fixes
 
 
-def _walk_queue(context: Context) -> Procedure[dict[str, Node]]:
+def _walk_queue(context: Context) -> Procedure[dict[str, zk.Node]]:
     """All znodes but those below tasks. Raises `QueueNotFound` for what is no queue, or is being deleted."""
     nodes = yield from _walk(context, [context.paths.base])
     top = {_below(context, path)[0] for path in nodes if path != context.paths.base}
@@ -247,7 +236,7 @@ def _walk_queue(context: Context) -> Procedure[dict[str, Node]]:
     return nodes
 
 
-def _batch_stat(context: Context, fix: _Fix, nodes: Mapping[str, Node]) -> Stat | None:
+def _batch_stat(context: Context, fix: _Fix, nodes: Mapping[str, zk.Node]) -> zk.Stat | None:
     """The Stat of the batch that a fix is about: one that changes while it is read is judged by nobody."""
     match _below(context, fix.path):
         case ["batches", name, *_]:
@@ -259,7 +248,7 @@ def _batch_stat(context: Context, fix: _Fix, nodes: Mapping[str, Node]) -> Stat 
     return nodes[path].stat if path in nodes else None
 
 
-def _digested(context: Context, nodes: Mapping[str, Node]) -> Procedure[dict[str, Lane]]:
+def _digested(context: Context, nodes: Mapping[str, zk.Node]) -> Procedure[dict[str, Lane]]:
     """The lanes whose names are digests and whose data cannot be read, as the records of tasks in them tell."""
     lanes: dict[str, Lane] = {}
     for path, node in nodes.items():
@@ -276,7 +265,7 @@ def _digested(context: Context, nodes: Mapping[str, Node]) -> Procedure[dict[str
     return lanes
 
 
-def _lane_error(path: str, node: Node) -> str | None:
+def _lane_error(path: str, node: zk.Node) -> str | None:
     name = path.rpartition("/")[2]
     try:
         return None if Lane.decode(path, node.data).name == name else "it is another lane's"
@@ -287,7 +276,7 @@ def _lane_error(path: str, node: Node) -> str | None:
 class _Layout:
     """A queue's layout as it was read; ``fixes``: what is not as it should be there. Parents come before children."""
 
-    def __init__(self, context: Context, nodes: Mapping[str, Node], digested: Mapping[str, Lane]) -> None:
+    def __init__(self, context: Context, nodes: Mapping[str, zk.Node], digested: Mapping[str, Lane]) -> None:
         self._context, self._paths, self._nodes, self._digested = context, context.paths, nodes, digested
         self._foreign: set[str] = set()
         self._runs: set[tuple[str, int]] = set()
@@ -305,21 +294,21 @@ class _Layout:
                 self._foreign.add(path)
                 self._say(path, _FOREIGN, *_subtree(nodes, path))
             elif expected != node.data:
-                self._say(path, _CONTENT, SetData(path, expected, node.stat.version))
+                self._say(path, _CONTENT, zk.SetData(path, expected, node.stat.version))
         for name in self._names("consumers"):
             self._look_for(self._paths.consumer(name, "current"))
         for name in self._names("live"):
             record = self._paths.consumer(name)
             if record not in nodes:
-                made = Create(record, dump({"name": name, "accepts": []})), Create(f"{record}/current")
+                made = zk.Create(record, dump({"name": name, "accepts": []})), zk.Create(f"{record}/current")
                 self._say(record, "is missing, and its consumer lives", *made)
         for name in self._names("batches"):
             self._look_at_batch(name)
         for path, name in self._batches_done():
             if self._paths.batch(name) not in nodes:
-                self._say(path, "lists a batch that is not there", Delete(path))
+                self._say(path, "lists a batch that is not there", zk.Delete(path))
 
-    def _say(self, path: str, what: str, *ops: WriteOp) -> None:
+    def _say(self, path: str, what: str, *ops: zk.WriteOp) -> None:
         self.fixes.append(_Fix(path, what, ops))
 
     def _names(self, *parts: str) -> list[str]:
@@ -330,9 +319,9 @@ class _Layout:
 
     def _look_for(self, path: str, data: bytes = b"") -> None:
         if path not in self._nodes:
-            self._say(path, "is missing", Create(path, data))
+            self._say(path, "is missing", zk.Create(path, data))
 
-    def _expected(self, path: str, parts: Sequence[str], node: Node) -> bytes | None:  # noqa: C901  it is a table
+    def _expected(self, path: str, parts: Sequence[str], node: zk.Node) -> bytes | None:  # noqa: C901  it is a table
         """What a znode should hold: its own data, where they are good; None where there should be none.
 
         What lists a task is judged with that.
@@ -413,23 +402,23 @@ class _Layout:
             return  # given up before it was written to its end: clean-up deletes what is left
         follow_up = _unpacked(self._context, nodes, then)
         after = self._batch_record(name, before, follow_up, listed)
-        write = SetData(base, dump(after), nodes[base].stat.version)
+        write = zk.SetData(base, dump(after), nodes[base].stat.version)
         if before is not None and after == before | {"refused": after.get("refused")} != before:
             self._say(then, f"is missing: task {after['then']!r} does not follow the batch", write)
         elif after != before:
             self._say(base, _CONTENT if before is None else "does not tell how its batch stands", write)
-        done, same = after.get("done"), Check(base, write.version)
+        done, same = after.get("done"), zk.Check(base, write.version)
         if done is None:
             self._look_for(opened)
         if writing in nodes and "total" in after:
-            self._say(writing, "is there, and the batch is written to its end", same, Delete(writing))
+            self._say(writing, "is there, and the batch is written to its end", same, zk.Delete(writing))
         right = follow_up is not None and follow_up.task_id == after.get("then") and not after.get("refused")
         if then in nodes and (done is not None or not right):
-            self._say(then, "is no task that follows the batch", same, Delete(then))
+            self._say(then, "is no task that follows the batch", same, zk.Delete(then))
         index = None if done is None else self._paths.at(index_path("batches-done", done, name))
         for path in listed:
             if path != index:
-                self._say(path, "lists a batch that is not done, or was done at another time", Delete(path))
+                self._say(path, "lists a batch that is not done, or was done at another time", zk.Delete(path))
         if index is not None:
             self._look_for(index)
 
@@ -464,7 +453,7 @@ def _settings(path: str, data: bytes) -> bytes:
     return kept.encode()
 
 
-def _followed(path: str, node: Node) -> bytes:
+def _followed(path: str, node: zk.Node) -> bytes:
     """The mark of a followed queue; of one that cannot be read, nothing was deleted since it was written."""
     with suppress(CorruptRecord):
         record = load(path, node.data)
@@ -496,9 +485,9 @@ def _listed_task(parts: Sequence[str]) -> str | None:
 
 def _read_tasks(
     context: Context, task_ids: Sequence[str], listed: Mapping[str, Sequence[str]]
-) -> Procedure[dict[str, dict[str, Node]]]:
+) -> Procedure[dict[str, dict[str, zk.Node]]]:
     """For each task, by path: its tree, what lists it or should, and what these places stand in."""
-    facts: dict[str, dict[str, Node]] = {each: {} for each in task_ids}
+    facts: dict[str, dict[str, zk.Node]] = {each: {} for each in task_ids}
     for path, node in (yield from _walk(context, [context.paths.task(each) for each in task_ids])).items():
         facts[_below(context, path)[1]][path] = node
     others = {each: set(listed.get(each, ())) for each in task_ids}
@@ -519,7 +508,7 @@ def _read_tasks(
     return facts
 
 
-def _decoded(context: Context, task_id: str, nodes: Mapping[str, Node]) -> tuple[TaskState | None, str]:
+def _decoded(context: Context, task_id: str, nodes: Mapping[str, zk.Node]) -> tuple[TaskState | None, str]:
     """A task's record, or why there is none."""
     path = context.paths.task(task_id, "state")
     if path not in nodes:
@@ -552,14 +541,14 @@ def _examine(
         check = _TaskCheck(context, task_id, nodes, listed.get(task_id, ()), now)
         if check.fixes and check.fixes != before:
             before = check.fixes
-            yield Sync(path)
+            yield zk.Sync(path)
             continue  # what is true is so twice; a batch, say, may be on its way to be collected
         if not check.fixes or not repair:
             return check.fixes
         found = check.fixes
         for bucket in check.buckets():
             yield from make_bucket(context, bucket)
-        outcome: Outcome = yield from transact(Multi(check.multi()), never)
+        outcome: zk.Outcome = yield from zk.transact(zk.Multi(check.multi()), zk.never)
         if outcome.committed:
             yield from close_after(context, check.batch)
             break
@@ -577,14 +566,14 @@ class _TaskCheck:
     """
 
     def __init__(
-        self, context: Context, task_id: str, nodes: Mapping[str, Node], listed: Sequence[str], now: int
+        self, context: Context, task_id: str, nodes: Mapping[str, zk.Node], listed: Sequence[str], now: int
     ) -> None:
         self._context, self._id, self._nodes, self._now = context, task_id, nodes, now
         self._listed = [path for path in listed if path in nodes]
         self._base, self._path = context.paths.task(task_id), context.paths.task(task_id, "state")
         self._own = [each for each in nodes if each == self._base or each.startswith(f"{self._base}/")]
         self._contents: dict[str, bytes] = {}
-        self._ops: list[WriteOp] = []
+        self._ops: list[zk.WriteOp] = []
         self._rerun = False
         self.fixes: list[_Fix] = []
         self._state, why = _decoded(context, task_id, nodes)
@@ -603,12 +592,12 @@ class _TaskCheck:
             self._after = self._corrected(self._state)
         self.batch = None if self._state is None else self._state.batch
         if self._after is None:
-            self._ops += [Delete(path) for path in self._listed]
+            self._ops += [zk.Delete(path) for path in self._listed]
             self._ops += [each for each in _subtree(self._own, self._base) if each.path != self._path]
         else:
             self._compare(self._after)
 
-    def multi(self) -> tuple[WriteOp, ...]:
+    def multi(self) -> tuple[zk.WriteOp, ...]:
         """The operations of the repair, under the record as it was read."""
         path, node, after = self._path, self._nodes.get(self._path), self._after
         if after is not None:
@@ -618,16 +607,19 @@ class _TaskCheck:
                 ended = before.ended_zxid or node.stat.mzxid
             settled = (*after.settled, nonce)[-KEPT_NONCES:]
             record = structs.replace(after, nonce=nonce, settled=settled, ended_zxid=ended).encode()
-            return (Create(path, record) if node is None else SetData(path, record, node.stat.version), *self._ops)
+            return (
+                zk.Create(path, record) if node is None else zk.SetData(path, record, node.stat.version),
+                *self._ops,
+            )
         if node is not None:
-            return (Delete(path, node.stat.version), *self._ops)
+            return (zk.Delete(path, node.stat.version), *self._ops)
         free = path if self._base in self._nodes else self._base
-        return (Create(free), Delete(free), *self._ops)
+        return (zk.Create(free), zk.Delete(free), *self._ops)
 
     def buckets(self) -> list[str]:
         """The buckets in which it writes."""
         tops = {"scheduled", "requeued", "finished", "cancelled"}
-        made = [op.path for op in self._ops if isinstance(op, Create)]
+        made = [op.path for op in self._ops if isinstance(op, zk.Create)]
         return [path.rpartition("/")[0] for path in made if _below(self._context, path)[0] in tops]
 
     def _say(self, path: str, what: str) -> None:
@@ -703,7 +695,7 @@ class _TaskCheck:
                 self._say(base, f"is missing: task {self._id!r} counts for no batch any more")
                 after = structs.replace(after, batch=None)
             elif f"{base}/open" not in self._nodes:
-                self._ops.append(Create(f"{base}/open"))
+                self._ops.append(zk.Create(f"{base}/open"))
         record = self._nodes[self._path].stat.mzxid
         for part in ("data", "metadata", "result", "requeue"):  # these were written with the record, or before
             if self._has(part) and self._nodes[self._at(part)].stat.mzxid > record:
@@ -774,7 +766,7 @@ class _TaskCheck:
                 self._contents[lease] = dump({"seconds": span, "consumer": consumer})
         return state
 
-    def _span(self, state: TaskState, path: str, claim: Node) -> float:
+    def _span(self, state: TaskState, path: str, claim: zk.Node) -> float:
         """For how many seconds a claim holds, as it tells itself; 0, which ends it, where it cannot be read."""
         try:
             record = load_claim(path, claim.data)
@@ -860,7 +852,7 @@ class _TaskCheck:
         for path in sorted(present - standing.keys(), reverse=True):
             if path not in before and self._state is not None:
                 self._say(path, f"is nothing that the record of task {self._id!r} tells of")
-            self._ops.append(Delete(path))
+            self._ops.append(zk.Delete(path))
         for path in sorted(standing):
             if path == self._path:
                 continue
@@ -870,11 +862,11 @@ class _TaskCheck:
             if node is None:
                 if not said:
                     self._say(path, f"is missing, and belongs to task {self._id!r}")
-                self._ops.append(Create(path, data or b""))
+                self._ops.append(zk.Create(path, data or b""))
             elif data is not None and data != node.data:
                 if not said:
                     self._say(path, f"does not hold what it should for task {self._id!r}")
-                self._ops.append(SetData(path, data))
+                self._ops.append(zk.SetData(path, data))
         if after.batch is not None and after.state in FAILED:
             self._note_failure(after)
         elif self._rerun and self._state is not None and self._state.batch is not None:
@@ -891,4 +883,4 @@ class _TaskCheck:
             if not same or f"{base}/open" not in self._nodes:
                 return  # another batch of its name, or one that is on its way to be collected
             self._say(failed, f"is missing, although task {self._id!r} has failed")
-        self._ops.append(Create(failed))
+        self._ops.append(zk.Create(failed))

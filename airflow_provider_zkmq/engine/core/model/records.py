@@ -13,28 +13,10 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from ...errors import ConfigError
+from . import values
 from .names import bucket_of, entry_name, entry_task
 from .policy import RetryPolicy
 from .states import State
-from .values import (
-    PATH_PART,
-    UNREADABLE,
-    Count,
-    Duration,
-    Milliseconds,
-    Moment,
-    Part,
-    Priority,
-    Span,
-    Zxid,
-    corrupt,
-    dump,
-    load,
-    optional_milliseconds,
-    optional_seconds,
-    refuse_deep,
-    shown,
-)
 
 # --- What is enqueued: messages, and their parts as they are stored.
 
@@ -74,13 +56,13 @@ class Message:
     data: bytes | str
     filters: Mapping[str, object] | None = None
     priority: int = 0
-    delay: Duration | None = None
+    delay: values.Duration | None = None
     task_id: str | None = None
     metadata: Mapping[str, Any] | None = None
     policy: RetryPolicy | None = None
-    lock: Duration | None = None
+    lock: values.Duration | None = None
     on_conflict: OnConflict = "raise"
-    not_before: Moment | None = None
+    not_before: values.Moment | None = None
 
     @property
     def replaces(self) -> bool:
@@ -94,7 +76,10 @@ class Message:
 
     def times(self) -> tuple[float | None, int | None]:
         """Its delay in seconds, or its moment in milliseconds since 1970. Raises `ConfigError`, also for both."""
-        delay, moment = optional_seconds("delay", self.delay), optional_milliseconds("not_before", self.not_before)
+        delay, moment = (
+            values.optional_seconds("delay", self.delay),
+            values.optional_milliseconds("not_before", self.not_before),
+        )
         if delay is not None and moment is not None:
             raise ConfigError(f"a message has a delay ({self.delay}) or not_before ({self.not_before}), not both")
         return delay, moment
@@ -156,7 +141,7 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
         return NO_METADATA
     try:
         data = json.dumps(dict(metadata), separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
-        refuse_deep(data, dict(metadata))
+        values.refuse_deep(data, dict(metadata))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"metadata must be a JSON object: {error}") from error
     return data
@@ -177,10 +162,10 @@ def encode_data(what: str, data: object) -> bytes:
 # --- What the znodes hold: frozen records, whose types say what each field may be; what has no field is not read.
 
 #: ``<lane>/<segment>/<entry>``; what began delayed has no segment yet.
-Place: TypeAlias = Annotated[str, Meta(pattern=rf"\A{PATH_PART}/(?:{PATH_PART})?/{PATH_PART}\Z")]
+Place: TypeAlias = Annotated[str, Meta(pattern=rf"\A{values.PATH_PART}/(?:{values.PATH_PART})?/{values.PATH_PART}\Z")]
 #: Where a task is listed that is not in a lane.
 Index: TypeAlias = Annotated[
-    str, Meta(pattern=rf"\A(?:(?:scheduled|requeued|finished|cancelled)/{PATH_PART}|dlq)/{PATH_PART}\Z")
+    str, Meta(pattern=rf"\A(?:(?:scheduled|requeued|finished|cancelled)/{values.PATH_PART}|dlq)/{values.PATH_PART}\Z")
 ]
 
 MAX_HISTORY: Final = 10
@@ -198,13 +183,13 @@ class Times(NamedTuple):
 class Attempt(Struct, frozen=True, omit_defaults=True):
     """One delivery that ended: by whom, when (server's milliseconds; ``started`` where that is known), and how."""
 
-    number: Count
+    number: values.Count
     consumer: str
-    claimed: Milliseconds
-    ended: Milliseconds
+    claimed: values.Milliseconds
+    ended: values.Milliseconds
     outcome: str
     error: str | None = None
-    started: Milliseconds | None = None
+    started: values.Milliseconds | None = None
 
 
 class TaskState(Struct, frozen=True, omit_defaults=True):
@@ -228,15 +213,15 @@ class TaskState(Struct, frozen=True, omit_defaults=True):
     state: State
     place: Place
     nonce: str
-    priority: Priority = 0
-    filters: dict[Part, str] = {}
-    attempt: Count = 0
-    due: Milliseconds | None = None
+    priority: values.Priority = 0
+    filters: dict[values.Part, str] = {}
+    attempt: values.Count = 0
+    due: values.Milliseconds | None = None
     index: Index | None = None
-    consumer: Part | None = None
-    claimed: Milliseconds | None = None
-    ended: Milliseconds | None = None
-    lease: Part | None = None
+    consumer: values.Part | None = None
+    claimed: values.Milliseconds | None = None
+    ended: values.Milliseconds | None = None
+    lease: values.Part | None = None
     settled: tuple[str, ...] = ()
     error: str | None = None
     policy: RetryPolicy | None = None
@@ -244,13 +229,13 @@ class TaskState(Struct, frozen=True, omit_defaults=True):
     bound: bool = False
     lock: Annotated[float, Meta(gt=0, le=1e10)] | None = None
     requeue: bool = False
-    dedupe: Milliseconds | None = None
+    dedupe: values.Milliseconds | None = None
     result: bool = False
-    rank: Zxid | None = None
-    batch: Part | None = None
-    ended_zxid: Zxid | None = None
-    started: Milliseconds | None = None
-    was_due: Milliseconds | None = None
+    rank: values.Zxid | None = None
+    batch: values.Part | None = None
+    ended_zxid: values.Zxid | None = None
+    started: values.Milliseconds | None = None
+    was_due: values.Milliseconds | None = None
     metadata: bool = False
 
     @property
@@ -265,17 +250,17 @@ class TaskState(Struct, frozen=True, omit_defaults=True):
 
     def encode(self) -> bytes:
         """The stored bytes; what has its default is left out."""
-        return dump(self)
+        return values.dump(self)
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> TaskState:
         """Read a state record. Raises `CorruptRecord`."""
         try:  # as `load`, which takes longer than this
             state = _DECODER.decode(data)
-        except UNREADABLE as error:
-            raise corrupt(path, "a task's state", error) from error
+        except values.UNREADABLE as error:
+            raise values.corrupt(path, "a task's state", error) from error
         if state.state is State.CLAIMED and not state.consumer:
-            raise corrupt(path, "a task's state", ValueError("it is claimed by nobody"))
+            raise values.corrupt(path, "a task's state", ValueError("it is claimed by nobody"))
         return state
 
     def with_attempt(self, outcome: str, ended: int, error: str | None, started: int | None = None) -> TaskState:
@@ -297,24 +282,24 @@ class ClaimRecord(TypedDict, total=False):
 
     consumer: str
     nonce: str
-    lease: Span | None
+    lease: values.Span | None
     progress: Annotated[float, Meta(ge=0, le=1)] | None
     note: str | None
-    began: Milliseconds | None
+    began: values.Milliseconds | None
 
 
 def load_claim(path: str, data: bytes) -> dict[str, Any]:
     """What a claim's znode tells, as far as we know it. Raises `CorruptRecord`."""
-    return {**load(path, data, ClaimRecord, "a claim")}
+    return {**values.load(path, data, ClaimRecord, "a claim")}
 
 
 class _Lease(TypedDict):
-    seconds: Span
+    seconds: values.Span
 
 
 def load_span(path: str, data: bytes) -> float:
     """For how many seconds a lease or a lock holds. Raises `CorruptRecord`."""
-    return load(path, data, _Lease, "a lease of ours")["seconds"]
+    return values.load(path, data, _Lease, "a lease of ours")["seconds"]
 
 
 def claimed_before(claimed: int | None, later: int | None) -> int | None:
@@ -324,7 +309,7 @@ def claimed_before(claimed: int | None, later: int | None) -> int | None:
 
 def clip(text: str | None, most: int = MAX_ERROR) -> str | None:
     """An error text as it is kept: printable, and not longer than this."""
-    return text if text is None else shown(text if len(text) <= most else text[: most - 1] + "…")
+    return text if text is None else values.shown(text if len(text) <= most else text[: most - 1] + "…")
 
 
 # --- A run that has left its queue's indexes, as it is kept for who reads what ended: a line of JSON, data, result.
@@ -356,27 +341,27 @@ class HistoryEntry(Struct, frozen=True, omit_defaults=True):
     stored, of the data, where a result follows them.
     """
 
-    task_id: Part
-    version: Zxid
-    enqueued: Milliseconds
-    ended: Milliseconds
+    task_id: values.Part
+    version: values.Zxid
+    enqueued: values.Milliseconds
+    ended: values.Milliseconds
     state: TaskState
     metadata: str
     data: bytes = b""
     result: bytes | None = None
-    size: Count | None = None
+    size: values.Count | None = None
 
     def encode(self) -> bytes:
         """The stored bytes: a line of JSON, then the data and the result."""
         size = None if self.result is None else len(self.data)
         head = structs.replace(self, data=b"", result=None, size=size)
-        return dump(head) + b"\n" + self.data + (self.result or b"")
+        return values.dump(head) + b"\n" + self.data + (self.result or b"")
 
     @classmethod
     def decode(cls, path: str, raw: bytes) -> HistoryEntry:
         """Read what `encode` wrote. Raises `CorruptRecord`."""
         line, _, body = raw.partition(b"\n")
-        head = load(path, line, cls, "a run of ours")
+        head = values.load(path, line, cls, "a run of ours")
         result = None if head.size is None else body[head.size :]
         return structs.replace(head, data=body[: head.size], result=result, size=None)
 

@@ -165,8 +165,8 @@ def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
     archived: ArchiveRecord | None = None
     if nodes["archive"] is not None:
         mark, data = context.paths.at("archive"), nodes["archive"].data
-        read = partial(load, mark, data, ArchiveRecord, _ARCHIVE)
-        archived = unless_corrupt(context, mark, read, "nothing is collected") or ArchiveRecord()
+        read = lambda: load(mark, data, ArchiveRecord, _ARCHIVE)  # noqa: E731  of one kind for the type checker
+        archived = unless_corrupt(context, mark, read, "nothing is collected") or {}
     return Conf(
         types=types,
         policy=settings.policy,

@@ -9,36 +9,12 @@ from functools import partial
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from ...errors import ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
+from .. import protocol as zk
 from ..context import CachedRead, Context
 from ..model.names import Paths, check_layout, check_name
 from ..model.records import TaskState
 from ..model.values import Duration, Moment, dump, moment_of, optional_seconds
-from ..protocol import (
-    Check,
-    Children,
-    Create,
-    Delete,
-    EnsureRoot,
-    Exists,
-    Failure,
-    Get,
-    GetMany,
-    Multi,
-    Node,
-    Outcome,
-    Pipeline,
-    Procedure,
-    SetData,
-    SetTimeout,
-    Signal,
-    Stat,
-    Sync,
-    Wait,
-    Watch,
-    never,
-    refused,
-    transact,
-)
+from ..protocol import Procedure, refused
 
 # --- How long a caller waits.
 
@@ -57,7 +33,7 @@ class Deadline:
         """`timeout` (seconds or a duration, None without bound) from now, for the whole call. Raises `ConfigError`."""
         span = optional_seconds("timeout", timeout)
         if span:  # who does not wait at all waits for the servers all the same
-            yield SetTimeout(span)
+            yield zk.SetTimeout(span)
         return cls(context, None if span is None else context.run.monotonic() + span, span)
 
     @property
@@ -73,9 +49,9 @@ class Deadline:
     def __str__(self) -> str:
         return f"timeout ({self.span or 0:g} s)"
 
-    def wait(self, signal: Signal, seen: int) -> Procedure[None]:
+    def wait(self, signal: zk.Signal, seen: int) -> Procedure[None]:
         """Wait until `signal` has happened more than `seen` times, or the time is over."""
-        yield Wait(signal, seen, self.left)
+        yield zk.Wait(signal, seen, self.left)
 
 
 # --- Many znodes, read in requests of a bearable size; what does not hold what it should is reported, once.
@@ -103,7 +79,7 @@ class Record:
     """A task's record as it was read, and the Stat of its znode."""
 
     task_id: str
-    stat: Stat
+    stat: zk.Stat
     state: TaskState
 
 
@@ -112,28 +88,28 @@ def chunked(items: Sequence[T], size: int = AT_ONCE) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def read_nodes(paths: Sequence[str], at_once: int = AT_ONCE, in_flight: int = 1) -> Procedure[list[Node | None]]:
+def read_nodes(paths: Sequence[str], at_once: int = AT_ONCE, in_flight: int = 1) -> Procedure[list[zk.Node | None]]:
     """Znodes in the order of their paths, None for what is missing. Not a snapshot of one moment.
 
     `at_once`: how many are asked for in one request; `in_flight`: so many requests are on their way together.
     """
-    nodes: list[Node | None] = []
-    for requests in chunked([GetMany(tuple(chunk)) for chunk in chunked(paths, at_once)], in_flight):
-        replies = [(yield requests[0])] if len(requests) == 1 else (yield Pipeline(tuple(requests)))
+    nodes: list[zk.Node | None] = []
+    for requests in chunked([zk.GetMany(tuple(chunk)) for chunk in chunked(paths, at_once)], in_flight):
+        replies = [(yield requests[0])] if len(requests) == 1 else (yield zk.Pipeline(tuple(requests)))
         for reply in replies:
             nodes += reply
     return nodes
 
 
-def read_stats(paths: Sequence[str]) -> Procedure[list[Stat | None]]:
+def read_stats(paths: Sequence[str]) -> Procedure[list[zk.Stat | None]]:
     """The Stats of znodes, all requests in flight together."""
-    stats: list[Stat | None] = yield Pipeline(tuple(Exists(path) for path in paths))
+    stats: list[zk.Stat | None] = yield zk.Pipeline(tuple(zk.Exists(path) for path in paths))
     return stats
 
 
 def list_children(paths: Sequence[str]) -> Procedure[list[list[str]]]:
     """The names under each path, sorted, all requests in flight together; none under what is missing."""
-    listings: list[list[str] | None] = yield Pipeline(tuple(Children(path) for path in paths))
+    listings: list[list[str] | None] = yield zk.Pipeline(tuple(zk.Children(path) for path in paths))
     return [sorted(names or ()) for names in listings]
 
 
@@ -143,7 +119,7 @@ def read_records(context: Context, task_ids: Sequence[str], consequence: str = "
     return [record_of(context, each, node, consequence) for each, node in zip(task_ids, nodes, strict=True)]
 
 
-def record_of(context: Context, task_id: str, node: Node | None, consequence: str = "") -> Record | Unread:
+def record_of(context: Context, task_id: str, node: zk.Node | None, consequence: str = "") -> Record | Unread:
     """The record that a task's ``state`` holds, as it was read; a corrupt one is reported, with `consequence`."""
     if node is None:
         return Unread.MISSING
@@ -171,9 +147,9 @@ def single_flight(
 
     Who has waited for another in vain, which was refused or cut off, does it by itself, beside whoever else does.
     """
-    busy: Signal | None = context.shared.get(what)
+    busy: zk.Signal | None = context.shared.get(what)
     if busy is not None:
-        yield Wait(busy, 0, turn=True)
+        yield zk.Wait(busy, 0, turn=True)
         if is_done():
             return None
     mine = context.run.new_signal()
@@ -191,7 +167,7 @@ def single_flight(
 
 def queue_names(root: str) -> Procedure[list[str]]:
     """The names of the queues under `root`, sorted, none without a root; one whose deletion has begun is left out."""
-    names = sorted((yield Children(root)) or ())
+    names = sorted((yield zk.Children(root)) or ())
     stats = yield from read_stats([Paths(f"{root}/{name}").at(THERE) for name in names])
     return [name for name, stat in zip(names, stats, strict=True) if stat is not None]
 
@@ -202,11 +178,11 @@ def now_below(root: str) -> Procedure[Moment]:
     Costs one small write, which leaves nothing; where there is no root, that is created. Queues have no such name.
     """
     path = f"{root}/~now"
-    multi = Multi((Create(path), SetData(path, b"", -1), Delete(path)))
-    outcome = yield from transact(multi, never)
-    if outcome.failure is Failure.NO_NODE:
-        yield EnsureRoot(root)
-        outcome = yield from transact(multi, never)
+    multi = zk.Multi((zk.Create(path), zk.SetData(path, b"", -1), zk.Delete(path)))
+    outcome = yield from zk.transact(multi, zk.never)
+    if outcome.failure is zk.Failure.NO_NODE:
+        yield zk.EnsureRoot(root)
+        outcome = yield from zk.transact(multi, zk.never)
     if not outcome.committed:
         raise refused("reading the server's clock", outcome, multi)
     if outcome.time is None:
@@ -216,7 +192,7 @@ def now_below(root: str) -> Procedure[Moment]:
 
 def refuse_another_layout(root: str) -> Procedure[None]:
     """Raise `ConfigError` where what stands under the root is not of our layout. A root may be missing, or empty."""
-    node: Node | None = yield Get(root)
+    node: zk.Node | None = yield zk.Get(root)
     if node is not None and (node.data or (yield from queue_names(root))):
         check_layout(root, node.data)
 
@@ -229,10 +205,10 @@ def restored(context: Context, path: str) -> Procedure[bool]:
 
     Only of a queue that has its ``conf``: what was deleted as a whole, or is being so, is not to come back in parts.
     """
-    permanent, there = set(context.paths.skeleton()[2:]), Check(context.paths.at(THERE))
+    permanent, there = set(context.paths.skeleton()[2:]), zk.Check(context.paths.at(THERE))
     made = False
     for each in (path.rpartition("/")[0], path):
-        outcome: Outcome | None = (yield Multi((there, Create(each)))) if each in permanent else None
+        outcome: zk.Outcome | None = (yield zk.Multi((there, zk.Create(each)))) if each in permanent else None
         if outcome is not None and outcome.committed:
             context.warn_once(each, "it was missing; made anew")
             made = True
@@ -247,15 +223,15 @@ def create_skeleton(
     context: Context, settings: bytes, times: Mapping[str, bytes], marks: Iterable[str] = ()
 ) -> Procedure[bool]:
     """Create the queue's permanent znodes in one transaction; False if the queue was there already."""
-    yield EnsureRoot(context.root)
+    yield zk.EnsureRoot(context.root)
     conf = context.paths.at(THERE)
-    ops = [Create(path, settings if path == conf else b"") for path in context.paths.skeleton()]
-    ops += [Create(context.paths.at("conf", name), value) for name, value in times.items()]
-    ops += [Create(context.paths.at(name), MARKS[name]) for name in marks]
-    multi = Multi(tuple(ops))
-    outcome = yield from transact(multi, never)
+    ops = [zk.Create(path, settings if path == conf else b"") for path in context.paths.skeleton()]
+    ops += [zk.Create(context.paths.at("conf", name), value) for name, value in times.items()]
+    ops += [zk.Create(context.paths.at(name), MARKS[name]) for name in marks]
+    multi = zk.Multi(tuple(ops))
+    outcome = yield from zk.transact(multi, zk.never)
     context.clock.learn(outcome)
-    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
+    if not outcome.committed and outcome.failure is not zk.Failure.NODE_EXISTS:
         raise refused("creating the queue", outcome, multi)
     return bool(outcome.committed)
 
@@ -276,16 +252,16 @@ def exists(
     `stopping` ends the wait early; it is asked whenever the queue is woken.
     """
     deadline, path = (yield from Deadline.after(context, timeout)), context.paths.at(THERE)
-    if (yield Exists(path)) is not None:
+    if (yield zk.Exists(path)) is not None:
         return True
-    yield Sync(context.root)  # the server that we read from may lag behind
+    yield zk.Sync(context.root)  # the server that we read from may lag behind
     if deadline.passed:
-        return (yield Exists(path)) is not None
+        return (yield zk.Exists(path)) is not None
     watch = context.new_watch()
     try:
         while True:
             seen, watch = context.signal.count, context.new_watch()
-            if (yield Exists(path, watch)) is not None:
+            if (yield zk.Exists(path, watch)) is not None:
                 return True
             if stopping() or deadline.passed:
                 return False
@@ -298,7 +274,7 @@ def exists(
 def queue_missing(context: Context) -> Procedure[QueueNotFound]:
     """The error for the queue where it is not there; what this client remembered of it is forgotten."""
     context.forget_queue()
-    if (yield Exists(context.paths.at("deleting"))) is not None:
+    if (yield zk.Exists(context.paths.at("deleting"))) is not None:
         return QueueNotFound(
             f"queue {context.queue!r} is being deleted under {context.root!r}, or its deletion was cut off: "
             "delete_queue() goes on with that, and is to be called before the queue can be created again"
@@ -363,7 +339,7 @@ def at_once(parts: Collection[str]) -> int:
 
 def read_trees(
     context: Context, ids: Sequence[str], parts: Collection[str]
-) -> Procedure[list[tuple[str, list[Node | None]]]]:
+) -> Procedure[list[tuple[str, list[zk.Node | None]]]]:
     """Each task's record, data, metadata, result and claim, with None for what is missing or was not asked for."""
     wanted = ["state", *(znode for part, znode in _ZNODE.items() if part in parts)]
     paths = [context.paths.task(each, znode) for each in ids for znode in wanted]
@@ -372,7 +348,7 @@ def read_trees(
     if "data" not in parts:  # without the payloads: it tells when the present run of an id was enqueued
         stats = yield from read_stats([context.paths.task(each, "data") for each in ids])
         for tree, stat in zip(trees, stats, strict=True):
-            tree["data"] = None if stat is None else Node(b"", stat)
+            tree["data"] = None if stat is None else zk.Node(b"", stat)
     return [
         (each, [tree.get(znode) for znode in ("state", *_ZNODE.values())])
         for each, tree in zip(ids, trees, strict=True)
@@ -392,8 +368,8 @@ class Znode:
 def read_tree(context: Context, task_id: str) -> Procedure[list[Znode]]:
     """Every znode of a task, to see what one enqueue wrote: equal czxids are one transaction."""
     base = context.paths.task(check_name("task id", task_id))
-    parts = sorted((yield Children(base)) or ())
-    filters = sorted((yield Children(f"{base}/filters")) or ())
+    parts = sorted((yield zk.Children(base)) or ())
+    filters = sorted((yield zk.Children(f"{base}/filters")) or ())
     paths = (base, *(f"{base}/{part}" for part in parts), *(f"{base}/filters/{name}" for name in filters))
     nodes = yield from read_nodes(paths)
     if nodes[0] is None:
@@ -412,7 +388,7 @@ def read_tree(context: Context, task_id: str) -> Procedure[list[Znode]]:
 class Relay:
     """The signal of a watch that hands on what happens: that fires a signal, and wakes others."""
 
-    signal: Signal
+    signal: zk.Signal
     hand_on: Callable[[], None]
 
     @property
@@ -443,13 +419,13 @@ def listing(context: Context, path: str, *, max_age: float | None = None) -> Pro
             return entry.value  # type: ignore[no-any-return]
         if not entry.pending:
             break
-        yield Wait(entry.signal, entry.signal.count, turn=True)
+        yield zk.Wait(entry.signal, entry.signal.count, turn=True)
     watch, read_at = context.new_watch(), context.run.monotonic()
     entry.pending = True
     try:
-        names = yield Children(path, watch)
+        names = yield zk.Children(path, watch)
         if names is None and (yield from restored(context, f"{path}/-")):  # what stays missing can be watched by nobody
-            names = yield Children(path, watch)
+            names = yield zk.Children(path, watch)
     finally:
         entry.pending = False
         entry.signal.fire()
@@ -463,7 +439,7 @@ def listing(context: Context, path: str, *, max_age: float | None = None) -> Pro
     return entry.value  # type: ignore[no-any-return]
 
 
-def shared_nodes(context: Context, paths: list[str], mine: Signal) -> Procedure[list[Node | None]]:
+def shared_nodes(context: Context, paths: list[str], mine: zk.Signal) -> Procedure[list[zk.Node | None]]:
     """Read znodes under watches that all waiters of the process share: one watch and one read for each.
 
     `mine` is fired when one of them changes. A waiter that finds another's read under way waits for its result.
@@ -479,13 +455,13 @@ def shared_nodes(context: Context, paths: list[str], mine: Signal) -> Procedure[
             return [entry.value for entry in entries]
         free = [at for at in stale if not entries[at].pending]
         if not free:
-            yield Wait(entries[stale[0]].signal, seen[stale[0]], turn=True)
+            yield zk.Wait(entries[stale[0]].signal, seen[stale[0]], turn=True)
             continue
-        watches = [Watch(Relay(entries[at].signal, partial(_wake, entries[at]))) for at in free]
+        watches = [zk.Watch(Relay(entries[at].signal, partial(_wake, entries[at]))) for at in free]
         for at in free:
             entries[at].pending = True
         try:
-            nodes = yield Pipeline(tuple(Get(paths[at], watch) for at, watch in zip(free, watches, strict=True)))
+            nodes = yield zk.Pipeline(tuple(zk.Get(paths[at], watch) for at, watch in zip(free, watches, strict=True)))
             for at, watch, node in zip(free, watches, nodes, strict=True):
                 entries[at].value, entries[at].watch = node, None if node is None else watch
         except BaseException:
@@ -506,7 +482,7 @@ def _wake(entry: CachedRead) -> None:
         subscriber.fire()
 
 
-def unsubscribe(context: Context, paths: list[str], mine: Signal) -> None:
+def unsubscribe(context: Context, paths: list[str], mine: zk.Signal) -> None:
     """End a wait; what nobody waits for any more is forgotten, and its watch on the server goes."""
     for path in paths:
         entry = context.listings.readings.get(path)

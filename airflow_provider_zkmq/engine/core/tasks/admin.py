@@ -9,15 +9,8 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from ...errors import (
-    ConfigError,
-    CorruptRecord,
-    IllegalTransition,
-    OutcomeUnknown,
-    TaskNotFound,
-    Unavailable,
-    ZkmqError,
-)
+from ... import errors
+from .. import protocol as zk
 from ..context import Context
 from ..model.names import check_name, entry_name
 from ..model.policy import ORDERS, RetryPolicy, Settings, checked_policy, load_settings
@@ -25,38 +18,11 @@ from ..model.records import TaskState, clip, encode_data
 from ..model.selectors import FilterType, check_types, declare_types
 from ..model.states import TRANSITIONS, Event, State, step
 from ..model.values import MAX_ZXID, Duration, abbreviated, dump, interval_seconds, seconds, spell_seconds, whole_number
-from ..protocol import (
-    Create,
-    Delete,
-    Exists,
-    Failure,
-    Get,
-    Multi,
-    Node,
-    Procedure,
-    SetData,
-    Sync,
-    Tries,
-    WriteOp,
-    failed_at,
-    never,
-    refused,
-    transact,
-)
+from ..protocol import Procedure, refused
+from ..read import nodes
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive, read_conf
 from ..read.inspect import as_state, checked_ids, listed_ids
 from ..read.leases import lapsed_tasks, ordering_time, server_time
-from ..read.nodes import (
-    MARKS,
-    THERE,
-    Record,
-    Unread,
-    chunked,
-    create_skeleton,
-    queue_missing,
-    read_records,
-    refuse_missing,
-)
 from ..write import transitions
 from ..write.commit import Plan, anew, commit, send_together
 from ..write.escrow import next_run
@@ -80,23 +46,23 @@ def _change(
     deleted task the one that was read. Raises `ConfigError`, `TaskNotFound`, `CorruptRecord`, `IllegalTransition`.
     """
     path = context.paths.task(check_name("task id", task_id), "state")
-    tries = Tries(f"{what} task {task_id!r}")
+    tries = zk.Tries(f"{what} task {task_id!r}")
     while True:
-        node: Node | None = yield Get(path)
+        node: zk.Node | None = yield zk.Get(path)
         if node is None:
-            yield Sync(path)  # the server that we read from may lag behind the one that was written to
-            node = yield Get(path)
+            yield zk.Sync(path)  # the server that we read from may lag behind the one that was written to
+            node = yield zk.Get(path)
         if node is None:
             msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
-            raise TaskNotFound(msg)
+            raise errors.TaskNotFound(msg)
         mzxid, state = node.stat.mzxid, TaskState.decode(path, node.data)
         current = Current(task_id, node.stat.version, state, zxid=mzxid)
         if version is not None and mzxid != version:
             now = f"it is {state.state} by now, attempt {state.attempt}"
-            raise IllegalTransition(f"task {task_id!r} has changed since it was read: {now}")
+            raise errors.IllegalTransition(f"task {task_id!r} has changed since it was read: {now}")
         try:
             plan = yield from build(current)
-        except IllegalTransition:
+        except errors.IllegalTransition:
             # Where a claim has ended by its deadline, it is done to what follows.
             if state.state is not State.CLAIMED or not (yield from rescue_lapsed(context, task_id)):
                 raise
@@ -117,7 +83,7 @@ def cancel(context: Context, task_id: str) -> Procedure[None]:
         now, state = (yield from server_time(context)), current.state
         step(task_id, state.state, Event.CANCEL)
         # The run in escrow goes too, and the consumer is told.
-        extra: list[WriteOp] = [Delete(context.paths.task(task_id, "requeue"))] if state.requeue else []
+        extra: list[zk.WriteOp] = [zk.Delete(context.paths.task(task_id, "requeue"))] if state.requeue else []
         extra += yield from cancel_note(context, state)
         current = yield from _with_claim(context, current)
         if state.state is State.CLAIMED:
@@ -131,7 +97,7 @@ def _with_claim(context: Context, current: Current) -> Procedure[Current]:
     """The reading, with whether the claim's ephemeral has vanished with its session, and nobody has rescued it yet."""
     if current.state.state is not State.CLAIMED:
         return current
-    gone = (yield Exists(context.paths.task(current.task_id, "claim"))) is None
+    gone = (yield zk.Exists(context.paths.task(current.task_id, "claim"))) is None
     return replace(current, claim_gone=gone)
 
 
@@ -178,13 +144,13 @@ def redrive(
     `version`: only if the task is still what was read as `Task.version`. `data` replaces the payload in the same
     transaction. Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task in any other state or version.
     """
-    extra: list[WriteOp] = []
+    extra: list[zk.WriteOp] = []
     if data is not None:
-        extra.append(SetData(context.paths.task(task_id, "data"), encode_data("data", data)))
+        extra.append(zk.SetData(context.paths.task(task_id, "data"), encode_data("data", data)))
     yield from _change(context, task_id, "redrive of", partial(_redriving, context, extra), version)
 
 
-def _redriving(context: Context, extra: list[WriteOp], current: Current) -> Procedure[Plan]:
+def _redriving(context: Context, extra: list[zk.WriteOp], current: Current) -> Procedure[Plan]:
     step(current.task_id, current.state.state, Event.REDRIVE)
     yield from read_conf(context)
     entry = entry_name(context.marks.stamp((yield from ordering_time(context))), current.task_id)
@@ -194,7 +160,7 @@ def _redriving(context: Context, extra: list[WriteOp], current: Current) -> Proc
     return (yield from with_history(context, current, Plan([*plan.changes, *members])))
 
 
-def redrive_many(context: Context, task_ids: Sequence[str]) -> Procedure[dict[str, ZkmqError]]:
+def redrive_many(context: Context, task_ids: Sequence[str]) -> Procedure[dict[str, errors.ZkmqError]]:
     """Redrive tasks in their order, a group at a time; returns those that could not be, each with why.
 
     Each task is redriven by itself, as by `redrive`, in a transaction of its own: those of a group are on their way
@@ -202,32 +168,34 @@ def redrive_many(context: Context, task_ids: Sequence[str]) -> Procedure[dict[st
     bad id before anything is redriven, `Unavailable` where nothing was, and `OutcomeUnknown`: what was redriven by
     then, the same call then refuses.
     """
-    refused: dict[str, ZkmqError] = {}
+    refused: dict[str, errors.ZkmqError] = {}
     ids = checked_ids(task_ids)
     yield from read_conf(context)
     done: set[str] = set()
-    for group in chunked(ids, REDRIVEN_TOGETHER):
+    for group in nodes.chunked(ids, REDRIVEN_TOGETHER):
         try:
             yield from _redrive_together(context, group, done)
             for task_id in [each for each in group if each not in done]:
                 try:
                     yield from redrive(context, task_id)
                     done.add(task_id)
-                except (TaskNotFound, IllegalTransition, CorruptRecord) as error:
+                except (errors.TaskNotFound, errors.IllegalTransition, errors.CorruptRecord) as error:
                     refused[task_id] = error
-        except Unavailable as error:
+        except errors.Unavailable as error:
             if not done:
                 raise
-            raise OutcomeUnknown(f"some of these tasks were redriven, and the others were not: {error}") from error
+            raise errors.OutcomeUnknown(
+                f"some of these tasks were redriven, and the others were not: {error}"
+            ) from error
     return refused
 
 
 def _redrive_together(context: Context, ids: Sequence[str], done: set[str]) -> Procedure[None]:
     """Redrive what can be as it was read, and note it; the others are to be read and judged one by one."""
-    records = yield from read_records(context, ids)
+    records = yield from nodes.read_records(context, ids)
     plans: list[Plan] = []
     for task_id, record in zip(ids, records, strict=True):
-        if isinstance(record, Record) and (record.state.state, Event.REDRIVE) in TRANSITIONS:
+        if isinstance(record, nodes.Record) and (record.state.state, Event.REDRIVE) in TRANSITIONS:
             current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
             plans.append((yield from _redriving(context, [], current)))
     for plan, sent in zip(plans, (yield from send_together(plans)) if plans else [], strict=True):
@@ -242,7 +210,7 @@ def replace_data(context: Context, task_id: str, data: bytes | str, version: int
 
     Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task that is not pending any more.
     """
-    extra: list[WriteOp] = [SetData(context.paths.task(task_id, "data"), encode_data("data", data))]
+    extra: list[zk.WriteOp] = [zk.SetData(context.paths.task(task_id, "data"), encode_data("data", data))]
 
     def build(current: Current) -> Procedure[Plan]:
         state, nonce = current.state, context.marks.nonce()
@@ -264,7 +232,7 @@ def drop(context: Context, task_id: str, version: int | None = None) -> Procedur
     def build(current: Current) -> Procedure[Plan]:
         if current.state.state is State.CLAIMED:
             msg = f"task {task_id!r} is claimed: it cannot be dropped; cancel it first"
-            raise IllegalTransition(msg)
+            raise errors.IllegalTransition(msg)
         return (yield from with_history(context, current, transitions.delete(context, current)))
 
     yield from _change(context, task_id, "drop of", build, version)
@@ -281,25 +249,27 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     for task_id in [] if wanted is None else (yield from lapsed_tasks(context)):
         yield from rescue_lapsed(context, task_id)
     count = 0
-    for chunk in chunked((yield from listed_ids(context, wanted))):
-        records = yield from read_records(context, chunk, _KEPT)
+    for chunk in nodes.chunked((yield from listed_ids(context, wanted))):
+        records = yield from nodes.read_records(context, chunk, _KEPT)
         for task_id, record in zip(chunk, records, strict=True):
             base = context.paths.task(task_id)
-            if record is Unread.MISSING and (yield Exists(base)) is not None:
+            if record is nodes.Unread.MISSING and (yield zk.Exists(base)) is not None:
                 context.report(base, f"has no state: it is no task of ours; {_KEPT}")
             try:
                 count += yield from _delete_task(context, task_id, record, wanted)
-            except CorruptRecord as error:
+            except errors.CorruptRecord as error:
                 context.report(f"{base}/state", f"{error}; {_KEPT}")
     for reading in context.listings.readings.values():  # what was tried is tried again
         reading.cached_entries = None
     return count
 
 
-def _delete_task(context: Context, task_id: str, record: Record | Unread, wanted: State | None) -> Procedure[bool]:
+def _delete_task(
+    context: Context, task_id: str, record: nodes.Record | nodes.Unread, wanted: State | None
+) -> Procedure[bool]:
     """Delete one tree with all that lists it; again if it changed meanwhile. Raises `CorruptRecord`: it cannot be."""
-    tries = Tries(f"deletion of task {task_id!r}")
-    while isinstance(record, Record) and wanted in {None, record.state.state}:
+    tries = zk.Tries(f"deletion of task {task_id!r}")
+    while isinstance(record, nodes.Record) and wanted in {None, record.state.state}:
         current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
         current = yield from _with_claim(context, current)
         delete = transitions.delete(context, current, proof=False)
@@ -309,7 +279,7 @@ def _delete_task(context: Context, task_id: str, record: Record | Unread, wanted
         if committed.refusal is None:
             return True
         yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, record.stat.mzxid)
-        (record,) = yield from read_records(context, [task_id], _KEPT)
+        (record,) = yield from nodes.read_records(context, [task_id], _KEPT)
     return False
 
 
@@ -352,7 +322,7 @@ def configure(
     if order is not None:
         if order not in ORDERS:
             msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
-            raise ConfigError(msg)
+            raise errors.ConfigError(msg)
         changes["order"] = order
     if task_gc_lifetime is not None:
         times["task_gc_lifetime"] = spell_seconds(seconds("task_gc_lifetime", task_gc_lifetime))
@@ -361,14 +331,14 @@ def configure(
     for name, value in {"archive": archive, "follow": follow}.items():
         if value is not None and not isinstance(value, bool):
             msg = f"{name} {value!r} is not understood: True or False"
-            raise ConfigError(msg)
+            raise errors.ConfigError(msg)
     marks = {"archive": archive, "followed": follow}
     fresh = structs.replace(DEFAULT_SETTINGS, **changes).encode()
-    created = yield from create_skeleton(
+    created = yield from nodes.create_skeleton(
         context, fresh, DEFAULT_TIMES | times, [name for name, yes in marks.items() if yes]
     )
-    if not created and (yield Exists(context.paths.at("deleting"))) is not None:
-        raise (yield from queue_missing(context))
+    if not created and (yield zk.Exists(context.paths.at("deleting"))) is not None:
+        raise (yield from nodes.queue_missing(context))
     requested = {name: yes for name, yes in marks.items() if yes is not None}
     if not created and (changes or times or requested):
         yield from _set(context, "configuring the queue", changes, times, requested)
@@ -385,30 +355,32 @@ def _set(
 
     Returns the settings before. Those that are damaged are written over by `configure` only.
     """
-    missing, tries, settings = set[str](), Tries(what), DEFAULT_SETTINGS
+    missing, tries, settings = set[str](), zk.Tries(what), DEFAULT_SETTINGS
     wanted = {context.paths.at(name): (name, yes) for name, yes in (marks or {}).items()}
     while True:
-        ops: list[WriteOp] = []
+        ops: list[zk.WriteOp] = []
         if changes:
             settings, version = yield from _read_settings(context, anew=marks is not None)
-            ops.append(SetData(context.paths.at(THERE), structs.replace(settings, **changes).encode(), version))
+            ops.append(
+                zk.SetData(context.paths.at(nodes.THERE), structs.replace(settings, **changes).encode(), version)
+            )
         for name, value in (times or {}).items():
             path = context.paths.at("conf", name)
-            ops.append(Create(path, value) if path in missing else SetData(path, value))
+            ops.append(zk.Create(path, value) if path in missing else zk.SetData(path, value))
         for mark, (name, yes) in wanted.items():
-            ops.append(Create(mark, MARKS[name]) if yes else Delete(mark))
+            ops.append(zk.Create(mark, nodes.MARKS[name]) if yes else zk.Delete(mark))
         if not ops:
             return settings
-        multi = Multi(tuple(ops))
-        outcome = yield from transact(multi, never)
+        multi = zk.Multi(tuple(ops))
+        outcome = yield from zk.transact(multi, zk.never)
         if outcome.committed:
             return settings
-        path = failed_at(outcome, multi)
-        if path in wanted and outcome.failure in {Failure.NODE_EXISTS, Failure.NO_NODE}:
+        path = zk.failed_at(outcome, multi)
+        if path in wanted and outcome.failure in {zk.Failure.NODE_EXISTS, zk.Failure.NO_NODE}:
             del wanted[path]  # it is as it is to be: one that is there tells more, and stays
-        elif outcome.failure is Failure.NO_NODE and path not in missing:
+        elif outcome.failure is zk.Failure.NO_NODE and path not in missing:
             missing.add(path)
-        elif outcome.failure is Failure.NODE_EXISTS:
+        elif outcome.failure is zk.Failure.NODE_EXISTS:
             missing.discard(path)
         else:  # others have changed the settings meanwhile, say
             yield from tries.refused(outcome, multi, None)
@@ -416,13 +388,13 @@ def _set(
 
 def _read_settings(context: Context, *, anew: bool = False) -> Procedure[tuple[Settings, int]]:
     """The settings as they stand now, and the version of their znode; `anew`: the defaults where they are damaged."""
-    path = context.paths.at(THERE)
-    node: Node | None = yield Get(path)
+    path = context.paths.at(nodes.THERE)
+    node: zk.Node | None = yield zk.Get(path)
     if node is None:
-        raise (yield from queue_missing(context))
+        raise (yield from nodes.queue_missing(context))
     try:
         settings, _ = load_settings(path, node.data)
-    except CorruptRecord as error:
+    except errors.CorruptRecord as error:
         if not anew:
             raise
         context.warn_once(path, f"{error}; what configure() is not given has its default now")
@@ -449,17 +421,17 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
     watermark = whole_number("watermark", reached.watermark)
     if watermark > MAX_ZXID:
         msg = f"watermark {abbreviated(watermark)} is not allowed: no transaction of ZooKeeper has such a number"
-        raise ConfigError(msg)
-    yield from refuse_missing(context)
+        raise errors.ConfigError(msg)
+    yield from nodes.refuse_missing(context)
     record = dump({"watermark": watermark, "directory": clip(reached.directory), "run": reached.run})
     path, version = context.paths.at("archive"), reached.version
-    multi = Multi((Create(path, record) if version is None else SetData(path, record, version),))
-    outcome = yield from transact(multi, never)
+    multi = zk.Multi((zk.Create(path, record) if version is None else zk.SetData(path, record, version),))
+    outcome = yield from zk.transact(multi, zk.never)
     if outcome.committed:
         return
-    if outcome.failure not in {Failure.BAD_VERSION, Failure.NODE_EXISTS, Failure.NO_NODE}:
+    if outcome.failure not in {zk.Failure.BAD_VERSION, zk.Failure.NODE_EXISTS, zk.Failure.NO_NODE}:
         raise refused("publishing the archive", outcome, multi)
-    node: Node | None = yield Get(path)
+    node: zk.Node | None = yield zk.Get(path)
     if node is None or node.data != record:  # else a first try did it, whose reply was lost
         msg = f"{path} was changed by another archive run; run this one again"
-        raise ConfigError(msg)
+        raise errors.ConfigError(msg)

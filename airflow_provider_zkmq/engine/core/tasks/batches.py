@@ -12,30 +12,11 @@ from enum import Enum
 from typing import Any, Final
 
 from ...errors import DuplicateTask, TaskNotFound, WaitTimeout
+from .. import protocol as zk
 from ..context import Context
 from ..model.names import check_name
 from ..model.values import Duration, dump
-from ..protocol import (
-    Check,
-    Children,
-    Create,
-    Delete,
-    Exists,
-    Failure,
-    Get,
-    Multi,
-    Node,
-    Outcome,
-    Procedure,
-    SetData,
-    Stat,
-    Sync,
-    Tries,
-    failed_at,
-    never,
-    refused,
-    transact,
-)
+from ..protocol import Procedure, refused
 from ..read.nodes import Deadline, chunked, read_nodes, restored, shared_nodes, unsubscribe
 from ..read.wait import failed_too
 from ..write.new_task import NewTask, pack, stamped
@@ -84,20 +65,24 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
         yield from stamped(context, then)
     record = dump({"nonce": nonce, "then": None if then is None else then.task_id})
     paths = (f"{base}/open", f"{base}/failed", f"{base}/open/{WRITING}")
-    ops = [Create(base, record), *map(Create, paths), *([] if then is None else [Create(f"{base}/then", pack(then))])]
-    multi = Multi(tuple(ops))
+    ops = [
+        zk.Create(base, record),
+        *map(zk.Create, paths),
+        *([] if then is None else [zk.Create(f"{base}/then", pack(then))]),
+    ]
+    multi = zk.Multi(tuple(ops))
 
-    def proof() -> Procedure[Outcome | None]:
-        return Outcome(committed=True) if (yield from _record(base)).get("nonce") == nonce else None
+    def proof() -> Procedure[zk.Outcome | None]:
+        return zk.Outcome(committed=True) if (yield from _record(base)).get("nonce") == nonce else None
 
-    tries = Tries(f"creating batch {name!r}")
+    tries = zk.Tries(f"creating batch {name!r}")
     while True:
-        outcome = yield from transact(multi, proof)
+        outcome = yield from zk.transact(multi, proof)
         if outcome.committed:
             return Opened.FRESH
-        if outcome.failure is Failure.NO_NODE and (yield from restored(context, base)):
+        if outcome.failure is zk.Failure.NO_NODE and (yield from restored(context, base)):
             continue
-        if outcome.failure is not Failure.NODE_EXISTS:
+        if outcome.failure is not zk.Failure.NODE_EXISTS:
             raise refused(f"creating batch {name!r}", outcome, multi)
         opened = yield from _as_it_stands(context, name, nonce)
         if opened is not None:
@@ -105,7 +90,7 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
         yield from tries.refused(outcome, multi, None)
 
 
-def _read_parts(base: str) -> Procedure[list[Node | None]]:
+def _read_parts(base: str) -> Procedure[list[zk.Node | None]]:
     """A batch's own znode, that of its open members, and the marker among these, as long as they are being written."""
     return read_nodes((base, f"{base}/open", f"{base}/open/{WRITING}"))
 
@@ -131,7 +116,7 @@ def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened |
 
 def _record(base: str) -> Procedure[dict[str, Any]]:
     """A batch's record; empty where there is no such batch. Raises `CorruptRecord`."""
-    node: Node | None = yield Get(base)
+    node: zk.Node | None = yield zk.Get(base)
     return {} if node is None else load_batch(base, node.data)
 
 
@@ -142,15 +127,15 @@ def seal_batch(context: Context, name: str, total: int, version: int = -1) -> Pr
     """
     base = context.paths.batch(name)
     record = yield from _record(base)
-    multi = Multi((Delete(f"{base}/open/{WRITING}", version), SetData(base, dump(record | {"total": total}))))
+    multi = zk.Multi((zk.Delete(f"{base}/open/{WRITING}", version), zk.SetData(base, dump(record | {"total": total}))))
 
-    def proof() -> Procedure[Outcome | None]:
-        return Outcome(committed=True) if "total" in (yield from _record(base)) else None
+    def proof() -> Procedure[zk.Outcome | None]:
+        return zk.Outcome(committed=True) if "total" in (yield from _record(base)) else None
 
-    outcome = yield from transact(multi, proof)
-    if outcome.failure is Failure.BAD_VERSION:
+    outcome = yield from zk.transact(multi, proof)
+    if outcome.failure is zk.Failure.BAD_VERSION:
         return False
-    if not outcome.committed and outcome.failure is not Failure.NO_NODE:  # another call wrote the same batch
+    if not outcome.committed and outcome.failure is not zk.Failure.NO_NODE:  # another call wrote the same batch
         raise refused(f"sealing batch {name!r}", outcome, multi)
     yield from close_after(context, name)
     return True
@@ -161,12 +146,12 @@ def read_batch(context: Context, name: str) -> Procedure[Batch]:
     base = context.paths.batch(check_name("batch", name))
     record, left, writing = yield from _read_parts(base)
     if record is None:
-        yield Sync(base)  # the server that we read from may lag behind
+        yield zk.Sync(base)  # the server that we read from may lag behind
         record, left, writing = yield from _read_parts(base)
     if record is None:
         msg = f"batch {name!r} is not in queue {context.queue!r}: never enqueued, or collected"
         raise TaskNotFound(msg)
-    fields, failed = load_batch(base, record.data), sorted((yield Children(f"{base}/failed")) or ())
+    fields, failed = load_batch(base, record.data), sorted((yield zk.Children(f"{base}/failed")) or ())
     members = 0 if left is None else left.stat.children - (writing is not None)
     total, refusal = fields.get("total", 0), fields.get("refused")
     return Batch(name, total, members, tuple(failed), left is None, writing is None, refusal)
@@ -190,9 +175,9 @@ def wait_batch(context: Context, name: str, timeout: Duration | None = None) -> 
                 yield from close_batch(context, name)  # whoever ended the last one may have died before this
             if nodes[0] is not None and mine.count == seen:
                 if deadline.passed:
-                    names = sorted((yield Children(path)) or ())
+                    names = sorted((yield zk.Children(path)) or ())
                     left = [each for each in names if each != WRITING]
-                    failed = sorted((yield Children(context.paths.batch(name, "failed"))) or ())
+                    failed = sorted((yield zk.Children(context.paths.batch(name, "failed"))) or ())
                     unwritten = "it was never written to its end: repeat what writes it"
                     why = f"{len(left)} task(s) open" if batch.written else unwritten
                     msg = f"batch {name!r} of queue {context.queue!r} was not done within {deadline}"
@@ -209,17 +194,17 @@ def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[No
 
     Under the version of its record: one that a redriven member opens again meanwhile is kept, with all that it tells.
     """
-    stat: Stat | None = yield Exists(base)
-    same = Check(base, -1 if stat is None else stat.version)
-    for names in chunked((yield Children(f"{base}/failed")) or (), DELETES_PER_MULTI):
-        yield Multi((same, *(Delete(f"{base}/failed/{name}") for name in names)))
-    listed = [] if entry is None else [Delete(entry)]
-    multi = Multi((same, Delete(f"{base}/failed"), Delete(base), *listed))
-    outcome = yield from transact(multi, never)
+    stat: zk.Stat | None = yield zk.Exists(base)
+    same = zk.Check(base, -1 if stat is None else stat.version)
+    for names in chunked((yield zk.Children(f"{base}/failed")) or (), DELETES_PER_MULTI):
+        yield zk.Multi((same, *(zk.Delete(f"{base}/failed/{name}") for name in names)))
+    listed = [] if entry is None else [zk.Delete(entry)]
+    multi = zk.Multi((same, zk.Delete(f"{base}/failed"), zk.Delete(base), *listed))
+    outcome = yield from zk.transact(multi, zk.never)
     if outcome.committed:
         return
-    if entry is not None and (yield Exists(base)) is None:  # the batch itself is gone: then its entry goes as well
-        yield Multi((Delete(entry),))
+    if entry is not None and (yield zk.Exists(base)) is None:  # the batch itself is gone: then its entry goes as well
+        yield zk.Multi((zk.Delete(entry),))
         return
-    if outcome.failure is Failure.NOT_EMPTY:
-        context.report(failed_at(outcome, multi), "holds znodes that are not ours; the batch is kept")
+    if outcome.failure is zk.Failure.NOT_EMPTY:
+        context.report(zk.failed_at(outcome, multi), "holds znodes that are not ours; the batch is kept")

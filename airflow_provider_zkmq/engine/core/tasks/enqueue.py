@@ -22,6 +22,7 @@ from ...errors import (
     Unavailable,
     ZkmqError,
 )
+from .. import protocol as zk
 from ..context import Context, Mark
 from ..model.names import SEPARATOR, Lane, check_name, check_priority, entry_name
 from ..model.policy import Conf, RetryPolicy
@@ -39,21 +40,7 @@ from ..model.records import (
 from ..model.selectors import parse_filters
 from ..model.states import ENDED, Event, State, Status
 from ..model.values import Duration, Moment, optional_milliseconds
-from ..protocol import (
-    Children,
-    Create,
-    Delete,
-    Exists,
-    Failure,
-    Get,
-    Node,
-    Procedure,
-    SetData,
-    Stat,
-    Sync,
-    Tries,
-    refused,
-)
+from ..protocol import Procedure, refused
 from ..read.configuration import known_conf, read_conf
 from ..read.inspect import member_id
 from ..read.leases import server_time, status_of
@@ -71,12 +58,12 @@ from .settle import rescue_lapsed
 STAMP: Final = 22
 
 
-def _read(path: str, *, again: bool) -> Procedure[Node | None]:
+def _read(path: str, *, again: bool) -> Procedure[zk.Node | None]:
     """A record; `again`: the server catches up and is asked once more for a missing one."""
-    node: Node | None = yield Get(path)
+    node: zk.Node | None = yield zk.Get(path)
     if node is None and again:
-        yield Sync(path)
-        node = yield Get(path)
+        yield zk.Sync(path)
+        node = yield zk.Get(path)
     return node
 
 
@@ -94,7 +81,7 @@ def _same_member(context: Context, new: NewTask, state: TaskState) -> Procedure[
         return False
     if state.state in ENDED:
         return True
-    node: Node | None = yield Get(context.paths.task(new.task_id, "data"))
+    node: zk.Node | None = yield zk.Get(context.paths.task(new.task_id, "data"))
     same = (state.filters, state.priority) == (new.filters, new.lane.priority)
     return same and node is not None and node.data == new.data
 
@@ -135,9 +122,9 @@ def run_anew(context: Context, new: NewTask, current: Current) -> Procedure[Plan
     state = current.state
     extra = content_ops(context, new, state)
     if state.result:
-        extra.append(Delete(context.paths.task(new.task_id, "result")))
+        extra.append(zk.Delete(context.paths.task(new.task_id, "result")))
     if new.batch:
-        extra.append(Create(context.paths.batch(new.batch, "open", new.task_id)))
+        extra.append(zk.Create(context.paths.batch(new.batch, "open", new.task_id)))
     before = current
     if state.state is State.FINISHED:
         before = current.with_state(state.with_attempt("finished", state.ended or 0, None, state.started))
@@ -155,7 +142,9 @@ def _update(context: Context, new: NewTask, current: Current) -> Procedure[Plan]
     rank = state.rank if stays else None
     leaves = stays and state.due is None and due is not None
     if leaves and rank is None and (yield from known_conf(context)).ordered:
-        stat: Stat | None = yield Exists(context.paths.entry(state.place))  # so that it comes back to its place in line
+        stat: zk.Stat | None = yield zk.Exists(
+            context.paths.entry(state.place)
+        )  # so that it comes back to its place in line
         rank = None if stat is None else stat.czxid
     extra = content_ops(context, new, state, fresh=False)
     updated = next_record(new.task_id, state, Event.UPDATE, new.nonce, due=due)
@@ -352,7 +341,7 @@ class _Group:
     status: str = ""
     """That task's status, where it is not left alone."""
     written: bool = False
-    tries: Tries | None = None
+    tries: zk.Tries | None = None
 
     @property
     def first(self) -> NewTask:
@@ -365,7 +354,7 @@ class _Group:
             changes.append((yield from insert(self.context, new)))
         if self.batch is not None:
             marker = self.context.paths.batch(self.batch, "open", WRITING)
-            changes.append(Change(self.context, self.batch, [SetData(marker, b"", -1)]))
+            changes.append(Change(self.context, self.batch, [zk.SetData(marker, b"", -1)]))
         return Plan(changes)
 
     def carry_out(self, plan: Plan, sent: Sent | None = None) -> Procedure[None]:
@@ -383,7 +372,7 @@ class _Group:
         elif self.in_use is None and committed.refusal is not None:
             self._not_written()
             refusal = committed.refusal
-            if refusal.outcome.failure is not Failure.NO_NODE:
+            if refusal.outcome.failure is not zk.Failure.NO_NODE:
                 raise refused("enqueue", refusal.outcome, refusal.multi)
             if refusal.path.startswith(self.context.paths.at("batches") + "/"):
                 msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
@@ -398,17 +387,17 @@ class _Group:
         if refusal.why is not Why.PLACE:
             paths = (self.context.paths.task(new.task_id) for new in self.new_tasks)
             met = next((new for new, path in zip(self.new_tasks, paths, strict=True) if path == refusal.path), None)
-            if met is None or refusal.outcome.failure is not Failure.NODE_EXISTS:
+            if met is None or refusal.outcome.failure is not zk.Failure.NODE_EXISTS:
                 return None
             if met.only_new:
                 self.in_use = met.task_id
                 return None
             if met is not self.first or not (yield from self._resolve_conflict()):  # what may meet its id goes alone
                 return None
-            self.tries = self.tries or Tries(f"enqueue of task {self.first.task_id!r}")
+            self.tries = self.tries or zk.Tries(f"enqueue of task {self.first.task_id!r}")
             yield from self.tries.refused(refusal.outcome, refusal.multi, None)
         elif self.first.only_new and self.batch is not None:  # a member may have been written, and dropped, meanwhile
-            failed = (yield Children(self.context.paths.batch(self.batch, "failed"))) or ()
+            failed = (yield zk.Children(self.context.paths.batch(self.batch, "failed"))) or ()
             self.in_use = next((new.task_id for new in self.new_tasks if new.task_id in failed), None)
             if self.in_use is not None:
                 return None
@@ -423,7 +412,7 @@ class _Group:
         """
         context, new, uncertain = self.context, self.first, self.first.uncertain
         path = context.paths.task(new.task_id, "state")
-        tries = Tries(f"enqueue of task {new.task_id!r}")
+        tries = zk.Tries(f"enqueue of task {new.task_id!r}")
         while not self.written:
             node = yield from _read(path, again=uncertain)
             if node is None and uncertain:
@@ -602,7 +591,7 @@ def _write_batch(
         for new, message in zip(new_tasks, messages, strict=True):
             new.generated = opened is Opened.FRESH and message.task_id is None
         if opened is Opened.UNFINISHED:
-            ended = set((yield Children(context.paths.batch(name, "failed"))) or ())
+            ended = set((yield zk.Children(context.paths.batch(name, "failed"))) or ())
             call.done(new for new in new_tasks if new.task_id in ended)  # whatever became of it since, it has ended
         yield from write_all(context, new_tasks, call)
         check_written(context, call)
@@ -657,17 +646,17 @@ def seal(context: Context, name: str) -> Procedure[Batch]:
     Raises `TaskNotFound` for a batch that is not there.
     """
     check_name("batch", name)
-    yield Sync(context.paths.batch(name))
+    yield zk.Sync(context.paths.batch(name))
     batch = yield from read_batch(context, name)
     for last in (*[False] * COUNTS, True):
-        marker: Stat | None = yield Exists(context.paths.batch(name, "open", WRITING))
-        members: Stat | None = yield Exists(context.paths.batch(name, "open"))
+        marker: zk.Stat | None = yield zk.Exists(context.paths.batch(name, "open", WRITING))
+        members: zk.Stat | None = yield zk.Exists(context.paths.batch(name, "open"))
         if marker is None or members is None:
             break
         total = (members.cversion + members.children) // 2 - 1
         if (yield from seal_batch(context, name, total, -1 if last else marker.version)):
             break
-        yield Sync(context.paths.batch(name))
+        yield zk.Sync(context.paths.batch(name))
     return batch if batch.written else (yield from read_batch(context, name))
 
 
@@ -706,7 +695,7 @@ def enqueue_new(
 def _load(context: Context, call: Call, batch: str | None, since: int | None) -> Procedure[NewTasks]:
     """Write what is missing, a window of transactions after the other."""
     found, existing = set[str](), set[str]()  # ids for which a transaction was refused, and of tasks that are there
-    yield Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
+    yield zk.Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
     for window in chunked(_grouped(context, call, call.new_tasks), WINDOW):
         if since is not None:
             yield from _refuse_late(context, since)
@@ -715,7 +704,7 @@ def _load(context: Context, call: Call, batch: str | None, since: int | None) ->
             again = yield from _write(call, _grouped(context, call, missing, batch))
             found.update(group.in_use for group in again if group.in_use is not None)
             if again:  # the server that we read from may lag behind the one that refused
-                yield Sync(context.paths.at("tasks"))
+                yield zk.Sync(context.paths.at("tasks"))
             looked_for = [new for group in again for new in group.new_tasks]
     ids = [new.task_id for new in call.new_tasks]
     written = tuple(task_id for task_id in ids if task_id in call.written)
@@ -760,7 +749,7 @@ def _missing(
     if batch is None or not missing:
         return missing
     # Who drops one names it in the transaction that deletes its task, so that the names are read after the tasks.
-    failed = set((yield Children(context.paths.batch(batch, "failed"))) or ())
+    failed = set((yield zk.Children(context.paths.batch(batch, "failed"))) or ())
     existing.update(new.task_id for new in missing if new.task_id in failed)
     return [new for new in missing if new.task_id not in failed]
 

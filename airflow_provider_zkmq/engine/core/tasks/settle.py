@@ -9,48 +9,15 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from ...errors import (
-    ClaimLost,
-    ConfigError,
-    CorruptRecord,
-    OutcomeUnknown,
-    SessionLost,
-    TaskNotFound,
-    TaskTooLarge,
-    TransportError,
-    Unavailable,
-    ZkmqError,
-)
+from ... import errors
+from .. import protocol as zk
 from ..context import Claimed, Context, DeferredCompletion, Handover, Sender, Sending, Turn, UnsettledClaim
 from ..model.names import is_prefetched
 from ..model.policy import Conf
 from ..model.records import TaskState, clip, encode_data
 from ..model.states import Event, State
 from ..model.values import Duration, dump, optional_seconds, seconds
-from ..protocol import (
-    MAX_PAYLOAD,
-    Check,
-    Create,
-    Delete,
-    Exists,
-    Failure,
-    Get,
-    Multi,
-    Node,
-    Outcome,
-    Post,
-    Procedure,
-    SetData,
-    Sync,
-    Tries,
-    Wait,
-    WriteOp,
-    damaged,
-    failed_at,
-    never,
-    refused,
-    transact,
-)
+from ..protocol import Procedure, refused
 from ..read.configuration import read_conf
 from ..read.leases import (
     claim_lost,
@@ -126,7 +93,7 @@ def settle_last(context: Context) -> Procedure[None]:
         settling = next((each for each in under_way if each is not None), None)
         if settling is None:
             break
-        yield Wait(settling.end(context), 0, turn=True)
+        yield zk.Wait(settling.end(context), 0, turn=True)
     yield from settle_deferred(context)
 
 
@@ -143,11 +110,11 @@ class DeferredCompletions:
     chain: Chain = field(default_factory=lambda: Chain([]))
     taken: list[DeferredCompletion] = field(default_factory=list)
 
-    def send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
+    def send(self, context: Context, make: Callable[[], zk.Multi]) -> Procedure[tuple[zk.Multi, zk.Outcome]]:
         """Send a transaction together with deferred completions; how it ended, as if it had been sent alone."""
         return self._send(context, make) if self._take_deferred() else send(context, make)
 
-    def _send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
+    def _send(self, context: Context, make: Callable[[], zk.Multi]) -> Procedure[tuple[zk.Multi, zk.Outcome]]:
         try:
             return (yield from self.chain.send(context, make))
         finally:
@@ -196,7 +163,7 @@ class DeferredCompletions:
         """One is settled. It stays deferred until `on_settled` has returned, whatever interrupts that."""
         completion.error = settling.error
         completion.claimed.chained = False
-        if isinstance(settling.error, TransportError) and not isinstance(settling.error, SessionLost):
+        if isinstance(settling.error, errors.TransportError) and not isinstance(settling.error, errors.SessionLost):
             completion.due = self.context.run.monotonic() + RETRY_SECONDS
             completion.settling = completion.sender = None
             self.context.run.finish_later()
@@ -220,9 +187,9 @@ class Holding:
     context: Context
     claimed: Claimed
     what: str
-    tries: Tries | None = None
+    tries: zk.Tries | None = None
 
-    def after(self, outcome: Outcome, multi: Multi, tried: int, verb: str = "") -> Procedure[TaskState | None]:
+    def after(self, outcome: zk.Outcome, multi: zk.Multi, tried: int, verb: str = "") -> Procedure[TaskState | None]:
         """After a refusal: see `still_held`. One that says that the claim's note is gone has it written anew.
 
         `tried`: the version that was refused; another thread with the same claim may have learnt of a newer one
@@ -231,15 +198,15 @@ class Holding:
         claimed = self.claimed
         ended = yield from still_held(self.context, claimed, verb)
         if ended is None and claimed.version == tried:
-            self.tries = self.tries or Tries(self.what)
+            self.tries = self.tries or zk.Tries(self.what)
             yield from self.tries.refused(outcome, multi, tried)
-            path = failed_at(outcome, multi)
-            if outcome.failure is Failure.NO_NODE and path in notes_of(self.context, claimed.task_id, claimed.state):
+            path = zk.failed_at(outcome, multi)
+            if outcome.failure is zk.Failure.NO_NODE and path in notes_of(self.context, claimed.task_id, claimed.state):
                 # A rescue takes it off together with the record's state: without it nobody would ever end the claim.
                 span = {"seconds": claimed.span, "consumer": claimed.state.consumer}
-                note = Create(path, b"" if claimed.state.lease is None or "/current/" in path else dump(span))
-                state = Check(self.context.paths.task(claimed.task_id, "state"), claimed.version)
-                again: Outcome = yield Multi((state, note))
+                note = zk.Create(path, b"" if claimed.state.lease is None or "/current/" in path else dump(span))
+                state = zk.Check(self.context.paths.task(claimed.task_id, "state"), claimed.version)
+                again: zk.Outcome = yield zk.Multi((state, note))
                 if again.committed:
                     why = f"the note of a claim of task {claimed.task_id!r} was missing; made anew"
                     self.context.warn_once(path, why)
@@ -250,7 +217,7 @@ def still_held(context: Context, claimed: Claimed, verb: str = "") -> Procedure[
     """After a refusal: ours still, as `claimed` then says, or lost; the record if an earlier try of `verb` ended it."""
     try:
         now = yield from current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
-    except (ClaimLost, TaskNotFound) as error:
+    except (errors.ClaimLost, errors.TaskNotFound) as error:
         happened = yield from settled_before(context, claimed, verb)
         context.claims.let_go(claimed)
         if happened is not None:
@@ -268,29 +235,29 @@ def settled_before(context: Context, claimed: Claimed, verb: str) -> Procedure[T
     if not claimed.unsure:
         return None
     path = context.paths.task(claimed.task_id, "state")
-    node: Node | None = yield Get(path)
+    node: zk.Node | None = yield zk.Get(path)
     state = None if node is None else TaskState.decode(path, node.data)
     known = (*claimed.state.settled[-1:], *claimed.nonces.values())
     if state is None or may_have_dropped(state, known):
         context.claims.let_go(claimed)  # asked once more it is lost: no later look would tell more
         claimed.unsure, claimed.forgotten = False, True
-        raise OutcomeUnknown(str(over(claimed)))
+        raise errors.OutcomeUnknown(str(over(claimed)))
     return state if claimed.nonces.get(verb) in state.settled else None
 
 
-def cancel_note(context: Context, state: TaskState) -> Procedure[list[WriteOp]]:
+def cancel_note(context: Context, state: TaskState) -> Procedure[list[zk.WriteOp]]:
     """What tells the consumer of a claimed task, which watches this znode, that it loses it; a dead one is not told."""
     path = context.paths.consumer(state.consumer or "", "current")
-    there = state.state is State.CLAIMED and (yield Exists(path)) is not None
-    return [SetData(path, b"")] if there else []
+    there = state.state is State.CLAIMED and (yield zk.Exists(path)) is not None
+    return [zk.SetData(path, b"")] if there else []
 
 
-def over(claimed: Claimed) -> ClaimLost:
+def over(claimed: Claimed) -> errors.ClaimLost:
     """The error for a claim that is not the current one, which says so where a call of ours may have ended it."""
     if not claimed.forgotten:
         return claim_lost(claimed.task_id, claimed.token)
     which = f"claim {claimed.token} of task {claimed.task_id!r}"
-    return ClaimLost(f"{which} is over; whether it was settled by us cannot be told any more")
+    return errors.ClaimLost(f"{which} is over; whether it was settled by us cannot be told any more")
 
 
 # --- What the holder of a claim does besides settling it: extend it, report its progress.
@@ -300,12 +267,12 @@ def progress(context: Context, claimed: Claimed, value: float, note: str = "") -
     """Report how far the handling has come: `value` from 0 to 1, and a note. Raises `ClaimLost`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         msg = f"progress {value!r} is not allowed: a number from 0 to 1"
-        raise ConfigError(msg)
+        raise errors.ConfigError(msg)
     path = context.paths.task(claimed.task_id, "claim")
     record = dump(claimed.claim | {"progress": value, "note": clip(str(note))})
     # The record's version alone may be that of another run of the same id; the claim's note is this one's.
-    notes = [Check(note) for note in notes_of(context, claimed.task_id, claimed.state)]
-    yield from check_and_set(context, claimed, SetData(path, record), notes)
+    notes = [zk.Check(note) for note in notes_of(context, claimed.task_id, claimed.state)]
+    yield from check_and_set(context, claimed, zk.SetData(path, record), notes)
 
 
 def extend(context: Context, claimed: Claimed, lease: Duration) -> Procedure[None]:
@@ -318,23 +285,25 @@ def extend(context: Context, claimed: Claimed, lease: Duration) -> Procedure[Non
         return
     record = dump({"seconds": span, "consumer": claimed.state.consumer})
     # The deadline outlives the ephemeral of a session that has ended: until a rescue, only the claim's znode tells.
-    held = [Check(context.paths.task(claimed.task_id, "claim"))]
-    yield from check_and_set(context, claimed, SetData(lease_path(context, claimed.state), record), held)
+    held = [zk.Check(context.paths.task(claimed.task_id, "claim"))]
+    yield from check_and_set(context, claimed, zk.SetData(lease_path(context, claimed.state), record), held)
 
 
-def check_and_set(context: Context, claimed: Claimed, op: SetData, more: Sequence[WriteOp] = ()) -> Procedure[None]:
+def check_and_set(
+    context: Context, claimed: Claimed, op: zk.SetData, more: Sequence[zk.WriteOp] = ()
+) -> Procedure[None]:
     """Write to a znode of the claim while it is the current one; `more`: what else has to hold for that."""
     if claimed.lost:
         raise claim_lost(claimed.task_id, claimed.token)
     holding = Holding(context, claimed, f"writing to the claim of task {claimed.task_id!r}")
     while True:
         tried = claimed.version
-        multi = Multi((Check(context.paths.task(claimed.task_id, "state"), tried), *more, op))
-        outcome = yield from transact(multi, never)
+        multi = zk.Multi((zk.Check(context.paths.task(claimed.task_id, "state"), tried), *more, op))
+        outcome = yield from zk.transact(multi, zk.never)
         if outcome.committed:
             context.clock.learn(outcome)
             return
-        if outcome.failure is Failure.OTHER:
+        if outcome.failure is zk.Failure.OTHER:
             raise refused("writing to the claim", outcome, multi)
         yield from holding.after(outcome, multi, tried)
 
@@ -366,9 +335,9 @@ def begin(context: Context, claimed: Claimed) -> Procedure[None]:
     span = FRESH_SECONDS if claimed.span is None else min(FRESH_SECONDS, FRESH_PART * claimed.span)
     holds = claimed.session == context.run.session() and not claimed.cancelled
     if holds and claimed.sent is not None and now - claimed.sent < span:
-        state = Check(context.paths.task(claimed.task_id, "state"), claimed.version)
-        multi = Multi((state, *_checks(context, claimed), beginning(context, claimed)))
-        sent = yield Post(multi, partial(_note_unmarked_start, context, claimed))
+        state = zk.Check(context.paths.task(claimed.task_id, "state"), claimed.version)
+        multi = zk.Multi((state, *_checks(context, claimed), beginning(context, claimed)))
+        sent = yield zk.Post(multi, partial(_note_unmarked_start, context, claimed))
     if not sent:
         yield from check_and_set(context, claimed, beginning(context, claimed), _checks(context, claimed))
     claimed.prefetched = False
@@ -381,19 +350,19 @@ def begin_again(context: Context) -> Procedure[None]:
             continue  # that tells whose it is; what is left then is looked at again
         try:
             yield from check_and_set(context, claimed, beginning(context, claimed), _checks(context, claimed))
-        except TransportError:
+        except errors.TransportError:
             raise
-        except ClaimLost:
+        except errors.ClaimLost:
             pass
-        except ZkmqError as error:
+        except errors.ZkmqError as error:
             path = context.paths.task(claimed.task_id)
             context.run.report(path, f"that its handler has begun is not noted, its death may count nothing: {error}")
         context.pending.unmarked_starts.pop(key, None)
 
 
-def _checks(context: Context, claimed: Claimed) -> list[Check]:
+def _checks(context: Context, claimed: Claimed) -> list[zk.Check]:
     """What tells a claim from another of the same task at the same version, where its mark's own path does not."""
-    return [] if claimed.ends_with_session else [Check(lease_path(context, claimed.state))]
+    return [] if claimed.ends_with_session else [zk.Check(lease_path(context, claimed.state))]
 
 
 def _note_unmarked_start(context: Context, claimed: Claimed) -> None:
@@ -429,7 +398,7 @@ TRIES: Final = 5
 
 def rescue_lapsed(context: Context, task_id: str) -> Procedure[bool]:
     """Give a task back whose claim has ended by its deadline, as it is shown already; whether that was so."""
-    node: Node | None = yield Get(context.paths.task(task_id, "state"))
+    node: zk.Node | None = yield zk.Get(context.paths.task(task_id, "state"))
     record = record_of(context, task_id, node)
     if not isinstance(record, Record) or record.state.state is not State.CLAIMED or record.state.lease is None:
         return False
@@ -447,7 +416,7 @@ def rescue_task(context: Context, task_id: str, note: str) -> Procedure[bool]:
         if not isinstance(record, Record) or not (
             record.state.state is State.CLAIMED and note in notes_of(context, task_id, record.state)
         ):
-            yield Multi((Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
+            yield zk.Multi((zk.Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
             return False
         expired = note != context.paths.current(record.state.consumer or "", task_id)
         now = yield from server_time(context)
@@ -455,11 +424,11 @@ def rescue_task(context: Context, task_id: str, note: str) -> Procedure[bool]:
             return False  # it was extended since it was listed
         known = {note: noted} if claim is None else {note: noted, claim_path: claim}
         mark = mark_path(context, task_id, record.state)
-        marked: Node | None = known[mark] if mark in known else (yield Get(mark))
-        checks: list[WriteOp] = [Check(note, noted.stat.version)]
+        marked: zk.Node | None = known[mark] if mark in known else (yield zk.Get(mark))
+        checks: list[zk.WriteOp] = [zk.Check(note, noted.stat.version)]
         begun = marked is None or not is_prefetched(mark, marked.data)  # also where it cannot be read
         if marked is not None and not begun:
-            checks.append(Check(mark, marked.stat.version))  # refused once its handler begins
+            checks.append(zk.Check(mark, marked.stat.version))  # refused once its handler begins
         if expired:  # its consumer lives, it may be
             checks += yield from cancel_note(context, record.state)
         guards = {guard.path: guard for guard in checks}
@@ -468,12 +437,12 @@ def rescue_task(context: Context, task_id: str, note: str) -> Procedure[bool]:
         if refusal is None:
             return True
         if refusal.why is not Why.CHANGED and refusal.path not in guards:
-            raise damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
+            raise zk.damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
     return False
 
 
 def _give_back_lapsed(
-    context: Context, current: Current, guards: Mapping[str, WriteOp], now: int, *, begun: bool
+    context: Context, current: Current, guards: Mapping[str, zk.WriteOp], now: int, *, begun: bool
 ) -> Procedure[CommitResult]:
     """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
     state, nonce, checks = current.state, context.marks.nonce(), tuple(guards.values())
@@ -500,16 +469,16 @@ def recover_record(context: Context, claimed: Claimed) -> Procedure[bool]:
     """After a `CorruptRecord`: let the next settling write over the record, if that was damaged. Raises `ClaimLost`."""
     # The claim's znode says that the task is still ours, and the version of what is read fences the write to come.
     path, claim_path = (context.paths.task(claimed.task_id, part) for part in ("state", "claim"))
-    yield Sync(path)
+    yield zk.Sync(path)
     node, claim, escrow = yield from read_nodes((path, claim_path, context.paths.task(claimed.task_id, "requeue")))
     if node is None or claim is None or claim.stat.czxid != claimed.token:
         context.claims.let_go(claimed)
         msg = f"claim {claimed.token} of task {claimed.task_id!r} is not the current one; this call changed nothing"
-        raise ClaimLost(msg)
+        raise errors.ClaimLost(msg)
     claimed.version = node.stat.version
     try:
         claimed.state = TaskState.decode(path, node.data)
-    except CorruptRecord as error:
+    except errors.CorruptRecord as error:
         context.run.report(path, f"{error}; what its consumer knows takes its place")
         claimed.state = structs.replace(claimed.state, requeue=escrow is not None)
         return True
@@ -553,9 +522,9 @@ def complete(
 def checked_result(claimed: Claimed, result: bytes | str | None) -> bytes:
     """A result as it is kept. Raises `ConfigError`, `TaskTooLarge`."""
     data = b"" if result is None else encode_data("result", result)
-    if len(data) > MAX_PAYLOAD:
-        msg = f"the result of task {claimed.task_id!r} has {len(data):,} bytes; ZooKeeper takes {MAX_PAYLOAD:,}"
-        raise TaskTooLarge(msg)
+    if len(data) > zk.MAX_PAYLOAD:
+        msg = f"the result of task {claimed.task_id!r} has {len(data):,} bytes; ZooKeeper takes {zk.MAX_PAYLOAD:,}"
+        raise errors.TaskTooLarge(msg)
     return data
 
 
@@ -625,7 +594,7 @@ def _carry_out(claimed: Claimed, build: Callable[[], Procedure[Plan]]) -> Proced
     """Settle: in a transaction that others may share, unless it is made to go with others already."""
 
     def anew(refusal: Refusal) -> Procedure[Plan | None]:
-        if refusal.outcome.failure is Failure.OTHER:
+        if refusal.outcome.failure is zk.Failure.OTHER:
             raise refused("settling the claim", refusal.outcome, refusal.multi)
         return (yield from build()) if refusal.why is Why.PLACE else None
 
@@ -641,21 +610,21 @@ def _settle(context: Context, claimed: Claimed, verb: str, attempt: Try) -> Proc
     holding = Holding(context, claimed, f"settling task {claimed.task_id!r}")
     try:
         while claimed.settling is not None:
-            yield Wait(claimed.settling.end(context), 0, turn=True)  # another thread's: one of the two settles it
+            yield zk.Wait(claimed.settling.end(context), 0, turn=True)  # another thread's: one of the two settles it
         claimed.settling, sent_before = mine, claimed.unsure
         while (state := (yield from _try_to_settle(context, holding, verb, attempt))) is None:
             pass
         context.claims.let_go(claimed)
         claimed.unsure, claimed.reported = False, True
         return state
-    except ClaimLost:
+    except errors.ClaimLost:
         claimed.reported = True
         raise
-    except Unavailable as error:
+    except errors.Unavailable as error:
         if not sent_before:
             raise
         msg = f"what became of an earlier call that settles task {claimed.task_id!r} is not known yet: {error}"
-        raise OutcomeUnknown(msg) from error
+        raise errors.OutcomeUnknown(msg) from error
     finally:
         if claimed.settling is mine:
             claimed.settling = None
@@ -678,7 +647,7 @@ def _try_to_settle(context: Context, holding: Holding, verb: str, attempt: Try) 
             # Each way to settle a claim has one nonce, however often it is asked for.
             nonce = claimed.nonces.setdefault(verb, context.marks.nonce())
             committed = yield from attempt(Current(claimed.task_id, tried, claimed.state), nonce)
-        except Unavailable:
+        except errors.Unavailable:
             claimed.unsure = sent  # nothing was sent, or what was sent was refused
             raise
         if committed.refusal is None:
@@ -707,18 +676,18 @@ def give_back(context: Context) -> Procedure[int]:
     for nonce in list(context.claims.handovers):
         # A caller that was refused and goes on sending has a new one by the same nonce.
         while (handover := context.claims.handovers.get(nonce)) is not None and handover.busy is not None:
-            yield Wait(handover.busy, 0, turn=True)  # another call is at it
+            yield zk.Wait(handover.busy, 0, turn=True)  # another call is at it
         if handover is not None and handover.caller.left:  # else it has been given back, or its caller has it
             count += yield from _give_back_alone(context, nonce, handover)
     for key, unsettled in list(context.claims.unsettled.items()):
         try:
             yield from unsettled.end(context, unsettled.claimed)
             count += 1
-        except TransportError:
+        except errors.TransportError:
             raise
-        except ClaimLost:  # its session has ended, or its caller was here first
+        except errors.ClaimLost:  # its session has ended, or its caller was here first
             pass
-        except ZkmqError as error:
+        except errors.ZkmqError as error:
             context.run.report(context.paths.task(unsettled.claimed.task_id), f"what was left is not settled: {error}")
         context.claims.unsettled.pop(key, None)
     return count
@@ -742,13 +711,13 @@ def _give_back_alone(context: Context, nonce: str, handover: Handover) -> Proced
         busy.fire()
 
 
-def _outcome_of(context: Context, sending: Sending) -> Procedure[Outcome | None]:
+def _outcome_of(context: Context, sending: Sending) -> Procedure[zk.Outcome | None]:
     """What became of a transaction that claims, or becomes of it now; None: it did not happen, or all of it is over."""
     first = sending.claims[0]
     if first.ends_with_session and first.session != context.run.session():
         return None  # it ended with its session
     stands = partial(one_stands, context, sending.claims)
-    outcome = yield from transact(sending.multi, stands)
+    outcome = yield from zk.transact(sending.multi, stands)
     if not outcome.committed:
         outcome = (yield from stands()) or outcome
     return outcome if outcome.committed else None
@@ -757,9 +726,9 @@ def _outcome_of(context: Context, sending: Sending) -> Procedure[Outcome | None]
 def _release(context: Context, claimed: Claimed) -> Procedure[bool]:
     try:
         yield from release(context, claimed)
-    except TransportError:
+    except errors.TransportError:
         raise
-    except ZkmqError as error:
+    except errors.ZkmqError as error:
         context.run.report(context.paths.task(claimed.task_id), f"a claim that nobody got was not given back: {error}")
         return False
     return True
@@ -789,7 +758,7 @@ def while_held(holder: Holder, procedure: Procedure[None]) -> Procedure[None]:
             try:
                 yield from holder.reach()
                 if holder.is_over():
-                    raise Unavailable("the session that held what was taken is over")
+                    raise errors.Unavailable("the session that held what was taken is over")
                 result = yield op
             except Exception as raised:  # noqa: BLE001  every failure belongs to the procedure that asked
                 error = raised
@@ -811,6 +780,6 @@ def roll_back(context: Context, claimed: Claimed) -> Procedure[None]:
     """Give back what a transaction had taken; the taking counts as a delivery. Raises `ClaimLost`."""
     try:
         yield from fail(context, claimed, "rolled back", backoff=0)
-    except CorruptRecord as error:  # its record was damaged meanwhile
+    except errors.CorruptRecord as error:  # its record was damaged meanwhile
         yield from recover_record(context, claimed)
         yield from fail(context, claimed, error, retry=False)

@@ -7,18 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ...errors import (
-    ClaimLost,
-    ConfigError,
-    CorruptRecord,
-    DuplicateTask,
-    IllegalTransition,
-    OutcomeUnknown,
-    QueueNotFound,
-    TaskTooLarge,
-    TransportError,
-    ZkmqError,
-)
+from ... import errors
 from ..context import Claimed, Context
 from ..model.records import Message, encode_data
 from ..protocol import MAX_REQUEST, Failure, Outcome, Procedure, damaged, refused, request_size
@@ -63,7 +52,7 @@ def put(puts: list[Put], context: Context, message: Message) -> str:
     new = prepare(context, conf or default_conf(), replace(message, filters=None) if wait else message)
     if new.update or new.requeue or new.only_new:
         msg = f"a transaction puts new tasks only: on_conflict={message.on_conflict!r} goes outside of it"
-        raise ConfigError(msg)
+        raise errors.ConfigError(msg)
     puts.append(Put(context, new, dict(filters) if wait and isinstance(filters, Mapping) else None))
     return new.task_id
 
@@ -75,7 +64,7 @@ def check_size(size: int) -> None:
             f"the transaction needs {size:,} bytes, ZooKeeper takes {MAX_REQUEST:,} at once; nothing was committed: "
             "take and put less in one transaction"
         )
-        raise TaskTooLarge(msg)
+        raise errors.TaskTooLarge(msg)
 
 
 # --- ZkQueue's unit of work: take N tasks, put K, in one transaction across queues, or nothing happened.
@@ -118,10 +107,10 @@ def commit(transaction: TransactionState, result: bytes | str | None = None) -> 
     try:
         transaction.sent = plan  # before it is sent: whoever is interrupted here does not know what became of it
         committed = yield from commit_plan(plan, partial(_anew, transaction, data), requested=requested)
-    except OutcomeUnknown:
+    except errors.OutcomeUnknown:
         raise
-    except ZkmqError as error:  # not sent, or refused before it was sent
-        if requested and transaction.sent is not None and isinstance(error, TransportError):
+    except errors.ZkmqError as error:  # not sent, or refused before it was sent
+        if requested and transaction.sent is not None and isinstance(error, errors.TransportError):
             raise _not_known_yet(error) from error
         transaction.sent = None
         raise
@@ -136,13 +125,13 @@ def _outcome_once(transaction: TransactionState, proof: Proof) -> Procedure[Outc
     """What became of a commit that was sent by an earlier call; where nothing tells any more, no later call asks."""
     try:
         return (yield from proof())
-    except OutcomeUnknown:
+    except errors.OutcomeUnknown:
         transaction.sent = None
         raise
 
 
-def _not_known_yet(error: ZkmqError) -> OutcomeUnknown:
-    return OutcomeUnknown(f"what became of an earlier call of commit is not known yet: {error}")
+def _not_known_yet(error: errors.ZkmqError) -> errors.OutcomeUnknown:
+    return errors.OutcomeUnknown(f"what became of an earlier call of commit is not known yet: {error}")
 
 
 def _end(transaction: TransactionState) -> None:
@@ -164,7 +153,7 @@ def _plan(transaction: TransactionState, result: bytes) -> Procedure[Plan]:
     for put in transaction.put:
         try:
             conf = yield from read_conf(put.context)
-        except QueueNotFound:
+        except errors.QueueNotFound:
             conf = default_conf()
         if put.unchecked is not None:
             put.new_task = with_filters(put.context, conf, put.new_task, put.unchecked)
@@ -192,7 +181,7 @@ def _finish(context: Context, claimed: Claimed, result: bytes, *, runs_follow: b
     """Finish a task, and insert the run held in escrow; one that is damaged is left to clean-up, which gives it up."""
     if claimed.lost:
         msg = f"the claim of task {claimed.task_id!r} was lost; nothing was committed"
-        raise ClaimLost(msg)
+        raise errors.ClaimLost(msg)
     now = yield from server_time(context)
     times = claimed.times(context.clock, now)
     current = Current(claimed.task_id, claimed.version, claimed.state)
@@ -200,7 +189,7 @@ def _finish(context: Context, claimed: Claimed, result: bytes, *, runs_follow: b
     if claimed.state.requeue and runs_follow:
         before = current.with_state(claimed.state.with_attempt("finished", times.ended, None, times.started))
         kept = [transitions.result_write(context, current, result)]
-        with suppress(CorruptRecord):
+        with suppress(errors.CorruptRecord):
             plan = yield from next_run(context, before, nonce, kept, result=True)
     if plan is None:
         plan = yield from transitions.finish(context, current, nonce, result, now, times)
@@ -245,12 +234,12 @@ def _other_than_thought(transaction: TransactionState, refusal: Refusal) -> Proc
     return False
 
 
-def _refusal(transaction: TransactionState, refusal: Refusal) -> ZkmqError:
+def _refusal(transaction: TransactionState, refusal: Refusal) -> errors.ZkmqError:
     path = refusal.path
     for context, claimed in transaction.taken:
         notes = notes_of(context, claimed.task_id, claimed.state)
         if path.startswith(context.paths.task(claimed.task_id) + "/") or path in notes:
-            return ClaimLost(f"the claim of task {claimed.task_id!r} was lost; nothing was committed")
+            return errors.ClaimLost(f"the claim of task {claimed.task_id!r} was lost; nothing was committed")
     for put in transaction.put:
         if put.ended is not None and path.startswith(put.context.paths.task(put.task_id) + "/"):
             return damaged(f"a new run of task {put.task_id!r}", refusal.outcome, refusal.multi)
@@ -258,7 +247,7 @@ def _refusal(transaction: TransactionState, refusal: Refusal) -> ZkmqError:
             return queue_deleted(put.context)
         if path == put.context.paths.task(put.task_id):
             msg = f"task id {put.task_id!r} is put twice; nothing was committed"
-            return DuplicateTask(msg, duplicates=[put.task_id])
+            return errors.DuplicateTask(msg, duplicates=[put.task_id])
     return refused("commit", refusal.outcome, refusal.multi)
 
 
@@ -278,7 +267,7 @@ def rollback(transaction: TransactionState, holder: Holder | None = None) -> Pro
             yield from _rollback(transaction)
         else:
             yield from while_held(holder, _rollback(transaction))
-    except TransportError:
+    except errors.TransportError:
         remember_unsettled(transaction.taken)
         if transaction.sent is not None or holder is None or not holder.is_over():
             raise
@@ -295,18 +284,18 @@ def _rollback(transaction: TransactionState) -> Procedure[None]:
     if transaction.sent is not None and not (transaction.taken or transaction.rolling_back):
         yield from _not_committed(transaction)
         msg = "the commit of this transaction was sent and may still happen: it took nothing that could be given back"
-        raise OutcomeUnknown(msg)
+        raise errors.OutcomeUnknown(msg)
     transaction.rolling_back = True
     transaction.put.clear()
-    error: ZkmqError | None = None
+    error: errors.ZkmqError | None = None
     for context, claimed in reversed(transaction.taken):
         try:
             yield from roll_back(context, claimed)
-        except ClaimLost:  # its session ended or it was rescued: no lock of ours is left
+        except errors.ClaimLost:  # its session ended or it was rescued: no lock of ours is left
             yield from _not_committed(transaction)
-        except TransportError:
+        except errors.TransportError:
             raise
-        except ZkmqError as trouble:
+        except errors.ZkmqError as trouble:
             error = trouble
             continue
         transaction.taken.remove((context, claimed))
@@ -321,10 +310,10 @@ def _not_committed(transaction: TransactionState) -> Procedure[None]:
         return
     try:
         outcome = yield from transaction.sent.proof()
-    except OutcomeUnknown:  # what it wrote has been collected meanwhile
+    except errors.OutcomeUnknown:  # what it wrote has been collected meanwhile
         transaction.sent = None
         raise
-    except TransportError as error:
+    except errors.TransportError as error:
         raise _not_known_yet(error) from error
     transaction.sent = None  # a later look would tell no more
     if outcome is None:
@@ -332,4 +321,4 @@ def _not_committed(transaction: TransactionState) -> Procedure[None]:
     _end(transaction)
     transaction.taken.clear()
     msg = "the commit of this transaction, whose outcome was not known, had happened: nothing was rolled back"
-    raise IllegalTransition(msg)
+    raise errors.IllegalTransition(msg)

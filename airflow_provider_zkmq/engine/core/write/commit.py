@@ -11,37 +11,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from msgspec import structs
 
 from ...errors import QueueNotFound, TransportError, Unavailable, ZkmqError
+from .. import protocol as zk
 from ..context import Context, GroupMember, GroupQueue, OpenSegment
 from ..model.names import MAX_LANES, SEGMENT_ENTRIES, Lane, is_lane, next_segment, segments_of
 from ..model.records import TaskState
-from ..protocol import (
-    MAX_REQUEST,
-    Check,
-    Children,
-    Create,
-    Delete,
-    Exists,
-    Failure,
-    Get,
-    Multi,
-    Node,
-    Op,
-    Outcome,
-    Pipeline,
-    Procedure,
-    Reconnect,
-    SetData,
-    Stat,
-    Tries,
-    Wait,
-    WriteOp,
-    described,
-    ensure_bucket,
-    failed_at,
-    never,
-    request_size,
-    resolved,
-)
+from ..protocol import Procedure
 from ..read.nodes import restored
 
 # --- Which transactions can be sent as one: no two may change what another one touches, or one would refuse the other.
@@ -53,7 +27,7 @@ MOST_BYTES: Final = 256_000
 class Group:
     """Transactions that go together, as they are added; the first one is in it whatever it is."""
 
-    def __init__(self, first: Multi | None) -> None:
+    def __init__(self, first: zk.Multi | None) -> None:
         self._changed: set[str] = set()
         self._checked: set[str] = set()
         self.room = MOST_BYTES
@@ -61,11 +35,11 @@ class Group:
         if first is not None:
             self.takes(first)
 
-    def takes(self, multi: Multi) -> bool:
+    def takes(self, multi: zk.Multi) -> bool:
         """Whether it can go with the others: then it does. The first one can, however large it is."""
-        size = request_size(multi.ops)
-        checked = {op.path for op in multi.ops if isinstance(op, Check)}
-        changed = {op.path for op in multi.ops if not isinstance(op, Check)}
+        size = zk.request_size(multi.ops)
+        checked = {op.path for op in multi.ops if isinstance(op, zk.Check)}
+        changed = {op.path for op in multi.ops if not isinstance(op, zk.Check)}
         if not self._empty and size > self.room:
             return False
         if changed & (self._changed | self._checked) or checked & self._changed:
@@ -77,9 +51,9 @@ class Group:
         return True
 
 
-def joined(multis: Sequence[Multi]) -> Multi:
+def joined(multis: Sequence[zk.Multi]) -> zk.Multi:
     """Several transactions as one."""
-    return multis[0] if len(multis) == 1 else Multi(tuple(op for multi in multis for op in multi.ops))
+    return multis[0] if len(multis) == 1 else zk.Multi(tuple(op for multi in multis for op in multi.ops))
 
 
 # --- Transactions of several calls of one client, sent as one: those that come while another is on its way go together.
@@ -96,7 +70,7 @@ MOST: Final = 32
 ON_THEIR_WAY: Final = 1
 
 
-def send(context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
+def send(context: Context, make: Callable[[], zk.Multi]) -> Procedure[tuple[zk.Multi, zk.Outcome]]:
     """Send a transaction, alone or together with those of other calls; how it ended, as if it had been sent alone.
 
     `make` is called when it is sent. Raises `Unavailable` where it was not sent.
@@ -124,7 +98,7 @@ def send(context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, 
                 line.waiting.append(member)
                 try:
                     while not (member.is_leader or member.over):
-                        yield Wait(member.signal, member.signal.count, turn=True)
+                        yield zk.Wait(member.signal, member.signal.count, turn=True)
                 except BaseException as error:
                     if member in line.waiting:
                         line.waiting.remove(member)
@@ -150,16 +124,16 @@ def _call_next(line: GroupQueue) -> None:
         first.signal.fire()
 
 
-def _unknown(member: GroupMember) -> Outcome:
-    return Outcome(committed=False, unknown=True, sent=member.sent)
+def _unknown(member: GroupMember) -> zk.Outcome:
+    return zk.Outcome(committed=False, unknown=True, sent=member.sent)
 
 
-def _lead(context: Context, line: GroupQueue, mine: GroupMember) -> Procedure[Outcome]:
+def _lead(context: Context, line: GroupQueue, mine: GroupMember) -> Procedure[zk.Outcome]:
     """Send what stands in line together with `mine`. Nothing is taken out of the line before it can be sent."""
     parts = [mine]
     try:
         if line.waiting:
-            yield Reconnect()  # who waits for a connection is told that nothing was sent
+            yield zk.Reconnect()  # who waits for a connection is told that nothing was sent
         mine.multi = mine.make()
         together = Group(mine.multi)
         for member in list(line.waiting):  # what does not go with the first waits for a later one
@@ -189,12 +163,12 @@ def _lead(context: Context, line: GroupQueue, mine: GroupMember) -> Procedure[Ou
             member.signal.fire()
 
 
-def _carried_out(parts: Sequence[GroupMember]) -> Procedure[list[Outcome]]:
+def _carried_out(parts: Sequence[GroupMember]) -> Procedure[list[zk.Outcome]]:
     """How each ended. An error that stands for all, access denied say, is of one: each finds out by its own."""
     try:
-        outcome: Outcome = yield joined([member.multi for member in parts])
+        outcome: zk.Outcome = yield joined([member.multi for member in parts])
         if len(parts) > 1 and outcome.failed is not None:
-            outcomes: list[Outcome] = yield Pipeline(tuple(member.multi for member in parts))
+            outcomes: list[zk.Outcome] = yield zk.Pipeline(tuple(member.multi for member in parts))
             return outcomes
     except TransportError:
         raise
@@ -224,7 +198,7 @@ class Settling:
 
     procedure: Procedure[Any]
     record: str
-    held: Multi | None = None
+    held: zk.Multi | None = None
     """Its transaction, which is to be sent next."""
     over: bool = False
     value: Any = None
@@ -237,7 +211,7 @@ class Settling:
         if not (self.over or self.held):
             yield from self._go_on(lambda: next(self.procedure), hold=True)
 
-    def answered(self, outcome: Outcome) -> Procedure[None]:
+    def answered(self, outcome: zk.Outcome) -> Procedure[None]:
         """Its transaction was sent. One that was refused may have another one to be sent, again beside the others'."""
         refused = not (outcome.committed or outcome.unknown)
         self.held = None
@@ -248,12 +222,12 @@ class Settling:
         self.held = None
         yield from self._go_on(partial(self.procedure.throw, error))
 
-    def _go_on(self, advance: Callable[[], Op], *, hold: bool = False) -> Procedure[None]:
+    def _go_on(self, advance: Callable[[], zk.Op], *, hold: bool = False) -> Procedure[None]:
         """Carry it on, to its end, or `hold` its transaction back."""
         try:
             while True:
                 op = advance()
-                if hold and isinstance(op, Multi) and any(each.path == self.record for each in op.ops):
+                if hold and isinstance(op, zk.Multi) and any(each.path == self.record for each in op.ops):
                     self.held = op
                     return
                 try:
@@ -282,7 +256,7 @@ class Chain:
                 except Exception:  # noqa: BLE001, S112  each of them has heard of it
                     continue
 
-    def send(self, context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
+    def send(self, context: Context, make: Callable[[], zk.Multi]) -> Procedure[tuple[zk.Multi, zk.Outcome]]:
         """Send a transaction, with what is due still; how it ended, as if it had been sent alone."""
         while True:
             mine = make()
@@ -298,14 +272,16 @@ class Chain:
         for each in self.settlings:
             each.procedure.close()
 
-    def _next(self, mine: Multi | None) -> Procedure[list[Settling]]:
+    def _next(self, mine: zk.Multi | None) -> Procedure[list[Settling]]:
         """What is sent next, with `mine` if that is given: as much of it as goes together."""
         for each in self.settlings:
             yield from each.hold()
         together = Group(mine)
         return [each for each in self.settlings if each.held is not None and together.takes(each.held)]
 
-    def _exchange(self, context: Context, parts: Sequence[Settling], mine: Multi | None) -> Procedure[Outcome | None]:
+    def _exchange(
+        self, context: Context, parts: Sequence[Settling], mine: zk.Multi | None
+    ) -> Procedure[zk.Outcome | None]:
         """Send them in one transaction; what became of `mine`. None: it was not carried out, because of another one."""
         multis = [each.held for each in parts if each.held is not None]
         together = joined([*multis, *([] if mine is None else [mine])])
@@ -317,7 +293,7 @@ class Chain:
                 for each in parts:
                     yield from each.failed(error)
                 raise
-            outcome = Outcome(committed=False, unknown=True)
+            outcome = zk.Outcome(committed=False, unknown=True)
         at = 0
         for each, multi in zip(parts, multis, strict=True):
             share = _share(outcome, at, len(multi.ops))
@@ -327,7 +303,7 @@ class Chain:
         return None if mine is None else _share(outcome, at, len(mine.ops))
 
 
-def _share(outcome: Outcome, first: int, count: int) -> Outcome | None:
+def _share(outcome: zk.Outcome, first: int, count: int) -> zk.Outcome | None:
     """What a transaction's outcome is for some of its operations; None: others were refused, and it with them."""
     if outcome.failed is None:
         return outcome
@@ -350,7 +326,7 @@ def open_segment(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[
     """
     name = wanted.name
     while name in context.segments.searching:
-        yield Wait(context.segments.searching[name], 0, turn=True)  # another call is looking for it
+        yield zk.Wait(context.segments.searching[name], 0, turn=True)  # another call is looking for it
     memory = context.segments.open.get(name)
     if memory is None or memory.count >= SEGMENT_ENTRIES or memory.ordered != ordered:
         # Other calls of this client that need it wait meanwhile, so that one of them opens a segment.
@@ -358,7 +334,7 @@ def open_segment(context: Context, wanted: Lane, *, ordered: bool) -> Procedure[
         try:
             lane = wanted
             if wanted.filters:
-                known: set[str] = set((yield Children(context.paths.at("queue"))) or ())
+                known: set[str] = set((yield zk.Children(context.paths.at("queue"))) or ())
                 if name not in known and sum(map(is_lane, known)) >= MAX_LANES:
                     lane = wanted.mixed()
             memory = yield from _newest(context, lane, ordered=ordered)
@@ -381,23 +357,25 @@ def forget_lanes(context: Context, there: Iterable[str]) -> None:
 def _newest(context: Context, lane: Lane, *, ordered: bool) -> Procedure[OpenSegment]:
     """The newest segment with room, else a new one; in strict order under the version of the lane's znode."""
     path = context.paths.at("queue", lane.name)
-    stat: Stat | None = (yield Exists(path)) if ordered else None  # before the listing: a later roll-over is refused
+    stat: zk.Stat | None = (
+        (yield zk.Exists(path)) if ordered else None
+    )  # before the listing: a later roll-over is refused
     version = 0 if stat is None else stat.version
-    names: list[str] | None = yield Children(path)
+    names: list[str] | None = yield zk.Children(path)
     segments = segments_of(names or ())
     newest = max(segments, default=None)
-    there: Stat | None = None if newest is None else (yield Exists(f"{path}/{newest}"))
+    there: zk.Stat | None = None if newest is None else (yield zk.Exists(f"{path}/{newest}"))
     if newest and there is not None and there.children < SEGMENT_ENTRIES:
-        checks: list[WriteOp] = [Check(path, version)] if ordered else []
+        checks: list[zk.WriteOp] = [zk.Check(path, version)] if ordered else []
         return OpenSegment(lane, newest, there.children, checks, checks, ordered=ordered)
     segment = next_segment(segments)
-    ops: list[WriteOp] = [Create(f"{path}/{segment}")]
+    ops: list[zk.WriteOp] = [zk.Create(f"{path}/{segment}")]
     if names is None:
-        ops.insert(0, Create(path, lane.encode()))
+        ops.insert(0, zk.Create(path, lane.encode()))
     elif ordered:
-        ops.insert(0, SetData(path, lane.encode(), version))
+        ops.insert(0, zk.SetData(path, lane.encode(), version))
         version += 1
-    return OpenSegment(lane, segment, 0, ops, [Check(path, version)] if ordered else [], ordered=ordered)
+    return OpenSegment(lane, segment, 0, ops, [zk.Check(path, version)] if ordered else [], ordered=ordered)
 
 
 def known_bucket(context: Context, index: str) -> Procedure[None]:
@@ -411,15 +389,15 @@ def known_bucket(context: Context, index: str) -> Procedure[None]:
 def make_bucket(context: Context, bucket: str) -> Procedure[None]:
     """Create a bucket unless it exists, and the index in which it stands if that is missing. Raises `QueueNotFound`."""
     try:
-        yield from ensure_bucket(bucket)
+        yield from zk.ensure_bucket(bucket)
     except TransportError:
         raise
     except ZkmqError as error:
         if not (yield from restored(context, bucket)):
-            if (yield Exists(context.paths.at("tasks"))) is None:
+            if (yield zk.Exists(context.paths.at("tasks"))) is None:
                 raise queue_deleted(context) from error
             raise
-        yield from ensure_bucket(bucket)
+        yield from zk.ensure_bucket(bucket)
 
 
 def queue_deleted(context: Context) -> QueueNotFound:
@@ -435,7 +413,7 @@ def queue_deleted(context: Context) -> QueueNotFound:
 # carries them out.
 
 
-Proof: TypeAlias = Callable[[], Procedure[Outcome | None]]
+Proof: TypeAlias = Callable[[], Procedure[zk.Outcome | None]]
 
 
 class Why(Enum):
@@ -454,24 +432,24 @@ class Change:
 
     context: Context
     task_id: str
-    ops: list[WriteOp] = field(default_factory=list)
+    ops: list[zk.WriteOp] = field(default_factory=list)
     slot: OpenSegment | None = None
-    listing: list[WriteOp] = field(default_factory=list)
+    listing: list[zk.WriteOp] = field(default_factory=list)
     after: TaskState | None = None
     """The record that it writes."""
     before: str | None = None
     """The nonce of the record that it was made from."""
     superseded: bool = False
     """That record is another task's by now: one of the same id that was enqueued after it was dropped."""
-    proof: Proof = never
+    proof: Proof = zk.never
     """Asked where its reply was lost: whether it was carried out."""
-    preconditions: dict[str, frozenset[Failure]] = field(default_factory=dict)
+    preconditions: dict[str, frozenset[zk.Failure]] = field(default_factory=dict)
     """The znodes it is based on, each with the refusals that say that it was changed."""
     make_parent: dict[str, Callable[[], Procedure[None]]] = field(default_factory=dict)
     """Entries of indexes whose buckets may be gone, each with what makes them."""
-    parents: tuple[Create, ...] = ()
+    parents: tuple[zk.Create, ...] = ()
     """What creates the lane and the segment that it goes back to, which may be gone."""
-    missing: tuple[Create, ...] = ()
+    missing: tuple[zk.Create, ...] = ()
     """Those of them that are gone, as far as is known: they are created with its entry."""
     upsert: dict[str, bytes] = field(default_factory=dict)
     """Znodes that hold this afterwards, whether they were there before or not: a damaged tree may have lost one."""
@@ -494,7 +472,9 @@ class Change:
         if self.after is not None:
             self.after = after = structs.replace(self.after, batch=None)
             self.ops = [
-                SetData(op.path, after.encode(), op.version) if isinstance(op, SetData) and op.path == record else op
+                zk.SetData(op.path, after.encode(), op.version)
+                if isinstance(op, zk.SetData) and op.path == record
+                else op
                 for op in self.ops
             ]
         inside = f"{paths.batch(batch)}/"
@@ -505,24 +485,24 @@ class Change:
         data = self.upsert.pop(path, None)
         if data is None:
             return False
-        other: dict[type, WriteOp] = {Create: SetData(path, data), SetData: Create(path, data)}
+        other: dict[type, zk.WriteOp] = {zk.Create: zk.SetData(path, data), zk.SetData: zk.Create(path, data)}
         self.ops = [other.get(type(op), op) if op.path == path else op for op in self.ops]
         return True
 
-    def misjudged(self, path: str, failure: Failure | None) -> Create | None:
+    def misjudged(self, path: str, failure: zk.Failure | None) -> zk.Create | None:
         """The parent of its entry that is gone, or there, other than was thought."""
-        if failure is Failure.NODE_EXISTS:
+        if failure is zk.Failure.NODE_EXISTS:
             return next((op for op in self.missing if op.path == path), None)
-        if failure is not Failure.NO_NODE or not any(op.path == path for op in (*self.missing, *self.listing)):
+        if failure is not zk.Failure.NO_NODE or not any(op.path == path for op in (*self.missing, *self.listing)):
             return None
         above = path.rpartition("/")[0]
         return next((op for op in self.parents if op.path == above and op not in self.missing), None)
 
-    def lists(self, path: str, failure: Failure | None) -> bool:
+    def lists(self, path: str, failure: zk.Failure | None) -> bool:
         """Whether a listing of the task is gone that was to be deleted, or there that was to be created."""
         if path.startswith(self.context.paths.task(self.task_id) + "/"):
             return False
-        kind = {Failure.NO_NODE: Delete, Failure.NODE_EXISTS: Create}.get(failure) if failure else None
+        kind = {zk.Failure.NO_NODE: zk.Delete, zk.Failure.NODE_EXISTS: zk.Create}.get(failure) if failure else None
         return kind is not None and any(op.path == path and isinstance(op, kind) for op in (*self.ops, *self.listing))
 
     def touches(self, path: str) -> bool:
@@ -545,8 +525,8 @@ class Refusal:
     why: Why
     change: Change
     path: str
-    outcome: Outcome
-    multi: Multi
+    outcome: zk.Outcome
+    multi: zk.Multi
     uncertain: bool = False
 
 
@@ -565,10 +545,10 @@ class Plan:
         """The memories of the queues that it changes."""
         return list({id(change.context): change.context for change in self.changes}.values())
 
-    def multi(self, opened: set[str] | None = None) -> Multi:
+    def multi(self, opened: set[str] | None = None) -> zk.Multi:
         """The operations; `opened`: the segments that earlier transactions in flight open."""
         opened = set() if opened is None else opened
-        ops: list[WriteOp] = []
+        ops: list[zk.WriteOp] = []
         for change in self.changes:
             ops += change.ops
             if (slot := change.slot) is not None:
@@ -579,13 +559,13 @@ class Plan:
                 ops += [op for op in before if op not in ops]
             ops += [op for op in change.missing if op not in ops]
             ops += change.listing
-        return Multi(tuple(ops))
+        return zk.Multi(tuple(ops))
 
-    def proof(self) -> Procedure[Outcome | None]:
+    def proof(self) -> Procedure[zk.Outcome | None]:
         """Whether an earlier try was carried out: what became of the first change tells of the whole."""
         return self.changes[0].proof()
 
-    def learn(self, multi: Multi, outcome: Outcome) -> None:
+    def learn(self, multi: zk.Multi, outcome: zk.Outcome) -> None:
         """Remember the server's clock, and which segments are open."""
         opens = any(change.slot is not None for change in self.changes)
         for context in self.contexts:
@@ -598,9 +578,9 @@ class Plan:
                 else:
                     context.segments.open.pop(name, None)  # looked up again
 
-    def explain(self, multi: Multi, outcome: Outcome, *, uncertain: bool) -> Refusal:
+    def explain(self, multi: zk.Multi, outcome: zk.Outcome, *, uncertain: bool) -> Refusal:
         """What a refusal says."""
-        path = failed_at(outcome, multi)
+        path = zk.failed_at(outcome, multi)
         for change in self.changes:
             why = _why(change, path, multi, outcome)
             if why is not None:
@@ -609,10 +589,10 @@ class Plan:
         return Refusal(Why.OTHER, change, path, outcome, multi, uncertain)
 
 
-def _why(change: Change, path: str, multi: Multi, outcome: Outcome) -> Why | None:
+def _why(change: Change, path: str, multi: zk.Multi, outcome: zk.Outcome) -> Why | None:
     if outcome.failure in change.preconditions.get(path, ()):
         return Why.CHANGED
-    if path in change.make_parent and outcome.failure is Failure.NO_NODE:
+    if path in change.make_parent and outcome.failure is zk.Failure.NO_NODE:
         return Why.PARENT
     if change.misjudged(path, outcome.failure) is not None:
         return Why.PARENT
@@ -622,24 +602,24 @@ def _why(change: Change, path: str, multi: Multi, outcome: Outcome) -> Why | Non
     if change.slot is None:
         return None
     lane, failure = change.context.paths.at("queue", change.slot.lane.name), outcome.failure
-    segment, creates = f"{lane}/{change.slot.segment}", isinstance(multi.ops[outcome.failed or 0], Create)
+    segment, creates = f"{lane}/{change.slot.segment}", isinstance(multi.ops[outcome.failed or 0], zk.Create)
     if path.startswith(f"{segment}/"):
-        return Why.PLACE if failure is Failure.NO_NODE else None
-    if path == lane and failure is Failure.NO_NODE and creates:
+        return Why.PLACE if failure is zk.Failure.NO_NODE else None
+    if path == lane and failure is zk.Failure.NO_NODE and creates:
         return None  # a lane that cannot be created has nothing to stand under: the queue was deleted
-    moved = path in {lane, segment} and failure in {Failure.NO_NODE, Failure.NODE_EXISTS, Failure.BAD_VERSION}
+    moved = path in {lane, segment} and failure in {zk.Failure.NO_NODE, zk.Failure.NODE_EXISTS, zk.Failure.BAD_VERSION}
     return Why.PLACE if moved else None
 
 
 def mergeable(plans: Iterable[Plan], most: int) -> Iterator[list[Plan]]:
     """Groups of at most so many plans, each of which fits into one of ZooKeeper's transactions."""
     group: list[Plan] = []
-    room = MAX_REQUEST
+    room = zk.MAX_REQUEST
     for plan in plans:
-        size = request_size(plan.multi().ops)
+        size = zk.request_size(plan.multi().ops)
         if group and (len(group) >= most or size > room):
             yield group
-            group, room = [], MAX_REQUEST
+            group, room = [], zk.MAX_REQUEST
         group.append(plan)
         room -= size
     if group:
@@ -656,7 +636,7 @@ def merge(plans: Iterable[Plan]) -> Plan:
 #: Makes the plan anew after a refusal; None: the refusal stands.
 Rebuild: TypeAlias = Callable[[Refusal], Procedure[Plan | None]]
 #: Sends a transaction, which is made when that is due, and tells how it ended, as if it had been sent alone.
-Sending: TypeAlias = Callable[[Context, Callable[[], Multi]], Procedure[tuple[Multi, Outcome]]]
+Sending: TypeAlias = Callable[[Context, Callable[[], zk.Multi]], Procedure[tuple[zk.Multi, zk.Outcome]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,7 +644,7 @@ class CommitResult:
     """How a commit ended: with the plan that was carried out, or with the refusal of the last one."""
 
     plan: Plan
-    outcome: Outcome
+    outcome: zk.Outcome
     refusal: Refusal | None = None
 
     @property
@@ -686,8 +666,8 @@ class CommitResult:
 class Sent(NamedTuple):
     """A transaction that was sent among others, and how it ended at first."""
 
-    multi: Multi
-    outcome: Outcome
+    multi: zk.Multi
+    outcome: zk.Outcome
 
 
 def anew(build: Callable[[], Procedure[Plan]]) -> Rebuild:
@@ -714,22 +694,24 @@ def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
         if refusal.why is not Why.OTHER or not change.lists(path, refusal.outcome.failure):
             return None
         record = change.context.paths.task(change.task_id, "state")
-        node: Node | None = yield Get(record)
+        node: zk.Node | None = yield zk.Get(record)
         # Whatever its version says, the record may not be the one that the change was made from.
         if change.before is not None and (node is None or TaskState.decode(record, node.data).nonce != change.before):
             change.superseded = True
             return None
-        change.context.warn_once(path, f"{described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on")
+        change.context.warn_once(
+            path, f"{zk.described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on"
+        )
         change.drop(path)
         return Plan([change])
 
     return rebuild
 
 
-def alone(_context: Context, make: Callable[[], Multi]) -> Procedure[tuple[Multi, Outcome]]:
+def alone(_context: Context, make: Callable[[], zk.Multi]) -> Procedure[tuple[zk.Multi, zk.Outcome]]:
     """Send a transaction by itself."""
     multi = make()
-    outcome: Outcome = yield multi
+    outcome: zk.Outcome = yield multi
     return multi, outcome
 
 
@@ -756,7 +738,7 @@ def commit(
             unknown = outcome.unknown
             if unknown:
                 plan.learn(multi, outcome)  # a segment that it may have opened is looked for again
-                outcome = yield from resolved(multi, outcome, plan.proof)
+                outcome = yield from zk.resolved(multi, outcome, plan.proof)
             elif requested and not outcome.committed:
                 outcome = (yield from plan.proof()) or outcome
         except BaseException:
@@ -778,7 +760,7 @@ def commit(
         if better is None:
             why = Why.CHANGED if refusal.change.superseded else refusal.why
             return CommitResult(plan, outcome, replace(refusal, why=why))
-        tries = tries or Tries(plan)
+        tries = tries or zk.Tries(plan)
         yield from tries.refused(outcome, multi, None)
         plan = better
 
@@ -798,11 +780,11 @@ def _remember_batches(plan: Plan) -> None:
 
 def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild | None) -> Procedure[Plan | None]:
     outcome, change = refusal.outcome, refusal.change
-    gone = outcome.failure is Failure.NO_NODE and refusal.why in {Why.OTHER, Why.PARENT, Why.PLACE}
+    gone = outcome.failure is zk.Failure.NO_NODE and refusal.why in {Why.OTHER, Why.PARENT, Why.PLACE}
     if gone and (yield from restored(change.context, refusal.path)):
         return plan
     if change.turns(refusal.path):
-        why = f"{described(outcome, refusal.multi)}, whatever its task's record tells; it is written all the same"
+        why = f"{zk.described(outcome, refusal.multi)}, whatever its task's record tells; it is written all the same"
         change.context.warn_once(refusal.path, why)
         return plan
     match refusal.why:
@@ -826,7 +808,7 @@ def send_together(plans: Sequence[Plan]) -> Procedure[list[Sent]]:
     """Send several plans in flight together, each a transaction of its own; how each ended, or that it is not known."""
     opened: set[str] = set()  # requests of one session are carried out in order: the first one opens for all
     multis = [plan.multi(opened) for plan in plans]
-    outcomes: list[Outcome] = yield Pipeline(tuple(multis))
+    outcomes: list[zk.Outcome] = yield zk.Pipeline(tuple(multis))
     sent = list(map(Sent, multis, outcomes))
     for plan, each in zip(plans, sent, strict=True):
         plan.learn(*each)

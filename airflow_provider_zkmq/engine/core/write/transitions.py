@@ -11,34 +11,14 @@ from typing import Any, Final, TypeAlias, TypedDict
 from msgspec import structs
 
 from ...errors import CorruptRecord, OutcomeUnknown, TransportError, ZkmqError
+from .. import protocol as zk
 from ..context import Claimed, Context, OpenSegment
 from ..model.names import SEPARATOR, Lane, claim_note, consumer_note, index_path
 from ..model.policy import Conf
 from ..model.records import HistoryEntry, TaskState, Times, claimed_before, clip, history_path
 from ..model.states import ENDED, FAILED, Event, State, step
 from ..model.values import Count, Milliseconds, Part, dump, load
-from ..protocol import (
-    MAX_REQUEST,
-    Check,
-    Children,
-    Create,
-    Delete,
-    Exists,
-    Failure,
-    Get,
-    Multi,
-    Node,
-    Outcome,
-    Procedure,
-    SetData,
-    Stat,
-    WriteOp,
-    ensure_bucket,
-    ensure_node,
-    never,
-    request_size,
-    transact,
-)
+from ..protocol import Procedure
 from ..read.configuration import default_conf, known_conf, read_conf
 from ..read.inspect import ended_ms
 from ..read.leases import lease_path, mark_path, ordering_time, server_time
@@ -46,7 +26,7 @@ from ..read.nodes import read_nodes, read_stats, unless_corrupt
 from .commit import Change, Plan, Refusal, Why, commit, known_bucket, make_bucket, open_segment, remember_batch
 from .new_task import insert, listed_at, unpack
 
-Ops: TypeAlias = Sequence[WriteOp]
+Ops: TypeAlias = Sequence[zk.WriteOp]
 
 # --- The record of a task after an event: every change of state but the claim's is spelt here.
 
@@ -118,19 +98,19 @@ def still_ended(current: Current) -> int | None:
 
 def written(
     context: Context, task_id: str, mark: str, settled: Sequence[str] | None = None
-) -> Procedure[Outcome | None]:
+) -> Procedure[zk.Outcome | None]:
     """Whether a task's record, or the name of its entry, has the mark.
 
     `settled`: the marks that the record had before. Raises `OutcomeUnknown` for a collected task, and where the record
     has had so many marks since then that it may have dropped this one.
     """
     path = context.paths.task(task_id, "state")
-    node: Node | None = yield Get(path)
+    node: zk.Node | None = yield zk.Get(path)
     if node is None:
         raise OutcomeUnknown(f"task {task_id!r} was changed or not, and has been collected meanwhile")
     state = TaskState.decode(path, node.data)
     if mark in state.settled or state.entry.startswith(mark):
-        return Outcome(committed=True)
+        return zk.Outcome(committed=True)
     if settled is not None and may_have_dropped(state, settled[-1:]):
         raise OutcomeUnknown(
             f"whether task {task_id!r} was changed cannot be told any more: others have changed it since"
@@ -138,9 +118,9 @@ def written(
     return None
 
 
-def deleted(path: str) -> Procedure[Outcome | None]:
+def deleted(path: str) -> Procedure[zk.Outcome | None]:
     """Whether a znode is gone: a task, or that of a batch's open members."""
-    return Outcome(committed=True) if (yield Exists(path)) is None else None
+    return zk.Outcome(committed=True) if (yield zk.Exists(path)) is None else None
 
 
 # --- Ending a batch: ``open`` is deleted in the transaction that enqueues what follows, once no member is left in it.
@@ -191,7 +171,7 @@ def close_pending(context: Context) -> Procedure[None]:
 
 def close_batches(context: Context) -> Procedure[None]:
     """End what a crash left without an end. What cannot be read is reported and stepped over."""
-    names = (yield Children(context.paths.at("batches"))) or ()
+    names = (yield zk.Children(context.paths.at("batches"))) or ()
     stats = yield from read_stats([context.paths.batch(name, "open") for name in names])
     for name, stat in zip(names, stats, strict=True):
         if stat is not None and not stat.children:
@@ -200,7 +180,7 @@ def close_batches(context: Context) -> Procedure[None]:
 
 def close_batch(context: Context, name: str) -> Procedure[None]:
     """End a batch if the last of its members has ended. Raises `CorruptRecord` for a record that cannot be read."""
-    stat: Stat | None = yield Exists(context.paths.batch(name, "open"))
+    stat: zk.Stat | None = yield zk.Exists(context.paths.batch(name, "open"))
     if stat is None or stat.children:
         return
     yield from read_conf(context)
@@ -219,7 +199,7 @@ def _ending(context: Context, name: str) -> Procedure[Plan | None]:
     path, then, following = f"{base}/then", record.get("then"), list[Change]()
     lost: str | None = None
     if follow_up is not None:
-        following.append(Change(context, str(then), [Delete(path)]))
+        following.append(Change(context, str(then), [zk.Delete(path)]))
         if not record.get("refused"):
             try:
                 new = unpack(context, path, follow_up.data)
@@ -234,9 +214,9 @@ def _ending(context: Context, name: str) -> Procedure[Plan | None]:
     index = index_path("batches-done", now, name)
     yield from known_bucket(context, index)
     done = dump(record | {"done": now} | ({"refused": clip(lost)} if lost else {}))
-    closing = Change(context, name, [Delete(f"{base}/open"), SetData(base, done, node.stat.version)])
+    closing = Change(context, name, [zk.Delete(f"{base}/open"), zk.SetData(base, done, node.stat.version)])
     closing.proof = partial(deleted, f"{base}/open")
-    closing.preconditions[base] = frozenset({Failure.BAD_VERSION})
+    closing.preconditions[base] = frozenset({zk.Failure.BAD_VERSION})
     if lost:
         closing.on_commit = partial(_notify, context, path, lost)
     return Plan([closing, *following, listed_at(context, name, index)])
@@ -252,14 +232,14 @@ def _anew(context: Context, name: str, refusal: Refusal) -> Procedure[Plan | Non
     """The plan made anew where its record changed or a segment came or went; without a follow-up whose id is in use."""
     if refusal.why not in {Why.CHANGED, Why.PLACE}:
         base, task_id = context.paths.batch(name), refusal.change.task_id
-        taken = refusal.outcome.failure is Failure.NODE_EXISTS and refusal.path == context.paths.task(task_id)
-        node: Node | None = (yield Get(base)) if taken else None
+        taken = refusal.outcome.failure is zk.Failure.NODE_EXISTS and refusal.path == context.paths.task(task_id)
+        node: zk.Node | None = (yield zk.Get(base)) if taken else None
         if node is None:
             return None
         why = f"task {task_id!r}, which should follow the batch, was not enqueued: its id is in use"
         context.report(base, why)
         refused = dump(load_batch(base, node.data) | {"refused": clip(why)})
-        yield from transact(Multi((SetData(base, refused),)), never)
+        yield from zk.transact(zk.Multi((zk.SetData(base, refused),)), zk.never)
     return (yield from _ending(context, name))
 
 
@@ -281,19 +261,19 @@ def rejoin(context: Context, current: Current) -> Procedure[list[Change]]:
     batch, members, member, failed = yield from read_nodes(paths)
     if batch is None:
         return []
-    ops: list[WriteOp] = []
+    ops: list[zk.WriteOp] = []
     if members is None:  # it is done, or was given up before it was written to its end
         record = unless_corrupt(context, base, partial(load_batch, base, batch.data))
         if record is None or "total" not in record:
             return []
         done = record.pop("done", None)
-        ops += [SetData(base, dump(record | {"then": None}), batch.stat.version), Create(f"{base}/open")]
+        ops += [zk.SetData(base, dump(record | {"then": None}), batch.stat.version), zk.Create(f"{base}/open")]
         if isinstance(done, int):
             listed = context.paths.at(index_path("batches-done", done, current.state.batch))
-            ops += [] if (yield Exists(listed)) is None else [Delete(listed)]
-    ops += [] if failed is None else [Delete(paths[3])]
+            ops += [] if (yield zk.Exists(listed)) is None else [zk.Delete(listed)]
+    ops += [] if failed is None else [zk.Delete(paths[3])]
     if member is None:  # one that is there was left by somebody else, and holds up nothing
-        ops.append(Create(paths[2]))
+        ops.append(zk.Create(paths[2]))
     return [Change(context, task_id, ops)]
 
 
@@ -310,18 +290,18 @@ def notes_of(context: Context, task_id: str, state: TaskState) -> list[str]:
     return notes
 
 
-def beginning(context: Context, claimed: Claimed) -> SetData:
+def beginning(context: Context, claimed: Claimed) -> zk.SetData:
     """Say that the handler of a claim begins. Whoever is at the claim's note meanwhile is refused."""
     note = consumer_note(prefetched=False) if claimed.ends_with_session else claim_note(claimed.claim, prefetched=False)
-    return SetData(mark_path(context, claimed.task_id, claimed.state), note)
+    return zk.SetData(mark_path(context, claimed.task_id, claimed.state), note)
 
 
-def unlist(context: Context, current: Current) -> list[WriteOp]:
+def unlist(context: Context, current: Current) -> list[zk.WriteOp]:
     """The deletes that take a task from where it is listed."""
     if current.state.state is State.CLAIMED:
         gone = [] if current.claim_gone else [context.paths.task(current.task_id, "claim")]
-        return [*map(Delete, (*gone, *notes_of(context, current.task_id, current.state)))]
-    return [Delete(place_of(context, current.state))]
+        return [*map(zk.Delete, (*gone, *notes_of(context, current.task_id, current.state)))]
+    return [zk.Delete(place_of(context, current.state))]
 
 
 def place_of(context: Context, state: TaskState) -> str:
@@ -329,23 +309,23 @@ def place_of(context: Context, state: TaskState) -> str:
     return context.paths.entry(state.place) if state.index is None else context.paths.at(state.index)
 
 
-def membership(context: Context, task_id: str, state: TaskState, *, failed: bool = False) -> list[WriteOp]:
+def membership(context: Context, task_id: str, state: TaskState, *, failed: bool = False) -> list[zk.WriteOp]:
     """What takes a task off its batch's open ones; `failed`: it ended dead or cancelled."""
     if state.batch is None or state.state in ENDED:
         return []
-    ops: list[WriteOp] = [Delete(context.paths.batch(state.batch, "open", task_id))]
+    ops: list[zk.WriteOp] = [zk.Delete(context.paths.batch(state.batch, "open", task_id))]
     if failed:
-        ops.append(Create(context.paths.batch(state.batch, "failed", task_id)))
+        ops.append(zk.Create(context.paths.batch(state.batch, "failed", task_id)))
     return ops
 
 
-def task_deletes(context: Context, task_id: str, state: TaskState, version: int) -> list[WriteOp]:
+def task_deletes(context: Context, task_id: str, state: TaskState, version: int) -> list[zk.WriteOp]:
     """The deletes of a task's own tree; its claim, if any, is deleted by its departure."""
     task, filters = context.paths.task, bool(state.filters)
     optional = {"metadata": state.metadata, "filters": filters, "result": state.result, "requeue": state.requeue}
     parts = ["data", *(f"filters/{name}" for name in state.filters), *(name for name in optional if optional[name])]
-    deletes: list[WriteOp] = [Delete(task(task_id, "state"), version)]
-    return [*deletes, *(Delete(task(task_id, part)) for part in parts), Delete(task(task_id))]
+    deletes: list[zk.WriteOp] = [zk.Delete(task(task_id, "state"), version)]
+    return [*deletes, *(zk.Delete(task(task_id, part)) for part in parts), zk.Delete(task(task_id))]
 
 
 # --- One constructor for each row of the state table that moves a task; `core.write.new_task` has that of new ones.
@@ -355,9 +335,9 @@ def task_deletes(context: Context, task_id: str, state: TaskState, version: int)
 # of its lane.
 
 #: What a record's refusal says: it is another by now, or gone.
-_CHANGED: Final = frozenset({Failure.BAD_VERSION, Failure.NO_NODE})
+_CHANGED: Final = frozenset({zk.Failure.BAD_VERSION, zk.Failure.NO_NODE})
 #: The ephemeral of a claim goes with its session.
-_GONE: Final = frozenset({Failure.NO_NODE})
+_GONE: Final = frozenset({zk.Failure.NO_NODE})
 
 
 def claim(context: Context, claimed: Claimed, consumer: str, span: float | None, lease: float | None, now: int) -> Plan:
@@ -381,16 +361,16 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
     )
     claimed.claim = {"consumer": consumer, "nonce": nonce, "lease": span}
     note = claim_note(claimed.claim, prefetched=claimed.prefetched and lease is not None)
-    ops: list[WriteOp] = [
-        SetData(paths.task(task_id, "state"), claimed.state.encode(), claimed.version - 1),
-        Create(paths.task(task_id, "claim"), note, ephemeral=lease is None),
-        Delete(place),
-        Check(paths.live(consumer)),
+    ops: list[zk.WriteOp] = [
+        zk.SetData(paths.task(task_id, "state"), claimed.state.encode(), claimed.version - 1),
+        zk.Create(paths.task(task_id, "claim"), note, ephemeral=lease is None),
+        zk.Delete(place),
+        zk.Check(paths.live(consumer)),
     ]
     if lease is None:
-        ops.append(Create(paths.current(consumer, task_id), consumer_note(prefetched=claimed.prefetched)))
+        ops.append(zk.Create(paths.current(consumer, task_id), consumer_note(prefetched=claimed.prefetched)))
     if deadline is not None:
-        ops.append(Create(lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer})))
+        ops.append(zk.Create(lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer})))
     return Plan([Change(context, task_id, ops, after=claimed.state)])
 
 
@@ -409,10 +389,10 @@ def finish(
     return (yield from relist(context, current, after, [result_write(context, current, result)]))
 
 
-def result_write(context: Context, current: Current, result: bytes) -> WriteOp:
+def result_write(context: Context, current: Current, result: bytes) -> zk.WriteOp:
     """Keep a result; an earlier run of the same task may have left one."""
     path = context.paths.task(current.task_id, "result")
-    return SetData(path, result) if current.state.result else Create(path, result)
+    return zk.SetData(path, result) if current.state.result else zk.Create(path, result)
 
 
 def fail(
@@ -477,7 +457,7 @@ def rewrite(context: Context, current: Current, after: TaskState, extra: Ops) ->
 
     A task that was dropped and enqueued anew may have the record's version, but its entry has another name.
     """
-    same = [] if current.state.state is State.CLAIMED else [Check(place_of(context, current.state))]
+    same = [] if current.state.state is State.CLAIMED else [zk.Check(place_of(context, current.state))]
     return Plan([_change(context, current, after, [*same, *extra])])
 
 
@@ -525,7 +505,7 @@ def _moved(
         lane, segment, _ = after.place.split("/")
         own = Lane(after.priority, dict(after.filters))
         path, data = context.paths.at("queue", lane), (own if own.name == lane else own.mixed()).encode()
-        change.parents = Create(path, data), Create(f"{path}/{segment}")
+        change.parents = zk.Create(path, data), zk.Create(f"{path}/{segment}")
     # A run ends the part that its task has in a batch, also where another run follows it at once.
     if before.batch is not None and before.state not in ENDED and (after.state in ENDED or after.batch is None):
         failed = after.state in FAILED
@@ -534,18 +514,18 @@ def _moved(
         change.listing += membership(context, current.task_id, before, failed=failed)
         _leave(change, before.batch)
     # In a queue of strict order the entry holds the place that the task had from the first.
-    change.listing.append(Create(entry, b"" if after.rank is None else str(after.rank).encode()))
+    change.listing.append(zk.Create(entry, b"" if after.rank is None else str(after.rank).encode()))
     return change
 
 
-def _change(context: Context, current: Current, after: TaskState | None, ops: list[WriteOp]) -> Change:
+def _change(context: Context, current: Current, after: TaskState | None, ops: list[zk.WriteOp]) -> Change:
     """What is done to a task whose record is still the one that was read: this fences every change."""
     record, result = (context.paths.task(current.task_id, part) for part in ("state", "result"))
     if after is not None:
-        ops = [SetData(record, after.encode(), current.version), *ops]
+        ops = [zk.SetData(record, after.encode(), current.version), *ops]
     change = Change(context, current.task_id, ops, after=after, before=current.state.nonce)
     for op in ops:
-        if op.path == result and isinstance(op, Create | SetData):
+        if op.path == result and isinstance(op, zk.Create | zk.SetData):
             change.upsert[result] = op.data
     if after is not None:
         change.proof = partial(written, context, current.task_id, after.nonce)
@@ -621,7 +601,7 @@ def _audience(context: Context) -> Procedure[Conf | None]:
     return replace(default_conf(), follow=True) if any(mark is not None for mark in marks) else None
 
 
-def _text(metadata: Node | None) -> str:
+def _text(metadata: zk.Node | None) -> str:
     return "{}" if metadata is None else metadata.data.decode(errors="replace")
 
 
@@ -631,9 +611,9 @@ def _with(context: Context, history_entry: HistoryEntry, plan: Plan) -> Procedur
     path = context.paths.at(history_path(now, task_id, history_entry.version))
     kept = [history_entry, replace(history_entry, data=b"")]
     kept += [] if history_entry.result is None else [replace(history_entry, data=b"", result=None)]
-    writes = [Create(path, each.encode()) for each in kept]
-    beside = request_size(plan.multi().ops)
-    write = next((each for each in writes if beside + request_size([each]) <= MAX_REQUEST), writes[-1])
+    writes = [zk.Create(path, each.encode()) for each in kept]
+    beside = zk.request_size(plan.multi().ops)
+    write = next((each for each in writes if beside + zk.request_size([each]) <= zk.MAX_REQUEST), writes[-1])
     if write is not writes[0]:
         context.run.report(path, f"the payload of task {task_id!r} does not fit; what ended is kept without")
     parent = partial(_ensure_parent, path.rpartition("/")[0])
@@ -642,5 +622,5 @@ def _with(context: Context, history_entry: HistoryEntry, plan: Plan) -> Procedur
 
 def _ensure_parent(bucket: str) -> Procedure[None]:
     """Create the bucket of a history entry, and where it is the queue's first one what holds all of them."""
-    yield from ensure_node(bucket.rpartition("/")[0])
-    yield from ensure_bucket(bucket)
+    yield from zk.ensure_node(bucket.rpartition("/")[0])
+    yield from zk.ensure_bucket(bucket)
