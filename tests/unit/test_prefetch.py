@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ClaimLost, ConfigError, Success, Worker
 from airflow_provider_zkmq.engine.blocking import run_blocking
-from airflow_provider_zkmq.engine.working import async_worker, deliveries
+from airflow_provider_zkmq.engine.working import deliveries, handling
 from airflow_provider_zkmq.engine.working.async_worker import Background
 from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery, PrefetchedDeliveries
 from tests.integration.fronts import KINDS
@@ -63,7 +63,7 @@ class AsyncAsked(AsyncListQueue):
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes workers of either front, whose keepers look often."""
-    monkeypatch.setattr(async_worker, "MAINTENANCE_SECONDS", 0.01)
+    monkeypatch.setattr(handling, "MAINTENANCE_SECONDS", 0.01)
     with workers(request.param) as make:
         yield make
 

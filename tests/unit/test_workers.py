@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Poll, QueueNotFound, Worker, monitor
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost
-from airflow_provider_zkmq.engine.working import async_worker, handling, worker
+from airflow_provider_zkmq.engine.working import handling
 from airflow_provider_zkmq.engine.working.handling import Running
 from tests.integration.fronts import KINDS
 from tests.support import eventually
@@ -43,8 +43,7 @@ class Waiting(ListQueue):
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes workers of either front, whose monitors look often."""
-    for module in (worker, async_worker):
-        monkeypatch.setattr(module, "MAINTENANCE_SECONDS", 0.01)
+    monkeypatch.setattr(handling, "MAINTENANCE_SECONDS", 0.01)
     with workers(request.param) as make:
         yield make
 
@@ -193,8 +192,7 @@ class Failing(ListQueue):
 
 def test_an_unexpected_exception_ends_no_worker(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged and the worker goes on; what its caller must mend ends it, and is raised by `join`."""
-    for module in (worker, handling):
-        monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(handling, "RETRY_SECONDS", 0.01)
     queue = Failing(RuntimeError("dictionary changed size during iteration"), ListClaim(), ListClaim())
     it = made(queue, done)
     it.start()

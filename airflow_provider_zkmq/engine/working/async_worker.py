@@ -207,7 +207,7 @@ class AsyncWorker(handling.Working[WorkerQueue]):
         if self._monitor is not None:
             duties.append(self._watch(self._monitor))
         others: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in duties]
-        loops = [asyncio.create_task(self._loop()) for _ in range(self._slots)]
+        loops = [asyncio.create_task(self._loop()) for _ in range(self._thread_count)]
         try:
             if not loops:
                 await self._stopping.wait()

@@ -412,7 +412,7 @@ class Working(ABC, Generic[Q]):
         monitor: Monitor | None = None,
         auto_start: bool | Duration = False,
     ) -> None:
-        self._slots = whole_number("threads", threads, 0)
+        self._thread_count = whole_number("threads", threads, 0)
         if transactional and lease is not None:
             msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
             raise ConfigError(msg)
@@ -510,7 +510,7 @@ class Working(ABC, Generic[Q]):
         what = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all tasks"
         mode = f"lease {self._lease:g} s" if self._lease else "session-bound"
         message = "worker started: consumer %s on queue %r; %s; threads %d, %s"
-        log.info(message, self.queue.consumer, self.queue.name, what, self._slots, mode)
+        log.info(message, self.queue.consumer, self.queue.name, what, self._thread_count, mode)
 
     def _log_absence(self, error: QueueNotFound, since: int) -> None:
         """The queue is not there: log it once, to wait for it. Raises `error` where nothing is waited for."""
@@ -538,7 +538,7 @@ class Working(ABC, Generic[Q]):
 
     def _busy(self) -> bool:
         """Whether every slot has a task in hand: nobody looks after the queue by claiming."""
-        return 0 < self._slots <= len(self._deliveries)
+        return 0 < self._thread_count <= len(self._deliveries)
 
     def _warn(self, what: str, error: Exception) -> None:
         """Tell what went wrong. What is damaged stays so until somebody mends it: each such error is told once."""

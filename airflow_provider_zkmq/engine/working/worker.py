@@ -73,9 +73,11 @@ class Worker(handling.Working[BlockingWorkerQueue]):
     def _set_up(self) -> None:
         self._settler = ThreadSettler(self._deliveries, self._tally, self._calls)
         self._filling, self._lock = threading.Lock(), threading.Lock()
-        self._threads = [self._thread(self._work, f"zkmq-worker-{n}") for n in range(self._slots)]
+        self._threads = [self._thread(self._work, f"zkmq-worker-{n}") for n in range(self._thread_count)]
         self._maintenance = self._thread(self._keep, "zkmq-keeper")
-        self._others = [self._thread(self._run_heartbeat, "zkmq-heartbeat")] if self._slots and self._extends else []
+        self._others = (
+            [self._thread(self._run_heartbeat, "zkmq-heartbeat")] if self._thread_count and self._extends else []
+        )
         if self._monitor is not None:
             self._others.append(self._thread(partial(self._watch, self._monitor), "zkmq-monitor"))
 

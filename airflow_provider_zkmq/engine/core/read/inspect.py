@@ -508,8 +508,8 @@ def list_tasks(
         bound = EVERYTHING if selector is None else as_selector(selector).bind(types)
 
     def matches(task: Task) -> bool:
-        asked = wanted in {None, task.state} and batch in {None, task.batch} and exact in {None, task.status}
-        return asked and bound.matches(task.filters, types)
+        fits = wanted in {None, task.state} and batch in {None, task.batch} and exact in {None, task.status}
+        return fits and bound.matches(task.filters, types)
 
     if named is not None:
         return list(filter(matches, (yield from _named(context, named, znodes))))[:most]

@@ -609,8 +609,8 @@ def _with(context: Context, history_entry: HistoryEntry, plan: Plan) -> Procedur
     """The plan, and the write that keeps the history entry; payload or result that do not fit are left out."""
     now, task_id = (yield from server_time(context)), history_entry.task_id
     path = context.paths.at(history_path(now, task_id, history_entry.version))
-    kept = [history_entry, replace(history_entry, data=b"")]
-    kept += [] if history_entry.result is None else [replace(history_entry, data=b"", result=None)]
+    kept = [history_entry, structs.replace(history_entry, data=b"")]
+    kept += [] if history_entry.result is None else [structs.replace(history_entry, data=b"", result=None)]
     writes = [zk.Create(path, each.encode()) for each in kept]
     beside = zk.request_size(plan.multi().ops)
     write = next((each for each in writes if beside + zk.request_size([each]) <= zk.MAX_REQUEST), writes[-1])
