@@ -169,7 +169,7 @@ async def test_nothing_that_is_shown_or_logged_has_a_password(zookeeper, root, s
         hook = ZkmqHook()
         conn = hook.get_conn()
         shown = [
-            shared, lease, lease._entry, lease._entry.connecting, table, [*table], lease._of_loop, config, lease.client,
+            shared, lease, lease.entry, lease.entry.connecting, table, [*table], lease.of_loop, config, lease.client,
             conn, hook, vars(hook), conn.queue("jobs"), lease.client.queue("jobs"),
             ZkmqTaskTrigger(task_ids=["a"]).serialize(),
             ConnectionConfig.of(auth=("ann", secrets[0]), tls={"key_password": secrets[1]}), conn._session, Tls(),
