@@ -73,6 +73,26 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
+#: What pays off for large data only: compiling each query, and planning it anew after each of its parts.
+QUICK = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+
+
+@pytest.fixture
+def quick(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session for tests of what is committed, or told, and not of what Spark computes."""
+    before = {name: spark.conf.get(name) for name in QUICK}
+    for name, value in QUICK.items():
+        spark.conf.set(name, value)
+    yield spark
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
 def taken(queue: Any, **wanted: Any) -> Any:
     """The claim of the next task of a queue, which is there or comes."""
     claim = queue.claim(**wanted)

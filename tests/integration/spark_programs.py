@@ -29,6 +29,7 @@ from pyspark.sql.streaming import StreamingQuery
 from airflow_provider_zkmq.engine import Zkmq
 from airflow_provider_zkmq.spark import archive_queue, enqueue, py_files, read_report, register, spark_session
 from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
+from tests.integration.conftest import QUICK
 from tests.support import eventually
 
 CLUSTER, EXECUTOR = "local-cluster[2,1,700]", "CoarseGrainedExecutorBackend"
@@ -102,7 +103,8 @@ def tables(what: str, hosts: str, root: str, directory: str, master: str) -> Non
             os.kill(os.getpid(), signal.SIGKILL)
         say(f"step {name}")
 
-    spark = session(master, **{"spark.driver.memory": "1g", "spark.task.maxFailures": "6"})
+    quick = QUICK if "ZKMQ_KILLED_AT" in os.environ else {}
+    spark = session(master, **{"spark.driver.memory": "1g", "spark.task.maxFailures": "6"} | quick)
     spark.range(10).mapInArrow(lambda batches: batches, "id bigint").count()  # Python workers are there from now on
     say("ready")
     for _ in sys.stdin:

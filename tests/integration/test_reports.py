@@ -262,7 +262,7 @@ def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, c
 
 
 @pytest.mark.full
-def test_the_page_s_pipeline_and_reports_run(spark, zk, where, tmp_path, capsys) -> None:
+def test_the_page_s_pipeline_and_reports_run(quick, zk, where, tmp_path, capsys) -> None:
     """What it shows in Python and as commands, but for addresses and folders, one after the other."""
     zk.queue("census").enqueue(b"x")
     zk.queue("census").claim(timeout=5).complete(b"y")
