@@ -108,7 +108,7 @@ def log_ended(log: Any, queue: str, ended: Sequence[Task] | Batch, conn_id: str)
         ]
         dead, which = len(ended.failed), f"of batch {ended.name!r} of queue {queue!r} ended dead or cancelled"
     elif ended:
-        telemetry.log_ended(queue, ended)
+        telemetry.count_ended(queue, ended)
         states = ", ".join(f"{count} {state}" for state, count in Counter(str(task.status) for task in ended).items())
         first = few([f"{task.id} (attempt {task.attempt})" for task in ended])
         see = typed(conn_id, "show", queue, ended[0].id)

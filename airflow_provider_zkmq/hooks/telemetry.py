@@ -50,7 +50,7 @@ def count_dead(queue: str, number: int = 1) -> None:
     _count("dead", number, queue=queue)
 
 
-def log_ended(queue: str, tasks: Iterable[Task]) -> None:
+def count_ended(queue: str, tasks: Iterable[Task]) -> None:
     """Tell of tasks that others have handled and that ended: how long they waited and ran, and how many are dead."""
     ended = list(tasks)
     _waited(queue, ended)

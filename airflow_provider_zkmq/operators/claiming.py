@@ -17,11 +17,12 @@ from ..hooks.arguments import MOST, ClaimReference, check_choice, check_number, 
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.deferring import naming, wait_limit
 from ..hooks.retry import RETRY_SECONDS, outlast
+from ..hooks.task_state import TaskStateStore
 from ..hooks.telemetry import count_claimed
 from ..hooks.zkmq import ZkmqHook
 from ..triggers.leases import checked_lease
 from ..triggers.zkmq import ZkmqReadyTrigger, deferral
-from .work_tasks import NotMappable, TaskStateStore, class_of
+from .dag_nodes import NotMappable, class_of
 
 if TYPE_CHECKING:
     from ..engine import AnyQueue

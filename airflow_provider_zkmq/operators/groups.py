@@ -11,9 +11,9 @@ from airflow.sdk import TaskGroup, XComArg
 from ..engine import Duration
 from ..hooks.connections import DEFAULT_CONN_ID
 from .claiming import LEASE, ZkmqClaimOperator
+from .dag_nodes import check_each, waited_for, work_ids
 from .keeping import ZkmqKeepOperator
 from .settling import ZkmqSettleOperator, prepare_work
-from .work_tasks import check_each, waited_for, work_ids
 
 
 class ZkmqTaskGroup(TaskGroup):

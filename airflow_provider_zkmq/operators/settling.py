@@ -19,10 +19,11 @@ from ..hooks.arguments import ClaimReference, check_choice, read_claims, shown
 from ..hooks.connections import DEFAULT_CONN_ID
 from ..hooks.outcomes import few, storable
 from ..hooks.retry import RETRY_SECONDS, outlast
+from ..hooks.task_state import TaskStateStore
 from ..hooks.telemetry import count_dead, count_settled
 from ..hooks.zkmq import ZkmqHook
 from .claiming import AGAIN, LEASE, still_held
-from .work_tasks import NotMappable, TaskStateStore, check_each, class_of, waited_for, work_ids, work_tasks
+from .dag_nodes import NotMappable, check_each, class_of, waited_for, work_ids, work_tasks
 
 if TYPE_CHECKING:
     from ..engine import AnyQueue

@@ -14,7 +14,7 @@ from .history.reading import (
     read_hourly as read_hourly,
     read_runs as read_runs,
 )
-from .history.tables import Retention as Retention
+from .history.retention import Retention as Retention
 from .reporting.report import Report as Report, report as report
 from .session import spark_session as spark_session
 from .source import enqueue as enqueue, register as register

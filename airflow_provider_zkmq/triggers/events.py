@@ -103,7 +103,7 @@ class ZkmqEventTrigger(BaseEventTrigger):
         self.lease = _seconds("lease", lease)
         self.include_data = include_data
         self.zkmq_conn_id = zkmq_conn_id
-        self._next_log_at: float | None = None
+        self._silent_until: float | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments, plain JSON: Airflow tells watchers apart by them."""
@@ -145,14 +145,14 @@ class ZkmqEventTrigger(BaseEventTrigger):
     async def _seen(self, queue: AsyncQueue) -> dict[str, Any]:
         """Wait for work that is worth an event; return the counts."""
         clock = asyncio.get_running_loop().time
-        while self._next_log_at is not None:  # after an event, until its work is gone, at most for `refire` seconds
-            left = self._next_log_at - clock()
+        while self._silent_until is not None:  # after an event, until its work is gone, at most for `refire` seconds
+            left = self._silent_until - clock()
             await asyncio.sleep(max(0.0, min(left, _LOOK)))
             if left <= 0 or not await queue.ready(selector=self.selector, timeout=0):
-                self._next_log_at = None
+                self._silent_until = None
         await queue.ready(selector=self.selector, timeout=None)
         counts = await queue.counts()
-        self._next_log_at = clock() + self.refire
+        self._silent_until = clock() + self.refire
         return {"counts": counts}
 
     async def _claimed(self, queue: AsyncQueue) -> dict[str, Any]:

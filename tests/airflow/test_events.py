@@ -142,7 +142,7 @@ async def test_it_tells_again_while_any_is_pending(queue, shared):
     async with watching_with(refire=3600) as events:
         await events.get()
         await of(finish, queue)
-        await until(lambda: events.trigger._next_log_at is None)
+        await until(lambda: events.trigger._silent_until is None)
         await of(queue.enqueue, "b")
         event = await events.get()
         assert (event["counts"]["inserted"], event["counts"]["finished"]) == (1, 1)
@@ -210,7 +210,7 @@ async def test_zookeeper_may_go_and_come_back(mortal, root, shared, monkeypatch,
         async with AsyncZkmq.connect(mortal.hosts, root, connect_timeout=30) as zk:
             claim = await zk.queue("queue").claim(timeout=60)
             await claim.complete()
-            await until(lambda: events.trigger._next_log_at is None)  # it has seen that "a" is gone
+            await until(lambda: events.trigger._silent_until is None)  # it has seen that "a" is gone
             await of(mortal.restart, 0)
             await zk.queue("queue").enqueue("b")
             assert (await events.get())["counts"]["finished"] == 1

@@ -62,10 +62,10 @@ def test_counters_and_times_have_their_names_and_tags(queue, said):
     task, never, dead = queue.task(claim.task.id), queue.enqueue("never"), queue.enqueue("y", priority=1)
     kill(queue, "no")
     queue.cancel(never)
-    telemetry.log_ended("jobs", [task, queue.task(never)])
+    telemetry.count_ended("jobs", [task, queue.task(never)])
     waited = ("zkmq.wait_time", task.claimed_ms - task.enqueued_ms, JOBS)  # as told at the end
     assert said == [waited, ("zkmq.run_time", task.ended_ms - task.claimed_ms, JOBS)], "and nothing of one unclaimed"
-    telemetry.log_ended("jobs", [queue.task(dead)])
+    telemetry.count_ended("jobs", [queue.task(dead)])
     assert said[-1] == ("zkmq.dead", 1, JOBS)
 
 

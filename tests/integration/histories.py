@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.history import Table
 from airflow_provider_zkmq.spark.history.rows import SCHEMA
-from airflow_provider_zkmq.spark.history.tables import stage
+from airflow_provider_zkmq.spark.history.staging import stage
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

@@ -26,8 +26,9 @@ from airflow_provider_zkmq.spark.history import reading
 from airflow_provider_zkmq.spark.history.bronze import ArchiveIncomplete, ArchiveReport, archive_queue
 from airflow_provider_zkmq.spark.history.gold import HOURLY, summarise
 from airflow_provider_zkmq.spark.history.reading import percentiles, read_history, read_runs
+from airflow_provider_zkmq.spark.history.retention import Retention, retain
 from airflow_provider_zkmq.spark.history.silver import refine
-from airflow_provider_zkmq.spark.history.tables import Retention, load, retain, stage
+from airflow_provider_zkmq.spark.history.staging import load, stage
 from airflow_provider_zkmq.spark.source.options import SourceOptions
 from tests.integration import histories as made
 from tests.integration.ended import ended_tasks, finish

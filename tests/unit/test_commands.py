@@ -17,7 +17,7 @@ import pytest
 
 from airflow_provider_zkmq.cli import child_processes, main, options, worker
 from airflow_provider_zkmq.cli.child_processes import Process, _started_by
-from airflow_provider_zkmq.cli.worker import CommandFailed, Commands, Guard
+from airflow_provider_zkmq.cli.exec_commands import CommandFailed, Commands, Guard
 from tests.support import eventually
 from tests.unit.test_cli import InHand, a_task
 
@@ -132,7 +132,7 @@ def test_exec_ends_the_command_of_a_task_that_is_lost(
 
 _WORKER = """
 import sys
-from airflow_provider_zkmq.cli.worker import Commands
+from airflow_provider_zkmq.cli.exec_commands import Commands
 from tests.unit.test_cli import a_task
 Commands(sys.argv[1], "q")(a_task())
 """

@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 from airflow_provider_zkmq.history import FEW, LARGE, Table, chosen, open_for_reading, table
 from airflow_provider_zkmq.spark import job, session
 from airflow_provider_zkmq.spark.history import pipeline
-from airflow_provider_zkmq.spark.history.tables import Retention
+from airflow_provider_zkmq.spark.history.retention import Retention
 from tests.delta_tables import commit, staged
 
 

@@ -22,7 +22,7 @@ from ...engine import AnyQueue, Archive, ConfigError, Ended, Unreadable
 from ...engine.internals import internals
 from ...history import Mark, Table
 from .rows import ENDED, SCHEMA, Connect, open_client, reader
-from .tables import stage
+from .staging import stage
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.
@@ -50,7 +50,7 @@ class ArchiveReport:
     unreadable: tuple[str, ...] = ()
 
 
-def _claim(queue: AnyQueue, home: Path, mark: Mark) -> Archive:
+def _take_pointer(queue: AnyQueue, home: Path, mark: Mark) -> Archive:
     """Bring the archive's pointer up to the table, which also stops clean-up from deleting what is newer.
 
     Clean-up deletes up to the pointer from then on. A table of others, which may have come further by number so that
@@ -109,7 +109,7 @@ def archive_queue(
         if not source.conf().archive:
             source.configure(archive=True)
         table = Table.open(home, "bronze")
-        pointer = _claim(source, home, table.mark)
+        pointer = _take_pointer(source, home, table.mark)
         after("begun")
         watermark = internals(source).zxid()
         after("marked")

@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 from ...history import Staged, Table
 from .rows import DAY_MS
 from .silver import DELIVERIES, RUNS, check_behind
-from .tables import Counts, day_of, load, milliseconds, stage
+from .staging import Counts, day_of, load, milliseconds, stage
 
 # --- Silver rows as numbers for each hour: of classes and of consumers. Columns only: nothing is read or written here.
 #

@@ -20,9 +20,10 @@ from ...engine import ZkmqError, check_name
 from ...history import FOLDERS, Table
 from .bronze import archive_queue
 from .gold import summarise
+from .retention import Retention, retain
 from .rows import Connect, open_client
 from .silver import refine
-from .tables import Counts, Retention, check_writable, retain
+from .staging import Counts, check_writable
 
 #: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
 _OWN_ERRORS: Final = "airflow_provider_zkmq.engine.errors."

@@ -14,7 +14,7 @@ from ...history import open_for_reading
 from .gold import CONSUMERS, HOURLY
 from .rows import SCHEMA
 from .silver import DELIVERIES, RUNS
-from .tables import load, names
+from .staging import load, names
 
 Directory: TypeAlias = str | os.PathLike[str]
 Day: TypeAlias = date | None

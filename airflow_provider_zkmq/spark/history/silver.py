@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from ...engine import ConfigError
 from ...history import Table
 from .rows import SCHEMA
-from .tables import Counts, day_of, load, milliseconds, names, stage
+from .staging import Counts, day_of, load, milliseconds, names, stage
 
 # --- Bronze rows as silver rows: one for each run, one for each delivery. Only columns: nothing is read or written.
 

@@ -1,12 +1,10 @@
-"""What the steps from table to table share: Spark's side of a table, times, and for how long rows are kept."""
+"""Spark's side of a table: its rows as a DataFrame, a DataFrame as files that wait for their commit, and times."""
 
 from __future__ import annotations
 
 import os
 import re
 import tempfile
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -92,43 +90,3 @@ def load(spark: SparkSession, schema: str, files: list[str], moment: str, newer:
     rows = spark.read.schema(columns.add(WATERMARK, LongType()) if newer else columns).parquet(*literal)
     rows = rows.where(f.col(WATERMARK) > newer).drop(WATERMARK) if newer else rows
     return rows.withColumn("day", day_of(moment))
-
-
-# --- Retention: days that are older than was asked for leave a table, never before the next table has them.
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """For how many days each table keeps what ended, today included; None: for ever."""
-
-    bronze: int | None = None
-    silver: int | None = None
-    gold: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("bronze", "silver", "gold"):
-            days = getattr(self, name)
-            if days is not None and (not isinstance(days, int) or days < 1):
-                raise ConfigError(f"retention of {name}: {days!r} is no number of days, 1 or more")
-
-
-def retain(home: Path, keep: Retention, *, today: date | None = None) -> int:
-    """Have the tables in the queue's folder `home` forget the days before. Returns how many rows left bronze.
-
-    Nothing leaves a table that the next one has not seen as a whole; hours of gold that silver has forgotten stay as
-    they are. Raises `ConfigError` where another run is at work.
-    """
-    now = today or datetime.now(UTC).date()
-    before = Table.open(home, "bronze").mark.rows
-    steps = (
-        (("bronze",), "runs", keep.bronze),
-        (("deliveries", "runs"), "hourly", keep.silver),
-        (("consumers", "hourly"), None, keep.gold),
-    )
-    for kinds, following, days in steps:
-        tables = [Table.open(home, kind) for kind in kinds]
-        seen = Table.open(home, following).mark.watermark if following else None
-        if days is not None and (seen is None or all(table.mark.watermark <= seen for table in tables)):
-            for table in tables:
-                table.forget(now - timedelta(days=days - 1))
-    return before - Table.open(home, "bronze").mark.rows

@@ -1,12 +1,11 @@
-"""The tasks of a DAG that are a run's work, what cannot be mapped, and what a task notes for its later tries."""
+"""The nodes of a DAG around which claims are kept and settled: which tasks they are, and which cannot be mapped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-from airflow.sdk import Context, TaskGroup, XComArg, conf
-from airflow.sdk.execution_time.context import NEVER_EXPIRE
+from airflow.sdk import TaskGroup, XComArg
 
 
 def work_ids(node: Any) -> Iterable[str]:
@@ -68,27 +67,3 @@ def check_each(what: str, each: object, node: Any) -> None:
             f"{what}: each=True has no meaning in the mapped task group {group.group_id!r}, whose instances have its "
             "index, not that of a claim: leave it out, and take one task in each of them (max_tasks=1)"
         )
-
-
-class TaskStateStore:
-    """Notes that outlive a try, and a clear, in Airflow's task state store, by DAG, run, task and map index.
-
-    Nothing is noted where there is none. One that cannot be read fails the try, which would do again what was done.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self._store = cast("dict[str, Any]", context).get("task_state_store")
-
-    @property
-    def fades(self) -> bool:
-        """Whether a success wipes out the notes: Airflow is configured so."""
-        return self._store is not None and conf.getboolean("state_store", "clear_on_success", fallback=False)
-
-    def read(self, key: str) -> Any:
-        """Return what was noted, None if nothing was."""
-        return None if self._store is None else self._store.get(key)
-
-    def note(self, key: str, value: object) -> None:
-        """Note JSON, not None, in place of what was noted, for as long as Airflow keeps the run: it may be cleared."""
-        if self._store is not None:
-            self._store.set(key, value, retention=NEVER_EXPIRE)
