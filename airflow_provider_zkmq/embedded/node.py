@@ -57,11 +57,11 @@ def _request(host: str, port: int, word: str, separator: str, timeout: float) ->
                 answer += piece
     except OSError as error:
         raise ServerError(f"no answer to `{word}` from ZooKeeper on {host}:{port}: {error}") from error
-    lines = answer.decode(errors="replace").strip().splitlines()
+    lines = answer.decode(errors="replace").splitlines()
     parted = [line.partition(separator) for line in lines if separator in line]
     pairs = {name.strip(): value.strip() for name, _, value in parted}
     if not pairs or (word == "srvr" and "Mode" not in pairs):
-        said = lines[0] if lines else "nothing"
+        said = next((line.strip() for line in lines if line.strip()), "nothing")
         raise ServerError(f"ZooKeeper on {host}:{port} did not serve `{word}`, it said: {said}")
     return pairs
 

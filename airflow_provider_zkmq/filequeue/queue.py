@@ -300,13 +300,15 @@ class FileQueue(OnlyWhatFilesHave):
         refuse({refusals.BATCHES: batch is not None})
         named, wanted, exact = None if ids is None else checked_ids(ids), as_state(state), as_status(status)
         chosen, most = checked_parts(parts), values.optional_whole_number("limit", limit)
-        absent: dict[str, Any] = {"data": b"", "metadata": {}, "result": None}
-        empty = {part: value for part, value in absent.items() if part not in chosen}
+
+        def left_out() -> dict[str, Any]:
+            absent: dict[str, Any] = {"data": b"", "metadata": {}, "result": None}
+            return {part: value for part, value in absent.items() if part not in chosen}
 
         def look(queue_file: QueueFile) -> list[Task]:
             matching = {lines.id: lines for lines in queue_file.matching(wanted, selector)}
             all_lines = matching.values() if named is None else (matching[each] for each in named if each in matching)
-            tasks = (replace(queue_file.task(lines), **empty) for lines in all_lines)
+            tasks = (replace(queue_file.task(lines), **left_out()) for lines in all_lines)
             return list(islice((task for task in tasks if exact in {None, task.status}), most))
 
         return self._do(look)

@@ -145,15 +145,15 @@ class AsyncWorker(handling.Working[WorkerQueue]):
         self._filling, self._come = asyncio.Lock(), asyncio.Event()
         self._working: asyncio.Task[None] | None = None
 
-    def _start_after(self, delay: float) -> None:
+    def _start_after(self, delay: float | None) -> None:
         async def start() -> None:
-            await self._calls.wait(self._stopping, delay)
+            await self._calls.wait(self._stopping, delay or 0.0)
             try:
                 await self.start()
             except Exception as error:  # noqa: BLE001  for whoever joins
                 self._error = error
 
-        if delay > 0:
+        if delay is not None:
             OF_CALLS.do(start())
         elif self._begin(until_empty=False):
             self._working = asyncio.get_running_loop().create_task(self._work())

@@ -447,7 +447,7 @@ class Working(ABC, Generic[Q]):
         self._monitor = monitor
         self._set_up()
         if auto_start is not False:
-            self._start_after(0.0 if auto_start is True else seconds("auto_start", auto_start))
+            self._start_after(None if auto_start is True else seconds("auto_start", auto_start))
 
     @property
     def stopping(self) -> bool:
@@ -481,7 +481,7 @@ class Working(ABC, Generic[Q]):
         """Make what it works with."""
 
     @abstractmethod
-    def _start_after(self, delay: float) -> None:
+    def _start_after(self, delay: float | None) -> None:
         """Start after so many seconds."""
 
     @abstractmethod

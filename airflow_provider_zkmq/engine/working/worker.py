@@ -81,8 +81,8 @@ class Worker(handling.Working[BlockingWorkerQueue]):
         if self._monitor is not None:
             self._others.append(self._thread(partial(self._watch, self._monitor), "zkmq-monitor"))
 
-    def _start_after(self, delay: float) -> None:
-        if delay == 0:
+    def _start_after(self, delay: float | None) -> None:
+        if not delay:
             self.start()
             return
         timer = threading.Timer(delay, self.start)
