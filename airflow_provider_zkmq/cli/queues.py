@@ -144,10 +144,10 @@ def cancel(args: argparse.Namespace, options: Common) -> int:
     done: list[str] = []
     refused: dict[str, ZkmqError] = {}
     with options.connect() as zk:
-        queue = zk.queue(args.queue)
+        cancel_task = zk.queue(args.queue).cancel
         for task in _checked(args.tasks):
             try:
-                queue.cancel(task)
+                cancel_task(task)
             except (TaskNotFound, IllegalTransition) as error:
                 refused[task] = error
             else:

@@ -402,7 +402,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
             ZkmqError: nothing could be enqueued; the message says why.
         """
         origin = deferring.origin_of(context)
-        messages, then = self._messages(origin)
+        messages, then = self._messages(origin), self._follow_up(origin)
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             outlasting = Outlasting(self.log, "Enqueueing", self.execution_timeout)
             queue = outlasting.call(hook.queue)
@@ -440,7 +440,7 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
             raise AirflowException(deferring.naming(event["message"], deferring.wait_limit(self)))
         ids: list[str] = event.get("ids", [])
         if not ids and key is not None:
-            ids = [message.task_id or "" for message in named(self._messages(deferring.origin_of(context))[0], key)]
+            ids = [message.task_id or "" for message in named(self._messages(deferring.origin_of(context)), key)]
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 self._end(hook.queue(), ids, 0)
@@ -459,19 +459,21 @@ class ZkmqEnqueueOperator(WritesQueue, BaseOperator):
             return self.batch
         return ids if self.messages is not None else ids[0]
 
-    def _messages(self, origin: Mapping[str, object]) -> tuple[list[Message], Message | None]:
-        """Return what is to be enqueued, and `then`; what one leaves out is taken from the operator's arguments."""
-        noted = origin if self.add_origin else None
+    def _common(self) -> dict[str, Any]:
+        """Return what is taken from the operator's arguments where a message leaves it out."""
         names = ("filters", "priority", "delay", "not_before", "metadata", "policy")
-        common = {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names}
+
+    def _messages(self, origin: Mapping[str, object]) -> list[Message]:
+        noted, common = origin if self.add_origin else None, self._common()
         if self.messages is None:
-            messages = [message({**common, "data": self.data, "task_id": self.zkmq_task_id or None}, noted)]
-        else:
-            items = [spelled(f"messages[{at}]", item) for at, item in enumerate(items_of("messages", self.messages))]
-            messages = [message(completed(fields, common), noted) for fields in items]
-        if self.then is None:
-            return messages, None
-        return messages, message(completed(spelled("then", self.then), common), noted)
+            return [message({**common, "data": self.data, "task_id": self.zkmq_task_id or None}, noted)]
+        items = [spelled(f"messages[{at}]", item) for at, item in enumerate(items_of("messages", self.messages))]
+        return [message(completed(fields, common), noted) for fields in items]
+
+    def _follow_up(self, origin: Mapping[str, object]) -> Message | None:
+        noted = origin if self.add_origin else None
+        return None if self.then is None else message(completed(spelled("then", self.then), self._common()), noted)
 
     def on_kill(self) -> None:
         """Cancel what is waited for, if that was asked for and a user has ended this task.
