@@ -167,7 +167,14 @@ class Tally:
         if isinstance(error, TransportError):
             log.warning("task %r: %s; trying again", task_id, error)
             return DeliveryResult.AGAIN
-        if delivery.left:
+        if isinstance(error, CorruptRecord) and delivery.claim.settled:  # nothing that this worker does can end it
+            log.error("task %r cannot be settled, and is left to `zkmq fsck`: %s", task_id, error)
+            if delivery.begun:
+                self._call_on_settled(delivery, None)
+            return DeliveryResult.LOST
+        if delivery.left and isinstance(error, CorruptRecord):
+            log.debug("task %r can still not be settled: %s", task_id, error)  # until somebody repairs the queue
+        elif delivery.left:
             log.warning("task %r can still not be settled: %s", task_id, error)
         else:
             log.error("task %r could not be settled; this will be tried again", task_id, exc_info=error)
