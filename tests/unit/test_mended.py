@@ -35,7 +35,6 @@ from airflow_provider_zkmq.engine.core.read.leases import tick
 from airflow_provider_zkmq.engine.core.read.nodes import listing
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
 from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
-from airflow_provider_zkmq.engine.core.tasks.transaction import TransactionState
 from airflow_provider_zkmq.engine.core.write import escrow, transitions
 from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
@@ -178,26 +177,6 @@ def test_a_delivery_whose_record_is_damaged_is_let_go_and_becomes_a_dead_letter(
         State.DEAD,
         b"x",
     )
-
-
-def test_a_transaction_whose_task_is_damaged_gives_back_what_else_it_took() -> None:
-    """Also where it is the record of the task that the handler was called for; the damage is named."""
-    for damaged_id, error in (("a", CorruptRecord), ("b", None)):
-        client = new_queue()
-        for name in ("a", "b"):
-            client.put(task_id=name)
-        first, second = client.claimed(), client.claimed()
-        state = TransactionState()
-        state.taken = [(client.context, first), (client.context, second)]
-        damage(client, client.context.paths.task(damaged_id, "state"), b"garbage")
-        settling = settle_outcome(client.context, first, Success(), state, Settlement())
-        if error is None:
-            assert not client.do(settling)
-        else:
-            with pytest.raises(error, match=f"{damaged_id}/state"):
-                client.do(settling)
-        whole = "b" if damaged_id == "a" else "a"
-        assert client.work() == [whole]
 
 
 def test_a_worker_lets_go_of_what_is_damaged_in_its_hands_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
