@@ -173,9 +173,8 @@ class _Ends:
         self.claim.snooze(delay)
         yield from ()
 
-    def recover(self) -> Procedure[bool]:
-        yield from ()
-        return False
+    def gives_way(self) -> bool:
+        return True
 
 
 # --- `FileClaims`: the loop of `FileQueue.claims`, which settles one task and claims the next, one after the other.

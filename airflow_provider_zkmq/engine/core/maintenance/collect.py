@@ -363,8 +363,9 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     outcome: zk.Outcome = yield zk.Multi(
         (zk.SetData(path, dump({"collected": report.collected, "lifetime": lifetime}), -1),)
     )
-    if not outcome.committed:
-        yield from nodes.restored(context, path)
+    error = None if outcome.committed else (yield from nodes.missing_part(context, path))
+    if error is not None:
+        context.warn_once(path, str(error))
     return report
 
 
