@@ -20,6 +20,6 @@ def statements(text: str) -> list[str]:
 
 @pytest.mark.parametrize("written", MODULES, ids=lambda written: written.module)
 def test_the_methods_of_both_apis_are_those_of_the_procedures(written: Written) -> None:
-    """`python -m tests.house.methods --write` writes them again."""
+    """`python -m tests.house.methods` writes them again."""
     text = (FOLDER / f"{written.module}.py").read_text(encoding="utf-8")
     assert statements(text) == statements(module(written))
