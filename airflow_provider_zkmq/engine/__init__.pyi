@@ -1,14 +1,9 @@
 # The public names of the package, each with the module that holds it: see `airflow_provider_zkmq.lazy`.
 
 from .api.client import AsyncZkmq as AsyncZkmq
-from .api.queue import (
-    AsyncClaim as AsyncClaim,
-    AsyncClaims as AsyncClaims,
-    AsyncQueue as AsyncQueue,
-    Claim as Claim,
-    Claims as Claims,
-    Queue as Queue,
-)
+from .api.claims import AsyncClaim as AsyncClaim, Claim as Claim
+from .api.loops import AsyncClaims as AsyncClaims, Claims as Claims
+from .api.queue import AsyncQueue as AsyncQueue, Queue as Queue
 from .api.unit_of_work import AsyncUnitOfWork as AsyncUnitOfWork, UnitOfWork as UnitOfWork
 from .config import ConnectionConfig as ConnectionConfig, Tls as Tls
 from .connect import AnyClaim as AnyClaim, AnyClient as AnyClient, AnyQueue as AnyQueue, Zkmq as Zkmq

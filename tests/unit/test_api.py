@@ -1,4 +1,4 @@
-"""Both fronts have each verb from one description, and show it to whoever looks: people, editors, type checkers."""
+"""Both fronts have the same methods, and show them to whoever looks: people, editors, type checkers, mocks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pydoc
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-from unittest.mock import AsyncMock
+from typing import Any, get_type_hints
+from unittest.mock import AsyncMock, create_autospec
 
 import pytest
 
@@ -30,7 +30,6 @@ from airflow_provider_zkmq.engine import (
     Worker,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.api.methods import SyncAndAsync
 from airflow_provider_zkmq.engine.api.queue_internals import AsyncQueueInternals, QueueInternals
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.tasks import admin
@@ -55,13 +54,17 @@ def shape(function: Any) -> list[tuple[str, Any, Any]]:
     return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
 
 
-def test_both_fronts_show_the_same_of_each_verb(subtests: pytest.Subtests) -> None:
-    """Name, parameters and documentation; one is a function, the other a coroutine function, or makes a loop."""
+def methods(kind: type) -> dict[str, Any]:
+    """The public methods of a class, by name."""
+    return {name: it for name, it in public(kind).items() if inspect.isfunction(it)}
+
+
+def test_both_fronts_show_the_same_of_each_method(subtests: pytest.Subtests) -> None:
+    """Name, parameters and documentation of a call; one is a function, the other a coroutine function."""
     for blocking, awaited in FRONTS:
-        verbs = {name for kind in blocking.__mro__ for name, it in vars(kind).items() if isinstance(it, SyncAndAsync)}
-        for name in verbs:
-            with subtests.test(front=blocking.__name__, verb=name):
-                mine, theirs = getattr(blocking, name), getattr(awaited, name)
+        for name, mine in methods(blocking).items():
+            with subtests.test(front=blocking.__name__, method=name):
+                theirs = methods(awaited)[name]
                 assert mine.__name__ == theirs.__name__ == name
                 assert mine.__qualname__.endswith(f".{name}")
                 shown, awaited_shown = inspect.signature(mine), inspect.signature(theirs)
@@ -69,10 +72,35 @@ def test_both_fronts_show_the_same_of_each_verb(subtests: pytest.Subtests) -> No
                 assert str(shown.return_annotation) == str(awaited_shown.return_annotation).replace("Async", "")
                 assert next(iter(shown.parameters)) == "self"
                 assert "Procedure" not in str(shown)
-                assert mine.__doc__ == theirs.__doc__
                 assert mine.__doc__
+                assert mine.__doc__ == theirs.__doc__ or name in {"start", "worker"}
                 assert not inspect.iscoroutinefunction(mine)
-                assert inspect.iscoroutinefunction(theirs) or name == "claims"
+
+
+@pytest.mark.parametrize("kind", [kind for pair in FRONTS for kind in pair])
+def test_the_types_of_each_method_can_be_read(kind: type, subtests: pytest.Subtests) -> None:
+    """Each parameter and the result has its type, also at run time: for documentation, validation and serialization."""
+    for name, function in methods(kind).items():
+        with subtests.test(method=name):
+            hints, shown = get_type_hints(function), inspect.signature(function)
+            assert hints.keys() == {*shown.parameters, "return"} - {"self"}
+            assert "AsyncClaim" in str(hints["return"]) or kind is not AsyncQueue or not name.startswith("claim")
+
+
+@pytest.mark.parametrize("kind", [kind for pair in FRONTS for kind in pair])
+def test_a_mock_takes_what_each_method_takes(kind: type, subtests: pytest.Subtests) -> None:
+    """`create_autospec` refuses arguments that the method would refuse, and is awaited where the method is."""
+    mock = create_autospec(kind, instance=True)
+    for name, function in methods(kind).items():
+        with subtests.test(method=name):
+            required = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
+            fitting = {each.name: None for each in required[1:] if each.kind is not each.VAR_KEYWORD}
+            answer = getattr(mock, name)(**fitting)
+            assert inspect.iscoroutine(answer) is inspect.iscoroutinefunction(function)
+            if inspect.iscoroutine(answer):
+                answer.close()
+            with pytest.raises(TypeError):
+                getattr(mock, name)(*range(99))
 
 
 def test_both_fronts_have_the_same_public_names() -> None:

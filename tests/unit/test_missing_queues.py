@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, WaitTimeout
-from airflow_provider_zkmq.engine.api.methods import SyncAndAsync
-from airflow_provider_zkmq.engine.api.queue import QueueMethods
-from airflow_provider_zkmq.engine.api.queue_internals import QueueInternalMethods
+from airflow_provider_zkmq.engine.api.queue_internals import QueueInternals
+from airflow_provider_zkmq.engine.api.queue_methods import QueueMethods
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.context import Caller
 from airflow_provider_zkmq.engine.core.model.records import Message
@@ -39,8 +38,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "replace": ("a", b"x"),
     "claim_many": (3,),
 }
-VERBS = {**vars(QueueMethods), **vars(QueueInternalMethods)}
-CALLS = sorted({name for name, each in VERBS.items() if isinstance(each, SyncAndAsync)} - CREATE - LOOK_AT_NOTHING)
+VERBS = {**vars(QueueMethods), **vars(QueueInternals)}
+CALLS = sorted({name for name in VERBS if not name.startswith("_")} - CREATE - LOOK_AT_NOTHING)
 
 
 class Api:
@@ -49,13 +48,13 @@ class Api:
     def __init__(self, context: Any) -> None:
         self._context = context
 
-    def _mark_used(self) -> None: ...
+    def _used(self, context: Any) -> None: ...
 
-    def _carry_out(self, call: Any) -> Any:
-        return call(self._context)
+    def _carry_out(self, procedure: Any) -> Any:
+        return procedure
 
-    def _take(self, call: Any, _choose: Any) -> Any:
-        return call(self._context)
+    def _take(self, procedure: Any, _choose: Any) -> Any:
+        return procedure
 
 
 def asked(request: Any) -> Any:
@@ -68,7 +67,7 @@ def called(name: str, context: Any) -> Any:
     if name == "claim_handle":
         return asked(claim.request_handle(context, "a", 1))
     options = {"confirm": True} if name == "delete" else {}
-    return VERBS[name].functions[0](Api(context), *ARGUMENTS.get(name, ()), **options)
+    return VERBS[name](Api(context), *ARGUMENTS.get(name, ()), **options)
 
 
 def elsewhere(client: Client, queue: str) -> Any:

@@ -21,7 +21,7 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.api.unit_of_work import Transaction
+from airflow_provider_zkmq.engine.api.transaction import Transaction
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -61,7 +61,7 @@ async def test_a_put_is_in_memory_only() -> None:
     with pytest.raises(ConfigError, match="queue name"):
         unit.put("a/b", b"x")
     assert await awaited.transaction().put("q", b"x", task_id="a") == "a"
-    assert (client.requests, awaited.requests, len(unit._subject.transaction.put)) == ({}, {}, 3)
+    assert (client.requests, awaited.requests, len(unit._transaction.transaction.put)) == ({}, {}, 3)
 
 
 def test_a_commit_creates_the_queues_that_it_puts_into() -> None:
@@ -214,7 +214,7 @@ def test_a_session_is_over_once_it_is_out_of_reach_for_its_time_out() -> None:
     client = Zkmq(NOWHERE)
     begun = client.transaction()
     client._session.id, client._session.away_since = 7, time.monotonic()
-    begun._subject._session_id = 7
+    begun._transaction._session_id = 7
     begun.rollback()
     assert (begun.open, client.requests) == (False, {})
 

@@ -19,7 +19,7 @@ from ..core.context import Clock, Context, Runtime
 from ..core.maintenance.collect import collect_if_due
 from ..core.maintenance.consumers import finish_pending, has_pending, unregister, until_due
 from ..core.model.names import Paths
-from ..core.model.values import shown
+from ..core.model.values import Moment, shown
 from ..core.read.configuration import read_conf
 from ..core.read.nodes import now_below, queue_names
 from ..core.tasks.settle import settle_deferred, settle_last
@@ -28,10 +28,10 @@ from ..log import log
 from ..zk.connection import CallDeadline, left
 from ..zk.drivers import open_session, run
 from ..zk.session import Session, ThreadSignal
-from .claim_handles import in_thread
-from .methods import Api, AsyncApi, SyncApi, verb
+from .calls import Api, AsyncApi, SyncApi, in_thread
 from .queue import AsyncQueue, Queue
-from .unit_of_work import AsyncUnitOfWork, Transaction, UnitOfWork
+from .transaction import Transaction
+from .unit_of_work import AsyncUnitOfWork, UnitOfWork
 
 # --- What calls left (`core.maintenance.consumers`) is put right in the background, by a thread of its own.
 
@@ -255,18 +255,15 @@ class MaintenanceThread:
         return max(MIN_PAUSE, pause + spread)
 
 
-class ClientMethods(Api[str]):
+class ClientBase(Api):
     """What clients of both APIs are: one session, one memory for each queue."""
 
     def __init__(self, config: ConnectionConfig, *, gc: bool = True) -> None:
-        super().__init__(Session(config), config.root)
+        super().__init__(Session(config))
         self.config = config
         self._contexts: dict[str, Context] = {}
         self._clock = Clock(time.monotonic)
         self._maintenance = MaintenanceThread(self._session) if gc else None
-
-    queues = verb(queue_names)
-    now = verb(now_below)
 
     def _context(self, name: str) -> Context:
         context = self._contexts.get(name)
@@ -332,7 +329,7 @@ def _leave(session: Session, context: Context, call_deadline: CallDeadline) -> N
         log.info("leaving queue %r: %s; the end of the session does the rest", context.queue, error)
 
 
-class Client(ClientMethods, SyncApi[str]):
+class Client(ClientBase, SyncApi):
     """A connection to ZooKeeper, blocking; usable from several threads, and as a context manager."""
 
     def start(self) -> Self:
@@ -343,6 +340,17 @@ class Client(ClientMethods, SyncApi[str]):
         """
         open_session(self._session)
         return self
+
+    def queues(self) -> list[str]:
+        """The names of the queues under the root, sorted; one whose deletion has begun is left out."""
+        return self._carry_out(queue_names(self.config.root))
+
+    def now(self) -> Moment:
+        """The time by ZooKeeper's clock, in UTC, whatever queues there are.
+
+        Costs one small write, which leaves nothing; where there is no root, that is created. Queues have no such name.
+        """
+        return self._carry_out(now_below(self.config.root))
 
     def queue(self, name: str) -> Queue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""
@@ -367,7 +375,7 @@ class Client(ClientMethods, SyncApi[str]):
         self.close()
 
 
-class AsyncZkmq(ClientMethods, AsyncApi[str]):
+class AsyncZkmq(ClientBase, AsyncApi):
     """For event loops: ``async with AsyncZkmq.connect(…) as zk:`` or ``zk = await AsyncZkmq.connect(…)``."""
 
     @classmethod
@@ -397,6 +405,17 @@ class AsyncZkmq(ClientMethods, AsyncApi[str]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def queues(self) -> list[str]:
+        """The names of the queues under the root, sorted; one whose deletion has begun is left out."""
+        return await self._carry_out(queue_names(self.config.root))
+
+    async def now(self) -> Moment:
+        """The time by ZooKeeper's clock, in UTC, whatever queues there are.
+
+        Costs one small write, which leaves nothing; where there is no root, that is created. Queues have no such name.
+        """
+        return await self._carry_out(now_below(self.config.root))
 
     def queue(self, name: str) -> AsyncQueue:
         """A queue by its name; nothing is written. Raises `ConfigError` for a bad name."""

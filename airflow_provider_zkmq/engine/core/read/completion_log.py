@@ -85,7 +85,7 @@ _PARENTS: Final = ("requeued", "finished", "cancelled", "unarchived")
 
 
 def ended_between(context: Context, after: int, until: int | None = None) -> Procedure[list[Ended]]:
-    """The runs that ended after zxid `after`, up to and with `until` (default: any), in the order in which they ended.
+    """The runs that ended after zxid `after`, up to and with `until` (default: any), in the order of their ends.
 
     Finished, cancelled and dead ones, each once, whether the task stands as it ended or has left: the runs that leave
     are kept in an archived or followed queue. Complete where `until` came from `zxid` or `latest_end`, of whichever

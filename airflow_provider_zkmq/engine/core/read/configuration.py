@@ -222,7 +222,7 @@ class Archive:
 
 
 def archive(context: Context) -> Procedure[Archive]:
-    """How far the queue's archive has come. Raises `CorruptRecord` for what is no archive's record, `QueueNotFound`."""
+    """How far the queue's archive has come. Raises `CorruptRecord` for what is no such record, `QueueNotFound`."""
     path = context.paths.at("archive")
     node: Node | None = yield Get(path)
     record: ArchiveRecord = {} if node is None else load(path, node.data, ArchiveRecord, _ARCHIVE)

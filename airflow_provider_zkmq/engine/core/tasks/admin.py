@@ -413,7 +413,7 @@ def resume(context: Context) -> Procedure[bool]:
 
 
 def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
-    """Say how far the archive has come; clean-up deletes up to there. `reached` is an `archive()` with other values.
+    """Say how far the archive has come; clean-up deletes up to there. `reached`: an `archive()` with other values.
 
     Raises `ConfigError` for a watermark that is no zxid, and where another run has written since ``reached.version``
     was read; `OutcomeUnknown`.
