@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.bridge import BadFile, export_queue, exported_from, exporting, import_file
+from airflow_provider_zkmq.bridge import BadFile, export_queue, exported_from, exporting, file_format, import_file
 from airflow_provider_zkmq.cli import main
 from airflow_provider_zkmq.engine import ConfigError, Queue, Zkmq
 from airflow_provider_zkmq.textqueue import TextQueue
@@ -69,7 +69,7 @@ def test_an_export_appears_whole_and_for_its_owner(
         with pytest.raises(BadFile, match="export fewer"):
             export_queue(queue, path)
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "note_count", die)
+        patch.setattr(file_format, "note_count", die)
         with pytest.raises(TypeError):
             export_queue(queue, path)
         assert not list(tmp_path.iterdir())
@@ -77,7 +77,7 @@ def test_an_export_appears_whole_and_for_its_owner(
         def appear(file: TextQueue, count: int) -> None:
             path.write_text("somebody's")
 
-        patch.setattr(exporting, "note_count", appear)  # between the first look and the end
+        patch.setattr(file_format, "note_count", appear)  # between the first look and the end
         with pytest.raises(FileExistsError, match="exists already"):
             export_queue(queue, path)
     with pytest.raises(FileExistsError, match="somebody's edits"):

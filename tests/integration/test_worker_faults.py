@@ -30,7 +30,7 @@ from airflow_provider_zkmq.engine.api import client
 from airflow_provider_zkmq.engine.blocking import run_blocking
 from airflow_provider_zkmq.engine.core.tasks import outcome
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
-from airflow_provider_zkmq.engine.working import async_worker, worker
+from airflow_provider_zkmq.engine.working import handling
 from tests.faulty import CutAfter, Faulty, Once, is_multi
 from tests.integration.conftest import taken
 from tests.integration.fronts import Awaited
@@ -309,8 +309,7 @@ def test_what_cannot_be_settled_is_tried_again(
         return settle(context, claim, *rest)
 
     monkeypatch.setattr(outcome, "settle_outcome", stumble)
-    for module in (worker, async_worker):
-        monkeypatch.setattr(module, "LEFT_SECONDS", 0.1)
+    monkeypatch.setattr(handling, "LEFT_SECONDS", 0.1)
     q.enqueue_many([Message(b"x", task_id=name) for name in ("bad", "good")])
     it = work(front, lambda _task: "done")
     it.start()
