@@ -58,7 +58,7 @@ from .core.read.configuration import (
 )
 from .core.read.inspect import ConsumerMatch as ConsumerMatch, Explanation as Explanation, Task as Task
 from .core.read.nodes import Part as Part, Znode as Znode
-from .core.read.scan import Scanned as Scanned
+from .core.read.bulk_read import Scanned as Scanned
 from .core.tasks.batches import Batch as Batch
 from .errors import (
     AccessDenied as AccessDenied,

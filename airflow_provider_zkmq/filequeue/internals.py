@@ -9,8 +9,8 @@ from ..engine.core.model.records import Message, NewTasks
 from ..engine.core.model.selectors import FilterMethods, Selector, choose
 from ..engine.core.model.states import State
 from ..engine.core.model.values import Duration, Moment, optional_milliseconds, seconds, whole_number
+from ..engine.core.read.bulk_read import Scanned
 from ..engine.core.read.inspect import as_state, checked_columns, checked_ids
-from ..engine.core.read.scan import Scanned
 from .directory import Directory
 from .queue_file import QueueFile, lock_span
 from .refusals import BATCHES, OnlyWhatFilesHave, refuse

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from airflow_provider_zkmq.engine.api import transaction
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumers, fsck
-from airflow_provider_zkmq.engine.core.read import completion_log, configuration, leases, nodes, scan, wait
+from airflow_provider_zkmq.engine.core.read import bulk_read, completion_log, configuration, leases, nodes, wait
 from airflow_provider_zkmq.engine.core.read import inspect as read
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, outcome, settle
 from tests.house.package import PACKAGE, TOP
@@ -101,7 +101,7 @@ MODULES: Final = [
         ("self._context",),
         {
             claim: "check_wanted=wanted", consumers: "run_maintenance wait_for_change",
-            enqueue: "enqueue_new", wait: "find=find_matching", scan: "scan", leases: "zxid now",
+            enqueue: "enqueue_new", wait: "find=find_matching", bulk_read: "scan", leases: "zxid now",
             read: "pending ids=list_ids", nodes: "tree=read_tree", admin: "replace=replace_data publish_archive",
             completion_log: "ended_between read_ended latest_end", configuration: "truncated_at archive",
         },

@@ -18,7 +18,7 @@ from airflow_provider_zkmq.engine.core.model.policy import ConsumeTimes
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Children, Create, Delete, Failure, GetMany, Multi, SetData
-from airflow_provider_zkmq.engine.core.read import inspect, scan
+from airflow_provider_zkmq.engine.core.read import bulk_read, inspect
 from airflow_provider_zkmq.engine.core.read.inspect import list_ids
 from airflow_provider_zkmq.engine.core.read.nodes import AT_ONCE
 from airflow_provider_zkmq.engine.core.tasks import admin
@@ -87,7 +87,7 @@ def shown(client: Client) -> tuple[dict[str, int], dict[str, str]]:
     for state in State:
         assert sorted(client.do(inspect.task_ids(context, state))) == [task.id for task in tasks if task.state is state]
     columns = ["state", "status", "error", "consumer", "claimed_ms"]
-    scanned = client.do(scan.scan(context, [task.id for task in tasks], columns)).columns
+    scanned = client.do(bulk_read.scan(context, [task.id for task in tasks], columns)).columns
     assert scanned == {name: [getattr(task, name) for task in tasks] for name in columns}
     counted, ops = client.do(inspect.counts(context)), list[Any]()
     for fault in (lambda _op: None, lambda op: ops.append(op)):
@@ -123,7 +123,7 @@ def test_who_acts_on_what_has_lapsed_finds_what_is_shown() -> None:
     client.zk.advance(70)
     reader = another(client, "reader")
     assert reader.do(list_ids(reader.context, "dead", EVERYTHING)) == list("defg")
-    assert reader.do(scan.scan(reader.context, ["d"], ["ended_ms"])).columns["ended_ms"] == [None]
+    assert reader.do(bulk_read.scan(reader.context, ["d"], ["ended_ms"])).columns["ended_ms"] == [None]
     reader.do(admin.drop(reader.context, "a"))
     reader.do(admin.replace_data(reader.context, "b", b"new"))
     reader.put(b"new", task_id="c", on_conflict="replace")

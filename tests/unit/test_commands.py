@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.cli import child_processes, main, options, worker
+from airflow_provider_zkmq.cli import child_processes, exec_commands, main, options, worker
 from airflow_provider_zkmq.cli.child_processes import Process, _started_by
 from airflow_provider_zkmq.cli.exec_commands import CommandFailed, Commands, Guard
 from tests.support import eventually
@@ -40,7 +40,7 @@ def test_exec_passes_the_task_and_returns_the_output(subtests: pytest.Subtests) 
         ('tr a-z A-Z; echo " $ZKMQ_QUEUE/$ZKMQ_TASK_ID/$ZKMQ_ATTEMPT"', b"payload", b"PAYLOAD q/t-1/2\n"),
         *(("cat", each, each) for each in (b"", b"\n", b"\n\nno line end", b"\x00\xff\r\n", b"one\ntwo\n")),
         ("echo ok", much, b"ok\n"),  # nobody reads the input
-        (f"sleep {2 * worker._LOOK_SECONDS}; cat", much, much),  # longer than one look for a cancel
+        (f"sleep {2 * exec_commands._LOOK_SECONDS}; cat", much, much),  # longer than one look for a cancel
     ):
         with subtests.test(msg=command, data=data[:20]):
             assert executed(command, a_task(data)) == wanted

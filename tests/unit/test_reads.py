@@ -16,8 +16,7 @@ from airflow_provider_zkmq.engine.core.model.selectors import Integer, OrderedEn
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.model.values import moment_of
 from airflow_provider_zkmq.engine.core.protocol import Delete, Exists, GetMany, Op, Pipeline, SetData, Sync
-from airflow_provider_zkmq.engine.core.read import configuration, inspect, nodes
-from airflow_provider_zkmq.engine.core.read import scan as scanning
+from airflow_provider_zkmq.engine.core.read import bulk_read, configuration, inspect, nodes
 from airflow_provider_zkmq.engine.core.read.configuration import Archive
 from airflow_provider_zkmq.engine.core.read.inspect import COLUMNS, Task, list_tasks, read_task
 from airflow_provider_zkmq.engine.core.read.nodes import now_below, queue_names
@@ -73,8 +72,8 @@ def damage(client: Client, task_id: str, znode: str = "state", data: bytes = b"\
     return path
 
 
-def scan(client: Client, names: list[str], columns: Any = ALL, fault: Any = None, **options: Any) -> scanning.Scanned:
-    return client.do(scanning.scan(client.context, names, columns, **options), fault or Log())
+def scan(client: Client, names: list[str], columns: Any = ALL, fault: Any = None, **options: Any) -> bulk_read.Scanned:
+    return client.do(bulk_read.scan(client.context, names, columns, **options), fault or Log())
 
 
 # --- ids
@@ -244,7 +243,7 @@ def test_only_what_is_asked_for_is_read(subtests: pytest.Subtests) -> None:
             log, nothing = Log(), Log()
             scan(client, NAMES, columns, log)
             assert (log.read(), log.of(Exists)) == (znodes, [])
-            assert scan(client, [], columns, nothing) == scanning.Scanned({name: [] for name in columns}, (), ())
+            assert scan(client, [], columns, nothing) == bulk_read.Scanned({name: [] for name in columns}, (), ())
             assert nothing.of(GetMany) == []
 
 
@@ -306,7 +305,7 @@ def test_requests_are_bounded_and_so_is_what_is_in_flight() -> None:
     scan(client, names, ["data"], payloads)
     assert [len(op.paths) for op in small.of(GetMany)] == [256, 256, 188]
     assert [len(op.paths) // 2 for op in payloads.of(GetMany)] == [32, 128, 128, 128, 128, 128, 28]
-    stepper = Stepper(client.zk, client.session, scanning.scan(client.context, names, ["data"], in_flight=3))
+    stepper = Stepper(client.zk, client.session, bulk_read.scan(client.context, names, ["data"], in_flight=3))
     stepper.finish()
     assert max(len(op.ops) for op in stepper.done if isinstance(op, Pipeline)) == 3
     names = [client.put(b"x" * (1_000_000 if number else 1), task_id=f"l{number}") for number in range(80)]

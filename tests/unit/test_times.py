@@ -31,7 +31,7 @@ from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
 from airflow_provider_zkmq.engine.core.model.values import LONGEST, milliseconds, moment_of, seconds
 from airflow_provider_zkmq.engine.core.protocol import Delete, Multi, Op, SetData
 from airflow_provider_zkmq.engine.core.read import configuration, inspect, wait
-from airflow_provider_zkmq.engine.core.read.scan import scan
+from airflow_provider_zkmq.engine.core.read.bulk_read import scan
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.settle import begin
 from airflow_provider_zkmq.engine.internals import internals

@@ -11,11 +11,11 @@ from ..core.model.records import Ended, Message, NewTasks
 from ..core.model.selectors import FilterMethods, Selector
 from ..core.model.states import State
 from ..core.model.values import Duration, Moment
-from ..core.read import completion_log, configuration, inspect, leases, nodes, scan, wait
+from ..core.read import bulk_read, completion_log, configuration, inspect, leases, nodes, wait
+from ..core.read.bulk_read import Scanned
 from ..core.read.configuration import Archive, Truncation
 from ..core.read.inspect import Task
 from ..core.read.nodes import PARTS, Part, Znode
-from ..core.read.scan import Scanned
 from ..core.tasks import admin, enqueue
 from .bases import QueueInternalsBase
 from .calls import AsyncApi, SyncApi
@@ -100,7 +100,7 @@ class AsyncQueueInternals(QueueInternalsBase, AsyncApi):
         not understood, and `QueueNotFound`.
         """
         return await self._carry_out(
-            scan.scan(
+            bulk_read.scan(
                 self._context, task_ids, columns, states=states, selector=selector, since=since, in_flight=in_flight
             )
         )
@@ -275,7 +275,7 @@ class QueueInternals(QueueInternalsBase, SyncApi):
         not understood, and `QueueNotFound`.
         """
         return self._carry_out(
-            scan.scan(
+            bulk_read.scan(
                 self._context, task_ids, columns, states=states, selector=selector, since=since, in_flight=in_flight
             )
         )
