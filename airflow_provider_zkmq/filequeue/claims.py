@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from ..engine import errors
 from ..engine.core.model import values
@@ -18,11 +18,9 @@ from ..engine.core.protocol import MAX_PAYLOAD, Procedure
 from ..engine.core.read.inspect import Task
 from ..engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
 from . import refusals, settling
+from .directory import Directory
 from .queue_file import QueueFile, lock_span
 from .refusals import PROGRESS, TRANSACTIONS, refuse, refused
-
-if TYPE_CHECKING:
-    from .queue import FileQueue
 
 # --- `FileClaim`: a task in hand, out of a file.
 
@@ -47,13 +45,13 @@ class FileClaim:
     progress = refused(PROGRESS)
     transaction = refused(TRANSACTIONS)
 
-    def __init__(self, queue: FileQueue, task: Task, span: float) -> None:
+    def __init__(self, directory: Directory, queue: str, task: Task, span: float) -> None:
         self.task = task
-        self.queue = queue.name
+        self.queue = queue
         self.token = task.version
         self.span = span
         self.settled = False
-        self._directory = queue.directory
+        self._directory = directory
 
     def complete(self, result: bytes | str | None = None, *, dedupe: values.Duration | None = None) -> None:
         """Finish the task and keep `result` (bytes or text). Raises `ClaimLost`, `TaskTooLarge`."""

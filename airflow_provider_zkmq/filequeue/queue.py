@@ -372,7 +372,7 @@ class FileQueue(OnlyWhatFilesHave):
 
     def _handed_out(self, taken: tuple[Task, float] | None, *, held: bool) -> FileClaim | None:
         """The claim that a caller gets; `held`: it is given back when the connection is closed."""
-        claim = None if taken is None else FileClaim(self, *taken)
+        claim = None if taken is None else FileClaim(self.directory, self.name, *taken)
         if claim is not None and held:
             self.directory.hold(self.name, claim.task.id, claim.token, held=True)
         return claim
@@ -464,7 +464,7 @@ class FileQueue(OnlyWhatFilesHave):
             left = 0.0 if lines.holder is None else lines.holder[1] - queue_file.now
             return queue_file.task(lines), span or max(left, lines.span(queue_file.conf))
 
-        return FileClaim(self, *self._do(work))
+        return FileClaim(self.directory, self.name, *self._do(work))
 
 
 def _next_end(queue_file: QueueFile, all_lines: Sequence[TaskLines]) -> float | None:
