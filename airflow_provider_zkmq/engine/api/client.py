@@ -342,7 +342,7 @@ class Client(ClientBase, SyncApi):
         return self
 
     def queues(self) -> list[str]:
-        """The names of the queues under the root, sorted; one whose deletion has begun is left out."""
+        """The names of the queues under the root, sorted; none without a root, nor one being deleted."""
         return self._carry_out(queue_names(self.config.root))
 
     def now(self) -> Moment:
@@ -407,7 +407,7 @@ class AsyncZkmq(ClientBase, AsyncApi):
         await self.close()
 
     async def queues(self) -> list[str]:
-        """The names of the queues under the root, sorted; one whose deletion has begun is left out."""
+        """The names of the queues under the root, sorted; none without a root, nor one being deleted."""
         return await self._carry_out(queue_names(self.config.root))
 
     async def now(self) -> Moment:

@@ -17,10 +17,7 @@ __all__ = ["AsyncClaim", "AsyncQueue", "Claim", "Queue"]
 
 
 class Queue(QueueMethods):
-    """A queue, each call blocking until ZooKeeper has answered. Usable from several threads.
-
-    The settling methods take a task's id and its claim's token, from whichever process; see `Claim`.
-    """
+    """A queue, each call blocking until ZooKeeper has answered. Usable from several threads."""
 
     def _receive(self, context: Context, claimed: Claimed) -> Claim:
         """The claim that a caller gets."""

@@ -181,7 +181,7 @@ def read_ended(context: Context, ended: Sequence[Ended], *, parts: Collection[Pa
 
     `Task.version` is the transaction in which the run ended. One that has left since is read from where it is kept.
     What is gone, dropped from a queue that nobody follows or trimmed, is left out; so is what is damaged, which is
-    reported. `parts` as in `list_tasks`; a run that has left is read whole. All of them are in memory together.
+    reported. `parts` as in `tasks`; a run that has left is read whole. All of them are in memory together.
     Raises `ConfigError` for an unknown part, and `QueueNotFound`.
     """
     yield from read_conf(context)

@@ -607,7 +607,10 @@ class Explanation:
 
 
 def explain(context: Context, task_id: str) -> Procedure[Explanation]:
-    """Why nobody handles a task: pause, backoff, dedupe window, or who refuses it. Raises `TaskNotFound`."""
+    """Why nobody handles a task: pause, backoff, dedupe window, or whose filter refuses it.
+
+    Raises `TaskNotFound`.
+    """
     conf = yield from read_conf(context)
     task: Task = yield from read_task(context, task_id)
     now = yield from server_time(context)

@@ -528,13 +528,7 @@ def enqueue(context: Context, message: Message) -> Procedure[str]:
 
 
 def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[list[str]]:
-    """Write many tasks, several trees a transaction and several transactions in flight; returns their ids in order.
-
-    Every message is validated before the first is written. Each task is all or nothing; the call as a whole is not:
-    `DuplicateTask` tells which ids were refused and which tasks were written. `OutcomeUnknown`: they were written or
-    not, under the ids in its `task_ids`; the same messages with these ids, enqueued again by the same client, are the
-    same tasks, each written once.
-    """
+    """Write many tasks; see `enqueue_each`."""
     new_tasks = yield from prepare_many(context, messages)
     call = begin(context, new_tasks)
     yield from run_call(context, call, write_all(context, new_tasks, call))
@@ -546,8 +540,7 @@ def enqueue_batch(
 ) -> Procedure[list[str]]:
     """Write many tasks as one batch, which is done when each of them has ended; `then` is enqueued at that moment.
 
-    Members without an id of the caller's are named ``<batch>.<number>``, so that a call that was interrupted can be
-    repeated: what it wrote already is not written twice. Raises `DuplicateTask` for a batch that is complete already,
+    Raises `DuplicateTask` for a batch that is complete already,
     and for a member whose id is in use, by another message or another batch; then the batch waits to be repeated.
     The id of `then`, if it has one, must be free at the end; else the batch ends without it, see `Batch.refused`.
     """
@@ -775,7 +768,7 @@ def enqueue_one(
     """Write one task, all or nothing; returns its id when it is durable. The arguments are `Message`'s.
 
     `on_conflict`: ``"raise"``, ``"skip"``, ``"replace"``, ``"requeue"`` or ``"replace-or-requeue"``; see `Message`.
-    `idempotency_key`: as in `enqueue_each`. Raises `ConfigError`, `TaskTooLarge`, `DuplicateTask`; then nothing was
+    `idempotency_key`: as in `enqueue_many`. Raises `ConfigError`, `TaskTooLarge`, `DuplicateTask`; then nothing was
     written. `OutcomeUnknown`: it was or was not; the same call with its ``task_ids[0]`` as `task_id` is the same task.
     """
     message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, on_conflict, not_before)
@@ -797,14 +790,19 @@ def enqueue_each(
     on_conflict: OnConflict | None = None,
     idempotency_key: str | None = None,
 ) -> Procedure[list[str]]:
-    """Write many tasks, each all or nothing; returns their ids in order. See `enqueue.enqueue_many`.
+    """Write many tasks, several trees a transaction and several transactions in flight; returns their ids in order.
 
-    `batch`: a name by which they can be waited for together (`wait_batch`); `then`: a task to enqueue at the
-    moment when the last of the batch has ended. See `enqueue.enqueue_batch`.
+    Every message is validated before the first is written. Each task is all or nothing; the call as a whole is not:
+    `DuplicateTask` tells which ids were refused and which tasks were written. `OutcomeUnknown`: they were written or
+    not; the same messages with the ids in its `task_ids`, enqueued again by the same client, are the same tasks.
+
+    `batch`: a name by which they can be waited for together (`wait_batch`); `then`: a task to enqueue at the moment
+    when the last of the batch has ended. Members without an id are named ``<batch>.<number>``, so that a call that was
+    interrupted can be repeated: what it wrote already is not written twice.
 
     `on_conflict`: for all messages, instead of their own. With ``"skip"`` each message needs a ``task_id``, and the
     call can be made again, by anybody and side by side: each task is written once, as long as it is kept. `batch` is
-    then one that `open_batch` has opened, to which members are added. See `enqueue_new`.
+    then one that `open_batch` has opened, to which members are added.
 
     `idempotency_key`: the ids come from the queue's name, this text and each message's position. The same call by
     whomever then returns the same ids and writes each task once, for as long as it is kept: what is there, in whatever

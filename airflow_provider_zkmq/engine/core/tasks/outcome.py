@@ -82,7 +82,7 @@ def settle_outcome(
 
 
 def settle_by_outcome(context: Context, claimed: Claimed, outcome: Handled, progress: Settlement) -> Procedure[bool]:
-    """End the claim by what a handler has done; whether that is a success. See `settle_outcome`."""
+    """End the claim by what a handler has done; whether it is a success. What is refused becomes a failure."""
     return settle_outcome(context, claimed, outcome, None, progress)
 
 
