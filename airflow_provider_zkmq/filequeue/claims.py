@@ -163,8 +163,9 @@ class _Ends:
         self.claim.snooze(delay)
         yield from ()
 
-    def gives_way(self) -> bool:
-        return True
+    def recover(self) -> Procedure[bool]:
+        yield from ()
+        return False
 
 
 # --- `FileClaims`: the loop of `FileQueue.claims`, which settles one task and claims the next, one after the other.

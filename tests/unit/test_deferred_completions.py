@@ -364,6 +364,18 @@ def test_a_claim_that_finds_nothing_ends_in_time_whatever_others_put_down() -> N
         assert len(told) + len(claims) == 40
 
 
+def test_a_note_that_another_call_looks_after_is_left_to_it() -> None:
+    """Two calls of a client tend the queue side by side: neither stumbles over what the other has done."""
+    client = new_queue()
+    lost_claims = client.context.pending.lost_claims
+    for name in "ab":
+        lost_claims[client.context.paths.current("me", name)] = name
+    first = Stepper(client.zk, client.session, consumers._rescue_lost_claims(client.context))
+    assert Stepper(client.zk, client.session, consumers._rescue_lost_claims(client.context)).finish() == 0
+    assert first.finish() == 0
+    assert not lost_claims
+
+
 def test_refusals_of_one_moment_are_one_refusal() -> None:
     """Several calls that were refused side by side do not put off the next try for longer than one does."""
     now = [0.0]

@@ -16,8 +16,8 @@ import pytest
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.maintenance import collect, consumers, fsck
-from airflow_provider_zkmq.engine.core.model.names import Lane, Paths
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
+from airflow_provider_zkmq.engine.core.model.names import Lane
 from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, RetryPolicy, Snooze, Success, load_settings
 from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
 from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
@@ -38,8 +38,14 @@ IDLE = 400
 MANY = 1 if os.environ.get("ZKMQ_EVERY_DAMAGE") else 10
 SHARE = pytest.mark.parametrize("share", [24, pytest.param(MANY, marks=pytest.mark.full)])
 BASE = world().base
-#: Permanent znodes without which nobody claims a task, or none can end well: all of the queue waits for `fsck`.
-NEEDED = {f"{BASE}/{name}" for name in ("queue", "tasks", "consumers", "live", "finished", "clock")}
+#: Permanent znodes that somebody needs, whatever the queue is used for: one that is missing is made anew.
+NEEDED = {
+    f"{BASE}/{name}"
+    for name in (
+        "queue", "tasks", "consumers", "live", "leases", "locks", "scheduled", "finished", "dlq", "batches",
+        "batches-done", "clock", "gc",
+    )
+}  # fmt: skip
 
 
 class Counting(Client):
@@ -74,18 +80,8 @@ def damaged(damage: Damage, order: str = "default", *, dies: bool = False, knows
     return client
 
 
-def put(client: Counting, task_id: str, damage: Damage | None = None, **options: Any) -> None:
-    """Enqueue a task; it may need the permanent znode that is missing."""
-    enqueueing = enqueue.enqueue(client.context, Message(b"x", task_id=task_id, **options))
-    if damage is None or not is_permanent(damage):
-        client.no_later_than(MOST, enqueueing)
-    else:
-        tolerated(client, enqueueing, damage)
-
-
-def is_permanent(damage: Damage) -> bool:
-    """Whether one of the queue's permanent znodes is missing."""
-    return damage.data is None and damage.path in Paths(BASE).skeleton()
+def put(client: Counting, task_id: str, **options: Any) -> None:
+    client.no_later_than(MOST, enqueue.enqueue(client.context, Message(b"x", task_id=task_id, **options)))
 
 
 def names(error: Exception, damage: Damage) -> bool:
@@ -156,12 +152,7 @@ def work(client: Counting, damage: Damage) -> set[str]:
     """Do what a worker does until nothing is left."""
     done: set[str] = set()
     for _ in range(60):
-        try:
-            claimed = client.no_later_than(MOST, claiming(client))
-        except CorruptRecord as error:  # a worker waits for a while, and tries again
-            if not (is_permanent(damage) and str(error).startswith(f"{damage.path} is missing")):
-                raise
-            return done
+        claimed = client.no_later_than(MOST, claiming(client))
         if claimed is None:
             return done
         outcome = Error("no") if claimed.task_id == "fails" else Success(b"r")
@@ -172,62 +163,42 @@ def work(client: Counting, damage: Damage) -> set[str]:
 
 
 def survive(damage: Damage, order: str = "default", *, dies: bool = True) -> None:
-    """Everything that workers, upkeep and clean-up do, with healthy tasks in the queue: nothing of it may raise.
-
-    But for what needs a permanent znode that is missing: that names it. With `fsck` all of it goes on.
-    """
+    """Everything that workers, upkeep and clean-up do, with healthy tasks in the queue: nothing of it may raise."""
     client = damaged(damage, order, dies=dies, knows=not dies)
     context = client.context
-    put(client, "good", damage)
+    put(client, "good")
     if damage.data is None:  # each permanent znode is needed
-        put(client, "deadline", damage, lock=50)
-        put(client, "later-than-others", damage, delay=1)
-        put(client, "fails", damage)
-        tolerated(client, enqueue.enqueue_batch(context, [Message(b"x")], "another"), damage)
+        put(client, "deadline", lock=50)
+        put(client, "later-than-others", delay=1)
+        put(client, "fails")
+        client.no_later_than(MOST, enqueue.enqueue_batch(context, [Message(b"x")], "another"))
     client.zk.advance(200)
     done = work(client, damage)
-    if not is_permanent(damage):
-        elsewhere = f"{BASE}/tasks", f"{BASE}/queue"
-        assert "good" in done, f"handled: {sorted(done)}"
-        assert damage.path.startswith(elsewhere) or {"released", "pending"} <= done, f"handled: {sorted(done)}"
-        client.no_later_than(IDLE, claiming(client, 60))
-    elif damage.path not in NEEDED:
-        assert "good" in done, f"handled: {sorted(done)}"
-        tolerated(client, claiming(client, 60), damage, most=IDLE)
+    elsewhere = f"{BASE}/tasks", f"{BASE}/queue"
+    assert "good" in done, f"handled: {sorted(done)}"
+    assert damage.path.startswith(elsewhere) or {"released", "pending"} <= done, f"handled: {sorted(done)}"
+    assert damage.data is not None or {"deadline", "later-than-others", "fails"} <= done, f"handled: {sorted(done)}"
+    client.no_later_than(IDLE, claiming(client, 60))
     for _ in range(4):
-        tolerated(client, consumers.run_maintenance(context), damage, most=IDLE // (5 if is_permanent(damage) else 10))
+        client.no_later_than(IDLE // 10, consumers.run_maintenance(context))
         client.zk.advance(1)
     for procedure in (inspect.counts(context), inspect.list_tasks(context)):
-        told = tolerated(client, procedure, damage, most=2 * MOST)
-        assert told or damage.path == f"{BASE}/clock"
+        client.no_later_than(2 * MOST, procedure)
     for procedure in (configuration.consumers(context), inspect.explain(context, "good"), configuration.conf(context)):
-        tolerated(client, procedure, damage, *([TaskNotFound] if is_permanent(damage) else []))
+        tolerated(client, procedure, damage)
     for lifetime in (1000, 0):
-        cleaned = tolerated(client, collect.collect_garbage(context, lifetime), damage)
-        assert cleaned or damage.path == f"{BASE}/clock"
-    tolerated(client, consumers.maintain(context), damage)
-    if not is_permanent(damage):
-        go_on(client, damage, "later")
-    else:
-        assert damage.path not in client.zk.nodes, "made anew"
+        client.no_later_than(MOST, collect.collect_garbage(context, lifetime))
+    client.no_later_than(MOST, consumers.maintain(context))
+    put(client, "later")
+    assert "later" in work(client, damage)
     told_once(client, damage)
-    if is_permanent(damage):
-        operator = Counting(client.zk, "operator")
-        assert damage.path in {each.path for each in operator.do(fsck.fsck(operator.context, repair=True)).findings}
-        client.zk.advance(31)
-        go_on(client, damage, "later", lock=50, delay=1)
+    assert damage.data is not None or damage.path not in NEEDED or damage.path in client.zk.nodes, "not made anew"
     tolerated(client, admin.clear(context), damage)
     heir = Counting(client.zk, "heir")
     assert heir.no_later_than(MOST, collect.collect_garbage(heir.context, 0)).ran or "/lock" in damage.path
-    go_on(heir, damage, "last")
+    put(heir, "last")
+    assert "last" in work(heir, damage)
     told_once(heir, damage)
-
-
-def go_on(client: Counting, damage: Damage, task_id: str, **options: Any) -> None:
-    """A task is enqueued and handled."""
-    put(client, task_id, **options)
-    client.zk.advance(2 if options else 0)
-    assert task_id in work(client, damage)
 
 
 def told_once(client: Counting, damage: Damage) -> None:
@@ -248,7 +219,7 @@ def readable_queue() -> Iterator[str]:
     [(16, True), *(pytest.param(*each, marks=pytest.mark.full) for each in ((MANY // 3 or 1, True), (MANY, False)))],
 )
 def test_a_missing_or_strange_znode_stops_nobody(subtests: pytest.Subtests, share: int, dies: bool) -> None:
-    """Neither who knew the queue nor who comes after consumers have died; what everybody needs `fsck` makes anew."""
+    """Neither who knew the queue nor who comes after consumers have died; what everybody needs is made anew."""
     cases = (damage for path in readable_queue() for damage in damages(path) if damage.of_the_tree)
     each(subtests, some(cases, share), partial(survive, dies=dies))
 
@@ -375,8 +346,8 @@ def settle_in_hand(damage: Damage) -> None:
         ):
             tolerated(client, procedure, damage, ClaimLost, TaskNotFound)
         told_once(client, damage)
-        if not is_permanent(damage):
-            go_on(client, damage, "good")
+        put(client, "good")
+        assert "good" in work(client, damage)
 
 
 @SHARE

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.maintenance.fsck import fsck
 from airflow_provider_zkmq.engine.core.model.policy import Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
@@ -15,15 +14,8 @@ from airflow_provider_zkmq.engine.core.protocol import Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read.leases import current_claim
 from airflow_provider_zkmq.engine.core.tasks import settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.outcome import Handled, Settlement, settle_by, settle_outcome
-from airflow_provider_zkmq.engine.errors import (
-    ClaimLost,
-    CorruptRecord,
-    OutcomeUnknown,
-    TransportError,
-    Unavailable,
-    ZkmqError,
-)
-from tests.unit.world import LOST, Faults, carry_out, execute, new_queue
+from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, TransportError, Unavailable, ZkmqError
+from tests.unit.world import LOST, Client, Faults, carry_out, execute, new_queue
 
 I, F, D = State.INSERTED, State.FINISHED, State.DEAD  # noqa: E741
 
@@ -124,27 +116,25 @@ def test_a_lost_claim_takes_nothing_with_it() -> None:
         assert hand.states() == {lost: F, rest: I}
 
 
-def test_a_damaged_record_is_left_as_it_is_and_what_else_was_taken_goes_on() -> None:
-    """It is named; `fsck` makes its task a dead letter. Nobody writes over what stands there."""
+def test_a_damaged_record_is_written_over_by_who_holds_the_task_and_by_nobody_else() -> None:
+    """The task is a dead letter with the reason; once the claim's session has ended, what stands there stays."""
     for unit in (False, True):
         for outcome in (Success(b"r"), Retry("busy")):
             hand = Hand(unit=unit)
-            path = hand.damaged()
-            with pytest.raises(CorruptRecord, match=path):
-                hand.do(hand.settling(outcome))
-            assert (hand.claimed.lost, hand.client.zk.nodes[path].data) == (True, b"no record")
-            if unit:
-                assert hand.client.state("other").state is I
-            hand.do(fsck(hand.context, repair=True))
+            hand.damaged()
+            assert hand.do(hand.settling(outcome)) is False
             assert hand.states() == expected(D, unit=unit)
             assert "does not hold" in (hand.client.state("own").error or "")
-    for outcome in (Success(b"r"), Retry("busy")):  # a handler ends whose transaction took a task that was damaged
-        hand = Hand(unit=True)
-        path = hand.damaged("other")
-        assert hand.do(hand.settling(outcome)) is False
-        assert (hand.client.state("own").state, hand.client.zk.nodes[path].data) == (I, b"no record")
-        hand.do(fsck(hand.context, repair=True))
-        assert hand.states() == {"own": I, "other": D}
+    hand = Hand(unit=True)  # a handler fails whose transaction took a task that was damaged meanwhile
+    hand.damaged("other")
+    assert hand.do(hand.settling(Retry("busy"))) is False
+    assert hand.states() == {"own": I, "other": D}
+    hand = Hand()
+    path = hand.damaged()
+    hand.client.zk.expire(hand.client.session)
+    with pytest.raises(ClaimLost):
+        Client(hand.client.zk).do(hand.settling(Success()))
+    assert hand.client.zk.nodes[path].data == b"no record"
 
 
 def stubborn(requested: list[str]) -> Any:
@@ -161,7 +151,7 @@ def stubborn(requested: list[str]) -> Any:
         fail=lambda _error, *, retry, **_: refuse("a failure" if retry else "a final failure"),
         snooze=lambda _delay: refuse("a snooze"),
         withdraw=nothing,
-        gives_way=lambda: False,
+        recover=nothing,
     )
 
 

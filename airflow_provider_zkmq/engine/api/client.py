@@ -23,7 +23,7 @@ from ..core.model.values import Moment, shown
 from ..core.read.configuration import read_conf
 from ..core.read.nodes import now_below, queue_names
 from ..core.tasks.settle import settle_deferred, settle_last
-from ..errors import CorruptRecord, QueueNotFound, TransportError, Unsupported, ZkmqError
+from ..errors import QueueNotFound, TransportError, Unsupported, ZkmqError
 from ..log import log
 from ..zk.connection import CallDeadline, left
 from ..zk.drivers import open_session, run
@@ -247,9 +247,7 @@ class MaintenanceThread:
                 self._due.pop(context.queue, None)
         except Exception as error:  # noqa: BLE001  one queue's trouble is not the others'
             pause = interval
-            if isinstance(error, CorruptRecord):
-                context.warn_once(context.paths.base, f"clean-up of queue {context.queue!r}: {error}")
-            elif not self._stopped.is_set():
+            if not self._stopped.is_set():
                 log.warning("clean-up of queue %r: %s", context.queue, error, exc_info=not isinstance(error, ZkmqError))
         spread = random.uniform(0, min(MAX_SPREAD, SPREAD * interval))  # noqa: S311  no secret, only spread
         return max(MIN_PAUSE, pause + spread)

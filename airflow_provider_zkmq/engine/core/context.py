@@ -339,6 +339,8 @@ class PendingOperations:
 
     batches: set[str] = field(default_factory=set)
     """Batches whose last member may be off, and which were not ended."""
+    lost_claims: dict[str, str] = field(default_factory=dict)
+    """Of claims that were lost while their session lives: the task by the note, which may still stand."""
     unmarked_starts: dict[tuple[str, int], Claimed] = field(default_factory=dict)
     """Claims whose handlers have begun, and where that does not stand, by task and token.
 

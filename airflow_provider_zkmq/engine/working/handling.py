@@ -167,14 +167,7 @@ class Tally:
         if isinstance(error, TransportError):
             log.warning("task %r: %s; trying again", task_id, error)
             return DeliveryResult.AGAIN
-        if isinstance(error, CorruptRecord) and delivery.claim.settled:  # nothing that this worker does can end it
-            log.error("task %r cannot be settled, and is left to `zkmq fsck`: %s", task_id, error)
-            if delivery.begun:
-                self._call_on_settled(delivery, None)
-            return DeliveryResult.LOST
-        if delivery.left and isinstance(error, CorruptRecord):
-            log.debug("task %r can still not be settled: %s", task_id, error)  # until somebody repairs the queue
-        elif delivery.left:
+        if delivery.left:
             log.warning("task %r can still not be settled: %s", task_id, error)
         else:
             log.error("task %r could not be settled; this will be tried again", task_id, exc_info=error)
@@ -548,17 +541,12 @@ class Working(ABC, Generic[Q]):
         return 0 < self._thread_count <= len(self._deliveries)
 
     def _warn(self, what: str, error: Exception) -> None:
-        """Tell what went wrong, unless it was told before."""
-        if self._is_news(error):
-            log.warning("%s %r: %s", what, self.queue.name, error, exc_info=not isinstance(error, ZkmqError))
-
-    def _is_news(self, error: Exception) -> bool:
-        """Whether an error is to be told. What is damaged stays so until somebody mends it: each such one once."""
+        """Tell what went wrong. What is damaged stays so until somebody mends it: each such error is told once."""
         if isinstance(error, CorruptRecord):
             if str(error) in self._warned:
-                return False
+                return
             self._warned = {*self._warned, str(error)} if len(self._warned) < MOST_WARNED else {str(error)}
-        return True
+        log.warning("%s %r: %s", what, self.queue.name, error, exc_info=not isinstance(error, ZkmqError))
 
     def _look_ended(self, what: str) -> None:
         """A look for tasks has ended: ``"handled"``, ``"nothing"`` or ``"unavailable"``."""
@@ -578,8 +566,7 @@ class Working(ABC, Generic[Q]):
                 try:
                     await self._calls.result(delivery.claim.extend(delivery.span or 0.0))
                 except Exception as error:  # noqa: BLE001  the others are to be extended, too
-                    if self._is_news(error):
-                        log.warning("extending task %r: %s", delivery.claim.task.id, error)
+                    log.warning("extending task %r: %s", delivery.claim.task.id, error)
                     self._deliveries.beaten(delivery, good=False)
                 else:
                     self._deliveries.beaten(delivery, good=True)

@@ -27,14 +27,13 @@ from ..read.leases import one_stands, server_time
 from ..read.nodes import (
     AT_ONCE,
     WHOLE_AT_ONCE,
-    PartMissing,
     Record,
     Unread,
     listing,
     read_nodes,
     read_records,
+    restored,
     unless_corrupt,
-    unless_part_missing,
 )
 from ..tasks.settle import DeferredCompletions, attempts_exhausted, kill_exhausted
 from ..write import transitions
@@ -58,9 +57,10 @@ def _room_under(context: Context, most: int) -> Procedure[tuple[int, Change]]:
     node: zk.Node | None = yield zk.Get(path)
     if node is None or node.stat.children >= most:
         yield zk.Sync(path)  # the server that we are connected to may lag behind
+        if node is None:
+            yield from restored(context, path)
         node = yield zk.Get(path)
     if node is None:
-        yield from unless_part_missing(context, path)
         raise NoRoom
     held = node.stat.children
     if held >= most:  # what is stepped over there would take room for ever, as it never ends
@@ -186,11 +186,7 @@ def claim_together(
         plan.changes[0].proof = partial(one_stands, context, claims)  # any of them may be taken away meanwhile
         sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
         registration, heard = context.registration, context.registration.cancel_watch
-        try:
-            committed = yield from commit(plan, by=taker.deferred.send)
-        except PartMissing:
-            context.claims.strike(taker.caller, sending)
-            raise
+        committed = yield from commit(plan, by=taker.deferred.send)
         refusal = committed.refusal
         if refusal is None:
             if registration.cancel_watch is not heard:

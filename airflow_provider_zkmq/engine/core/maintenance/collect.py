@@ -365,9 +365,8 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     outcome: zk.Outcome = yield zk.Multi(
         (zk.SetData(path, dump({"collected": report.collected, "lifetime": lifetime}), -1),)
     )
-    error = None if outcome.committed else (yield from nodes.missing_part(context, path))
-    if error is not None:
-        context.warn_once(path, str(error))
+    if not outcome.committed:
+        yield from nodes.restored(context, path)
     return report
 
 

@@ -17,19 +17,10 @@ from ..model.states import State
 from ..model.values import Duration, dump, seconds, shown
 from ..protocol import Procedure, refused
 from ..read.leases import DEADLINES, certainly_past, read_ends, server_time
-from ..read.nodes import (
-    PartMissing,
-    Record,
-    Unread,
-    listing,
-    missing_part,
-    read_records,
-    single_flight,
-    unless_part_missing,
-)
+from ..read.nodes import Record, Unread, listing, read_records, restored, single_flight
 from ..tasks.settle import begin_again, give_back, has_overdue, rescue_task, seconds_until_deferred, settle_deferred
 from ..write import escrow, transitions
-from ..write.commit import Plan, Sent, Why, commit, send_together, unless_superseded
+from ..write.commit import Plan, Sent, Why, commit, mending, send_together
 from ..write.transitions import Current, close_batches, close_pending
 
 # --- Many consumers at one queue: they keep out of each other's way, so that what comes does not set all of them going.
@@ -205,9 +196,11 @@ def _join(context: Context, session: int, accepts: str | None) -> Procedure[None
         node: zk.Node | None = yield zk.Get(live.path)
         return None if node is None else zk.Outcome(committed=True, time=node.stat.ctime)
 
-    outcome = yield from zk.transact(joining, proof)
+    while True:  # until nothing is missing any more in which it stands
+        outcome = yield from zk.transact(joining, proof)
+        if outcome.committed or not (yield from restored(context, zk.failed_at(outcome, joining))):
+            break
     if not outcome.committed:
-        yield from unless_part_missing(context, zk.failed_at(outcome, joining))
         raise refused("registering as a consumer", outcome, joining)
     context.clock.learn(outcome)
     if context.run.session() != session:
@@ -291,7 +284,7 @@ def promote_due(context: Context, schedule: Schedule) -> Procedure[int]:
     """Move what has come due into its lane, and insert the runs in escrow whose time has come; at most so many."""
     count = 0
     for index in ("scheduled", "requeued"):
-        buckets = yield from _listed(context, context.paths.at(index), schedule)
+        buckets = yield from listing(context, context.paths.at(index))
         if not buckets:
             continue
         now = context.clock.certainly_past((yield from server_time(context)))
@@ -305,22 +298,6 @@ def promote_due(context: Context, schedule: Schedule) -> Procedure[int]:
                 schedule.no_later_than(context.clock.until(start))
                 break
     return count
-
-
-def _listed(
-    context: Context, path: str, schedule: Schedule, max_age: float | None = None
-) -> Procedure[list[str] | None]:
-    """What one of the queue's indexes lists; None where that is missing: it is warned of, and looked at later."""
-    if context.retry_times.waits(path, schedule):
-        return None
-    try:
-        names = yield from listing(context, path, max_age=max_age)
-    except PartMissing as error:
-        context.warn_once(path, str(error), damage=str(error))
-        context.retry_times.retry_later(path, schedule)
-        return None
-    context.retry_times.done(path)
-    return names
 
 
 def _promote_bucket(context: Context, path: str, now: int, schedule: Schedule, most: int) -> Procedure[int]:
@@ -419,7 +396,7 @@ def _promote_one(context: Context, current: Current) -> Procedure[bool]:
 
 def _committed(plan: Plan, build: Callable[[], Procedure[Plan]], first: Sent | None = None) -> Procedure[bool]:
     """Carry a promotion out; False where the task changed meanwhile. Raises `CorruptRecord`."""
-    refusal = (yield from commit(plan, unless_superseded(build), first=first)).refusal
+    refusal = (yield from commit(plan, mending(build), first=first)).refusal
     if refusal is not None and refusal.why is not Why.CHANGED:
         raise zk.damaged("a promotion", refusal.outcome, refusal.multi)
     return refusal is None
@@ -478,6 +455,8 @@ def maintain(context: Context, schedule: Schedule | None = None) -> Procedure[in
     schedule = schedule or context.schedule()
     count = (yield from finish_pending(context)) if has_pending(context) else 0
     yield from check_cancellations(context)
+    if context.pending.lost_claims:
+        count += yield from _rescue_lost_claims(context)
     return count + (yield from _give_back_and_promote(context, schedule))
 
 
@@ -495,6 +474,20 @@ def _give_back_and_promote(context: Context, schedule: Schedule) -> Procedure[in
     count = yield from rescue_dead(context, schedule)
     count += yield from expire_leases(context, schedule)
     return count + (yield from promote_due(context, schedule))
+
+
+def _rescue_lost_claims(context: Context) -> Procedure[int]:
+    """Give back what this client had in hand and lost since somebody deleted the claim's znode.
+
+    Its session lives, so that nobody else would ever take it away. Elsewhere settled or cancelled, it has no note.
+    """
+    count = 0
+    for note, task_id in list(context.pending.lost_claims.items()):
+        if context.pending.lost_claims.pop(note, None) is None:
+            continue  # another call is at it
+        if (yield zk.Exists(context.paths.task(task_id, "claim"))) is None:
+            count += yield from unless_damaged(context, note, rescue_task(context, task_id, note))
+    return count
 
 
 def rescue_dead(context: Context, schedule: Schedule) -> Procedure[int]:
@@ -525,11 +518,6 @@ def _read_consumers(context: Context) -> Procedure[None]:
     known.live = sorted(live or ())
     known.unrescued = [] if watch.fired else sorted(set(registered or ()) - set(known.live))
     known.watch = watch
-    if live is None:  # nobody is dead for that, and nothing can be watched: each look reads it anew
-        known.unrescued, known.watch = [], None
-        error = yield from missing_part(context, context.paths.at("live"))
-        if error is not None:
-            context.warn_once(context.paths.at("live"), str(error), damage=str(error))
 
 
 def _rescue(context: Context, consumer: str, schedule: Schedule) -> Procedure[int]:
@@ -556,9 +544,9 @@ def expire_leases(context: Context, schedule: Schedule) -> Procedure[int]:
     """Rescue the claims whose lease or lock has ended, judged by the server's clock."""
     names: list[str] = []
     for path in map(context.paths.at, DEADLINES):
-        leases = yield from _listed(context, path, schedule, max_age=LEASE_LISTING_SECONDS)
+        leases = yield from listing(context, path, max_age=LEASE_LISTING_SECONDS)
         if leases is None:
-            continue
+            continue  # the queue is gone
         listed = context.listings.at(path)
         if not listed.fresh:  # the names are not of this moment: look again when they are as old as they may be
             schedule.no_later_than(listed.read_at + LEASE_LISTING_SECONDS - context.run.monotonic())

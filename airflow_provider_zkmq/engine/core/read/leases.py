@@ -14,7 +14,7 @@ from ..model.states import State, Status, derive_status
 from ..model.values import Moment, load, moment_of
 from ..protocol import Failure, Multi, Node, Outcome, Procedure, SetData, Sync, never, refused, transact
 from .configuration import read_conf
-from .nodes import Record, list_children, missing_queue, read_nodes, read_records, unless_corrupt, unless_part_missing
+from .nodes import Record, list_children, missing_queue, read_nodes, read_records, restored, unless_corrupt
 
 # --- Asking for the server's clock: the one reading that costs a write.
 
@@ -65,8 +65,8 @@ def tick(context: Context) -> Procedure[Tick]:
     """Write the queue's clock: the server's time and the transaction number (zxid) of now."""
     multi = Multi((SetData(context.paths.at("clock"), b"", -1),))
     outcome = yield from transact(multi, never)
-    if outcome.failure is Failure.NO_NODE:
-        yield from unless_part_missing(context, multi.ops[0].path)
+    if outcome.failure is Failure.NO_NODE and (yield from restored(context, multi.ops[0].path)):
+        outcome = yield from transact(multi, never)
     if not outcome.committed:
         raise refused("reading the server's clock", outcome, multi)
     if outcome.time is None or outcome.zxid is None:

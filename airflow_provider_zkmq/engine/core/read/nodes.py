@@ -200,30 +200,19 @@ def refuse_another_layout(root: str) -> Procedure[None]:
 # --- A queue's permanent znodes.
 
 
-class PartMissing(CorruptRecord):
-    """A permanent znode of the queue is missing: damage of the queue, and of no task."""
+def restored(context: Context, path: str) -> Procedure[bool]:
+    """Whether something failed at `path` since a permanent znode of the queue was missing, which is there again now.
 
-
-def missing_part(context: Context, path: str) -> Procedure[PartMissing | None]:
-    """The error where something failed at `path` since a permanent znode of the queue is missing; else None.
-
-    A queue without its ``conf`` was deleted as a whole, or is being so: of that nothing is missing.
+    Only of a queue that has its ``conf``: what was deleted as a whole, or is being so, is not to come back in parts.
     """
-    permanent = set(context.paths.skeleton()[2:])
+    permanent, there = set(context.paths.skeleton()[2:]), zk.Check(context.paths.at(THERE))
+    made = False
     for each in (path.rpartition("/")[0], path):
-        if each in permanent:
-            outcome: zk.Outcome = yield zk.Multi((zk.Check(context.paths.at(THERE)), zk.Check(each)))  # of one moment
-            if outcome.failed == 1:
-                repair = f"`zkmq fsck {context.queue} --repair` makes it anew"
-                return PartMissing(f"{each} is missing, which queue {context.queue!r} needs; {repair}")
-    return None
-
-
-def unless_part_missing(context: Context, path: str) -> Procedure[None]:
-    """Raise the error where something failed at `path` since a permanent znode of the queue is missing."""
-    error = yield from missing_part(context, path)
-    if error is not None:
-        raise error
+        outcome: zk.Outcome | None = (yield zk.Multi((there, zk.Create(each)))) if each in permanent else None
+        if outcome is not None and outcome.committed:
+            context.warn_once(each, "it was missing; made anew")
+            made = True
+    return made
 
 
 #: What a queue's marks hold at first: that of an archive with nothing in it, and that of streams.
@@ -420,8 +409,8 @@ class Relay:
 def listing(context: Context, path: str, *, max_age: float | None = None) -> Procedure[list[str] | None]:
     """The children of `path`, from memory while the watch on them has not fired; None without the znode.
 
-    Raises `PartMissing` where it is a permanent one of a queue that is there. `max_age`: seconds for which names are
-    good enough although the watch has fired. Several threads that need the same listing read it once.
+    `max_age`: seconds for which names are good enough although the watch has fired. Several threads that need the same
+    listing read it once.
     """
     while True:
         entry = context.listings.at(path)
@@ -435,12 +424,13 @@ def listing(context: Context, path: str, *, max_age: float | None = None) -> Pro
     entry.pending = True
     try:
         names = yield zk.Children(path, watch)
+        if names is None and (yield from restored(context, f"{path}/-")):  # what stays missing can be watched by nobody
+            names = yield zk.Children(path, watch)
     finally:
         entry.pending = False
         entry.signal.fire()
     if names is None:  # ZooKeeper sets no watch on the children of what does not exist
         context.listings.forget(path)
-        yield from unless_part_missing(context, path)
         return None
     for gone in set(entry.value or ()) - set(names):
         context.listings.forget(f"{path}/{gone}")

@@ -17,7 +17,7 @@ from ..context import Context
 from ..model.names import check_name
 from ..model.values import Duration, dump
 from ..protocol import Procedure, refused
-from ..read.nodes import Deadline, chunked, read_nodes, shared_nodes, unless_part_missing, unsubscribe
+from ..read.nodes import Deadline, chunked, read_nodes, restored, shared_nodes, unsubscribe
 from ..read.wait import failed_too
 from ..write.new_task import NewTask, pack, stamped
 from ..write.transitions import close_after, close_batch, load_batch
@@ -80,8 +80,8 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
         outcome = yield from zk.transact(multi, proof)
         if outcome.committed:
             return Opened.FRESH
-        if outcome.failure is zk.Failure.NO_NODE:
-            yield from unless_part_missing(context, base)
+        if outcome.failure is zk.Failure.NO_NODE and (yield from restored(context, base)):
+            continue
         if outcome.failure is not zk.Failure.NODE_EXISTS:
             raise refused(f"creating batch {name!r}", outcome, multi)
         opened = yield from _as_it_stands(context, name, nonce)

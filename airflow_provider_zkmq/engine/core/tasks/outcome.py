@@ -17,8 +17,7 @@ from ..model.records import clip
 from ..model.states import State
 from ..model.values import Duration
 from ..protocol import Procedure
-from ..read.nodes import PartMissing
-from .settle import complete, failed, snooze
+from .settle import complete, failed, recover_record, snooze
 from .transaction import TransactionState, commit, rollback
 
 Handled: TypeAlias = Success | Error | Retry | Snooze
@@ -61,8 +60,8 @@ class Endings(Protocol):
     def snooze(self, delay: Duration) -> Procedure[None]:
         """The delivery does not count. Raises `ClaimLost`."""
 
-    def gives_way(self) -> bool:
-        """After a `CorruptRecord`: whether it may be another task's, so that this one can still be given up."""
+    def recover(self) -> Procedure[bool]:
+        """After a `CorruptRecord`: whether it was this task's, which can be settled now. Raises `ClaimLost`."""
 
 
 def settle_outcome(
@@ -100,13 +99,10 @@ def settle_by(ends: Endings, outcome: Handled, progress: Settlement) -> Procedur
             progress.outcome = Retry(error)  # where it is this task's own claim that was lost, that will say so
         except Exception as error:
             progress.refusals += 1
+            if progress.refusals > MOST_REFUSALS:
+                raise
             corrupt, what = isinstance(error, CorruptRecord), type(progress.outcome).__name__
-            if progress.refusals > MOST_REFUSALS or isinstance(error, PartMissing):
-                raise
-            if corrupt and not ends.gives_way():  # until somebody repairs it, nothing settles the delivery
-                yield from _withdraw(ends, progress)
-                raise
-            if isinstance(progress.outcome, Success) and not corrupt:
+            if (corrupt and (yield from ends.recover())) or (isinstance(progress.outcome, Success) and not corrupt):
                 progress.outcome = Error(error)  # another try would end like a refused success: that is final
             else:  # a refused retry or snooze is left to the policy
                 progress.outcome = Retry(f"{error_text(error)} (the handler's outcome was {what})")
@@ -116,7 +112,9 @@ def _carry_out(ends: Endings, outcome: Handled, progress: Settlement) -> Procedu
     if isinstance(outcome, Success):
         yield from ends.succeed(outcome)
         return True
-    yield from _withdraw(ends, progress)
+    if not progress.rolled_back:
+        yield from ends.withdraw()
+        progress.rolled_back = True
     match outcome:
         case Snooze(delay):
             yield from ends.snooze(delay)
@@ -125,12 +123,6 @@ def _carry_out(ends: Endings, outcome: Handled, progress: Settlement) -> Procedu
         case Error(error):
             progress.follows = yield from ends.fail(_showable(error), retry=False, backoff=None)
     return False
-
-
-def _withdraw(ends: Endings, progress: Settlement) -> Procedure[None]:
-    if not progress.rolled_back:
-        yield from ends.withdraw()
-        progress.rolled_back = True
 
 
 def _showable(error: str | BaseException) -> str | BaseException:
@@ -180,5 +172,5 @@ class _OfQueue:
     def snooze(self, delay: Duration) -> Procedure[None]:
         yield from snooze(self.context, self.claimed, delay)
 
-    def gives_way(self) -> bool:
-        return self.transaction is not None and not self.claimed.lost
+    def recover(self) -> Procedure[bool]:
+        return recover_record(self.context, self.claimed)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from msgspec import structs
+
 from ... import errors
 from .. import protocol as zk
 from ..context import Claimed, Context, DeferredCompletion, Handover, Sender, Sending, Turn, UnsettledClaim
@@ -30,7 +32,7 @@ from ..read.leases import (
 )
 from ..read.nodes import Record, read_nodes, record_of
 from ..write import escrow, transitions
-from ..write.commit import Chain, CommitResult, Plan, Refusal, Settling, Why, alone, commit, send, unless_superseded
+from ..write.commit import Chain, CommitResult, Plan, Refusal, Settling, Why, alone, commit, mending, send
 from ..write.transitions import Current, beginning, close_after, may_have_dropped, notes_of, result_write
 
 # --- Deferred completions: sent with the client's next claim, or soon by themselves.
@@ -188,7 +190,7 @@ class Holding:
     tries: zk.Tries | None = None
 
     def after(self, outcome: zk.Outcome, multi: zk.Multi, tried: int, verb: str = "") -> Procedure[TaskState | None]:
-        """After a refusal: see `still_held`.
+        """After a refusal: see `still_held`. One that says that the claim's note is gone has it written anew.
 
         `tried`: the version that was refused; another thread with the same claim may have learnt of a newer one
         meanwhile. Raises `CorruptRecord` for what is refused again and again although the claim is ours.
@@ -198,14 +200,21 @@ class Holding:
         if ended is None and claimed.version == tried:
             self.tries = self.tries or zk.Tries(self.what)
             yield from self.tries.refused(outcome, multi, tried)
+            path = zk.failed_at(outcome, multi)
+            if outcome.failure is zk.Failure.NO_NODE and path in notes_of(self.context, claimed.task_id, claimed.state):
+                # A rescue takes it off together with the record's state: without it nobody would ever end the claim.
+                span = {"seconds": claimed.span, "consumer": claimed.state.consumer}
+                note = zk.Create(path, b"" if claimed.state.lease is None or "/current/" in path else dump(span))
+                state = zk.Check(self.context.paths.task(claimed.task_id, "state"), claimed.version)
+                again: zk.Outcome = yield zk.Multi((state, note))
+                if again.committed:
+                    why = f"the note of a claim of task {claimed.task_id!r} was missing; made anew"
+                    self.context.warn_once(path, why)
         return ended
 
 
 def still_held(context: Context, claimed: Claimed, verb: str = "") -> Procedure[TaskState | None]:
-    """After a refusal: ours still, as `claimed` then says, or lost; the record if an earlier try of `verb` ended it.
-
-    Raises `CorruptRecord`; where the record cannot be read nobody can settle the claim any more, and it is let go.
-    """
+    """After a refusal: ours still, as `claimed` then says, or lost; the record if an earlier try of `verb` ended it."""
     try:
         now = yield from current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
     except (errors.ClaimLost, errors.TaskNotFound) as error:
@@ -213,15 +222,10 @@ def still_held(context: Context, claimed: Claimed, verb: str = "") -> Procedure[
         context.claims.let_go(claimed)
         if happened is not None:
             return happened
+        if claimed.state.lease is None and claimed.session == context.run.session():
+            note = context.paths.current(claimed.state.consumer or "", claimed.task_id)
+            context.pending.lost_claims[note] = claimed.task_id
         raise over(claimed) from error
-    except errors.CorruptRecord:
-        path = context.paths.task(claimed.task_id, "state")
-        node: zk.Node | None = yield zk.Get(path)
-        try:
-            TaskState.decode(path, b"" if node is None else node.data)
-        except errors.CorruptRecord:
-            context.claims.let_go(claimed)
-        raise
     claimed.version, claimed.state = now.version, now.state
     return None
 
@@ -444,7 +448,7 @@ def _give_back_lapsed(
     state, nonce, checks = current.state, context.marks.nonce(), tuple(guards.values())
     if not begun:  # it was prefetched: the delivery counts as no attempt
         build = partial(transitions.release, context, current, nonce, None, checks)
-        return (yield from commit((yield from build()), unless_superseded(build)))
+        return (yield from commit((yield from build()), mending(build)))
     conf = yield from read_conf(context)
     over = context.paths.current(state.consumer or "", current.task_id) not in guards
     why = why_ended(state.consumer) if over else f"its consumer died ({state.consumer})"
@@ -455,7 +459,30 @@ def _give_back_lapsed(
         return (yield from escrow.rerun(context, current, nonce, guards=checks))
     else:
         build = partial(transitions.to_dead, context, current, Event.RESCUE_FINAL, nonce, why, now, checks)
-    return (yield from commit((yield from build()), unless_superseded(build)))
+    return (yield from commit((yield from build()), mending(build)))
+
+
+# --- A task whose record was damaged while it was in hand: its consumer still knows what stood there.
+
+
+def recover_record(context: Context, claimed: Claimed) -> Procedure[bool]:
+    """After a `CorruptRecord`: let the next settling write over the record, if that was damaged. Raises `ClaimLost`."""
+    # The claim's znode says that the task is still ours, and the version of what is read fences the write to come.
+    path, claim_path = (context.paths.task(claimed.task_id, part) for part in ("state", "claim"))
+    yield zk.Sync(path)
+    node, claim, escrow = yield from read_nodes((path, claim_path, context.paths.task(claimed.task_id, "requeue")))
+    if node is None or claim is None or claim.stat.czxid != claimed.token:
+        context.claims.let_go(claimed)
+        msg = f"claim {claimed.token} of task {claimed.task_id!r} is not the current one; this call changed nothing"
+        raise errors.ClaimLost(msg)
+    claimed.version = node.stat.version
+    try:
+        claimed.state = TaskState.decode(path, node.data)
+    except errors.CorruptRecord as error:
+        context.run.report(path, f"{error}; what its consumer knows takes its place")
+        claimed.state = structs.replace(claimed.state, requeue=escrow is not None)
+        return True
+    return False
 
 
 # --- Settling a claim: complete, fail, release, extend. Only the current claim can; a late owner changes nothing.
@@ -751,4 +778,8 @@ def remember_unsettled(taken: Iterable[tuple[Context, Claimed]]) -> None:
 
 def roll_back(context: Context, claimed: Claimed) -> Procedure[None]:
     """Give back what a transaction had taken; the taking counts as a delivery. Raises `ClaimLost`."""
-    yield from fail(context, claimed, "rolled back", backoff=0)
+    try:
+        yield from fail(context, claimed, "rolled back", backoff=0)
+    except errors.CorruptRecord as error:  # its record was damaged meanwhile
+        yield from recover_record(context, claimed)
+        yield from fail(context, claimed, error, retry=False)

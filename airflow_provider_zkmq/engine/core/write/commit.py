@@ -16,7 +16,7 @@ from ..context import Context, GroupMember, GroupQueue, OpenSegment
 from ..model.names import MAX_LANES, SEGMENT_ENTRIES, Lane, is_lane, next_segment, segments_of
 from ..model.records import TaskState
 from ..protocol import Procedure
-from ..read.nodes import unless_part_missing
+from ..read.nodes import restored
 
 # --- Which transactions can be sent as one: no two may change what another one touches, or one would refuse the other.
 
@@ -387,16 +387,17 @@ def known_bucket(context: Context, index: str) -> Procedure[None]:
 
 
 def make_bucket(context: Context, bucket: str) -> Procedure[None]:
-    """Create a bucket unless it exists. Raises `QueueNotFound`; `PartMissing` where its index is missing."""
+    """Create a bucket unless it exists, and the index in which it stands if that is missing. Raises `QueueNotFound`."""
     try:
         yield from zk.ensure_bucket(bucket)
     except TransportError:
         raise
     except ZkmqError as error:
-        yield from unless_part_missing(context, bucket)
-        if (yield zk.Exists(context.paths.at("tasks"))) is None:
-            raise queue_deleted(context) from error
-        raise
+        if not (yield from restored(context, bucket)):
+            if (yield zk.Exists(context.paths.at("tasks"))) is None:
+                raise queue_deleted(context) from error
+            raise
+        yield from zk.ensure_bucket(bucket)
 
 
 def queue_deleted(context: Context) -> QueueNotFound:
@@ -450,6 +451,8 @@ class Change:
     """What creates the lane and the segment that it goes back to, which may be gone."""
     missing: tuple[zk.Create, ...] = ()
     """Those of them that are gone, as far as is known: they are created with its entry."""
+    upsert: dict[str, bytes] = field(default_factory=dict)
+    """Znodes that hold this afterwards, whether they were there before or not: a damaged tree may have lost one."""
     batch: str | None = None
     """The batch whose last member it may take off."""
     on_commit: Callable[[], Procedure[None]] | None = None
@@ -477,6 +480,15 @@ class Change:
         inside = f"{paths.batch(batch)}/"
         self.drop(*(op.path for op in (*self.ops, *self.listing) if op.path.startswith(inside)))
 
+    def turns(self, path: str) -> bool:
+        """Whether what is written at `path` matters, not what stood there: it is created where it was to be set."""
+        data = self.upsert.pop(path, None)
+        if data is None:
+            return False
+        other: dict[type, zk.WriteOp] = {zk.Create: zk.SetData(path, data), zk.SetData: zk.Create(path, data)}
+        self.ops = [other.get(type(op), op) if op.path == path else op for op in self.ops]
+        return True
+
     def misjudged(self, path: str, failure: zk.Failure | None) -> zk.Create | None:
         """The parent of its entry that is gone, or there, other than was thought."""
         if failure is zk.Failure.NODE_EXISTS:
@@ -485,6 +497,13 @@ class Change:
             return None
         above = path.rpartition("/")[0]
         return next((op for op in self.parents if op.path == above and op not in self.missing), None)
+
+    def lists(self, path: str, failure: zk.Failure | None) -> bool:
+        """Whether a listing of the task is gone that was to be deleted, or there that was to be created."""
+        if path.startswith(self.context.paths.task(self.task_id) + "/"):
+            return False
+        kind = {zk.Failure.NO_NODE: zk.Delete, zk.Failure.NODE_EXISTS: zk.Create}.get(failure) if failure else None
+        return kind is not None and any(op.path == path and isinstance(op, kind) for op in (*self.ops, *self.listing))
 
     def touches(self, path: str) -> bool:
         """Whether it does something at `path`."""
@@ -660,19 +679,31 @@ def anew(build: Callable[[], Procedure[Plan]]) -> Rebuild:
     return rebuild
 
 
-def unless_superseded(build: Callable[[], Procedure[Plan]]) -> Rebuild:
-    """`anew` for those who look after a queue: a task that was dropped and enqueued anew meanwhile has changed.
+def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
+    """`anew` for those who look after a queue: a listing that is missing, or there already, keeps no task where it is.
 
-    Its record may have the version of the one that was read. What is refused then is that its listing is another one.
+    The record, whose version is part of the same transaction, says that the task has to leave the one and to come to
+    the other. Of its own tree nothing may be missing. A task that was dropped, and enqueued anew by the same id, may
+    have that version, too: its record is not the one that was read, and its listing is another one.
     """
 
     def rebuild(refusal: Refusal) -> Procedure[Plan | None]:
-        change = refusal.change
-        if refusal.why is Why.OTHER and change.before is not None:
-            record = change.context.paths.task(change.task_id, "state")
-            node: zk.Node | None = yield zk.Get(record)
-            change.superseded = node is None or TaskState.decode(record, node.data).nonce != change.before
-        return (yield from build()) if refusal.why is Why.PLACE else None
+        change, path = refusal.change, refusal.path
+        if refusal.why is Why.PLACE:
+            return (yield from build())
+        if refusal.why is not Why.OTHER or not change.lists(path, refusal.outcome.failure):
+            return None
+        record = change.context.paths.task(change.task_id, "state")
+        node: zk.Node | None = yield zk.Get(record)
+        # Whatever its version says, the record may not be the one that the change was made from.
+        if change.before is not None and (node is None or TaskState.decode(record, node.data).nonce != change.before):
+            change.superseded = True
+            return None
+        change.context.warn_once(
+            path, f"{zk.described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on"
+        )
+        change.drop(path)
+        return Plan([change])
 
     return rebuild
 
@@ -692,13 +723,13 @@ def commit(
     requested: bool = False,
     by: Sending = alone,
 ) -> Procedure[CommitResult]:
-    """Carry out a plan; buckets and lanes that it needs are made, and a batch that is gone is left out.
+    """Carry out a plan; what is missing around it is made, and what it is not a member of any more is left out.
 
     Every other refusal goes to `rebuild`, or stands. Three refusals alike, of the same operation for the same reason,
     with nothing gained in between, are no race any more: `CorruptRecord` names the path. `first`: how it ended when it
     was sent before, among others. `requested`: an earlier call sent this plan and did not hear of it. `by`: how it is
     sent; by `send`, it may go together with what other calls send at the same time.
-    Raises `Unavailable` where nothing was sent, `OutcomeUnknown`, and `PartMissing`.
+    Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
     """
     tries, uncertain = None, requested
     while True:
@@ -750,8 +781,12 @@ def _remember_batches(plan: Plan) -> None:
 def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild | None) -> Procedure[Plan | None]:
     outcome, change = refusal.outcome, refusal.change
     gone = outcome.failure is zk.Failure.NO_NODE and refusal.why in {Why.OTHER, Why.PARENT, Why.PLACE}
-    if gone:
-        yield from unless_part_missing(change.context, refusal.path)
+    if gone and (yield from restored(change.context, refusal.path)):
+        return plan
+    if change.turns(refusal.path):
+        why = f"{zk.described(outcome, refusal.multi)}, whatever its task's record tells; it is written all the same"
+        change.context.warn_once(refusal.path, why)
+        return plan
     match refusal.why:
         case Why.PARENT:
             parent = change.misjudged(refusal.path, outcome.failure)

@@ -18,7 +18,6 @@ from ..model.records import TaskState
 from ..model.states import Event, State
 from ..protocol import MAX_REQUEST, Create, Delete, Failure, Get, Node, Procedure, SetData, WriteOp, damaged, refused
 from ..read.leases import server_time
-from ..read.nodes import PartMissing
 from .commit import CommitResult, Plan, Refusal, Why, commit
 from .new_task import NewTask, content_ops, due_of, pack, unpack
 from .transitions import Current, Ops, next_record, relist, rewrite, still_ended, with_ending, with_history
@@ -95,8 +94,6 @@ def rerun(
             return (yield from build()) if refusal.why is Why.PLACE else None
 
         return (yield from commit((yield from build()), anew))
-    except PartMissing:
-        raise
     except CorruptRecord as error:
         before, after = _as_ended(current, nonce, (yield from server_time(context)))
         after = structs.replace(after, requeue=False, result=result, dedupe=None, ended_zxid=still_ended(current))

@@ -520,10 +520,13 @@ def _moved(
 
 def _change(context: Context, current: Current, after: TaskState | None, ops: list[zk.WriteOp]) -> Change:
     """What is done to a task whose record is still the one that was read: this fences every change."""
-    record = context.paths.task(current.task_id, "state")
+    record, result = (context.paths.task(current.task_id, part) for part in ("state", "result"))
     if after is not None:
         ops = [zk.SetData(record, after.encode(), current.version), *ops]
     change = Change(context, current.task_id, ops, after=after, before=current.state.nonce)
+    for op in ops:
+        if op.path == result and isinstance(op, zk.Create | zk.SetData):
+            change.upsert[result] = op.data
     if after is not None:
         change.proof = partial(written, context, current.task_id, after.nonce)
     change.preconditions[record] = _CHANGED
