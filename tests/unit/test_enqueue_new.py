@@ -129,6 +129,29 @@ def test_a_lost_reply_tells_what_was_written() -> None:
         client.check()
 
 
+@pytest.mark.parametrize("on_conflict", ["skip", "raise"])
+def test_what_one_transaction_wrote_and_another_dropped_is_not_written_again(on_conflict: Any) -> None:
+    """Its reply is lost, and one task goes before the connection is back: what stands of the others tells of it."""
+    for gone in range(3):
+        client, steps = new_queue(), list[str]()
+        other, ids = another(client), IDS[:3] if on_conflict == "skip" else [None] * 3
+
+        def meanwhile(op: Any, client: Any = client, other: Any = other, steps: Any = steps, n: int = gone) -> Any:
+            if not steps and isinstance(op, Multi) and "/tasks/" in repr(op):
+                steps.append("sent")
+                return LOST_REPLY
+            if steps == ["sent"]:
+                steps.append(sorted(client.check())[n])
+                other.do(admin.drop(other.context, steps[1]))
+            return None
+
+        messages = [Message(b"x", task_id=task_id, on_conflict=on_conflict) for task_id in ids]
+        told = client.do(enqueue.enqueue_each(client.context, messages), meanwhile)
+        assert steps[1] in told, "it was written"
+        assert client.work() == [task_id for task_id in told if task_id != steps[1]]
+        client.check()
+
+
 def test_a_call_of_unknown_outcome_made_again_tells_what_it_wrote() -> None:
     """It was cut off with its transaction under way: the same call finds its own tasks, and says that it wrote them.
 

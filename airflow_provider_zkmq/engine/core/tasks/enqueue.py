@@ -341,6 +341,8 @@ class _Group:
     status: str = ""
     """That task's status, where it is not left alone."""
     written: bool = False
+    doubted: bool = False
+    """Its outcome was not known once, and nobody had sent its tasks before: what stands of one tells of all."""
     tries: zk.Tries | None = None
 
     @property
@@ -388,6 +390,9 @@ class _Group:
             paths = (self.context.paths.task(new.task_id) for new in self.new_tasks)
             met = next((new for new, path in zip(self.new_tasks, paths, strict=True) if path == refusal.path), None)
             if met is None or refusal.outcome.failure is not zk.Failure.NODE_EXISTS:
+                return None
+            if self.doubted and (yield from self._any_stands()):  # one that does not has been dropped, or collected
+                self.written = True
                 return None
             if met.only_new:
                 self.in_use = met.task_id
@@ -444,7 +449,14 @@ class _Group:
                 yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, node.stat.mzxid)
         return False
 
+    def _any_stands(self) -> Procedure[bool]:
+        """Whether one of its tasks is there as this transaction wrote it."""
+        records = yield from read_records(self.context, [new.task_id for new in self.new_tasks])
+        pairs = zip(self.new_tasks, records, strict=True)
+        return any(isinstance(record, Record) and new.has_written(record.state) for new, record in pairs)
+
     def _doubt(self) -> None:
+        self.doubted = self.doubted or not any(new.uncertain for new in self.new_tasks)
         for new in self.new_tasks:
             new.uncertain = True
 
