@@ -1,251 +1,19 @@
-"""The tables of a queue's history as Delta tables: opened, committed to, merged and cleaned up, without Spark.
-
-Spark writes Parquet files below a table's folder, and nobody reads them until a commit names them. A commit is refused
-where somebody else has committed since the table was opened; so of two runs one goes on, and the other changes nothing.
-Each commit carries what the table says of itself (`Mark`) as application transactions, which the log's clean-up keeps.
-
-`table` is for whoever reads one; the rest is what the steps of Spark's pipeline are made of.
-"""
+"""The history of a queue, for whoever reads it: its tables without Spark, and which queues an archive holds."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import date, timedelta
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction
+from .engine import ConfigError, check_name
 
-from .engine import ConfigError, CorruptRecord, check_name
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
-#: Where each table is, below the queue's folder.
-FOLDERS: Final = {
-    "bronze": "bronze",
-    "runs": "silver/runs",
-    "deliveries": "silver/deliveries",
-    "hourly": "gold/hourly",
-    "consumers": "gold/consumers",
-}
-#: Two tables cannot be committed at one stroke: for the one that is committed first, the one that follows it.
-FOLLOWED_BY: Final = {"deliveries": "runs", "consumers": "hourly"}
-#: So long files that were replaced, or never committed, stand for those who read or stage them.
-KEPT_HOURS: Final = 7 * 24
-#: A day with so many small files has them merged; a file of so many bytes is left alone.
-FEW: Final = 8
-LARGE: Final = 256 << 20
-_APP: Final = "airflow-provider-zkmq"
-_NUMBERS: Final = ("watermark", "rows", "born", "horizon")
-_CONFIGURATION: Final = {
-    "delta.checkpointInterval": "20",
-    "delta.logRetentionDuration": "interval 7 days",
-    "delta.deletedFileRetentionDuration": "interval 7 days",
-}
-#: `deltalake` takes these for parts of an address, and does not find its own log then.
-_UNUSABLE: Final = re.compile(r"[?#%\\]")
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What a table says of itself, as of a commit.
-
-    ``watermark``: the zxid up to which it has what ended. ``rows``: how many it has. ``born``: the transaction that
-    made the queue, 0 where nothing is archived yet. ``horizon``: the first day that retention has left, as an ordinal,
-    or 0. ``damaged``: tasks whose records could not be read so far, which are looked at again by each run.
-    """
-
-    watermark: int = 0
-    rows: int = 0
-    born: int = 0
-    horizon: int = 0
-    damaged: tuple[str, ...] = ()
-
-    def properties(self) -> CommitProperties:
-        """What a commit is to carry. It is tried once: what was staged is only right for the table that was opened."""
-        numbers = {name: getattr(self, name) for name in _NUMBERS} | {"damaged": len(self.damaged)}
-        return CommitProperties(
-            custom_metadata={_APP: json.dumps(self.damaged)},
-            max_commit_retries=0,
-            app_transactions=[Transaction(f"{_APP}/{name}", number) for name, number in numbers.items()],
-        )
-
-    @classmethod
-    def of(cls, delta: DeltaTable) -> Mark:
-        """Read what the commits of a table have carried."""
-        numbers = {name: delta.transaction_version(f"{_APP}/{name}") or 0 for name in _NUMBERS}
-        count = delta.transaction_version(f"{_APP}/damaged")
-        if not count:
-            return cls(**numbers, damaged=())  # the log need not be looked through
-        for commit in delta.history():
-            if _APP in commit and len(ids := json.loads(commit[_APP])) == count:
-                return cls(**numbers, damaged=tuple(ids))
-        # Clean-up would delete what was put right and never archived.
-        raise ConfigError(
-            f"the log of {delta.table_uri} no longer names the {count} damaged tasks of its queue: bring it back"
-        )
-
-
-class Piece(NamedTuple):
-    """A file of a table, and the highest watermark of its rows, where that is known."""
-
-    day: str
-    path: str
-    rows: int
-    size: int
-    newest: int | None
-
-
-class Staged(NamedTuple):
-    """Files that are whole and read by nobody yet, and the JSON text of their table's schema."""
-
-    schema: str
-    files: tuple[AddAction, ...]
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table as it was when it was opened; ``delta`` is None where nothing was committed yet."""
-
-    path: Path
-    queue: str
-    delta: DeltaTable | None = None
-    mark: Mark = Mark()
-    pieces: tuple[Piece, ...] = ()
-
-    @classmethod
-    def open(cls, home: Path, kind: str, until: int | None = None) -> Table:
-        """Open a table in the queue's folder `home`, as it was before it passed the watermark `until`.
-
-        Raises `ConfigError` for the table of another queue, and for one that other programs have changed, and
-        `CorruptRecord` for one that cannot be read.
-        """
-        path = home / FOLDERS[kind]
-        if _UNUSABLE.search(str(path)):
-            raise ConfigError(f"{path}: Delta tables cannot be kept in a folder with ?, #, % or \\ in its path")
-        if not DeltaTable.is_deltatable(str(path)):
-            return cls(path, home.name)
-        try:
-            delta = DeltaTable(str(path))
-            mark = Mark.of(delta)
-            while until is not None and mark.watermark > until:
-                delta.load_as_version(delta.version() - 1)
-                mark = Mark.of(delta)
-            files = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
-        except DeltaError as error:
-            line = (str(error).splitlines() or [""])[0]
-            raise CorruptRecord(f"{path} cannot be read as a Delta table: {line}") from error
-        queue, rows = delta.metadata().name, sum(file["num_records"] for file in files)
-        if queue != home.name:
-            raise ConfigError(f"{path} is the archive of queue {queue!r}, not of {home.name!r}: give another directory")
-        if rows != mark.rows:
-            raise ConfigError(
-                f"{path} has {rows} rows and should have {mark.rows}: another program has changed or "
-                "restored it; restore its newest version, or remove a table of silver or gold to have it made anew"
-            )
-        named = ("path", "num_records", "size_bytes", "max.watermark")
-        pieces = [Piece(str(file["partition.day"]), *map(file.get, named)) for file in files]
-        return cls(path, home.name, delta, mark, tuple(pieces))
-
-    def files(self, since: str = "", until: str = "9999", newer: int = 0) -> list[str]:
-        """The files with rows of days from `since` to `until`, both included, and perhaps newer than a watermark."""
-        found = (piece for piece in self.pieces if since <= piece.day <= until)
-        return [str(self.path / piece.path) for piece in found if piece.newest is None or piece.newest > newer]
-
-    def commit(self, staged: Staged, mark: Mark, replaced: tuple[str, str] | None = None) -> int:
-        """Have readers see what was staged, instead of the days `replaced`, both included; returns the rows there are.
-
-        It survives a power cut once this returns. Raises `ConfigError` where another run has committed meanwhile.
-        """
-        schema, kept = Schema.from_json(staged.schema), self.pieces
-        where: dict[str, Any] = {"mode": "append"}
-        if replaced is not None:
-            first, last = replaced
-            where = {"mode": "overwrite", "partition_filters": [("day", ">=", first), ("day", "<=", last)]}
-            kept = tuple(piece for piece in self.pieces if not first <= piece.day <= last)
-        grown = replace(mark, rows=sum(piece.rows for piece in kept) + staged.rows)
-        with self._refusing():
-            delta = self.delta
-            if delta is None:
-                self.path.mkdir(parents=True, exist_ok=True)
-                if DeltaTable.is_deltatable(str(self.path)):  # another run has made it meanwhile: it may have rows
-                    raise CommitFailedError
-                delta = DeltaTable.create(
-                    str(self.path), schema, name=self.queue, partition_by=["day"], configuration=_CONFIGURATION
-                )
-            where |= {"partition_by": ["day"], "commit_properties": grown.properties()}
-            delta.create_write_transaction(list(staged.files), schema=schema, **where)
-        log = self.path / "_delta_log"
-        for path in (*(log / f"{delta.version() + step:020d}.json" for step in (0, 1)), log, self.path):
-            if path.exists():
-                sync(path)
-        return grown.rows
-
-    @contextlib.contextmanager
-    def _refusing(self) -> Iterator[None]:
-        try:
-            yield
-        except CommitFailedError:
-            raise ConfigError(
-                f"another run has written {self.path} meanwhile; this one changed nothing there: run it again"
-            ) from None
-
-    def forget(self, cut: date) -> None:
-        """Have readers see no day before `cut`. What is late for those days goes, too."""
-        before = (cut - timedelta(days=1)).isoformat()
-        if self.delta is not None and (self.mark.horizon < cut.toordinal() or self.files(until=before)):
-            mark = replace(self.mark, horizon=max(self.mark.horizon, cut.toordinal()))
-            self.commit(Staged(self.delta.schema().to_json(), (), 0), mark, ("0001-01-01", before))
-
-    def merge(self, few: int = FEW) -> int:
-        """Merge small files of the same day; returns how many. Rows stay the same."""
-        merged = 0
-        for day in sorted({piece.day for piece in self.pieces}):
-            sizes = chosen([piece.size for piece in self.pieces if piece.day == day], few)
-            if self.delta and sizes:
-                with self._refusing():
-                    self.delta.optimize.compact(
-                        partition_filters=[("day", "=", day)],
-                        target_size=sum(sizes) + 1,  # larger ones are left alone
-                        max_concurrent_tasks=1,  # the driver holds a few batches of one file
-                        commit_properties=self.mark.properties(),
-                    )
-                merged += len(sizes)
-        return merged
-
-    def sweep(self, hours: int = KEPT_HOURS) -> int:
-        """Delete files that readers have not seen for so many hours, or never; returns how many."""
-        if self.delta is None:
-            return 0
-        age: dict[str, Any] = {"retention_hours": hours, "enforce_retention_duration": hours >= KEPT_HOURS}
-        with self._refusing():
-            if gone := self.delta.vacuum(full=True, **age):
-                self.delta.vacuum(full=True, dry_run=False, commit_properties=self.mark.properties(), **age)
-        before = time.time() - hours * 3600
-        for folder in sorted(self.path.glob("*/**/"), reverse=True):
-            with contextlib.suppress(OSError):  # one that is not empty
-                if folder.stat().st_mtime <= before:  # others are being written to
-                    folder.rmdir()
-        return len(gone)
-
-
-def chosen(sizes: Sequence[int], few: int = FEW) -> list[int]:
-    """The smallest files, by their sizes, that are worth merging; none where they are few."""
-    # One is no larger than twice what it is merged with: a row is written again only a few times, however many come.
-    group: list[int] = []
-    for size in sorted(sizes):
-        if size >= LARGE or (group and size > 2 * sum(group)):
-            break
-        group.append(size)
-    return group if len(group) >= few else []
+_FIRST = "run the maintenance DAG, or airflow_provider_zkmq.spark.run_pipeline, first"
 
 
 def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTable:
@@ -254,6 +22,8 @@ def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTabl
     `kind`: ``bronze``, ``runs``, ``deliveries``, ``hourly`` or ``consumers``. Raises `ConfigError` for one that is not
     there, otherwise as `Table.open`.
     """
+    from .delta_tables import FOLDERS, open_for_reading
+
     if kind not in FOLDERS:
         raise ConfigError(f"{kind!r} is no table of a history: it has {', '.join(FOLDERS)}")
     home = Path(directory).absolute() / check_name("queue", queue)
@@ -262,25 +32,23 @@ def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTabl
     return found
 
 
-def open_for_reading(home: Path, kind: str) -> Table:
-    """Open a table as far as the one that is committed after it; otherwise as `Table.open`."""
-    following = FOLLOWED_BY.get(kind)
-    return Table.open(home, kind, Table.open(home, following).mark.watermark if following else None)
+def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> list[str]:
+    """The queues of a history that are asked for; None: all. Raises `ConfigError` for others, `CorruptRecord`."""
+    from .delta_tables import FOLDERS, Table
 
-
-def sync(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def added(home: Path, paths: Iterable[tuple[Path, int]], watermark: int | None) -> Iterator[AddAction]:
-    """Files below a table's folder, with the rows that each has, as a commit names them."""
-    for path, rows in paths:
-        bounds = {} if watermark is None else {each: {"watermark": watermark} for each in ("minValues", "maxValues")}
-        name, status, day = str(path.relative_to(home)), path.stat(), path.parent.name.removeprefix("day=")
-        stats = json.dumps({"numRecords": rows, **bounds})
-        yield AddAction(name, status.st_size, {"day": day}, int(status.st_mtime * 1000), True, stats)
+    root = Path(directory).absolute()
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder: give the directory of the archive; where there is none, {_FIRST}")
+    archived = sorted(path.parent.parent.name for path in root.glob(f"*/{FOLDERS['bronze']}/_delta_log"))
+    if not archived:
+        raise ConfigError(f"{root} holds no archive of any queue: give the archive's directory, or {_FIRST}")
+    requested = archived if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
+    for queue in requested:
+        if queue not in archived:
+            near = get_close_matches(queue, archived)
+            hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+            raise ConfigError(f"{root} holds no archive of queue {queue!r}{hint}: {_FIRST}")
+        bronze, *tables = (Table.open(root / queue, kind) for kind in ("bronze", "runs", "hourly"))
+        if bronze.mark.rows and not all(each.delta for each in tables):
+            raise ConfigError(f"queue {queue!r} is archived in {root}, but its tables were not made yet: {_FIRST}")
+    return requested

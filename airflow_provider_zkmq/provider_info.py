@@ -57,10 +57,12 @@ def get_provider_info() -> dict[str, Any]:
             {"integration-name": _INTEGRATION, "external-doc-url": "https://zookeeper.apache.org/", "tags": ["service"]}
         ],
         "hooks": [_modules("hooks")],
-        "operators": [_modules("operators", "zkmq", "bridge", "claiming", "keeping", "settling", "groups")],
+        "operators": [
+            _modules("operators", "zkmq", "enqueuing", "claiming", "leases", "settling", "editing", "task_group")
+        ],
         "sensors": [_modules("sensors")],
-        "triggers": [_modules("triggers", "zkmq", "events", "leases")],
-        "notifications": ["airflow_provider_zkmq.notifications.zkmq.ZkmqDeadLetterNotifier"],
+        "triggers": [_modules("triggers", "zkmq", "asset_watcher", "leases")],
+        "notifications": ["airflow_provider_zkmq.notifications.dead_letters.ZkmqDeadLetterNotifier"],
         "cli": ["airflow_provider_zkmq.commands.definition.get_zkmq_cli_commands"],
         "config": {"zkmq": {"description": "Queues on ZooKeeper.", "options": _OPTIONS}},
         # Airflow imports it, and knows by its exception where the common messaging provider is not installed.

@@ -33,7 +33,7 @@ from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.embedded import node as fourletter
 from airflow_provider_zkmq.embedded.server import free_ports
 from airflow_provider_zkmq.engine import Queue, Zkmq
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 
 DAG: Final = "zkmq_census"
 MAINTENANCE: Final = "zkmq_maintenance"

@@ -16,7 +16,7 @@ import pendulum
 from airflow.sdk import Asset, AssetWatcher, dag, task
 
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+from airflow_provider_zkmq.triggers.asset_watcher import ZkmqEventTrigger
 
 QUEUE = os.environ.get("ZKMQ_EVENTS_QUEUE", "orders")
 REFIRE = os.environ.get("ZKMQ_EVENTS_REFIRE", "60")

@@ -21,8 +21,8 @@ from airflow.sdk import Asset, AssetWatcher, dag, task
 
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
-from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
-from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+from airflow_provider_zkmq.operators.task_group import ZkmqTaskGroup
+from airflow_provider_zkmq.triggers.asset_watcher import ZkmqEventTrigger
 
 QUEUE = os.environ.get("ZKMQ_DISPATCH_QUEUE", "orders")
 REFIRE = os.environ.get("ZKMQ_DISPATCH_REFIRE", "30")

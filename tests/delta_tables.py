@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_provider_zkmq.history import Staged, Table, added
+from airflow_provider_zkmq.delta_tables import Staged, Table, added
 
 DAY = "2026-01-01"
 FIELDS = {"task_id": "string", "day": "date"}

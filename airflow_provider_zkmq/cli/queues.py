@@ -1,11 +1,10 @@
-"""The verbs on queues: queues, doctor, status, list, gc, fsck, pause, resume, delete."""
+"""The verbs on queues: queues, doctor, configure, status, list, gc, fsck, clear, pause, resume, delete."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from .options import DURATION, STATES, STATUSES, Common, UsageError, attempts, d
 from .output import brief, facts, moment, say, spread, table, task_record
 
 if TYPE_CHECKING:
-    from ..engine import QueueConf, ZkmqError
+    from ..engine import QueueConf
 
 # --- The verb configure, and how a configuration is told.
 
@@ -129,53 +128,7 @@ def _filters(conf: QueueConf) -> dict[str, str]:
     }
 
 
-# --- The verbs that change many tasks whatever their consumers do: redrive, cancel, clear.
-
-
-def add_cancel(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``cancel``."""
-    parser.add_argument("tasks", metavar="TASK", nargs="+")
-
-
-def cancel(args: argparse.Namespace, options: Common) -> int:
-    """Withdraw tasks that have not ended. A bad id is refused before anything is done."""
-    from ..engine import IllegalTransition, TaskNotFound
-
-    done: list[str] = []
-    refused: dict[str, ZkmqError] = {}
-    with options.connect() as zk:
-        cancel_task = zk.queue(args.queue).cancel
-        for task in _checked(args.tasks):
-            try:
-                cancel_task(task)
-            except (TaskNotFound, IllegalTransition) as error:
-                refused[task] = error
-            else:
-                done.append(task)
-    return _say_done(args.queue, "cancelled", done, refused, options)
-
-
-def add_redrive(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``redrive``."""
-    parser.add_argument("tasks", metavar="TASK", nargs="*", default=[])
-    parser.add_argument("--all", action="store_true", help="every task in the dead letters")
-
-
-def redrive(args: argparse.Namespace, options: Common) -> int:
-    """Put dead or cancelled tasks back."""
-    from ..engine import CorruptRecord
-    from ..engine.internals import internals
-
-    if bool(args.tasks) == args.all:
-        raise UsageError("redrive needs either task ids or --all")
-    with options.connect() as zk:
-        queue = zk.queue(args.queue)
-        ids = _checked(internals(queue).ids("dead") if args.all else args.tasks)
-        refused = queue.redrive_many(ids)
-    done = [task for task in ids if task not in refused]
-    if args.all:  # where somebody else was faster, that is no refusal of what was asked for
-        refused = {task: why for task, why in refused.items() if isinstance(why, CorruptRecord)}
-    return _say_done(args.queue, "redriven", done, refused, options)
+# --- The verb that deletes many tasks whatever their consumers do: clear.
 
 
 def add_clear(parser: argparse.ArgumentParser) -> None:
@@ -193,26 +146,6 @@ def clear(args: argparse.Namespace, options: Common) -> int:
         count = zk.queue(args.queue).clear(args.state)
     say({"queue": args.queue, "cleared": count}, f"{count} cleared", as_json=options.as_json)
     return 0
-
-
-def _say_done(queue: str, word: str, tasks: Sequence[str], refused: Mapping[str, ZkmqError], options: Common) -> int:
-    """Print with which tasks something was done, and which refused it; 1 if one did."""
-    value: dict[str, object] = {"queue": queue, word: tasks}
-    for why in refused.values():
-        value.setdefault("error", type(why).__name__)
-        value.setdefault("message", str(why))
-        print(f"zkmq: {why}", file=sys.stderr)
-    if refused:
-        value["refused"] = {task: str(why) for task, why in refused.items()}
-    say(value, "\n".join(f"{word} {task}" for task in tasks) or f"nothing {word}", as_json=options.as_json)
-    return 1 if refused else 0
-
-
-def _checked(tasks: Iterable[str]) -> list[str]:
-    """The ids, each once. Raises `ConfigError` for a bad one."""
-    from ..engine import check_name
-
-    return [check_name("task id", task) for task in dict.fromkeys(tasks)]
 
 
 # --- The verbs on queues: queues, doctor, status, list, gc, pause, resume, delete.

@@ -41,7 +41,8 @@ def report(args: argparse.Namespace, options: Common) -> int:
     if args.html is not None and args.html.is_dir():
         raise UsageError(f"{args.html} cannot be written: it is a folder")
     # What can be refused without Spark, which takes its time to start, is refused before.
-    from ..spark.reporting.page import known, need
+    from ..history import known
+    from ..spark.reporting.rendering import need
 
     need("pyspark", "pandas", "pyarrow", "deltalake", *(("jinja2",) if args.html is not None else ()))
     since, until = _moment("--since", args.since), _moment("--until", args.until)

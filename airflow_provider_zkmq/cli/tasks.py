@@ -1,4 +1,4 @@
-"""The verbs on tasks and claims: enqueue, wait, batch; claim, complete, fail, release, snooze, extend, progress."""
+"""The verbs on tasks: enqueue, show, wait, batch, cancel, redrive; claim, and what ends or extends a claim."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .options import DURATION, OWN_TIMEOUT, Common, UsageError, attempts, moment, pairs, read_file
-from .output import brief, facts, payload, say, spread, table, task_record
+from .options import DURATION, OWN_TIMEOUT, Common, UsageError, attempts, pairs, read_file
+from .options import moment as parsed_moment
+from .output import brief, facts, moment, payload, percent, printable, say, spread, table, task_facts, task_record
 
 if TYPE_CHECKING:
-    from ..engine import AnyQueue, Message, OnConflict
+    from ..engine import AnyQueue, Message, OnConflict, Task, ZkmqError, Znode
+
 
 # --- The verbs on claims: claim, complete, fail, release, snooze, extend, progress.
 
@@ -187,7 +190,7 @@ def add_enqueue(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--priority", type=int, default=0, metavar="N", help="higher comes first (0)")
     due = parser.add_mutually_exclusive_group()
     due.add_argument("--delay", help="how long it is not to be handled yet", **DURATION)
-    due.add_argument("--not-before", type=moment, metavar="MOMENT", help="until when it is not to be handled")
+    due.add_argument("--not-before", type=parsed_moment, metavar="MOMENT", help="until when it is not to be handled")
     parser.add_argument("--task-id", metavar="ID", help="an id of your own; else one is generated")
     keyed = "make the ids of this text: the same command again writes what is missing, and tells the same ids"
     parser.add_argument("--idempotency-key", metavar="TEXT", help=keyed)
@@ -218,7 +221,7 @@ _ON_CONFLICT: Final[dict[tuple[bool, bool], OnConflict]] = {
 def enqueue(args: argparse.Namespace, options: Common) -> int:
     """Write one task, or one for each line."""
     from ..engine import Message, QueueNotFound
-    from ..engine.internals import internals
+    from ..engine.queue_internals import internals
 
     if args.then is not None and args.batch is None:
         raise UsageError("--then needs --batch: it follows when the last task of a batch has ended")
@@ -323,3 +326,153 @@ def batch(args: argparse.Namespace, options: Common) -> int:
     value = {"queue": args.queue, "batch": record.pop("name"), **record}
     say(value, facts(value | {"failed": " ".join(progress.failed) or None}), as_json=options.as_json)
     return FAILED if args.wait and progress.failed else 0
+
+
+_LATER = ("claim", "result", "requeue")  # the znodes of a task that its enqueue does not write
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``show``."""
+    parser.add_argument("task", metavar="TASK")
+    group = parser.add_mutually_exclusive_group()
+    why = "why it is not being handled, and which consumers accept or refuse it"
+    group.add_argument("--why", action="store_true", help=why)
+    followed = (
+        "follow it until it ends: a line (of JSON with --json) whenever its status, attempt, progress or note "
+        "changes; 5 if it ends dead or cancelled"
+    )
+    group.add_argument("--watch", action="store_true", help=followed)
+
+
+def show(args: argparse.Namespace, options: Common) -> int:
+    """Show all there is to a task, or why it is where it is, or what becomes of it."""
+    from ..engine import Unsupported
+    from ..engine.queue_internals import internals
+
+    with options.connect() as zk:
+        queue = zk.queue(args.queue)
+        if args.watch:
+            return _watch(queue, args.task, options)
+        why = queue.explain(args.task) if args.why else None
+        if why is not None and not options.as_json:
+            say(None, "\n".join(map(printable, why.lines())), as_json=False)
+            return 0
+        task = queue.task(args.task)
+        try:
+            tree = internals(queue).tree(args.task)
+        except Unsupported:  # it is in a file, which has no znodes
+            tree = None
+    value = {"queue": args.queue, **task_record(task)}
+    page = task_facts(task)
+    tables = []
+    if tree is not None:
+        transactions = enqueue_transactions(tree)
+        value |= {"znodes": [asdict(node) for node in tree], "enqueue_transactions": transactions}
+        page["enqueue transactions"] = transactions
+        attempts = [
+            (at.number, at.outcome, at.consumer, moment(at.claimed), moment(at.started), moment(at.ended), at.error)
+            for at in task.history
+        ]
+        tables = [
+            table(attempts, ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED", "STARTED", "ENDED", "ERROR")),
+            table([(at.path, at.bytes, at.czxid, at.mzxid) for at in tree], ("ZNODE", "BYTES", "CZXID", "MZXID")),
+        ]
+    if why is not None:
+        consumers = [asdict(each) for each in why.consumers]
+        value["why"] = {"status": why.status, "reasons": why.reasons, "consumers": consumers}
+    say(value, "\n\n".join([facts(page), *tables]), as_json=options.as_json)
+    return 0
+
+
+def enqueue_transactions(tree: list[Znode]) -> int:
+    """In how many transactions the znodes of a task were created: 1, as a task is written whole.
+
+    The data of an id that was enqueued again is written anew, in one more transaction.
+    """
+    base = min((node.path for node in tree), key=len, default="")
+    later = {f"{base}/{part}" for part in _LATER}
+    return len({node.czxid for node in tree if node.path not in later})
+
+
+def _watch(queue: AnyQueue, task_id: str, options: Common) -> int:
+    """Print a line for each change until the task ends; 5 if it ends dead or cancelled."""
+    shown: list[tuple[object, ...]] = []
+
+    def show_change(task: Task) -> None:
+        seen = (task.status, task.attempt, task.progress, task.note)
+        if shown[-1:] == [seen]:
+            return
+        shown.append(seen)
+        plain = {name: getattr(task, name) for name in ("id", "attempt", "progress", "note", "error", "version")}
+        value = {"queue": queue.name, "state": str(task.state), "status": str(task.status), **plain}
+        ends = [printable(text) for text in (percent(task.progress), task.note, task.error) if text]
+        say(value, "  ".join([f"{task.status}  attempt {task.attempt}", *ends]), as_json=options.as_json)
+
+    task = queue.follow(task_id, show_change)
+    return FAILED if task.state in {"dead", "cancelled"} else 0
+
+
+def add_cancel(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``cancel``."""
+    parser.add_argument("tasks", metavar="TASK", nargs="+")
+
+
+def cancel(args: argparse.Namespace, options: Common) -> int:
+    """Withdraw tasks that have not ended. A bad id is refused before anything is done."""
+    from ..engine import IllegalTransition, TaskNotFound
+
+    done: list[str] = []
+    refused: dict[str, ZkmqError] = {}
+    with options.connect() as zk:
+        cancel_task = zk.queue(args.queue).cancel
+        for task in _checked(args.tasks):
+            try:
+                cancel_task(task)
+            except (TaskNotFound, IllegalTransition) as error:
+                refused[task] = error
+            else:
+                done.append(task)
+    return _say_done(args.queue, "cancelled", done, refused, options)
+
+
+def add_redrive(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``redrive``."""
+    parser.add_argument("tasks", metavar="TASK", nargs="*", default=[])
+    parser.add_argument("--all", action="store_true", help="every task in the dead letters")
+
+
+def redrive(args: argparse.Namespace, options: Common) -> int:
+    """Put dead or cancelled tasks back."""
+    from ..engine import CorruptRecord
+    from ..engine.queue_internals import internals
+
+    if bool(args.tasks) == args.all:
+        raise UsageError("redrive needs either task ids or --all")
+    with options.connect() as zk:
+        queue = zk.queue(args.queue)
+        ids = _checked(internals(queue).ids("dead") if args.all else args.tasks)
+        refused = queue.redrive_many(ids)
+    done = [task for task in ids if task not in refused]
+    if args.all:  # where somebody else was faster, that is no refusal of what was asked for
+        refused = {task: why for task, why in refused.items() if isinstance(why, CorruptRecord)}
+    return _say_done(args.queue, "redriven", done, refused, options)
+
+
+def _say_done(queue: str, word: str, tasks: Sequence[str], refused: Mapping[str, ZkmqError], options: Common) -> int:
+    """Print with which tasks something was done, and which refused it; 1 if one did."""
+    value: dict[str, object] = {"queue": queue, word: tasks}
+    for why in refused.values():
+        value.setdefault("error", type(why).__name__)
+        value.setdefault("message", str(why))
+        print(f"zkmq: {why}", file=sys.stderr)
+    if refused:
+        value["refused"] = {task: str(why) for task, why in refused.items()}
+    say(value, "\n".join(f"{word} {task}" for task in tasks) or f"nothing {word}", as_json=options.as_json)
+    return 1 if refused else 0
+
+
+def _checked(tasks: Iterable[str]) -> list[str]:
+    """The ids, each once. Raises `ConfigError` for a bad one."""
+    from ..engine import check_name
+
+    return [check_name("task id", task) for task in dict.fromkeys(tasks)]

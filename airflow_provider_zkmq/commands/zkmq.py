@@ -73,7 +73,7 @@ def _options(conn_id: str) -> dict[str, Any]:
 
     from ..engine import ConnectionConfig, Unavailable, Zkmq
     from ..environment import FILES
-    from ..hooks.connections import connection_options
+    from ..hooks.connection_options import connection_options
 
     conn: Any = Connection.get_connection_from_secrets(conn_id)
     options = connection_options(conn)

@@ -17,28 +17,9 @@ from airflow.sdk import Context, conf
 from airflow.sdk.bases.decorator import DecoratedOperator, KeywordParameters, is_async_callable, task_decorator_factory
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
-from ..engine import (
-    AccessDenied,
-    ClaimLost,
-    ConfigError,
-    Duration,
-    Error,
-    QueueNotFound,
-    Retry,
-    Snooze,
-    Success,
-    TaskNotFound,
-    TransportError,
-    ZkmqError,
-)
-from ..engine.internals import internals
-from ..hooks.arguments import ClaimReference, check_choice, check_number, read_claims, shown, span
-from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import naming, seconds_left, typed, wait_limit
-from ..hooks.lineage import ReadsQueue
-from ..hooks.outcomes import clipped, storable
-from ..hooks.retry import LONGEST_OF_A_WAIT, NO_OUTAGE, RETRY_SECONDS, Backoff, outlast
-from ..hooks.telemetry import count_claimed, count_dead, count_settled
+from .. import engine
+from ..engine.queue_internals import internals
+from ..hooks import arguments, connection_options, deferring, lineage, metrics, outages, xcom_results
 from ..hooks.zkmq import ZkmqHook
 from ..operators.claiming import (
     Taken,
@@ -58,7 +39,7 @@ if TYPE_CHECKING:
 
 _BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 #: What settles a task by itself.
-_RETURNABLE: Final = (Success, Error, Retry, Snooze)
+_RETURNABLE: Final = (engine.Success, engine.Error, engine.Retry, engine.Snooze)
 #: So many failures of a function are logged with their tracebacks.
 _TRACEBACKS: Final = 3
 #: What the function skips is not delivered again for so many seconds: the same run would take it again and again.
@@ -103,18 +84,18 @@ def handler_of(
             done = around.copy().run(function, *named, *args, **kwargs)
         except AirflowSkipException as error:
             log.info("Task %s is given back, as the function skipped it: %s", named[0].id, error)
-            return Snooze(_SKIPPED)
+            return engine.Snooze(_SKIPPED)
         except Exception as error:
             if len(logged) < _TRACEBACKS:
                 logged.append(named[0].id)
                 log.warning("The function failed: task %s", named[0].id, exc_info=True)
             if isinstance(error, AirflowFailException):
-                return Error(error)
+                return engine.Error(error)
             raise
         try:
             return done if isinstance(done, _RETURNABLE) else as_result(done)
-        except ConfigError as error:
-            return Error(error)
+        except engine.ConfigError as error:
+            return engine.Error(error)
 
     return handle
 
@@ -126,7 +107,13 @@ _LENGTH: Final = 500
 _LINES: Final = 20
 #: So many of the others are read together, to count those that are dead.
 _AT_ONCE: Final = 512
-_OUTCOMES: Final = {Success: "completed", Error: "failed", Retry: "failed", Snooze: "released", type(None): "lost"}
+_OUTCOMES: Final = {
+    engine.Success: "completed",
+    engine.Error: "failed",
+    engine.Retry: "failed",
+    engine.Snooze: "released",
+    type(None): "lost",
+}
 
 
 class Consumed:
@@ -147,19 +134,19 @@ class Consumed:
         """How many tasks the function was called for."""
         return self.finished + self.failed + self.released + self.lost
 
-    def settled(self, task: Task, outcome: Success | Error | Retry | Snooze | None) -> None:
+    def settled(self, task: Task, outcome: engine.Success | engine.Error | engine.Retry | engine.Snooze | None) -> None:
         """The function has handled a task, which was settled by this outcome; None: its claim was lost."""
         if not self._counted:
-            count_claimed(self._queue, [task])
+            metrics.count_claimed(self._queue, [task])
         since = None if task.claimed_ms is None else 1000 * time.time() - task.claimed_ms
-        count_settled(self._queue, _OUTCOMES[type(outcome)], run_ms=since)
+        metrics.count_settled(self._queue, _OUTCOMES[type(outcome)], run_ms=since)
         with self._lock:
             if len(self._first) < _ERRORS:
                 self._first.append(task.id)
-            self.finished += isinstance(outcome, Success)
-            self.released += isinstance(outcome, Snooze)
+            self.finished += isinstance(outcome, engine.Success)
+            self.released += isinstance(outcome, engine.Snooze)
             self.lost += outcome is None
-            if isinstance(outcome, Error | Retry):
+            if isinstance(outcome, engine.Error | engine.Retry):
                 self.failed += 1
                 self._failed_ids[task.id] = None
                 if len(self._failures) < _LINES:
@@ -183,10 +170,10 @@ class Consumed:
         errors = dict(self._failures)
         try:
             tasks = queue.tasks(ids=list(errors), parts=())
-            count_dead(queue.name, sum(task.state == "dead" for task in tasks))
+            metrics.count_dead(queue.name, sum(task.state == "dead" for task in tasks))
             for task in tasks:
                 line = "Failed, and %s on attempt %d: task %s of queue %r: %s; see: %s"
-                see = typed(conn_id, "show", queue.name, task.id)
+                see = xcom_results.typed(conn_id, "show", queue.name, task.id)
                 values = (task.status, task.attempt, task.id, queue.name, errors[task.id], see)
                 (log.error if task.state == "dead" else log.warning)(line, *values)
             if self.failed > len(errors):
@@ -194,8 +181,8 @@ class Consumed:
             others = [task_id for task_id in self._failed_ids if task_id not in errors]
             for at in range(0, len(others), _AT_ONCE):  # of these the dead are counted alone
                 tasks = queue.tasks(ids=others[at : at + _AT_ONCE], parts=())
-                count_dead(queue.name, sum(task.state == "dead" for task in tasks))
-        except ZkmqError as error:  # what was handled is settled, whatever can be read of it
+                metrics.count_dead(queue.name, sum(task.state == "dead" for task in tasks))
+        except engine.ZkmqError as error:  # what was handled is settled, whatever can be read of it
             log.warning("What became of the %d task(s) that failed is not known now: %s", self.failed, error)
 
     def check(self, queue: str, fail_on: str, error: type[AirflowException] = AirflowException) -> None:
@@ -214,7 +201,7 @@ def _text(error: str | BaseException) -> str:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  whatever its `__str__` raises
         text = type(error).__name__
-    return clipped(storable(text), _LENGTH)
+    return xcom_results.clipped(xcom_results.storable(text), _LENGTH)
 
 
 #: What was given back is claimed anew with a lease of so many seconds, where none is asked for; it is extended.
@@ -225,7 +212,7 @@ _ANEW: Final = 60.0
 class _Waiting:
     """A claim that waits for a thread; `taken_over`: it, to be extended from `due` on, by the monotonic clock."""
 
-    reference: ClaimReference
+    reference: arguments.ClaimReference
     taken_over: AnyClaim | None = None
     due: float = 0.0
 
@@ -239,7 +226,13 @@ class ClaimsOfOthers:
     """
 
     def __init__(
-        self, queue: AnyQueue, claims: Iterable[ClaimReference], lease: float | None, log: Any, *, again: bool = False
+        self,
+        queue: AnyQueue,
+        claims: Iterable[arguments.ClaimReference],
+        lease: float | None,
+        log: Any,
+        *,
+        again: bool = False,
     ) -> None:
         self._queue = queue
         self._internals = internals(queue)
@@ -251,16 +244,16 @@ class ClaimsOfOthers:
         self._again = again
         self._turn = threading.Lock()
         self._handed = 0
-        self._refused: ZkmqError | None = None
+        self._refused: engine.ZkmqError | None = None
 
     def worker(self, handler: Callable[..., Any], **options: Any) -> Worker:
         """Return a worker that handles what is given. Raises `ConfigError` for what goes with claiming alone."""
         from ..engine import Worker  # it loads much: reading a DAG does without
 
         if options.pop("selector") is not None:
-            raise ConfigError("@task.zkmq: with claims there is nothing left to select: leave selector out")
+            raise engine.ConfigError("@task.zkmq: with claims there is nothing left to select: leave selector out")
         if options.pop("transactional", False):
-            raise ConfigError("@task.zkmq: a transaction takes what it claims itself: leave out claims or it")
+            raise engine.ConfigError("@task.zkmq: a transaction takes what it claims itself: leave out claims or it")
         del options["lease"]
         queue: Any = self  # the rest of it is `__getattr__`'s
         return Worker(queue, handler, **options | {"prefetch": 0})
@@ -329,16 +322,18 @@ class ClaimsOfOthers:
                     taken_over.begin()
                 waiting.due = time.monotonic() + (taken_over.span or 0.0) / 3
                 return True
-        except (AccessDenied, TransportError):
+        except (engine.AccessDenied, engine.TransportError):
             raise
-        except ZkmqError as error:  # its task is damaged, say: the others are to be handled
+        except engine.ZkmqError as error:  # its task is damaged, say: the others are to be handled
             self._refused = error
-            self._log.warning("Claim %d of %s is passed over: %s", reference["token"], shown(reference), error)
+            self._log.warning(
+                "Claim %d of %s is passed over: %s", reference["token"], arguments.shown(reference), error
+            )
         return False
 
-    def _taken_over(self, reference: ClaimReference) -> AnyClaim | None:
+    def _taken_over(self, reference: arguments.ClaimReference) -> AnyClaim | None:
         claim: AnyClaim | None = None
-        with suppress(ClaimLost, TaskNotFound):
+        with suppress(engine.ClaimLost, engine.TaskNotFound):
             claim = self._queue.claim_handle(reference["id"], reference["token"], lease=self._lease)
         if claim is None and self._again:
             claim = self._queue.claim_task(reference["id"], lease=self._lease or _ANEW, attempt=reference["attempt"])
@@ -346,7 +341,9 @@ class ClaimsOfOthers:
         if claim is None:
             task = self._queue.task(reference["id"])
             now = f"it is {task.status}, attempt {task.attempt}"
-            self._log.info("Claim %d of %s does not hold any more: %s", reference["token"], shown(reference), now)
+            self._log.info(
+                "Claim %d of %s does not hold any more: %s", reference["token"], arguments.shown(reference), now
+            )
         return claim
 
     def __getattr__(self, name: str) -> Any:
@@ -357,11 +354,13 @@ class ClaimsOfOthers:
         return self
 
 
-def queue_of(claims: Iterable[ClaimReference], queue: str | None) -> str | None:
+def queue_of(claims: Iterable[arguments.ClaimReference], queue: str | None) -> str | None:
     """Return the one queue of the claims. Raises `ConfigError` where they are of several, or of another."""
     names = {claim["queue"] for claim in claims} | ({queue} if queue else set())
     if len(names) > 1:
-        raise ConfigError(f"@task.zkmq: the claims are of several queues, {', '.join(sorted(names))}: map over them")
+        raise engine.ConfigError(
+            f"@task.zkmq: the claims are of several queues, {', '.join(sorted(names))}: map over them"
+        )
     return next(iter(names), None)
 
 
@@ -371,7 +370,7 @@ _OF_FUNCTION: Final = {"zkmq_queue": None, "selector": None, "claims": ()}
 _GRACE: Final = 1.0
 
 
-class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
+class ZkmqDecoratedOperator(lineage.ReadsQueue, DecoratedOperator):
     """Claims tasks and calls the function for each, until none is left or it has had `max_tasks`.
 
     The function is called with the task (`Running`: its ``data``, ``filters``, ``attempt``, …, ``report``, ``extend``),
@@ -420,21 +419,21 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         selector: str | None = None,
         claims: object = None,
         max_tasks: int = 100,
-        lease: Duration | str | None = None,
+        lease: engine.Duration | str | None = None,
         threads: int = 1,
         transactional: bool = False,
         on_empty: str = "wait",
-        timeout: Duration | str | None = None,
+        timeout: engine.Duration | str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         fail_on: str = "none",
-        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        zkmq_conn_id: str = connection_options.DEFAULT_CONN_ID,
         **kwargs: Any,
     ) -> None:
-        check_number("@task.zkmq: max_tasks", max_tasks)
-        check_number("@task.zkmq: threads", threads)
-        check_choice("@task.zkmq: on_empty", on_empty, ("wait", "succeed", "skip", "fail"))
-        check_choice("@task.zkmq: fail_on", fail_on, ("none", "any", "all"))
-        seconds = span("lease", lease)
+        arguments.check_number("@task.zkmq: max_tasks", max_tasks)
+        arguments.check_number("@task.zkmq: threads", threads)
+        arguments.check_choice("@task.zkmq: on_empty", on_empty, ("wait", "succeed", "skip", "fail"))
+        arguments.check_choice("@task.zkmq: fail_on", fail_on, ("none", "any", "all"))
+        seconds = arguments.span("lease", lease)
         if transactional not in (True, False):
             raise ValueError(f"@task.zkmq: transactional {transactional!r} is not allowed: True or False")
         if transactional and seconds is not None:
@@ -452,7 +451,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         self.threads = threads
         self.transactional = transactional
         self.on_empty = on_empty
-        self.timeout = span("timeout", timeout)
+        self.timeout = arguments.span("timeout", timeout)
         self.deferrable = deferrable
         self.fail_on = fail_on
         self.zkmq_conn_id = zkmq_conn_id
@@ -467,7 +466,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         was nothing, or nothing in time, or tasks failed and `fail_on` says so, and `ZkmqError` where nothing could be
         claimed.
         """
-        limit = wait_limit(self)
+        limit = deferring.wait_limit(self)
         return self._consume(context, None if limit is None else time.time() + limit)
 
     def execute_complete(
@@ -475,7 +474,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
     ) -> dict[str, Any]:
         """Go on after the trigger; where others were faster, defer again. Raises what `execute` does."""
         if event["status"] != "done":
-            raise AirflowException(naming(event["message"], wait_limit(self)))
+            raise AirflowException(deferring.naming(event["message"], deferring.wait_limit(self)))
         return self._consume(context, deadline)
 
     def on_kill(self) -> None:
@@ -498,30 +497,30 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
                 setattr(self, name, bound.arguments[name])
         if self.claims is not None:
             return self._consume_claims_of_others(context)
-        backoff = Backoff(self.log, what="Waiting", longest=LONGEST_OF_A_WAIT)
+        backoff = outages.Backoff(self.log, what="Waiting", longest=outages.LONGEST_OF_A_WAIT)
         while True:
             try:
                 with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                     self._queue = hook.queue()
                     return self._handle_or_wait(self._queue, context, deadline)
-            except NO_OUTAGE:
+            except outages.NO_OUTAGE:
                 raise
-            except TransportError as error:  # nothing had been handled
-                if self.on_empty != "wait" or seconds_left(deadline) == 0:
+            except engine.TransportError as error:  # nothing had been handled
+                if self.on_empty != "wait" or deferring.seconds_left(deadline) == 0:
                     raise
                 if self.deferrable:
                     defer_until_ready(self, deadline)
-                backoff.block_after(error, LONGEST_OF_A_WAIT)
+                backoff.block_after(error, outages.LONGEST_OF_A_WAIT)
             finally:
                 self._queue = None
 
     def _consume_claims_of_others(self, context: Context) -> dict[str, Any]:
         """Handle claims that others made. What failed has lost its claim, so no other try could handle it again."""
-        claims = read_claims("claims", self.claims)
+        claims = arguments.read_claims("claims", self.claims)
         self.zkmq_queue = queue_of(claims, self.zkmq_queue)
         if claims:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
-                self._queue = outlast(self.log, "Taking over", RETRY_SECONDS, lambda _: hook.queue())
+                self._queue = outages.outlast(self.log, "Taking over", outages.RETRY_SECONDS, lambda _: hook.queue())
                 named = ClaimsOfOthers(self._queue, claims, self.lease, self.log, again=context["ti"].try_number > 1)
                 with named.failing_for_good():
                     done = self._handle(named, context, len(claims))
@@ -544,12 +543,14 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
                 break
             if self.on_empty == "skip":
                 raise AirflowSkipException(f"queue {queue.name!r} has nothing to claim")
-            if self.on_empty == "fail" or seconds_left(deadline) == 0:
-                waited = wait_limit(self) if self.on_empty == "wait" else None
+            if self.on_empty == "fail" or deferring.seconds_left(deadline) == 0:
+                waited = deferring.wait_limit(self) if self.on_empty == "wait" else None
                 raise AirflowException(nothing_came(queue.name, self.selector, waited))
             if self.deferrable:
                 defer_until_ready(self, deadline)
-            block_until_ready(queue, self.selector or None, seconds_left(deadline), lambda: self._cancelled_on_kill)
+            block_until_ready(
+                queue, self.selector or None, deferring.seconds_left(deadline), lambda: self._cancelled_on_kill
+            )
         return self._ended(done, queue)
 
     def _handle(self, queue: AnyQueue | ClaimsOfOthers, context: Context, most: int) -> Consumed:
@@ -569,7 +570,7 @@ class ZkmqDecoratedOperator(ReadsQueue, DecoratedOperator):
         except BaseException as error:
             worker.stop()
             worker.join()
-            if done.handled or not isinstance(error, QueueNotFound):
+            if done.handled or not isinstance(error, engine.QueueNotFound):
                 raise
             skip_missing_queue(error, self.on_empty, self.log)
         finally:

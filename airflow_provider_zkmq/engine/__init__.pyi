@@ -1,7 +1,7 @@
 # The public names of the package, each with the module that holds it: see `airflow_provider_zkmq.lazy`.
 
 from .api.client import AsyncZkmq as AsyncZkmq
-from .api.claims import AsyncClaim as AsyncClaim, Claim as Claim
+from .api.claim_methods import AsyncClaim as AsyncClaim, Claim as Claim
 from .api.loops import AsyncClaims as AsyncClaims, Claims as Claims
 from .api.queue import AsyncQueue as AsyncQueue, Queue as Queue
 from .api.unit_of_work import AsyncUnitOfWork as AsyncUnitOfWork, UnitOfWork as UnitOfWork
@@ -9,25 +9,16 @@ from .config import ConnectionConfig as ConnectionConfig, Tls as Tls
 from .connect import AnyClaim as AnyClaim, AnyClient as AnyClient, AnyQueue as AnyQueue, Zkmq as Zkmq
 from .core.maintenance.fsck import Finding as Finding, FsckReport as FsckReport
 from .core.model.names import check_name as check_name
-from .core.model.policy import (
-    ConsumeOnce as ConsumeOnce,
-    ConsumeTimes as ConsumeTimes,
-    Error as Error,
-    Retry as Retry,
-    RetryPolicy as RetryPolicy,
-    Snooze as Snooze,
-    Success as Success,
-)
-from .core.model.records import (
-    Attempt as Attempt,
-    Ended as Ended,
+from .core.model.policy import ConsumeOnce as ConsumeOnce, ConsumeTimes as ConsumeTimes, RetryPolicy as RetryPolicy
+from .core.model.records import Attempt as Attempt, Ended as Ended, Unreadable as Unreadable
+from .core.model.message import (
     Message as Message,
     NewTasks as NewTasks,
     OnConflict as OnConflict,
-    Unreadable as Unreadable,
     idempotency_series as idempotency_series,
 )
-from .core.model.selectors import (
+from .core.model.outcomes import Error as Error, Retry as Retry, Snooze as Snooze, Success as Success
+from .core.model.filters import (
     AllOf as AllOf,
     AnyOf as AnyOf,
     Condition as Condition,
@@ -50,15 +41,13 @@ from .core.model.values import (
     spell_duration as spell_duration,
     wait_event as wait_event,
 )
-from .core.read.configuration import (
-    Archive as Archive,
-    Consumer as Consumer,
-    QueueConf as QueueConf,
-    Truncation as Truncation,
-)
+from .core.read.configuration import Archive as Archive, QueueConf as QueueConf
+from .core.maintenance.consumer_registry import Consumer as Consumer
+from .core.read.completion_log import Truncation as Truncation
 from .core.read.inspect import ConsumerMatch as ConsumerMatch, Explanation as Explanation, Task as Task
-from .core.read.nodes import Part as Part, Znode as Znode
-from .core.read.bulk_read import Scanned as Scanned
+from .core.read.znodes import Part as Part
+from .core.read.inspect import Znode as Znode
+from .core.read.columnar_read import Scanned as Scanned
 from .core.tasks.batches import Batch as Batch
 from .errors import (
     AccessDenied as AccessDenied,
@@ -85,7 +74,7 @@ from .errors import (
 )
 from .core.protocol import MAX_PAYLOAD as MAX_PAYLOAD
 from .working.async_worker import AsyncWorker as AsyncWorker
-from .working.handling import (
+from .working.worker_base import (
     Monitor as Monitor,
     Poll as Poll,
     Running as Running,

@@ -11,16 +11,16 @@ from typing import Final, Self, TypeVar
 
 from ..engine import errors
 from ..engine.core.model import values
-from ..engine.core.model.policy import Success
-from ..engine.core.model.records import encode_data
+from ..engine.core.model.message import encode_data
+from ..engine.core.model.outcomes import Handled, Success
 from ..engine.core.model.states import State
 from ..engine.core.protocol import MAX_PAYLOAD, Procedure
 from ..engine.core.read.inspect import Task
-from ..engine.core.tasks.outcome import Follows, Handled, Settlement, settle_by
-from . import refusals, settling
+from ..engine.core.tasks.settle_by_outcome import Follows, Settlement, settle_by
+from . import operations, refusals
 from .directory import Directory
-from .queue_file import QueueFile, lock_span
 from .refusals import PROGRESS, TRANSACTIONS, refuse, refused
+from .task_store import QueueFile, lock_span
 
 # --- `FileClaim`: a task in hand, out of a file.
 
@@ -60,7 +60,7 @@ class FileClaim:
         if len(data) > MAX_PAYLOAD:
             size = f"{len(data):,} bytes; as in ZooKeeper, {MAX_PAYLOAD:,} are taken"
             raise errors.TaskTooLarge(f"the result of task {self.task.id!r} has {size}")
-        self._carry_out(partial(settling.complete, result=data))
+        self._carry_out(partial(operations.complete, result=data))
 
     def fail(self, error: str | BaseException, *, retry: bool = True, backoff: values.Duration | None = None) -> State:
         """The delivery failed: run again by the policy, or be dead. Returns the new state. Raises `ClaimLost`.
@@ -68,11 +68,11 @@ class FileClaim:
         Of `error` the first 200 bytes are kept.
         """
         wait = values.optional_seconds("backoff", backoff)
-        return self._carry_out(partial(settling.fail, error=error, retry=retry, wait=wait))
+        return self._carry_out(partial(operations.fail, error=error, retry=retry, wait=wait))
 
     def release(self, delay: values.Duration | None = None) -> None:
         """Give the task back, for `delay` seconds; the delivery counts as no attempt. Raises `ClaimLost`."""
-        self._carry_out(partial(settling.release, delay=values.optional_seconds("delay", delay) or 0.0))
+        self._carry_out(partial(operations.release, delay=values.optional_seconds("delay", delay) or 0.0))
 
     def snooze(self, delay: values.Duration) -> None:
         """Give the task back, not to be handled for `delay`; counts as no attempt. Raises `ClaimLost`."""
@@ -80,7 +80,7 @@ class FileClaim:
 
     def extend(self, lease: values.Duration) -> None:
         """Hold the claim for `lease` more seconds from now. Raises `ClaimLost`."""
-        self._carry_out(partial(settling.extend, span=lock_span("lease", lease)), ends=False)
+        self._carry_out(partial(operations.extend, span=lock_span("lease", lease)), ends=False)
 
     def begin(self) -> None:
         """Nothing is to be said: it began when it was claimed."""

@@ -11,7 +11,7 @@ from ..engine.core.model.values import Moment
 from ..engine.errors import ZkmqError
 from ..engine.log import log
 from ..environment import DEFAULT_ROOT
-from . import settling
+from . import operations
 from .directory import Directory
 from .queue import FileQueue
 from .refusals import SERVERS, TRANSACTIONS, refusal, refuse, refused
@@ -85,7 +85,7 @@ class FileClient:
         end = time.monotonic() + _CLOSING_SECONDS
         for queue, task_id, token in list(self._directory.held):
             try:
-                self._directory.carry_out(queue, partial(settling.expire, task_id=task_id, token=token), end=end)
+                self._directory.carry_out(queue, partial(operations.expire, task_id=task_id, token=token), end=end)
             except ZkmqError as error:
                 log.info("giving back %r: %s", task_id, error)
         self._directory.held.clear()

@@ -14,9 +14,9 @@ from ..engine.errors import ConfigError, CorruptRecord, QueueNotFound, SessionLo
 from ..engine.log import log
 from ..environment import FILES
 from ..textqueue import HostileFile, LockHeld, StaleMessage, TextQueue, TextQueueError
-from ..textqueue.file import changes
-from ..textqueue.mutex import new_owner
-from .queue_file import CachedFiles, QueueFile, read_conf
+from ..textqueue.mutex_variable import new_owner
+from ..textqueue.text_queue import changes
+from .task_store import CachedFiles, QueueFile, read_conf
 
 # --- Waiting for something to be found in a file: looked for after each change of it, and when a time has come.
 

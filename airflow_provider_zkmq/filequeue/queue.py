@@ -10,24 +10,24 @@ from typing import Any, Final, Literal, TypeVar
 
 from ..engine import errors
 from ..engine.core.model import values
+from ..engine.core.model.filters import FilterMethods, FilterType, Selector, check_types, choose
+from ..engine.core.model.message import Message, OnConflict, keyed, skips_existing, with_on_conflict
 from ..engine.core.model.names import check_name
 from ..engine.core.model.policy import ORDERS, RetryPolicy
-from ..engine.core.model.records import Message, OnConflict, keyed, skips_existing, with_on_conflict
-from ..engine.core.model.selectors import FilterMethods, FilterType, Selector, check_types, choose
 from ..engine.core.model.states import ENDED, FAILED, State, Status
 from ..engine.core.read.configuration import QueueConf
 from ..engine.core.read.inspect import Task, as_state, as_status, checked_ids
-from ..engine.core.read.nodes import PARTS, Part, checked_parts
-from ..engine.core.read.wait import OnChange, OnProgress, not_reached
-from ..engine.working.deliveries import Handler
+from ..engine.core.read.watch_tasks import OnChange, OnProgress, not_reached
+from ..engine.core.read.znodes import PARTS, Part, checked_parts
+from ..engine.working.in_flight import Handler
 from ..engine.working.worker import Worker
-from . import refusals, settling
+from . import operations, refusals
 from .claims import FileClaim, FileClaims
 from .directory import Directory, conf_path, end_of, look_until
-from .internals import FileQueueInternals
-from .queue_file import FileConf, QueueFile, TaskLines, delete_results, lock_span, write_conf
+from .operations import Putting
+from .queue_internals import FileQueueInternals
 from .refusals import BOUNDS, PROGRESS, TRANSACTIONS, OnlyWhatFilesHave, refuse
-from .settling import Putting
+from .task_store import FileConf, QueueFile, TaskLines, delete_results, lock_span, write_conf
 
 # --- `FileQueue`: the interface of `Queue` over one file.
 
@@ -222,7 +222,7 @@ class FileQueue(OnlyWhatFilesHave):
 
         def work(queue_file: QueueFile) -> tuple[bool | None, float | None]:
             chosen = choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector)
-            return settling.find_ready(queue_file, chosen)
+            return operations.find_ready(queue_file, chosen)
 
         look = partial(directory.carry_out, self.name, work, end=end_of(most))
         return look_until(self.path, look, most, directory.alarms, stopping) is not None
@@ -347,9 +347,9 @@ class FileQueue(OnlyWhatFilesHave):
         """
         directory, span = self.directory, None if lease is None else lock_span("lease", lease)
 
-        def work(queue_file: QueueFile) -> settling.Taken:
+        def work(queue_file: QueueFile) -> operations.Taken:
             chosen = choose(queue_file.conf.types, node=node, filter_method=filter_method, selector=selector)
-            return settling.take(queue_file, directory.owner, chosen, span)
+            return operations.take(queue_file, directory.owner, chosen, span)
 
         most = values.seconds("timeout", timeout)
         look, end = partial(directory.carry_out, self.name, work), end_of(most)
@@ -367,7 +367,7 @@ class FileQueue(OnlyWhatFilesHave):
         """Take this task and no other, if it is pending and due; None where it is not. `attempt`: see `Queue`."""
         name, number = check_name("task id", task_id), values.optional_whole_number("attempt", attempt, 1)
         owner, span = self.directory.owner, None if lease is None else lock_span("lease", lease)
-        taken, _ = self._do(lambda queue_file: settling.take_one(queue_file, owner, name, span, number))
+        taken, _ = self._do(lambda queue_file: operations.take_one(queue_file, owner, name, span, number))
         return self._handed_out(taken, held=lease is None)
 
     def _handed_out(self, taken: tuple[Task, float] | None, *, held: bool) -> FileClaim | None:
@@ -458,9 +458,9 @@ class FileQueue(OnlyWhatFilesHave):
         name, span = check_name("task id", task_id), None if lease is None else lock_span("lease", lease)
 
         def work(queue_file: QueueFile) -> tuple[Task, float]:
-            lines, _ = settling.current(queue_file, name, token)
+            lines, _ = operations.current(queue_file, name, token)
             if span is not None:
-                settling.extend(queue_file, name, token, span)
+                operations.extend(queue_file, name, token, span)
             left = 0.0 if lines.holder is None else lines.holder[1] - queue_file.now
             return queue_file.task(lines), span or max(left, lines.span(queue_file.conf))
 

@@ -4,92 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final
 
-from ..engine import IllegalTransition, TaskNotFound
-from ..engine.internals import internals
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-    from ..engine import AsyncQueue
-
-#: What tells a task instance from all others, whichever of its tries it is.
-INSTANCE: Final = ("dag_id", "run_id", "task_id", "map_index")
-#: What tells a try.
-TRY: Final = (*INSTANCE, "try_number")
-#: Where a task's metadata note it.
-NOTE: Final = "airflow"
-
-
-def origin_of(context: Context) -> dict[str, object]:
-    """Return which task instance enqueues."""
-    instance: object = context["ti"]
-    return {name: getattr(instance, name, None) for name in TRY}
-
-
-def is_of(metadata: Mapping[str, object], origin: Mapping[str, object], names: Iterable[str]) -> bool:
-    """Whether a task's metadata note this origin, as far as it has these names."""
-    noted = metadata.get(NOTE)
-    return isinstance(noted, Mapping) and all(noted.get(name) == origin[name] for name in names)
-
-
-#: What a user makes of a task that waits. One that is cleared is tried again, and adopts what is there; one that is
-#: given to another triggerer is deferred still; one whose worker is shut down is running.
-_ENDED: Final = frozenset({"failed", "skipped", "success", "removed"})
-#: So many tasks are read together.
-_AT_ONCE: Final = 500
-_METADATA: Final[tuple[Literal["metadata"]]] = ("metadata",)
-
-
-def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
-    """Ask Airflow, in a task or in a thread of a trigger, for a task instance's state; None where there is none."""
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-    states = RuntimeTaskInstance.get_task_states(
-        dag_id=dag_id, run_ids=[run_id], task_ids=[task_id], map_index=map_index
-    )
-    state = states.get(run_id, {}).get(task_id if map_index < 0 else f"{task_id}_{map_index}")
-    return None if state is None else str(getattr(state, "value", state))
-
-
-def ended_by_user(instance: Mapping[str, Any]) -> bool:
-    """Whether Airflow knows the task instance to have ended. Blocks. `instance`: dag, run, task and map index."""
-    return state_of(*(instance[name] for name in INSTANCE)) in _ENDED
-
-
-async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Sequence[str]) -> int:
-    """Cancel the tasks that have not ended and note this origin, as far as it has these names; return their number.
-
-    All that has not ended is looked at, a part at a time, and again until there is none of them: one may have come back
-    to its queue meanwhile.
-    """
-    count = 0
-    while True:
-        before = count
-        for state in ("claimed", "inserted"):
-            ids = await internals(queue).ids(state=state)
-            for at in range(0, len(ids), _AT_ONCE):
-                tasks = await queue.tasks(ids=ids[at : at + _AT_ONCE], parts=_METADATA)
-                count += await acancel_open(queue, [task.id for task in tasks if is_of(task.metadata, origin, names)])
-        if count == before:
-            return count
-
-
-async def acancel_open(queue: AsyncQueue, ids: Sequence[str]) -> int:
-    """Cancel those of the tasks that have not ended; return how many there were."""
-    count = 0
-    for task_id in ids:
-        with suppress(IllegalTransition, TaskNotFound):
-            await queue.cancel(task_id)
-            count += 1
-    return count
-
+from airflow.sdk import BaseOperator, conf
 
 # --- The ids of many tasks in little room. Airflow keeps a trigger's arguments, encrypted, in a column that holds
 # 65 535 bytes on MySQL, and logs each event.
@@ -105,11 +25,6 @@ _QUOTED: Final = 4
 def series_id(key: str, position: int) -> str:
     """Return the id at a position, from 0, of the series that has this key."""
     return f"{key}.{position:06d}"
-
-
-def typed(conn_id: str, *words: str) -> str:
-    """Return what to type in a shell to see more: ``airflow zkmq`` with the connection that an Airflow task has."""
-    return shlex.join(["airflow", "zkmq", "--conn-id", conn_id, *words])
 
 
 def series_ids(key: str, count: int) -> list[str]:
@@ -181,3 +96,45 @@ def awaited_ids(ids: Sequence[str], key: str | None, left: Sequence[str] = ()) -
     if key is not None and list(ids) == series_ids(key, len(ids)):
         return {"series": [key, len(ids)]}
     return {"task_ids": first_within(left or ids, ARGUMENT_BYTES), "partial": True}
+
+
+def pushed_for(operator: BaseOperator, context: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the task instance whose XCom the triggerer writes, as `XCom.set` takes it; None: there is to be none."""
+    if not operator.do_xcom_push:
+        return None
+    return {name: getattr(context["ti"], name) for name in ("dag_id", "run_id", "task_id", "map_index")}
+
+
+def may_end_in_triggerer(operator: BaseOperator, context: Mapping[str, Any]) -> bool:
+    """Whether nothing is lost where the triggerer ends a deferred task: no worker runs once more then.
+
+    It emits no asset events, writes XComs past another backend, records no length by which others are mapped, splits no
+    value into several XComs, and calls no hook, method of a subclass, or callback of the operator's.
+    """
+    backend = conf.get("core", "xcom_backend", fallback=_CORE_XCOM)
+    if operator.outlets or operator.on_success_callback or backend != _CORE_XCOM:
+        return False
+    if operator.multiple_outputs or getattr(operator, "_post_execute_hook", None) is not None:
+        return False
+    methods = (getattr(type(operator), name, None) for name in ("post_execute", "execute_complete"))
+    if not all(str(getattr(method, "__module__", "")).startswith(_KNOWN) for method in methods):
+        return False
+    if context["ti"].map_index is not None and context["ti"].map_index >= 0:
+        return True
+    return operator.get_dag() is None or next(operator.iter_mapped_dependants(), None) is None
+
+
+#: Whose methods are known here: Airflow's own, and ours.
+_KNOWN: Final = ("airflow.sdk.", "airflow_provider_zkmq.")
+_CORE_XCOM: Final = "airflow.sdk.execution_time.xcom.BaseXCom"
+
+
+def deferral(operator: Any, trigger: Callable[..., Any], kwargs: dict[str, Any], **wanted: Any) -> Any:
+    """Return what Airflow is given to go on in `execute_complete`, with `kwargs`, when the trigger has fired.
+
+    `kwargs` has the deadline; `wanted`: what else the trigger is given.
+    """
+    deadline = kwargs["deadline"]
+    fired = trigger(**wanted, zkmq_conn_id=operator.zkmq_conn_id, deadline=deadline, deferred_at=time.time())
+    limit = deferral_limit(deadline)
+    return {"trigger": fired, "method_name": "execute_complete", "kwargs": kwargs, "timeout": limit}

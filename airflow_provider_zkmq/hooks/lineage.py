@@ -49,7 +49,7 @@ class ReadsQueue(_NamesQueue):
 def queue_asset(conn_id: str, queue: str | None) -> Asset | None:
     """Return the asset of a connection's queue (None: its own); None for queues in files. Raises `ConfigError`."""
     from ..assets.zkmq import create_asset
-    from .connections import look_up_options
+    from .connection_options import look_up_options
 
     options = look_up_options(conn_id)
     if options["hosts"].startswith(FILES):

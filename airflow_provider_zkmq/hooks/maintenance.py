@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..engine import State, Unreadable
-from ..engine.internals import internals
-from .outcomes import one_line
+from ..engine.queue_internals import internals
 
 if TYPE_CHECKING:
     from ..engine import AnyQueue
@@ -56,19 +55,3 @@ def foresee(queue: AnyQueue, lifetime: float | None) -> dict[str, Any]:
         "to_delete": sum((moment or 0) <= oldest for moment in ended["ended_ms"]),
         "held_by_the_dead": sum(len(each.in_hand) for each in queue.consumers() if not each.alive),
     }
-
-
-def dead_letters(queue: AnyQueue, most: int) -> dict[str, Any]:
-    """Tell of a queue's dead letters: ``{"queue", "dead", "counts", "tasks"}``, without payloads.
-
-    ``tasks`` has the first `most` by their ids: ``id``, ``attempt``, ``batch`` and ``reason``, in one line and clipped,
-    U+FFFD in the place of control characters.
-    """
-    ids = internals(queue).ids(State.DEAD)
-    read = internals(queue).scan(ids[:most], ["id", "attempt", "batch", "error"]).columns
-    rows = zip(read["id"], read["attempt"], read["batch"], read["error"], strict=True)
-    tasks = [
-        {"id": task_id, "attempt": attempt, "batch": batch, "reason": one_line(error or "no reason was given", 200)}
-        for task_id, attempt, batch, error in rows
-    ]
-    return {"queue": queue.name, "dead": len(ids), "counts": queue.counts(), "tasks": tasks}

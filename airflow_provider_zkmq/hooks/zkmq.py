@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow.sdk import BaseHook
 
 from ..engine import ConfigError
-from .connections import (
+from .connection_options import (
     DEFAULT_CONN_ID,
     DEFAULT_QUEUE,
     async_connection_options,

@@ -9,21 +9,35 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from airflow.sdk import BaseOperator, Context, TaskGroup, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
 from ..engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, TaskTooLarge, ZkmqError
-from ..hooks.arguments import ClaimReference, check_choice, read_claims, shown
-from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.outcomes import few, storable
-from ..hooks.retry import RETRY_SECONDS, outlast
-from ..hooks.task_state import TaskStateStore
-from ..hooks.telemetry import count_dead, count_settled
+from ..hooks import arguments, connection_options, metrics, outages, task_instance, xcom_results
 from ..hooks.zkmq import ZkmqHook
 from .claiming import AGAIN, LEASE, still_held
-from .dag_nodes import NotMappable, check_each, class_of, waited_for, work_ids, work_tasks
+from .work_states import (
+    _MOST_CHECKED,
+    END_KEY,
+    ERROR_KEY,
+    MARKED,
+    NotMappable,
+    SettleResult,
+    Work,
+    apart,
+    check_each,
+    class_of,
+    instances,
+    judge,
+    note_end,
+    note_error,
+    share,
+    waited_for,
+    work_ids,
+    work_tasks,
+)
 
 if TYPE_CHECKING:
     from ..engine import AnyQueue
@@ -129,117 +143,9 @@ def _is_mapped(operator: Any) -> bool:
     return operator.is_mapped or operator.get_closest_mapped_task_group() is not None
 
 
-# --- What became of a DAG run's work, by the states of its tasks: what its claims are settled by.
-
-#: The XCom of a failed task that tells its exception.
-ERROR_KEY: Final = "zkmq_error"
-#: The XCom of a task that has run to its end; its value is its map index.
-END_KEY: Final = "zkmq_ended"
-_MOST_TEXT: Final = 2_000
-_MOST_CHECKED: Final = 5
-#: In the place of the state of work that is a success without having run to its end.
-MARKED: Final = "marked"
-
-
-def note_error(context: Context) -> None:
-    """Keep the exception's type and text, as an XCom of the task that failed: an ``on_failure_callback``."""
-    fields: dict[str, Any] = dict(context)
-    error = fields.get("exception")
-    if error is None:
-        return
-    text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
-    try:
-        fields["ti"].xcom_push(key=ERROR_KEY, value=storable(text)[:_MOST_TEXT])
-    except Exception as refused:  # noqa: BLE001  it is a reason less, and no reason to fail
-        fields["ti"].task.log.warning("Why it failed is not kept for the queue: %s", refused)
-
-
-def note_end(context: Context) -> None:
-    """Keep that a task has run to its end, as an XCom of it: an ``on_success_callback``, which no user's mark calls."""
-    instance: Any = context["ti"]
-    try:
-        instance.xcom_push(key=END_KEY, value=instance.map_index)
-    except Exception as refused:  # noqa: BLE001  what it did is done
-        instance.task.log.warning("That it has ended by itself is not kept for the queue: %s", refused)
-
-
 def _with(callback: Any, callbacks: Any) -> list[Any]:
     known = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
     return known if callback in known else [*known, callback]
-
-
-class Work(NamedTuple):
-    """One instance of a task: its id, its map index (-1 if it is not mapped), and its state, None before it ran."""
-
-    task_id: str
-    map_index: int
-    state: str | None
-
-
-class SettleResult(NamedTuple):
-    """`kind`: ``"complete"``, ``"fail"`` or ``"release"``; `reason`: why, of what failed."""
-
-    kind: str
-    reason: str = ""
-
-
-def apart(task_ids: Iterable[str]) -> list[list[str]]:
-    """Return ids in groups that Airflow is asked for one by one.
-
-    It names an instance's state ``task_id_index``; where that is another task's id, too, it has one of both.
-    """
-    known = sorted(set(task_ids))
-    parts = {task_id: task_id.rpartition("_") for task_id in known}
-    alone = [task_id for task_id, (head, _, index) in parts.items() if index.isdecimal() and head in parts]
-    return [[task_id for task_id in known if task_id not in alone], *([task_id] for task_id in alone)]
-
-
-def share(work: Sequence[Work], index: int) -> list[Work]:
-    """Return the work of one index, and what is not mapped; a mapped task that has no such instance is not done."""
-    mine = [each for each in work if each.map_index in {-1, index}]
-    missing = {each.task_id for each in work} - {each.task_id for each in mine}
-    return mine + [Work(task_id, index, None) for task_id in sorted(missing)]
-
-
-def instances(states: Mapping[str, str | None], task_ids: Iterable[str]) -> list[Work]:
-    """Return the instances of tasks, from states by ``task_id`` or ``task_id_index``; one that is missing has none."""
-    found: list[Work] = []
-    known = set(task_ids)
-    for task_id in sorted(known):
-        mine = [Work(task_id, -1, states[task_id])] if task_id in states else []
-        for name, state in states.items():
-            index = name.removeprefix(f"{task_id}_")
-            if name != index and index.isdecimal() and name not in known:
-                mine.append(Work(task_id, int(index), state))
-        kept = [work for work in mine if work.state != "removed"]  # a mapped task may have had more in an earlier try
-        found += kept or [Work(task_id, -1, None)]
-    return found
-
-
-def judge(
-    work: Sequence[Work], on_skipped: str, reasons: Mapping[tuple[str, int], str], on_marked: str = "release"
-) -> SettleResult:
-    """Return what its states mean for a claim: a failure before all, then what a user marked, then what was skipped."""
-    explained: list[str] = []
-    failed: list[str] = []
-    marked: list[str] = []
-    skipped: list[str] = []
-    for each in work:
-        name = each.task_id if each.map_index < 0 else f"{each.task_id}[{each.map_index}]"
-        reason = reasons.get((each.task_id, each.map_index))
-        if each.state == MARKED:
-            marked.append(name)
-        elif each.state == "skipped":
-            skipped.append(name)
-        elif each.state != "success" and reason is not None:
-            explained.append(f"{name}: {reason}")
-        elif each.state != "success":
-            failed.append(f"{name} {each.state or 'not done'}")
-    if explained or failed:
-        return SettleResult("fail", few(explained + failed))
-    if marked:
-        return SettleResult(on_marked, f"marked as success, and not done: {few(marked)}")
-    return SettleResult(on_skipped, f"skipped: {few(skipped)}") if skipped else SettleResult("complete")
 
 
 _OUTCOMES: Final = {"complete": "completed", "fail": "failed", "release": "released"}
@@ -254,7 +160,7 @@ class Settlements:
     Of those that failed, `retried` are tried again by their queue, `failed` are not.
     """
 
-    def __init__(self, hook: ZkmqHook, state_store: TaskStateStore, log: Any, *, again: bool) -> None:
+    def __init__(self, hook: ZkmqHook, state_store: task_instance.TaskStateStore, log: Any, *, again: bool) -> None:
         self._hook = hook
         self._state_store = state_store
         self._log = log
@@ -267,7 +173,7 @@ class Settlements:
         self.lost: list[str] = []
         self.trouble: list[str] = []
 
-    def settle(self, claim: ClaimReference, settle_result: SettleResult, result: bytes | str | None) -> None:
+    def settle(self, claim: arguments.ClaimReference, settle_result: SettleResult, result: bytes | str | None) -> None:
         """Settle one claim, or find that an earlier try did; what keeps it from that is in `lost` or `trouble`."""
         name = f"{claim['queue']}/{claim['id']}/{claim['token']}"
         queue = self._hook.queue(claim["queue"])
@@ -276,30 +182,30 @@ class Settlements:
             if noted is None:
                 settle_result = self._settle(queue, claim, settle_result, result)
                 self._noted[name] = settle_result.kind
-                count_settled(queue.name, _OUTCOMES[settle_result.kind])
+                metrics.count_settled(queue.name, _OUTCOMES[settle_result.kind])
             elif noted != settle_result.kind:  # whatever its work looks like now: nobody is told that it went otherwise
                 settle_result = SettleResult(noted, "so an earlier try settled it, which stands")
             self._done[_OUTCOMES[settle_result.kind]] += 1
             if settle_result.kind == "fail":
                 task = queue.task(claim["id"])
-                count_dead(queue.name, int(task.state == "dead"))
+                metrics.count_dead(queue.name, int(task.state == "dead"))
                 outlook = f"is {task.state} after attempt {task.attempt}"
                 if task.state == "inserted":
                     due = "" if task.due_at is None else f" at {task.due_at}"
                     outlook = f"is tried again{due}, after attempt {task.attempt}"
                 ends = self.retried if task.state == "inserted" else self.failed
-                ends.append(f"{shown(claim)} {outlook}: {settle_result.reason}")
-                self._log.error("Failed: %s, which %s: %s", shown(claim), outlook, settle_result.reason)
+                ends.append(f"{arguments.shown(claim)} {outlook}: {settle_result.reason}")
+                self._log.error("Failed: %s, which %s: %s", arguments.shown(claim), outlook, settle_result.reason)
             elif settle_result.kind == "release":
-                self.released.append(f"{shown(claim)}: {settle_result.reason}")
-                self._log.warning("Given back: %s: %s", shown(claim), settle_result.reason)
+                self.released.append(f"{arguments.shown(claim)}: {settle_result.reason}")
+                self._log.warning("Given back: %s: %s", arguments.shown(claim), settle_result.reason)
             else:
-                self._log.info("Completed: %s", shown(claim))
+                self._log.info("Completed: %s", arguments.shown(claim))
         except (ClaimLost, TaskNotFound, QueueNotFound) as error:
-            count_settled(claim["queue"], "lost")
+            metrics.count_settled(claim["queue"], "lost")
             self.lost.append(f"{type(error).__name__}: {error}")
         except ZkmqError as error:
-            self.trouble.append(f"{shown(claim)}: {type(error).__name__}: {error}")
+            self.trouble.append(f"{arguments.shown(claim)}: {type(error).__name__}: {error}")
 
     def remember(self) -> None:
         """Note what is settled, and how, for later tries."""
@@ -311,7 +217,7 @@ class Settlements:
         return {**self._done, "lost": len(self.lost)}
 
     def _settle(
-        self, queue: AnyQueue, claim: ClaimReference, settle_result: SettleResult, result: bytes | str | None
+        self, queue: AnyQueue, claim: arguments.ClaimReference, settle_result: SettleResult, result: bytes | str | None
     ) -> SettleResult:
         """Settle; return how, which may be another way. Raises `ClaimLost` where no earlier try did so."""
         try:
@@ -332,7 +238,7 @@ class Settlements:
             task, (states, attempts) = queue.task(claim["id"]), _ENDS[settle_result.kind]
             if task.state not in states or task.attempt != claim["attempt"] + attempts:
                 raise
-            self._log.info("Settled by an earlier try: %s", shown(claim))
+            self._log.info("Settled by an earlier try: %s", arguments.shown(claim))
         return settle_result
 
 
@@ -352,24 +258,28 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
     named = task.partial_kwargs if task.is_mapped else vars(task)
     also = named.get("pre_execute")  # of a task that two claims are settled by, or of its author's
 
-    def hold(mine: list[ClaimReference], log: Any) -> None:
+    def hold(mine: list[arguments.ClaimReference], log: Any) -> None:
         """Extend the claims, through an outage, too; skip the task where none of them holds any more."""
         with ZkmqHook(conn_id) as hook:
-            held = outlast(
+            held = outages.outlast(
                 log,
                 "Looking at the claims",
-                RETRY_SECONDS,
+                outages.RETRY_SECONDS,
                 lambda _: [still_held(hook, claim, lease, log) for claim in mine],
             )
-        lost = [f"{shown(claim)} (claim {claim['token']})" for claim, kept in zip(mine, held, strict=True) if not kept]
+        lost = [
+            f"{arguments.shown(claim)} (claim {claim['token']})"
+            for claim, kept in zip(mine, held, strict=True)
+            if not kept
+        ]
         if len(lost) == len(mine):
             raise AirflowSkipException(
-                f"this run does not hold what it took any more, and another may be at it: {few(lost)}; to do the work "
-                f"again, clear {claimer.task_id} with what is downstream of it: it claims the same tasks anew where it "
-                "can"
+                f"this run does not hold what it took any more, and another may be at it: {xcom_results.few(lost)}; "
+                f"to do the work again, clear {claimer.task_id} with what is downstream of it: "
+                "it claims the same tasks anew where it can"
             )
         if lost:
-            log.warning("This run does not hold all that it took any more; left out is %s", few(lost))
+            log.warning("This run does not hold all that it took any more; left out is %s", xcom_results.few(lost))
 
     def check(context: Context) -> None:
         instance: Any = context["ti"]
@@ -377,7 +287,7 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
         # After a clear a task may run for the first time when its claim was settled.
         if instance.try_number > 1 or getattr(run, "clear_number", 0):
             index = instance.map_index if in_group else -1
-            mine = read_claims("claims", instance.xcom_pull(task_ids=claimer.task_id, map_indexes=index))
+            mine = arguments.read_claims("claims", instance.xcom_pull(task_ids=claimer.task_id, map_indexes=index))
             if each and not in_group and 0 <= instance.map_index < len(mine):
                 mine = [mine[instance.map_index]]
             if mine:
@@ -476,14 +386,14 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         on_marked: str = "release",
         on_retry: str = "fail",
         on_lost: str = "fail",
-        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        zkmq_conn_id: str = connection_options.DEFAULT_CONN_ID,
         **kwargs: Any,
     ) -> None:
         super().__init__(**(_PATIENT | kwargs))
-        check_choice("ZkmqSettleOperator: on_skipped", on_skipped, _OUTCOMES)
-        check_choice("ZkmqSettleOperator: on_marked", on_marked, _OUTCOMES)
-        check_choice("ZkmqSettleOperator: on_retry", on_retry, ("fail", "succeed"))
-        check_choice("ZkmqSettleOperator: on_lost", on_lost, ("fail", "ignore"))
+        arguments.check_choice("ZkmqSettleOperator: on_skipped", on_skipped, _OUTCOMES)
+        arguments.check_choice("ZkmqSettleOperator: on_marked", on_marked, _OUTCOMES)
+        arguments.check_choice("ZkmqSettleOperator: on_retry", on_retry, ("fail", "succeed"))
+        arguments.check_choice("ZkmqSettleOperator: on_lost", on_lost, ("fail", "ignore"))
         check_each("ZkmqSettleOperator", each, self)
         nodes = list(work) if isinstance(work, list | tuple | set) else [work]
         self.claims = claims
@@ -518,7 +428,7 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         XCom of claims, or none that is understood: then nothing is settled, and they are left to their leases.
         """
         try:
-            claims = read_claims("claims", self.claims)
+            claims = arguments.read_claims("claims", self.claims)
         except ConfigError as error:  # no other try would understand them
             raise AirflowFailException(f"nothing is settled: {error}") from None
         work = self._work(context)
@@ -529,7 +439,7 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         kept = self._kept(context, work, reasons, len(claims))
         with ZkmqHook(self.zkmq_conn_id) as hook:
             again = instance.try_number > 1
-            settlements = Settlements(hook, TaskStateStore(context), self.log, again=again)
+            settlements = Settlements(hook, task_instance.TaskStateStore(context), self.log, again=again)
             try:
                 for claim, (settle_result, result) in zip(claims, kept, strict=True):
                     settlements.settle(claim, settle_result, result)
@@ -579,7 +489,7 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         odd = [f"{task_id} has {number}" for task_id, number in sorted(counts.items()) if number != count]
         if self.each and odd:
             unknown = SettleResult(
-                "fail", f"whose work it is is not known: {few(odd)} instance(s) for {count} claim(s)"
+                "fail", f"whose work it is is not known: {xcom_results.few(odd)} instance(s) for {count} claim(s)"
             )
             settle_results = [unknown if each.kind == "complete" else each for each in settle_results]
         result = results_of(self, context, count)
@@ -592,24 +502,28 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
                 kept.append((settle_result if settle_result.reason else SettleResult("fail", str(error)), None))
         return kept
 
-    def _log_settled(self, claims: list[ClaimReference], settlements: Settlements, overall: SettleResult) -> None:
+    def _log_settled(
+        self, claims: list[arguments.ClaimReference], settlements: Settlements, overall: SettleResult
+    ) -> None:
         """Raise what the run is to be seen by. What is tried again comes first: it may go well.
 
         Work that is no claim's that was settled counts as well: Airflow judges the run by this task alone.
         """
         if settlements.trouble:
-            raise AirflowException(f"not settled: {few(settlements.trouble)}")
+            raise AirflowException(f"not settled: {xcom_results.few(settlements.trouble)}")
         if settlements.lost and self.on_lost == "ignore":
-            self.log.warning("%s", few(settlements.lost))
+            self.log.warning("%s", xcom_results.few(settlements.lost))
         elif settlements.lost:
             raise AirflowFailException(
-                f"{len(settlements.lost)} of {len(claims)} settled too late: {few(settlements.lost)}"
+                f"{len(settlements.lost)} of {len(claims)} settled too late: {xcom_results.few(settlements.lost)}"
             )
         failed = settlements.failed + (settlements.retried if self.on_retry == "fail" else [])
         if failed:
-            raise AirflowFailException(f"the work failed: {few(failed)}")
+            raise AirflowFailException(f"the work failed: {xcom_results.few(failed)}")
         if settlements.released:
-            raise AirflowFailException(f"the work was not done, and given back is {few(settlements.released)}")
+            raise AirflowFailException(
+                f"the work was not done, and given back is {xcom_results.few(settlements.released)}"
+            )
         if overall.kind != "complete" and not settlements.retried:
             raise AirflowFailException(f"the work was not done: {overall.reason}")
         if self.claims is None or self.claims == "":  # an empty list is what a task says that has taken nothing

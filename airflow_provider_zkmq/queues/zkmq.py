@@ -28,7 +28,7 @@ class ZkmqMessageQueueProvider(BaseMessageQueueProvider):
 
     def trigger_class(self) -> type[BaseEventTrigger]:
         """Return the trigger that `scheme` stands for."""
-        from ..triggers.events import ZkmqEventTrigger
+        from ..triggers.asset_watcher import ZkmqEventTrigger
 
         return ZkmqEventTrigger
 

@@ -10,27 +10,14 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue, conf
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowNotFoundException,
-    AirflowRescheduleException,
-    AirflowSensorTimeout,
-    AirflowSkipException,
-    TaskDeferralError,
-    TaskDeferred,
-)
+from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue, conf, exceptions
 
 from ..engine import ConfigError, TlsRefused, TransportError, WaitFor, WaitTimeout, ZkmqError, wait_event
-from ..engine.internals import internals
-from ..hooks.arguments import check_number, flat_ids, is_blank, moment
-from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import awaited_ids, naming
-from ..hooks.lineage import ReadsQueue
-from ..hooks.outcomes import XComResults, log_ended, log_open, may_end_in_triggerer, progress_log, pushed_for
-from ..hooks.retry import NO_OUTAGE, persist
+from ..engine.queue_internals import internals
+from ..hooks import arguments, connection_options, deferring, lineage, outages, outcome_logs, xcom_results
+from ..hooks.deferring import deferral
 from ..hooks.zkmq import ZkmqHook
-from ..triggers.zkmq import ZkmqTaskTrigger, deferral
+from ..triggers.zkmq import ZkmqTaskTrigger
 
 if TYPE_CHECKING:
     from ..engine import AnyQueue, Batch, Task
@@ -46,7 +33,7 @@ def airflow_errors() -> Iterator[None]:
     except WaitTimeout:
         raise
     except ZkmqError as error:
-        raise AirflowException(str(error)) from None
+        raise exceptions.AirflowException(str(error)) from None
 
 
 @contextmanager
@@ -56,11 +43,15 @@ def soft_failing(sensor: BaseSensorOperator) -> Iterator[None]:
     sensor.soft_fail = sensor.never_fail = False
     try:
         yield
-    except (AirflowSkipException, AirflowNotFoundException, AirflowRescheduleException):
+    except (
+        exceptions.AirflowSkipException,
+        exceptions.AirflowNotFoundException,
+        exceptions.AirflowRescheduleException,
+    ):
         raise
     except Exception as error:
-        if never_fail or (soft_fail and isinstance(error, AirflowException | TaskDeferralError)):
-            raise AirflowSkipException(f"Skipping instead of failing: {error}") from None
+        if never_fail or (soft_fail and isinstance(error, exceptions.AirflowException | exceptions.TaskDeferralError)):
+            raise exceptions.AirflowSkipException(f"Skipping instead of failing: {error}") from None
         raise
     finally:
         sensor.soft_fail, sensor.never_fail = soft_fail, never_fail
@@ -68,13 +59,13 @@ def soft_failing(sensor: BaseSensorOperator) -> Iterator[None]:
 
 def named_ids(task_ids: object) -> list[str]:
     """Return the ids after templating. Raises `ConfigError` where there are none, as for an empty list of an XCom."""
-    ids = flat_ids(task_ids)
+    ids = arguments.flat_ids(task_ids)
     if not ids:
         raise ConfigError("task_ids is blank after templating: there is nothing to wait for")
     return ids
 
 
-class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
+class ZkmqTaskSensor(lineage.ReadsQueue, BaseSensorOperator):
     """Waits for tasks, or for a batch; its XCom is the list of the tasks' outcomes, in the order of the ids.
 
     An outcome is ``{"id", "state", "attempt", "error", "result"}``; a result that is not UTF-8 comes as base64 in
@@ -123,7 +114,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         batch: str | None = None,
         event: str = "completion",
         zkmq_queue: str | None = None,
-        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        zkmq_conn_id: str = connection_options.DEFAULT_CONN_ID,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         results: bool = True,
         max_xcom_bytes: int = 48_000,
@@ -135,9 +126,9 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         named = [value for value in (task_ids, selector, batch) if value is not None]
         if len(named) != 1:
             raise ValueError("ZkmqTaskSensor: give exactly one of task_ids, selector and batch")
-        if is_blank(named[0]):  # what is rendered later is looked at then
+        if arguments.is_blank(named[0]):  # what is rendered later is looked at then
             raise ValueError("ZkmqTaskSensor: task_ids, selector or batch is blank: there would be nothing to wait for")
-        check_number("ZkmqTaskSensor: min_tasks", min_tasks)
+        arguments.check_number("ZkmqTaskSensor: min_tasks", min_tasks)
         if selector is None and since is not None:
             raise ValueError("ZkmqTaskSensor: since goes with a selector; ids and batches are those that were named")
         if batch is not None and (event != "completion" or log_progress):
@@ -179,11 +170,11 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
             if self.reschedule:
                 return super().execute(context)
             try:
-                return persist(self.log, deadline, self._waited)
-            except NO_OUTAGE:
+                return outages.persist(self.log, deadline, self._waited)
+            except outages.NO_OUTAGE:
                 raise
             except (WaitTimeout, TransportError) as error:
-                raise AirflowSensorTimeout(str(error)) from None
+                raise exceptions.AirflowSensorTimeout(str(error)) from None
 
     def poke(self, context: Context) -> PokeReturnValue:  # noqa: ARG002
         """Look once (``mode="reschedule"``). Raises `AirflowException` for tasks that are dead or cancelled."""
@@ -206,9 +197,9 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         until = time.time() + self._span() if deadline is None else deadline
         with soft_failing(self), airflow_errors():
             if event["status"] == "timeout":
-                raise AirflowSensorTimeout(event["message"])
+                raise exceptions.AirflowSensorTimeout(event["message"])
             if event["status"] != "done":
-                raise AirflowException(event["message"])
+                raise exceptions.AirflowException(event["message"])
             try:
                 return self._look(partial(self._read, event=event))
             except (
@@ -216,7 +207,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 TransportError,
             ) as error:  # there are more, or one was redriven since
                 if time.time() >= until:
-                    raise AirflowSensorTimeout(str(error)) from None
+                    raise exceptions.AirflowSensorTimeout(str(error)) from None
                 raise self._deferral(context, until, error) from None
 
     def _waited(self, span: float) -> Any:
@@ -228,12 +219,12 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 if self.batch is not None:
                     return queue.wait_batch(self.batch, span)
                 ids = self._ids(queue, self.min_tasks, span)
-                on_progress = progress_log(self.log) if self.log_progress else None
+                on_progress = outcome_logs.progress_log(self.log) if self.log_progress else None
                 left = max(0.0, end - time.monotonic())
                 return queue.wait(ids, self.event, left, on_progress, stop_at_failure=self.fail_on == "any")
             except WaitTimeout as error:
                 if self.deferrable:
-                    log_open(self.log, queue, error.left, self.zkmq_conn_id)
+                    outcome_logs.log_open(self.log, queue, error.left, self.zkmq_conn_id)
                 raise
 
         return self._look(wait)
@@ -245,8 +236,8 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 queue = hook.queue()
                 ended = look(queue)
         except TlsRefused as error:
-            raise AirflowException(str(error)) from None
-        log_ended(self.log, queue.name, ended, self.zkmq_conn_id)
+            raise exceptions.AirflowException(str(error)) from None
+        outcome_logs.log_ended(self.log, queue.name, ended, self.zkmq_conn_id)
         self._results().check(queue.name, ended)
         return self._results().to_xcom(queue.name, ended)
 
@@ -254,7 +245,7 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
         """Return the ids to wait for, at the latest after `span` seconds. Raises `WaitTimeout`, `ConfigError`."""
         if self.selector is None:
             return named_ids(self.task_ids)
-        since = moment("since", self.since)
+        since = arguments.moment("since", self.since)
         ids: list[str] = internals(queue).find(self.selector, least, span, since=since, wait_for_queue=True)
         return ids
 
@@ -274,18 +265,24 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
                 raise
             return queue.wait(there, self.event, 0, stop_at_failure=self.fail_on == "any")
 
-    def _results(self) -> XComResults:
-        return XComResults(self.results, self.max_xcom_bytes, self.fail_on)
+    def _results(self) -> xcom_results.XComResults:
+        return xcom_results.XComResults(self.results, self.max_xcom_bytes, self.fail_on)
 
-    def _deferral(self, context: Context, deadline: float, why: WaitTimeout | TransportError) -> TaskDeferred:
+    def _deferral(
+        self, context: Context, deadline: float, why: WaitTimeout | TransportError
+    ) -> exceptions.TaskDeferred:
         if isinstance(why, TransportError):
             self.log.warning("Deferred until ZooKeeper is back: %s", why)
-        since = moment("since", self.since)
-        ids = {} if self.task_ids is None else awaited_ids(named_ids(self.task_ids), None, getattr(why, "left", ()))
+        since = arguments.moment("since", self.since)
+        ids = (
+            {}
+            if self.task_ids is None
+            else deferring.awaited_ids(named_ids(self.task_ids), None, getattr(why, "left", ()))
+        )
         success: dict[str, Any] | None = None  # a worker is to read what the XCom says
-        if (self.batch is not None or not self.results) and may_end_in_triggerer(self, context):
-            success = {"telling": asdict(self._results()), "push": pushed_for(self, context)}
-        return TaskDeferred(
+        if (self.batch is not None or not self.results) and deferring.may_end_in_triggerer(self, context):
+            success = {"telling": asdict(self._results()), "push": deferring.pushed_for(self, context)}
+        return exceptions.TaskDeferred(
             **deferral(
                 self,
                 ZkmqTaskTrigger,
@@ -312,8 +309,8 @@ class ZkmqTaskSensor(ReadsQueue, BaseSensorOperator):
     def _explaining_timeout(self) -> Iterator[None]:
         try:
             yield
-        except AirflowSensorTimeout as error:
-            raise AirflowSensorTimeout(naming(str(error), self._span()) + self._why()) from None
+        except exceptions.AirflowSensorTimeout as error:
+            raise exceptions.AirflowSensorTimeout(deferring.naming(str(error), self._span()) + self._why()) from None
 
     def _why(self) -> str:
         """Return what to add to a time-out; nothing where it cannot be found out: the time-out is what counts."""

@@ -6,7 +6,7 @@ from .history.pipeline import (
     PipelineReport as PipelineReport,
     run_pipeline as run_pipeline,
 )
-from .history.reading import (
+from .history.dataframes import (
     percentiles as percentiles,
     read_consumers as read_consumers,
     read_deliveries as read_deliveries,

@@ -1,8 +1,8 @@
 """TextQueue: queues in files that people can read and edit. The format is that of the PyPI package ``textqueue``."""
 
-from .file import TextQueue, read_all
-from .lines import HostileFile, Limits, LockHeld, StaleMessage, TextQueueError
+from .line_reader import HostileFile, Limits, LockHeld, StaleMessage, TextQueueError
 from .message import Message, Status
+from .text_queue import TextQueue, read_all
 
 __all__ = [
     "HostileFile",

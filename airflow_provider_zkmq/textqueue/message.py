@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import stat
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-from . import mutex
-from .lines import CRLF, NEWLINE, HostileFile, Limits, Line, LockHeld, StaleMessage, TextQueueError, newline_of
+from . import mutex_variable
+from .line_reader import CRLF, NEWLINE, HostileFile, Line, StaleMessage, TextQueueError
+from .shared_file import Place, SharedFile
 
 
 class Status(StrEnum):
@@ -73,160 +69,6 @@ def whole_number(text: str) -> int:
     return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdigit() else 0
 
 
-# --- A file that others write, too: processes of this library, which respect its lock, and editors, which do not.
-
-#: Between two looks at a lock that is held by another, in seconds.
-_FIRST_PAUSE: Final = 0.0005
-_LONGEST_PAUSE: Final = 0.01
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """Where messages stand: an open file, which may be opened anew while they are kept."""
-
-    file: SharedFile
-
-
-class SharedFile:
-    """An open file: read at offsets, locked, and changed in place where it still holds what is to be replaced."""
-
-    def __init__(self, path: Path, descriptor: int, limits: Limits) -> None:
-        self.path = path
-        self.limits = limits
-        self._descriptor = descriptor
-        self._depth = 0
-        self._threads = threading.RLock()
-        self.place = Place(self)
-        #: Whether something was written through this object.
-        self.written = False
-        #: Which file it was when it was begun to be read, and whether somebody else had written by our first write.
-        self.begun: tuple[int, ...] | None = None
-        self.disturbed = False
-
-    def _check(self) -> None:
-        if (size := self.size()) > self.limits.file:
-            msg = f"{self.path} has {size:,} bytes, more than {self.limits.file:,}"
-            raise HostileFile(msg)
-
-    def read(self, size: int, offset: int) -> bytes:
-        """At most `size` bytes from `offset`."""
-        return os.pread(self._descriptor, size, offset)
-
-    @property
-    def newline(self) -> bytes:
-        """How the file ends its lines."""
-        return newline_of(self.read, self.limits)
-
-    def size(self) -> int:
-        """How many bytes the file has now."""
-        return os.fstat(self._descriptor).st_size
-
-    @property
-    def mode(self) -> int:
-        """Who may read and write it: its permission bits."""
-        return stat.S_IMODE(os.fstat(self._descriptor).st_mode)
-
-    def identity(self) -> tuple[int, ...] | None:
-        """Which file it is, its size and when it was written to; None for one that was deleted."""
-        seen = os.fstat(self._descriptor)
-        return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns) if seen.st_nlink else None
-
-    def stamp(self) -> bool:
-        """Give the file a time of writing that no other write gives it; False where that is not possible.
-
-        The system's own times are those of its ticks: two writes within one have the same.
-        """
-        now = time.time_ns()
-        try:
-            os.utime(self._descriptor, ns=(now, now))
-        except OSError:  # another user's file
-            return False
-        return os.fstat(self._descriptor).st_mtime_ns == now
-
-    @contextlib.contextmanager
-    def locked(self, timeout: float | None = None) -> Iterator[None]:
-        """Hold the file's mutex: no other process of this library writes meanwhile. May be nested.
-
-        It is waited for at most so many seconds; None: for ever, for a process that was stopped holds it on. Raises
-        `LockHeld`, and `StaleMessage` if the file was replaced, as some editors do on saving: open it again.
-        """
-        with self._threads:
-            if self._depth == 0:
-                self._lock(timeout)
-            self._depth += 1
-            try:
-                mine, there = os.fstat(self._descriptor), None
-                with contextlib.suppress(FileNotFoundError):
-                    there = self.path.lstat()
-                if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
-                    msg = f"{self.path} was replaced since it was opened; nothing was written: open it again"
-                    raise StaleMessage(msg)
-                yield
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-    def _lock(self, timeout: float | None) -> None:
-        """The system waits for a lock for ever or not at all, so that a bounded wait is a look now and then."""
-        if timeout is None:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            return
-        end, pause = time.monotonic() + timeout, _FIRST_PAUSE
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            if time.monotonic() >= end:
-                msg = f"{self.path} is locked by another process, which may be stopped"
-                raise LockHeld(msg)
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def overwrite(self, offset: int, expected: bytes, data: bytes, message: Message) -> None:
-        """Replace bytes in place, within `locked`, if they and the message they belong to are still what they were."""
-        if message.status is not Status.QUEUED and offset == message.offset:
-            msg = f"{self.path}: the message at byte {offset} is {message.status}; only a queued one can be marked"
-            raise StaleMessage(msg)
-        head, there = self.read(len(message.head), message.offset), self.read(len(expected), offset)
-        if head != message.head or there != expected:
-            msg = f"{self.path} holds something else at byte {offset} by now; nothing was written: read it again"
-            raise StaleMessage(msg)
-        self.writing()
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._descriptor, data[done:], offset + done)
-
-    def writing(self) -> None:
-        """Note that something is about to be written, and whether somebody else was first."""
-        if not self.written:
-            self.written, self.disturbed = True, self.identity() != self.begun
-
-    def refresh(self, message: Message) -> bool:
-        """Read a message's status and variables again; False if another message, or none, stands there now."""
-        head = self.read(len(message.head), message.offset)
-        if head[1:] != message.head[1:]:
-            return False
-        status = CONTROL.get(head[:1])
-        if status is None:
-            return False
-        message.status, message.head = status, head
-        message.spelled = [(offset, self.read(len(value), offset)) for offset, value in message.spelled]
-        return True
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-
 # --- A message of a queue file, and its marks and variables, written in place.
 
 
@@ -270,6 +112,25 @@ class Message:
         """The file it stands in."""
         return self._file.path
 
+    def overwrite(self, offset: int, expected: bytes, data: bytes) -> None:
+        """Replace bytes of it in place, within `SharedFile.locked`. Raises `StaleMessage` for what is not as it was."""
+        if self.status is not Status.QUEUED and offset == self.offset:
+            msg = f"{self.path}: the message at byte {offset} is {self.status}; only a queued one can be marked"
+            raise StaleMessage(msg)
+        self._file.overwrite(offset, expected, data, (self.offset, self.head))
+
+    def refresh(self) -> bool:
+        """Read its status and variables again; False if another message, or none, stands there now."""
+        head = self._file.read(len(self.head), self.offset)
+        if head[1:] != self.head[1:]:
+            return False
+        status = CONTROL.get(head[:1])
+        if status is None:
+            return False
+        self.status, self.head = status, head
+        self.spelled = [(offset, self._file.read(len(value), offset)) for offset, value in self.spelled]
+        return True
+
     def mark_processed(self) -> None:
         """It is done. Raises `StaleMessage` unless it still stands there as queued; then nothing is written."""
         self._mark(Status.PROCESSED)
@@ -280,7 +141,7 @@ class Message:
 
     def _mark(self, status: Status) -> None:
         with self._file.locked():
-            self._file.overwrite(self.offset, self.head[:1], BYTE[status], self)
+            self.overwrite(self.offset, self.head[:1], BYTE[status])
             self.status = status
             self.head = BYTE[status] + self.head[1:]
 
@@ -297,7 +158,7 @@ class Message:
                 msg = f"variable {value!r} takes {len(data)} bytes; there is room for {len(now)} at byte {offset}"
                 raise ValueError(msg)
             data = data.ljust(len(now), b" ")
-            self._file.overwrite(offset, now, data, self)
+            self.overwrite(offset, now, data)
             self.spelled[index] = (offset, data)
 
     def try_lock(self, owner: str, seconds: float) -> bool:
@@ -306,20 +167,20 @@ class Message:
         Raises `TextQueueError` for a message without a mutex variable, `ValueError` where the owner does not fit.
         """
         with self._file.locked():
-            if not self._file.refresh(self) or self.status is not Status.QUEUED:
+            if not self.refresh() or self.status is not Status.QUEUED:
                 return False
             index = self._mutex()
-            holder = mutex.holder(self.variables[index])
+            holder = mutex_variable.holder(self.variables[index])
             if holder is not None and holder[0] != owner and holder[1] > time.time():
                 return False
-            self.set_variable(index, mutex.taken(self.variables[index], owner, time.time() + seconds))
+            self.set_variable(index, mutex_variable.taken(self.variables[index], owner, time.time() + seconds))
             return True
 
     def holds(self, owner: str) -> bool:
         """Whether `owner` has the message, which is still queued, and its time is not over."""
-        if not self._file.refresh(self) or self.status is not Status.QUEUED:
+        if not self.refresh() or self.status is not Status.QUEUED:
             return False
-        holder = mutex.holder(self.variables[self._mutex()])
+        holder = mutex_variable.holder(self.variables[self._mutex()])
         return holder is not None and holder[0] == owner and holder[1] > time.time()
 
     @property
@@ -339,10 +200,10 @@ class Message:
             if status is not None:  # first: a crash in between leaves an ended message with a mutex nobody heeds
                 self._mark(status)
             index = self._mutex()
-            self.set_variable(index, mutex.free(self.variables[index]))
+            self.set_variable(index, mutex_variable.free(self.variables[index]))
 
     def _mutex(self) -> int:
-        index = mutex.place(self.variables)
+        index = mutex_variable.place(self.variables)
         if index is None:
             msg = f"{self.path}: the message at byte {self.offset} has no mutex variable; append it with mutex=True"
             raise TextQueueError(msg)
@@ -354,7 +215,7 @@ class Message:
         Raises `TextQueueError` for a message without that variable.
         """
         with self._file.locked():
-            self._file.refresh(self)
+            self.refresh()
             for index, variable in enumerate(self.variables):
                 key, equals, number = variable.partition("=")
                 if equals and key == name:

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from airflow.triggers.base import BaseTrigger, TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 
 from ..engine import ClaimLost, Duration, QueueNotFound, TaskNotFound, Unsupported
-from ..hooks.arguments import span
-from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import state_of
-from ..hooks.retry import Backoff
+from ..hooks import arguments, connection_options, outages, task_instance
 from .sessions import HeldSession, going_on
 
 if TYPE_CHECKING:
@@ -34,7 +31,7 @@ _SHORTEST: Final = 3.0
 
 def checked_lease(lease: Duration | str) -> float:
     """Return a lease in seconds. Raises `ValueError` for one that is too short to be extended, and `ConfigError`."""
-    seconds = span("lease", lease)
+    seconds = arguments.span("lease", lease)
     if seconds is None or seconds < _SHORTEST:
         raise ValueError(f"lease {lease!r} is not allowed: {_SHORTEST:g} seconds or more, to be extended in time")
     return seconds
@@ -42,7 +39,7 @@ def checked_lease(lease: Duration | str) -> float:
 
 def end_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
     """Return the state of an Airflow task that does nothing more by itself; None of one that does. Blocks."""
-    state = state_of(dag_id, run_id, task_id, map_index)
+    state = task_instance.state_of(dag_id, run_id, task_id, map_index)
     return state if state in _ENDED else None
 
 
@@ -73,7 +70,7 @@ class ZkmqLeaseTrigger(BaseTrigger):
         claims: list[list[Any]],
         lease: float,
         settle: list[Any] | None = None,
-        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        zkmq_conn_id: str = connection_options.DEFAULT_CONN_ID,
     ) -> None:
         super().__init__()
         self.claims = [list(claim) for claim in claims]
@@ -90,7 +87,9 @@ class ZkmqLeaseTrigger(BaseTrigger):
     @cached_property
     def _session(self) -> HeldSession:
         """The session; a pause that is longer than what is left of a lease would lose the claim."""
-        return HeldSession(self.zkmq_conn_id, Backoff(self.log, what="Keeping the claims", longest=self.lease / 3))
+        return HeldSession(
+            self.zkmq_conn_id, outages.Backoff(self.log, what="Keeping the claims", longest=self.lease / 3)
+        )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield the one event that ends the task without a worker; by then nothing is extended any more."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..engine import TransportError, Unavailable
-from ..hooks.connections import async_connection_options, limit_kazoo_logging
-from ..hooks.retry import Backoff
+from ..hooks.connection_options import async_connection_options, limit_kazoo_logging
+from ..hooks.outages import Backoff
 
 if TYPE_CHECKING:
     from ..engine import AsyncQueue, AsyncZkmq

@@ -6,33 +6,30 @@ import asyncio
 import inspect
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-from ..engine import ConfigError, TransportError, WaitTimeout, ZkmqError
-from ..engine.internals import internals
-from ..hooks.arguments import moment
-from ..hooks.connections import DEFAULT_CONN_ID
-from ..hooks.deferring import (
-    EVENT_BYTES,
-    acancel_noted,
-    acancel_open,
-    deferral_limit,
-    ended_by_user,
-    fits,
-    hold_back,
-    seconds_left,
-    series_ids,
+from ..engine import ConfigError, IllegalTransition, TaskNotFound, TransportError, WaitTimeout, ZkmqError
+from ..engine.queue_internals import internals
+from ..hooks import (
+    arguments,
+    connection_options,
+    deferring,
+    outages,
+    outcome_logs,
+    task_instance,
+    xcom_results,
 )
-from ..hooks.outcomes import XComResults, log_ended, progress_log, size
-from ..hooks.retry import LONGEST_OF_A_WAIT, Backoff
+from ..hooks.task_instance import is_of
 from .sessions import SESSIONS, HeldSession, going_on
 
 if TYPE_CHECKING:
     from ..engine import AsyncQueue, Batch, Task
+
 
 #: The engine's own time-out names what it waited for; this much later, in seconds, the wait ends whatever it does.
 _GRACE = 1.0
@@ -71,11 +68,11 @@ class WaitingTrigger(BaseTrigger):
         if "ends" in outcome:  # what ends the task by itself meets no race
             yield TaskSuccessEvent()
             return
-        await asyncio.sleep(hold_back(self.deferred_at, time.time()))
+        await asyncio.sleep(deferring.hold_back(self.deferred_at, time.time()))
         yield TriggerEvent(outcome)
 
     async def _outcome(self) -> dict[str, Any]:
-        left = seconds_left(self.deadline)
+        left = deferring.seconds_left(self.deadline)
         try:
             async with asyncio.timeout(None if left is None else left + _GRACE):
                 return {"status": "done", **await self._wait()}
@@ -87,7 +84,9 @@ class WaitingTrigger(BaseTrigger):
 
     async def _wait(self) -> dict[str, Any]:
         """Wait, and again after each failure of the transport; return what the event names."""
-        session = HeldSession(self.zkmq_conn_id, Backoff(self.log, what="Waiting", longest=LONGEST_OF_A_WAIT))
+        session = HeldSession(
+            self.zkmq_conn_id, outages.Backoff(self.log, what="Waiting", longest=outages.LONGEST_OF_A_WAIT)
+        )
         try:
             while True:
                 try:
@@ -96,17 +95,6 @@ class WaitingTrigger(BaseTrigger):
                     await session.after(error)
         finally:
             await session.leave()
-
-
-def deferral(operator: Any, trigger: Callable[..., WaitingTrigger], kwargs: dict[str, Any], **wanted: Any) -> Any:
-    """Return what Airflow is given to go on in `execute_complete`, with `kwargs`, when the trigger has fired.
-
-    `kwargs` has the deadline; `wanted`: what else the trigger is given.
-    """
-    deadline = kwargs["deadline"]
-    fired = trigger(**wanted, zkmq_conn_id=operator.zkmq_conn_id, deadline=deadline, deferred_at=time.time())
-    limit = deferral_limit(deadline)
-    return {"trigger": fired, "method_name": "execute_complete", "kwargs": kwargs, "timeout": limit}
 
 
 class ZkmqTaskTrigger(WaitingTrigger):
@@ -154,7 +142,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         success: dict[str, Any] | None = None,
         cancels: dict[str, Any] | None = None,
         queue: str | None = None,
-        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        zkmq_conn_id: str = connection_options.DEFAULT_CONN_ID,
         deadline: float | None = None,
         deferred_at: float | None = None,
     ) -> None:
@@ -175,23 +163,27 @@ class ZkmqTaskTrigger(WaitingTrigger):
 
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
         if self.batch is not None:
-            batch = await queue.wait_batch(self.batch, seconds_left(self.deadline))
+            batch = await queue.wait_batch(self.batch, deferring.seconds_left(self.deadline))
             return await self._succeeded(queue.name, batch) or {"batch": self.batch}
-        ids = self.task_ids if self.series is None else series_ids(*self.series)
+        ids = self.task_ids if self.series is None else deferring.series_ids(*self.series)
         if ids is None:
-            since = moment("since", self.since)
+            since = arguments.moment("since", self.since)
             ids = await internals(queue).find(
-                self.selector or "all()", self.min_tasks, seconds_left(self.deadline), since=since, wait_for_queue=True
+                self.selector or "all()",
+                self.min_tasks,
+                deferring.seconds_left(self.deadline),
+                since=since,
+                wait_for_queue=True,
             )
         if not ids:
             raise ConfigError("no task was named: there is nothing to wait for")
-        on_progress = progress_log(self.log) if self.log_progress else None
+        on_progress = outcome_logs.progress_log(self.log) if self.log_progress else None
         tasks = await queue.wait(
-            ids, self.event, seconds_left(self.deadline), on_progress, stop_at_failure=self.stop_at_failure
+            ids, self.event, deferring.seconds_left(self.deadline), on_progress, stop_at_failure=self.stop_at_failure
         )
         if success := await self._succeeded(queue.name, tasks):
             return success
-        return {"ids": ids} if not self.partial and fits(ids, EVENT_BYTES) else {"count": len(ids)}
+        return {"ids": ids} if not self.partial and deferring.fits(ids, deferring.EVENT_BYTES) else {"count": len(ids)}
 
     async def on_kill(self) -> None:
         """Cancel what was asked for, if a user has ended the task: Airflow calls this on other occasions, too.
@@ -204,10 +196,10 @@ class ZkmqTaskTrigger(WaitingTrigger):
     async def _cancel(self, cancels: dict[str, Any]) -> None:
         self.log.warning("Ended: where a user did that, what is open of its tasks is cancelled")
         try:
-            if not await asyncio.to_thread(ended_by_user, cancels["instance"]):
+            if not await asyncio.to_thread(task_instance.ended_by_user, cancels["instance"]):
                 return
             named: list[str] = cancels.get("task_ids", self.task_ids or [])
-            ids = series_ids(*cancels["series"]) if "series" in cancels else named
+            ids = deferring.series_ids(*cancels["series"]) if "series" in cancels else named
             async with SESSIONS.lease(self.zkmq_conn_id) as lease:
                 queue = lease.queue(self.queue)
                 count = await acancel_open(queue, ids)
@@ -221,13 +213,13 @@ class ZkmqTaskTrigger(WaitingTrigger):
         """Tell what has ended; return that the Airflow task ends here. None: it goes on on a worker."""
         if self.success is None or self.partial:
             return None
-        results = XComResults(**self.success["telling"])
+        results = xcom_results.XComResults(**self.success["telling"])
         try:
             results.check(queue, ended)
         except AirflowException:
             return None
         value = self.success["value"] if "value" in self.success else results.to_xcom(queue, ended)
-        if size(value) > EVENT_BYTES:
+        if xcom_results.size(value) > deferring.EVENT_BYTES:
             return None
         if (instance := self.success["push"]) is not None:
             from airflow.sdk.execution_time.xcom import XCom
@@ -238,7 +230,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
             except Exception as error:  # noqa: BLE001  whatever it is: a worker does it
                 self.log.warning("A worker is to end this task, as its XCom cannot be written here: %s", error)
                 return None
-        log_ended(self.log, queue, ended, self.zkmq_conn_id)
+        outcome_logs.log_ended(self.log, queue, ended, self.zkmq_conn_id)
         return {"ends": True}
 
 
@@ -254,7 +246,7 @@ class ZkmqReadyTrigger(WaitingTrigger):
         *,
         zkmq_queue: str | None = None,
         selector: str | None = None,
-        zkmq_conn_id: str = DEFAULT_CONN_ID,
+        zkmq_conn_id: str = connection_options.DEFAULT_CONN_ID,
         deadline: float | None = None,
         deferred_at: float | None = None,
     ) -> None:
@@ -263,8 +255,8 @@ class ZkmqReadyTrigger(WaitingTrigger):
         self.selector = selector
 
     async def _wait_for(self, queue: AsyncQueue) -> dict[str, Any]:
-        there = await queue.exists(timeout=seconds_left(self.deadline))
-        if not there or not await queue.ready(selector=self.selector, timeout=seconds_left(self.deadline)):
+        there = await queue.exists(timeout=deferring.seconds_left(self.deadline))
+        if not there or not await queue.ready(selector=self.selector, timeout=deferring.seconds_left(self.deadline)):
             span = (self.deadline or 0.0) - (self.deferred_at or 0.0)
             raise WaitTimeout(nothing_came(queue.name, self.selector, span if self.deferred_at else None))
         return {}
@@ -274,3 +266,38 @@ def nothing_came(queue: str, selector: str | None, span: float | None) -> str:
     """Return what to say of a wait for work that was in vain, for so many seconds, as far as that is known."""
     what = f"no task that fits {selector}" if selector else "no task"
     return f"{what} came into queue {queue!r} {'in time' if span is None else f'within timeout ({span:g} s)'}"
+
+
+# --- Cancelling what an Airflow task enqueued that a user has ended.
+
+#: So many tasks are read together.
+_AT_ONCE: Final = 500
+_METADATA: Final[tuple[Literal["metadata"]]] = ("metadata",)
+
+
+async def acancel_noted(queue: AsyncQueue, origin: Mapping[str, Any], names: Sequence[str]) -> int:
+    """Cancel the tasks that have not ended and note this origin, as far as it has these names; return their number.
+
+    All that has not ended is looked at, a part at a time, and again until there is none of them: one may have come back
+    to its queue meanwhile.
+    """
+    count = 0
+    while True:
+        before = count
+        for state in ("claimed", "inserted"):
+            ids = await internals(queue).ids(state=state)
+            for at in range(0, len(ids), _AT_ONCE):
+                tasks = await queue.tasks(ids=ids[at : at + _AT_ONCE], parts=_METADATA)
+                count += await acancel_open(queue, [task.id for task in tasks if is_of(task.metadata, origin, names)])
+        if count == before:
+            return count
+
+
+async def acancel_open(queue: AsyncQueue, ids: Sequence[str]) -> int:
+    """Cancel those of the tasks that have not ended; return how many there were."""
+    count = 0
+    for task_id in ids:
+        with suppress(IllegalTransition, TaskNotFound):
+            await queue.cancel(task_id)
+            count += 1
+    return count

@@ -35,10 +35,10 @@ from airflow.utils.db import synchronize_log_template
 from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, node
 from airflow_provider_zkmq.engine import Integer, Message, Zkmq
 from airflow_provider_zkmq.engine.api.queue import Queue
-from airflow_provider_zkmq.hooks import deferring, retry
-from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.hooks import deferring, outages
+from airflow_provider_zkmq.operators.enqueuing import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
-from airflow_provider_zkmq.triggers import events, sessions, zkmq
+from airflow_provider_zkmq.triggers import asset_watcher, sessions, zkmq
 from airflow_provider_zkmq.triggers.sessions import SharedSessions
 
 EXAMPLES = Path(__file__).parents[2] / "example_dags"
@@ -100,8 +100,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Shared:
     made = Shared()
     for module in (zkmq, sessions):
         monkeypatch.setattr(module, "SESSIONS", made)
-    monkeypatch.setattr(events, "_LOOK", 0.01)
-    monkeypatch.setattr(retry, "_LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(asset_watcher, "_LOOK", 0.01)
+    monkeypatch.setattr(outages, "_LONGEST_PAUSE", 0.1)
     return made
 
 

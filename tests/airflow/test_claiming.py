@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.api.queue import Claim, Queue
-from airflow_provider_zkmq.hooks import retry
+from airflow_provider_zkmq.hooks import outages
 from airflow_provider_zkmq.hooks.arguments import MOST, claim_reference, read_claims
 from airflow_provider_zkmq.operators import claiming
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
@@ -281,7 +281,7 @@ def troubled(monkeypatch, verb, *errors, task_id=None):
         return real(self, *given, **named)
 
     monkeypatch.setattr(Queue, verb, called)
-    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic))
+    monkeypatch.setattr(outages, "time", SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic))
     return pauses
 
 
@@ -310,7 +310,7 @@ def test_what_was_claimed_anew_is_given_back_where_the_rest_cannot_be(queue, mon
     for each in claim(tries(store), max_tasks=2):
         queue.claim_handle(each["id"], each["token"]).release()
     troubled(monkeypatch, "claim_handle", Unavailable("nobody answers"), task_id="b")
-    monkeypatch.setattr(claiming, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("airflow_provider_zkmq.hooks.outages.RETRY_SECONDS", 0.0)
     with pytest.raises(Unavailable):
         claim(tries(store, 2), max_tasks=2)
     assert (queue.task("a").state, queue.task("a").attempt) == ("inserted", 0)
@@ -330,7 +330,7 @@ def test_giving_back_ends_with_an_outage(queue, monkeypatch):
 def proxy(queue, zookeeper, root, monkeypatch):
     """The operators' way to ZooKeeper, by which the test itself does not go."""
     limits = {"connect_timeout": 1, "request_timeout": 1, "session_timeout": 2}
-    monkeypatch.setattr(retry, "LONGEST_OF_A_WAIT", 0.2)
+    monkeypatch.setattr(outages, "LONGEST_OF_A_WAIT", 0.2)
     with Faulty(zookeeper) as made:
         define(monkeypatch, host=made.hosts, extra={"root": root, "queue": queue.name} | limits)
         yield made
@@ -375,7 +375,7 @@ def test_what_it_has_claimed_itself_is_its_own_after_an_outage(queue, proxy, mon
 def test_patience_counts_for_how_long_nobody_has_answered(monkeypatch, subtests):
     """However long each try takes until it gives up, and for however long it has waited when the outage comes."""
     now, requested = [0.0], []
-    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    monkeypatch.setattr(outages, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
     for error in (Unavailable("nobody answers"), OutcomeUnknown("its reply was lost")):
         for answered in ([], [3, 4]):
             with subtests.test(error=error, answered=answered):
@@ -389,7 +389,7 @@ def test_patience_counts_for_how_long_nobody_has_answered(monkeypatch, subtests)
                     raise error
 
                 with pytest.raises(type(error)):
-                    retry.outlast(getLogger("t"), "Claiming", 200.0, work)
+                    outages.outlast(getLogger("t"), "Claiming", 200.0, work)
                 assert len(requested) == (7 if answered else 4)
 
 

@@ -26,12 +26,11 @@ from airflow_provider_zkmq.hooks.deferring import (
     first_within,
     fits,
     hold_back,
-    origin_of,
     series_ids,
 )
-from airflow_provider_zkmq.operators.zkmq import series_key
+from airflow_provider_zkmq.hooks.task_instance import origin_of
+from airflow_provider_zkmq.operators.enqueuing import series_key
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
-from airflow_provider_zkmq.triggers import zkmq
 from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 from tests.airflow.conftest import Heard, batch_of, deferral, enqueuing, finish, fire, fired, kill, sensor
 
@@ -226,8 +225,7 @@ def test_many_ids_are_waited_for_in_rounds(queue, context, monkeypatch):
 
 def test_a_series_is_deferred_in_little_room(queue, context, monkeypatch):
     """Many tasks go by their key and number; the event names none, and the Airflow task knows them all the same."""
-    for module in (deferring, zkmq):
-        monkeypatch.setattr(module, "EVENT_BYTES", 100)
+    monkeypatch.setattr(deferring, "EVENT_BYTES", 100)
     operator = enqueuing(messages=["x"] * 20, wait_for_completion=True, deferrable=True)
     deferred = deferral(operator.execute, context)
     kwargs = deferred.trigger.serialize()[1]

@@ -21,14 +21,13 @@ from airflow_provider_zkmq.engine import (
     TlsRefused,
     Unavailable,
 )
+from airflow_provider_zkmq.engine.api.internal_methods import QueueInternals
 from airflow_provider_zkmq.engine.api.queue import Queue
-from airflow_provider_zkmq.engine.api.queue_internals import QueueInternals
 from airflow_provider_zkmq.engine.core.tasks import enqueue
-from airflow_provider_zkmq.engine.internals import internals
-from airflow_provider_zkmq.hooks import retry
-from airflow_provider_zkmq.hooks.deferring import origin_of
-from airflow_provider_zkmq.operators import zkmq
-from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.engine.queue_internals import internals
+from airflow_provider_zkmq.hooks import outages
+from airflow_provider_zkmq.hooks.task_instance import origin_of
+from airflow_provider_zkmq.operators.enqueuing import ZkmqEnqueueOperator, named, series_key
 from tests.airflow.conftest import Heard, deferral, define, enqueuing, finish, instance, kill
 from tests.faulty import CutAfter, Faulty, Once
 
@@ -93,8 +92,8 @@ def test_what_a_try_wrote_is_adopted_by_the_next(queue):
 
 def test_what_is_missing_is_written_by_the_next_try(queue, context):
     """A try that was cut off half way leaves tasks that are adopted; the others come once, unless none may be there."""
-    key = zkmq.series_key("run", origin_of(context), queue.name)
-    ids = [message.task_id for message in zkmq.named([Message("x")] * 3, key)]
+    key = series_key("run", origin_of(context), queue.name)
+    ids = [message.task_id for message in named([Message("x")] * 3, key)]
     internals(queue).enqueue_new([Message("b", task_id=ids[1])])
     assert enqueuing(messages=["a", "b", "c"]).execute(context) == ids
     assert sorted(queue.task(task_id).data for task_id in ids) == [b"a", b"b", b"c"]
@@ -131,7 +130,7 @@ def test_a_second_try_goes_on_with_a_half_written_batch(queue, context, monkeypa
     operator = enqueuing(messages=["a", "b", "c"], batch="b", then={"data": "d"})
     with monkeypatch.context() as patch:
         patch.setattr(enqueue, step, dying(getattr(enqueue, step)))
-        patch.setattr(retry, "RETRY_SECONDS", 0.0)
+        patch.setattr(outages, "RETRY_SECONDS", 0.0)
         with pytest.raises(OutcomeUnknown, match="the worker died"):
             operator.execute(context)
     assert operator.execute(context) == "b"
@@ -217,7 +216,7 @@ def pauses(monkeypatch):
     def pause(_seconds):
         (coming.pop(0) if len(coming) > 1 else coming[0])()
 
-    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic, time=time.time))
+    monkeypatch.setattr(outages, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic, time=time.time))
     return coming
 
 

@@ -14,11 +14,11 @@ from airflow.serialization.serialized_objects import BaseSerialization, DagSeria
 from airflow.triggers.base import BaseEventTrigger
 
 from airflow_provider_zkmq.engine import AsyncZkmq, ClaimLost, ConfigError, Integer, RetryPolicy, String, Unavailable
-from airflow_provider_zkmq.hooks.connections import OneAMinute
-from airflow_provider_zkmq.hooks.retry import Backoff
-from airflow_provider_zkmq.triggers import events as watches
+from airflow_provider_zkmq.hooks.connection_options import OneAMinute
+from airflow_provider_zkmq.hooks.outages import Backoff
+from airflow_provider_zkmq.triggers import asset_watcher as watches
 from airflow_provider_zkmq.triggers import sessions
-from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+from airflow_provider_zkmq.triggers.asset_watcher import ZkmqEventTrigger
 from tests.airflow.conftest import Heard, define, example, finish, until
 
 

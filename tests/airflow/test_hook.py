@@ -19,7 +19,7 @@ from airflow_provider_zkmq.commands.definition import get_zkmq_cli_commands
 from airflow_provider_zkmq.commands.zkmq import _VARIABLES, run, run_words
 from airflow_provider_zkmq.engine import AccessDenied, ConfigError, Unavailable, Zkmq
 from airflow_provider_zkmq.hooks.arguments import flat_ids, items_of
-from airflow_provider_zkmq.hooks.connections import OneAMinute, connection_options
+from airflow_provider_zkmq.hooks.connection_options import OneAMinute, connection_options
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
 from tests.airflow.conftest import define
 

@@ -18,8 +18,7 @@ from cryptography.fernet import Fernet
 from airflow_provider_zkmq.engine.api.queue import Queue
 from airflow_provider_zkmq.hooks import deferring
 from airflow_provider_zkmq.hooks.deferring import series_ids
-from airflow_provider_zkmq.operators import zkmq
-from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.operators.enqueuing import ZkmqEnqueueOperator
 from tests.airflow.conftest import Heard, deferral, enqueuing, finish, instance, rebuilt
 from tests.support import eventually
 
@@ -48,7 +47,7 @@ def killers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
         started.append(threading.Thread(**given))
         return started[-1]
 
-    monkeypatch.setattr(zkmq, "threading", SimpleNamespace(Thread=thread))
+    monkeypatch.setattr("airflow_provider_zkmq.operators.enqueuing.threading", SimpleNamespace(Thread=thread))
     return started
 
 

@@ -26,8 +26,8 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.filequeue.claims import FileClaim
 from airflow_provider_zkmq.hooks.arguments import MOST, claim_reference
-from airflow_provider_zkmq.hooks.retry import Backoff
-from airflow_provider_zkmq.operators.keeping import ZkmqKeepOperator
+from airflow_provider_zkmq.hooks.outages import Backoff
+from airflow_provider_zkmq.operators.leases import ZkmqKeepOperator
 from airflow_provider_zkmq.triggers import leases
 from airflow_provider_zkmq.triggers.leases import ZkmqLeaseTrigger
 from tests.airflow.conftest import Heard, deferral, define, instance, until

@@ -10,7 +10,7 @@ from airflow.sdk import AsyncCallback, BaseNotifier
 from airflow.triggers.callback import CallbackTrigger
 
 from airflow_provider_zkmq.engine import ConfigError, Message, QueueNotFound, Zkmq
-from airflow_provider_zkmq.notifications.zkmq import ZkmqDeadLetterNotifier
+from airflow_provider_zkmq.notifications.dead_letters import ZkmqDeadLetterNotifier
 from tests.airflow.conftest import fire, kill
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
 from airflow_provider_zkmq.engine.core.tasks import enqueue
-from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.operators.enqueuing import ZkmqEnqueueOperator
 from tests.airflow.conftest import deferral, enqueuing, finish, instance, kill
 
 RUN_ID = "manual__2026-01-02T03:04:05.678901+00:00"

@@ -18,9 +18,9 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowOptionalProviderFeatureException
 
 from airflow_provider_zkmq.engine import ConfigError, ConnectionConfig, Zkmq
-from airflow_provider_zkmq.hooks import connections, settings
+from airflow_provider_zkmq.hooks import connection_options, settings
 from airflow_provider_zkmq.provider_info import get_provider_info
-from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+from airflow_provider_zkmq.triggers.asset_watcher import ZkmqEventTrigger
 
 TOP = Path(__file__).parents[2]
 
@@ -51,7 +51,7 @@ def test_configuration_and_form_have_exactly_what_is_read():
     assert {name: option["default"] for name, option in options.items()} == settings.DEFAULTS
     assert all(option["description"].endswith(".") for option in options.values())
     [declared] = info["connection-types"]
-    assert set(declared["conn-fields"]) == set(connections._KNOWN)
+    assert set(declared["conn-fields"]) == set(connection_options._KNOWN)
     assert ":" not in declared["ui-field-behaviour"]["placeholders"]["host"], "a port has a field of its own"
 
 
@@ -60,7 +60,7 @@ def test_a_connection_saved_by_the_untouched_form_can_be_used(host, tmp_path):
     """Of servers and of queue files: the form's defaults, which Airflow saves as if they had been said, fit both."""
     form = get_provider_info()["connection-types"][0]["conn-fields"]
     extra = json.dumps({name: field["schema"].get("default") for name, field in form.items()})
-    made = connections.connection_options(Connection(conn_id="c", conn_type="zkmq", host=host, extra=extra))
+    made = connection_options.connection_options(Connection(conn_id="c", conn_type="zkmq", host=host, extra=extra))
     given = {name: value for name, value in made.items() if name not in ("hosts", "queue")}
     assert "default" not in form["queue"]["schema"]
     if host.startswith("zk"):
@@ -98,7 +98,7 @@ before = set(sys.modules)
 assert "pendulum" in before
 import airflow_provider_zkmq.triggers.zkmq, airflow_provider_zkmq.triggers.leases
 print(*sorted(set(sys.modules) - before))
-import airflow_provider_zkmq.triggers.events
+import airflow_provider_zkmq.triggers.asset_watcher
 print(*sorted(set(sys.modules) - before))
 """
 
@@ -157,8 +157,8 @@ providers = managers[0]
 assert "airflow-provider-zkmq" in providers.providers
 assert providers.field_behaviours["zkmq"]["placeholders"]["port"] == "2181"
 assert "extra__zkmq__root" in providers.connection_form_widgets
-assert "airflow_provider_zkmq.notifications.zkmq.ZkmqDeadLetterNotifier" in str(providers.notification)
-assert "airflow_provider_zkmq.triggers.events" in {info.trigger_class_name for info in providers.trigger}
+assert "airflow_provider_zkmq.notifications.dead_letters.ZkmqDeadLetterNotifier" in str(providers.notification)
+assert "airflow_provider_zkmq.triggers.asset_watcher" in {info.trigger_class_name for info in providers.trigger}
 assert "get_zkmq_cli_commands" in {function.__name__ for function in providers.cli_command_functions}
 assert any("zkmq" in sections for _, sections in providers.provider_configs)
 assert not heard, heard
@@ -225,9 +225,10 @@ def test_reading_dags_loads_neither_kazoo_nor_the_engine(claim_reference):
     """All operators and example DAGs: names and records alone, no fronts, protocol, workers, queue files or Spark."""
     names = claim_reference["parsed"][-1].split()
     ours = [name.removeprefix("airflow_provider_zkmq.") for name in names if name.startswith("airflow_provider_zkmq.")]
-    assert "operators.bridge" in ours
+    assert "operators.editing" in ours
     assert not [name for name in names if name.partition(".")[0] in ("kazoo", "pyspark")]
-    deep = r"engine\.(?!core$|core\.model|config$|errors$|internals$)|filequeue|textqueue|bridge|cli|embedded|spark"
+    own = r"engine\.(?!core$|core\.model|config$|errors$|queue_internals$)"
+    deep = rf"{own}|filequeue|textqueue|editing|cli|embedded|spark"
     assert not [name for name in ours if re.match(deep, name)]
 
 

@@ -17,7 +17,7 @@ pytestmark = [
 DAGS = """
 from airflow.sdk import DAG, task, task_group
 from airflow.sdk.exceptions import AirflowSkipException
-from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
+from airflow_provider_zkmq.operators.task_group import ZkmqTaskGroup
 
 @task
 def first(claim):

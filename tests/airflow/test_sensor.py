@@ -19,8 +19,8 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_provider_zkmq.engine import ConfigError, Message, Zkmq
-from airflow_provider_zkmq.hooks import outcomes
-from airflow_provider_zkmq.hooks.outcomes import size
+from airflow_provider_zkmq.hooks import outcome_logs
+from airflow_provider_zkmq.hooks.xcom_results import size
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 from tests.airflow.conftest import Heard, batch_of, deferral, finish, fired, kill, sensor
 from tests.support import eventually
@@ -142,7 +142,7 @@ def test_what_failed_fails_the_sensor(queue, context, subtests):
 @pytest.mark.parametrize("batch", [None, "b"])
 def test_failures_that_do_not_fail_the_sensor(queue, context, monkeypatch, batch):
     """With ``fail_on="none"`` the XCom tells of them; the log has lines on the first, and counts the others."""
-    monkeypatch.setattr(outcomes, "_LINES", 2)
+    monkeypatch.setattr(outcome_logs, "_LINES", 2)
     ids = queue.enqueue_many([Message("x") for _ in range(5)], batch=batch)
     failed = {kill(queue, "boom") for _ in ids[1:]}
     finish(queue)

@@ -12,11 +12,11 @@ from airflow_provider_zkmq.engine import CorruptRecord, Message, RetryPolicy, Un
 from airflow_provider_zkmq.engine.api.queue import Claim
 from airflow_provider_zkmq.hooks.arguments import claim_reference
 from airflow_provider_zkmq.operators import settling
-from airflow_provider_zkmq.operators.settling import (
+from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
+from airflow_provider_zkmq.operators.work_states import (
     END_KEY,
     ERROR_KEY,
     Work,
-    ZkmqSettleOperator,
     apart,
     instances,
     judge,

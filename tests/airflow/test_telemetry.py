@@ -18,7 +18,7 @@ from airflow_provider_zkmq.assets.zkmq import convert_asset_to_openlineage, crea
 from airflow_provider_zkmq.decorators import zkmq
 from airflow_provider_zkmq.decorators.zkmq import zkmq_task
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy
-from airflow_provider_zkmq.hooks import settings, telemetry
+from airflow_provider_zkmq.hooks import metrics, settings
 from airflow_provider_zkmq.hooks.lineage import queue_asset, record_lineage
 from tests.airflow.conftest import define, enqueuing, kill, sensor
 from tests.airflow.test_events import watching_with
@@ -46,14 +46,14 @@ JOBS = {"queue": "jobs"}
 
 def test_counters_and_times_have_their_names_and_tags(queue, said):
     """Enqueued, claimed, settled, dead; wait and run in milliseconds; each with its queue. None is not sent."""
-    telemetry.count_enqueued("jobs", 3)
-    telemetry.count_enqueued("jobs", 0)
+    metrics.count_enqueued("jobs", 3)
+    metrics.count_enqueued("jobs", 0)
     queue.enqueue("x")
     claim = queue.claim(timeout=20)
-    telemetry.count_claimed("jobs", [claim.task])
+    metrics.count_claimed("jobs", [claim.task])
     claim.complete()
-    telemetry.count_settled("jobs", "completed", run_ms=12)
-    telemetry.count_dead("jobs", 2)
+    metrics.count_settled("jobs", "completed", run_ms=12)
+    metrics.count_dead("jobs", 2)
     waited = ("zkmq.wait_time", claim.task.claimed_ms - claim.task.enqueued_ms, JOBS)
     settled = ("zkmq.settled", 1, {"queue": "jobs", "outcome": "completed"})
     assert said[:3] == [("zkmq.enqueued", 3, JOBS), ("zkmq.claimed", 1, JOBS), waited]
@@ -62,10 +62,10 @@ def test_counters_and_times_have_their_names_and_tags(queue, said):
     task, never, dead = queue.task(claim.task.id), queue.enqueue("never"), queue.enqueue("y", priority=1)
     kill(queue, "no")
     queue.cancel(never)
-    telemetry.count_ended("jobs", [task, queue.task(never)])
+    metrics.count_ended("jobs", [task, queue.task(never)])
     waited = ("zkmq.wait_time", task.claimed_ms - task.enqueued_ms, JOBS)  # as told at the end
     assert said == [waited, ("zkmq.run_time", task.ended_ms - task.claimed_ms, JOBS)], "and nothing of one unclaimed"
-    telemetry.count_ended("jobs", [queue.task(dead)])
+    metrics.count_ended("jobs", [queue.task(dead)])
     assert said[-1] == ("zkmq.dead", 1, JOBS)
 
 
@@ -97,13 +97,13 @@ async def test_what_a_trigger_claims_is_counted(queue, said, shared):
 def test_they_can_be_switched_off_and_a_wrong_option_fails_nothing(said, monkeypatch, caplog):
     """By the section ``[zkmq]``; the option is asked for once the work is done: a warning names it, once."""
     monkeypatch.setenv("AIRFLOW__ZKMQ__STATS", "False")
-    telemetry.count_enqueued("jobs", 1)
-    telemetry.count_settled("jobs", "failed", run_ms=1)
+    metrics.count_enqueued("jobs", 1)
+    metrics.count_settled("jobs", "failed", run_ms=1)
     assert said == []
     monkeypatch.setenv("AIRFLOW__ZKMQ__STATS", "perhaps")
     settings._warn.cache_clear()
     for number in (2, 1):
-        telemetry.count_enqueued("jobs", number)
+        metrics.count_enqueued("jobs", number)
     assert said == [("zkmq.enqueued", 2, JOBS), ("zkmq.enqueued", 1, JOBS)], "the default holds"
     [warning] = [each.message for each in caplog.records if "[zkmq] stats" in each.message]
     assert "perhaps" in warning

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MODULES = ("operators.zkmq", "sensors.zkmq", "decorators.zkmq", "triggers.zkmq", "notifications.zkmq", "hooks.zkmq")
+MODULES = ("operators.zkmq", "sensors.zkmq", "decorators.zkmq", "triggers.zkmq", "hooks.zkmq")
 CODE = """
 import sys, time
 from airflow.sdk import BaseNotifier, BaseSensorOperator, conf

@@ -17,7 +17,7 @@ from airflow_provider_zkmq.engine.core.protocol import (
     Post,
     Sync,
 )
-from airflow_provider_zkmq.engine.zk.drivers import open_session, run
+from airflow_provider_zkmq.engine.zk.procedure_drivers import open_session, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.simulation.zookeeper import Ensemble
 from tests.support import eventually

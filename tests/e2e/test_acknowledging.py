@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AnyQueue, Message, RetryPolicy
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.e2e.conftest import LONG, Airflow, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("heavy")]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Message, Queue
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.e2e.conftest import PASSWORD, Airflow
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("heavy")]

@@ -20,7 +20,7 @@ def conn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_nothing_but_the_connection_differs(q: FileQueue, conn: None, folder: Path) -> None:
     """The operator enqueues, the sensor finds outcomes, the Test button counts queues; the triggerer is refused."""
     from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-    from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+    from airflow_provider_zkmq.operators.enqueuing import ZkmqEnqueueOperator
     from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
     from airflow_provider_zkmq.triggers.zkmq import ZkmqTaskTrigger
 

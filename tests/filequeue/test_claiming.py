@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConfigError, ConsumeOnce, Message, RetryPolicy, String, TaskNotFound
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 from tests.filequeue.conftest import taken
 from tests.support import eventually

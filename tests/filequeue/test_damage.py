@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from airflow_provider_zkmq.cli import output
 from airflow_provider_zkmq.engine import ClaimLost, CorruptRecord, Integer, OrderedEnum, RetryPolicy, Unavailable, Zkmq
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
-from airflow_provider_zkmq.filequeue.queue_file import KEPT, MOVED, ROOMS
+from airflow_provider_zkmq.filequeue.task_store import KEPT, MOVED, ROOMS
 from airflow_provider_zkmq.textqueue import Limits, TextQueue
 from tests.filequeue.conftest import taken
 
@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_not_written(q: FileQueue, monkeypatch: pytest.Monk
     q.enqueue("x", task_id="a")
     before, write = q.path.read_bytes(), os.write
     with monkeypatch.context() as patch:
-        patch.setattr("airflow_provider_zkmq.textqueue.file.Limits", partial(Limits, file=len(before) + 10))
+        patch.setattr("airflow_provider_zkmq.textqueue.text_queue.Limits", partial(Limits, file=len(before) + 10))
         with pytest.raises(CorruptRecord, match="are read"):
             q.enqueue("y", task_id="b")
     with monkeypatch.context() as patch:

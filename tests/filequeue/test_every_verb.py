@@ -30,10 +30,10 @@ from airflow_provider_zkmq.engine import (
     Unsupported,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.api.queue_internals import QueueInternals
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.api.internal_methods import QueueInternals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
-from airflow_provider_zkmq.filequeue.internals import FileQueueInternals
+from airflow_provider_zkmq.filequeue.queue_internals import FileQueueInternals
 from tests.support import fresh_root
 
 TYPES: dict[str, FilterType] = {"size": OrderedEnum("small", "large")}

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import Message, RetryPolicy
 from airflow_provider_zkmq.filequeue import FileClient
-from airflow_provider_zkmq.filequeue.queue_file import QueueFile
+from airflow_provider_zkmq.filequeue.task_store import QueueFile
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.filequeue.conftest import taken
 

@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine import (
     WaitTimeout,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue, directory
 from tests.filequeue.conftest import CLASSES, taken
 from tests.support import eventually

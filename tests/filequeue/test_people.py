@@ -10,9 +10,9 @@ import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConsumeTimes, CorruptRecord, String, Unavailable, Zkmq
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
-from airflow_provider_zkmq.filequeue.queue_file import FileConf, QueueFile
+from airflow_provider_zkmq.filequeue.task_store import FileConf, QueueFile
 from airflow_provider_zkmq.textqueue import Status, TextQueue
-from airflow_provider_zkmq.textqueue.file import ALL
+from airflow_provider_zkmq.textqueue.text_queue import ALL
 from tests.filequeue.conftest import taken
 
 

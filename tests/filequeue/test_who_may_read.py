@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_zkmq.bridge import export_queue, exported_from, import_file
+from airflow_provider_zkmq.editing import export_queue, exported_from, import_file
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord, Zkmq, ZkmqError
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 from tests.filequeue.conftest import taken

@@ -17,12 +17,19 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from airflow_provider_zkmq.engine.api import transaction
+from airflow_provider_zkmq.engine.api import transaction_procedures
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.maintenance import collect, consumers, fsck
-from airflow_provider_zkmq.engine.core.read import bulk_read, completion_log, configuration, leases, nodes, wait
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumer_registry, due_work, fsck
+from airflow_provider_zkmq.engine.core.read import (
+    columnar_read,
+    completion_log,
+    configuration,
+    queue_existence,
+    server_clock,
+    watch_tasks,
+)
 from airflow_provider_zkmq.engine.core.read import inspect as read
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, outcome, settle
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, settle, settle_by_outcome
 from tests.house.package import PACKAGE, TOP
 
 ENGINE: Final = f"{PACKAGE}.engine"
@@ -34,7 +41,7 @@ WIDTH: Final = 112
 class Written(NamedTuple):
     """A module that has an awaited class and its blocking twin. `given`: what procedures get of the API first.
 
-    `procedures`: by their module, with the method's name where that is another.
+    `procedures`: by their module, with the method's name where that is another. `more`: what else the class has.
     """
 
     module: str
@@ -43,6 +50,7 @@ class Written(NamedTuple):
     documentation: tuple[str, str]
     given: tuple[str, ...]
     procedures: dict[ModuleType, str]
+    more: str = ""
 
 
 #: What the caller of a claim gets, and what chooses it among the claims.
@@ -59,7 +67,7 @@ USING: Final = {"claims", "enqueue", "enqueue_many", "enqueue_new", "open_batch"
 OF_API: Final = {
     "bases": "ClaimBase QueueBase QueueInternalsBase TransactionBase",
     "calls": "AsyncApi AsyncClaiming SyncApi SyncClaiming first first_or_none",
-    "claims": "AsyncClaim Claim",
+    "claim_methods": "AsyncClaim Claim",
     "loops": "AsyncClaims Claims",
     "unit_of_work": "AsyncUnitOfWork UnitOfWork",
 }
@@ -68,17 +76,17 @@ MODULES: Final = [
         "transaction_methods", "AsyncTransactionMethods", "TransactionBase, AsyncClaiming[Task]",
         ("The calls of an `AsyncUnitOfWork`.", "The calls of a `UnitOfWork`."),
         ("self._transaction",),
-        {transaction: "try_take put commit rollback settle"},
+        {transaction_procedures: "try_take put commit rollback settle"},
     ),
     Written(
-        "claims", "AsyncClaim", "ClaimBase[AsyncUnitOfWork], AsyncApi",
+        "claim_methods", "AsyncClaim", "ClaimBase[AsyncUnitOfWork], AsyncApi",
         ("A task in hand; see `Claim`.",
          """A task in hand. Settle it with exactly one of `complete`, `fail`, `release` and `snooze`.
 
     A session-bound claim ends with its ZooKeeper session, or with its lock; a leased one at its deadline.
     """),
         ("self._context", "self._claimed"),
-        {settle: "complete fail release snooze extend progress begin", outcome: "settle=settle_by_outcome"},
+        {settle: "complete fail release snooze extend progress begin", settle_by_outcome: "settle=settle_by_outcome"},
     ),
     Written(
         "queue_methods", "AsyncQueueMethods", "QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]",
@@ -89,21 +97,28 @@ MODULES: Final = [
             claim: "claim=request_claim claim_many=request_claims claims=request_loop claim_task=request_by_id"
             " claim_handle=request_handle ready",
             read: "task=read_task tasks=list_tasks counts explain",
-            wait: "wait follow", batches: "wait_batch batch=read_batch",
-            configuration: "conf consumers", nodes: "exists", fsck: "fsck", collect: "collect_garbage delete",
-            admin: "configure pause resume redrive redrive_many cancel revoke clear drop",
+            watch_tasks: "wait follow", batches: "wait_batch batch=read_batch",
+            configuration: "conf", consumer_registry: "consumers", queue_existence: "exists", fsck: "fsck",
+            collect: "collect_garbage",
+            admin: "delete configure pause resume", interventions: "redrive redrive_many cancel revoke clear drop",
         },
+        '''def _receive(self, context: Context, claimed: Claimed) -> AsyncClaim:
+    """The claim that a caller gets."""
+    return AsyncClaim(self._session, context, claimed, self._begin)
+
+''',
     ),
     Written(
-        "queue_internals", "AsyncQueueInternals", "QueueInternalsBase, AsyncApi",
+        "internal_methods", "AsyncQueueInternals", "QueueInternalsBase, AsyncApi",
         ("The internals of an `AsyncQueue`; the names are those of `QueueInternals`.",
          "The internals of a `Queue`; each call blocks."),
         ("self._context",),
         {
-            claim: "check_wanted=wanted", consumers: "run_maintenance wait_for_change",
-            enqueue: "enqueue_new", wait: "find=find_matching", bulk_read: "scan", leases: "zxid now",
-            read: "pending ids=list_ids", nodes: "tree=read_tree", admin: "replace=replace_data publish_archive",
-            completion_log: "ended_between read_ended latest_end", configuration: "truncated_at archive",
+            claim: "check_wanted=wanted", due_work: "run_maintenance wait_for_change",
+            enqueue: "enqueue_new", watch_tasks: "find=find_matching", columnar_read: "scan", server_clock: "zxid now",
+            read: "pending ids=list_ids tree=read_tree", interventions: "replace=replace_data",
+            admin: "publish_archive",
+            completion_log: "ended_between read_ended latest_end truncated_at", configuration: "archive",
         },
     ),
 ]  # fmt: skip
@@ -193,7 +208,7 @@ def module(written: Written) -> str:
         for name, _, procedure in (word.partition("=") for word in words.split())
     ]
     methods = "\n".join(method(name, procedure, written.given) for name, procedure in named)
-    head, body = f"class {written.awaited}({written.bases}):", textwrap.indent(methods, "    ")
+    head, body = f"class {written.awaited}({written.bases}):", textwrap.indent(written.more + methods, "    ")
     pair = zip(written.documentation, (head, blocking(head)), (body, blocking(body)), strict=True)
     classes = "\n\n".join(f'{begin}\n    """{says}"""\n\n{rest}' for says, begin, rest in pair)
     lines = "\n".join(imports(written, [procedure for _, procedure in named], classes))

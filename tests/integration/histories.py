@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 from pyspark.sql import SparkSession
 
-from airflow_provider_zkmq.history import Table
-from airflow_provider_zkmq.spark.history.rows import SCHEMA
-from airflow_provider_zkmq.spark.history.staging import stage
+from airflow_provider_zkmq.delta_tables import Table
+from airflow_provider_zkmq.spark.history.data_files import stage
+from airflow_provider_zkmq.spark.history.queue_reader import SCHEMA
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.bridge import Imported, export_queue
+from airflow_provider_zkmq.editing import Imported, export_queue
 from airflow_provider_zkmq.engine import ConsumeOnce, Message, Queue, String, Zkmq
 from tests.support import fresh_root
 

@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.core.tasks.batches import Batch
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.integration.clients import clients, end_session, spent, together
 from tests.integration.conftest import started, taken
 from tests.support import eventually

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Claim, ConsumeTimes, Message, Queue, String, UnitOfWork, Zkmq
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.integration.clients import clients, spent, together
 from tests.integration.conftest import taken
 from tests.support import eventually

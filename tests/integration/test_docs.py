@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq import bridge, engine, history, spark
+from airflow_provider_zkmq import editing, engine, history, spark
 from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfWork, Worker, Zkmq
-from airflow_provider_zkmq.hooks import settings, telemetry
+from airflow_provider_zkmq.engine.api.internal_methods import QueueInternals
+from airflow_provider_zkmq.hooks import metrics, settings
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.promises import TOP, rows
 from tests.support import fresh_root
@@ -127,8 +128,9 @@ def test_every_call_of_the_semantics_exists() -> None:
     """Each call that a statement names is a public name, or Spark's own with our format."""
     homes = {
         "TextQueue": TextQueue,
-        "bridge": bridge,
+        "editing": editing,
         "history": history,
+        "internals": QueueInternals,
         "spark": spark,
         "q": Queue,
         "claim": Claim,
@@ -143,7 +145,7 @@ def test_every_call_of_the_semantics_exists() -> None:
     airflow = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     assert calls
     for call in calls:
-        names = re.match(r"(?:with )?(\w+)(?:\.(\w+))?", call)
+        names = re.match(r"(?:with )?(\w+)(?:\(q\))?(?:\.(\w+))?", call)
         assert names is not None
         home, name = names.groups()
         known = hasattr(homes[home], name) if home in homes and name else hasattr(engine, home)
@@ -216,6 +218,6 @@ def test_claims_of_events_are_accepted_as_their_page_says(zookeeper: str, monkey
 def test_the_page_on_the_provider_names_what_there_is() -> None:
     """Its tables have every option of the section ``[zkmq]`` and every metric, and no others."""
     named = [row[0].strip("`") for row in rows("docs/airflow-provider.md")]
-    metrics = re.findall(r"^``(zkmq\.\w+)``", telemetry.__doc__ or "", re.MULTILINE)
-    assert [name for name in named if name.startswith("zkmq.")] == metrics
+    counted = re.findall(r"^``(zkmq\.\w+)``", metrics.__doc__ or "", re.MULTILINE)
+    assert [name for name in named if name.startswith("zkmq.")] == counted
     assert [name for name in named if name in settings.DEFAULTS] == list(settings.DEFAULTS)

@@ -32,7 +32,7 @@ from airflow_provider_zkmq.engine.errors import (
     WaitTimeout,
     ZkmqError,
 )
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.faulty import Chance, CutAfter, CutBefore, Faulty, Late, is_write
 from tests.integration.conftest import taken
 from tests.support import eventually

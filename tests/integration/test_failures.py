@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import AccessDenied, ClaimLost, Queue, Zkmq
 from airflow_provider_zkmq.engine.errors import SessionLost, TransportError
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.integration.conftest import started, taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually, python

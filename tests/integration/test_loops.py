@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncZkmq, ConfigError, Message, Queue, RetryPolicy, SessionLost, Zkmq
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.faulty import Faulty
 from tests.integration.clients import together
 from tests.integration.conftest import started

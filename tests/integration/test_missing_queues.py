@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Message, Poll, QueueError, QueueNotFound, Running, Zkmq
-from airflow_provider_zkmq.engine.internals import internals
-from airflow_provider_zkmq.engine.working import handling
+from airflow_provider_zkmq.engine.queue_internals import internals
+from airflow_provider_zkmq.engine.working import worker_base
 from tests.faulty import Faulty
 from tests.integration.clients import clients, spent
 from tests.support import eventually
@@ -22,7 +22,7 @@ from tests.support import eventually
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """What was warned of by workers; a logger of the test's own, as another test's command may have silenced it."""
-    monkeypatch.setattr(handling, "log", logging.getLogger("absence"))
+    monkeypatch.setattr(worker_base, "log", logging.getLogger("absence"))
     return lambda: [
         each.getMessage()
         for each in caplog.records

@@ -27,7 +27,7 @@ from airflow_provider_zkmq.engine.core.protocol import (
     Reconnect,
     Sync,
 )
-from airflow_provider_zkmq.engine.zk.drivers import arun, run
+from airflow_provider_zkmq.engine.zk.procedure_drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.faulty import Faulty, Hold, Once, is_multi
 from tests.integration.clients import together

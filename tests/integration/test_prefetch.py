@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
-from airflow_provider_zkmq.engine.core.read.leases import mark_path
+from airflow_provider_zkmq.engine.core.read.claim_status import mark_path
 from tests.faulty import CutAfter, CutBefore, Faulty, Late, Once, Request
 from tests.integration.chaos_worker import STUCK, Told
 from tests.integration.clients import spent

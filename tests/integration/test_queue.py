@@ -20,7 +20,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
     ZkmqError,
 )
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, Queue, String, Zkmq, ZkmqError
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.integration.conftest import started, taken, waits
 from tests.support import eventually
 

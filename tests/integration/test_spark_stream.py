@@ -25,7 +25,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from airflow_provider_zkmq.engine import OrderedEnum, Queue, Zkmq
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.spark import register
 from tests.integration.ended import ended_runs, produce
 from tests.integration.spark_programs import follow, program, shown

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
-from airflow_provider_zkmq.engine.api import client as clients
-from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.api import background
+from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.protocol import Wait
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected
 from tests.support import eventually
@@ -107,13 +107,13 @@ def test_a_clean_up_that_does_not_end_holds_up_no_close(
     q, entered = overdue(zk, f"{root}/q", "q"), list[Any]()
 
     def stuck(context: Any) -> Any:
-        assert (yield from consumers.take_lock(context))
+        assert (yield from due_work.take_lock(context))
         entered.append(context.run.new_signal())
         yield Wait(entered[0], 0, 600)
 
-    for task_id, instead in (("b", stuck), ("c", clients.collect_if_due)):
+    for task_id, instead in (("b", stuck), ("c", background.collect_if_due)):
         with monkeypatch.context() as patch:
-            patch.setattr(clients, "collect_if_due", instead)
+            patch.setattr(background, "collect_if_due", instead)
             with Zkmq.connect(zookeeper, root=root) as producer:
                 producer.queue("q").enqueue(b"y", task_id=task_id)
         assert (len(entered), producer.closed) == (1, True)

@@ -26,11 +26,11 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
     ZkmqError,
 )
-from airflow_provider_zkmq.engine.api import client
-from airflow_provider_zkmq.engine.blocking import run_blocking
-from airflow_provider_zkmq.engine.core.tasks import outcome
+from airflow_provider_zkmq.engine.api import background
+from airflow_provider_zkmq.engine.core.tasks import settle_by_outcome
+from airflow_provider_zkmq.engine.coroutine_runners import run_blocking
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
-from airflow_provider_zkmq.engine.working import handling
+from airflow_provider_zkmq.engine.working import worker_base
 from tests.faulty import CutAfter, Faulty, Once, is_multi
 from tests.integration.conftest import taken
 from tests.integration.fronts import Awaited
@@ -254,7 +254,7 @@ def test_one_queue_s_trouble_ends_no_clean_up(
     zk: Zkmq, zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clean-up that raises what nobody expected is logged, and the other queues are cleaned up for ever."""
-    collect = client.collect_if_due
+    collect = background.collect_if_due
     failed: list[str] = []
 
     def stumble(context: Any) -> Any:
@@ -263,7 +263,7 @@ def test_one_queue_s_trouble_ends_no_clean_up(
             raise RuntimeError("dictionary changed size during iteration")
         return collect(context)
 
-    monkeypatch.setattr(client, "collect_if_due", stumble)
+    monkeypatch.setattr(background, "collect_if_due", stumble)
     for name in ("bad", "census"):
         zk.queue(name).configure(task_gc_lifetime=0, task_gc_interval=1)
     with Zkmq.connect(zookeeper, root=root) as other:
@@ -300,7 +300,7 @@ def test_what_cannot_be_settled_is_tried_again(
 ) -> None:
     """Later, or as the worker is stopped; meanwhile it handles other tasks, and what it has is not handled twice."""
     failed: list[str] = []
-    settle = outcome.settle_outcome
+    settle = settle_by_outcome.settle_outcome
 
     def stumble(context: Any, claim: Any, *rest: Any) -> Any:
         if claim.task_id == "bad" and not failed:
@@ -308,8 +308,8 @@ def test_what_cannot_be_settled_is_tried_again(
             raise RuntimeError("not now")
         return settle(context, claim, *rest)
 
-    monkeypatch.setattr(outcome, "settle_outcome", stumble)
-    monkeypatch.setattr(handling, "LEFT_SECONDS", 0.1)
+    monkeypatch.setattr(settle_by_outcome, "settle_outcome", stumble)
+    monkeypatch.setattr(worker_base, "LEFT_SECONDS", 0.1)
     q.enqueue_many([Message(b"x", task_id=name) for name in ("bad", "good")])
     it = work(front, lambda _task: "done")
     it.start()

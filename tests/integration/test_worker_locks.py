@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ConsumeOnce, Queue, RetryPolicy, UnitOfWork, Zkmq, ZkmqError
-from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.protocol import Wait
 from airflow_provider_zkmq.engine.errors import Unavailable
 from airflow_provider_zkmq.engine.zk.session import ThreadSignal
@@ -87,7 +87,7 @@ def test_a_keeper_in_trouble_delays_no_heartbeat(
     q: Queue, front: Any, monkeypatch: pytest.MonkeyPatch, tend: Callable[..., Any]
 ) -> None:
     """Looking after the queue takes for ever, or fails: the lock of what is in hand is extended all the same."""
-    monkeypatch.setattr(consumers, "maintain", tend)
+    monkeypatch.setattr(due_work, "maintain", tend)
     keeps_its_lock(q, front)
 
 

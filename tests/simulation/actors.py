@@ -8,16 +8,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.claim import candidates, claim
+from airflow_provider_zkmq.engine.core.claim import claim, take
 from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on
-from airflow_provider_zkmq.engine.core.context import Caller, Context
-from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
-from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, Snooze, Success
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, as_selector
-from airflow_provider_zkmq.engine.core.read.leases import current_claim
-from airflow_provider_zkmq.engine.core.tasks import admin, settle, transaction
-from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome, settle_outcome
+from airflow_provider_zkmq.engine.core.client_state import Caller, Context
+from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, as_selector
+from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine.core.read.claim_status import current_claim
+from airflow_provider_zkmq.engine.core.tasks import admin, interventions, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Settlement, settle_by_outcome, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TransportError
 from tests.simulation.history import BOUNDED_LEASE, MOST_LEASES
 from tests.simulation.parts import Call, Client, Pause
@@ -28,7 +28,7 @@ from tests.simulation.world import World
 def claiming(client: Client, *, lease: float | None, selector: str | None, timeout: float, queue: str = "q") -> Call:
     """A claim."""
     chosen = EVERYTHING if selector is None else as_selector(selector).bind(TYPES)
-    wanted = candidates.Wanted(chosen, lease)
+    wanted = take.Wanted(chosen, lease)
     context = client.context(queue)
     about = {"queue": queue, "selector": selector or "everything", "wanted": wanted, "types": TYPES}
     return Call("claim", claim.claim(context, wanted, timeout), about, timeout)
@@ -68,7 +68,7 @@ def claiming_by_id(
     client: Client, task: str, *, lease: float | None, attempt: int | None, prefetch: bool = False
 ) -> Call:
     """A claim of one task, and of its delivery of that number; `prefetch`: it is handled later."""
-    wanted = candidates.Wanted(EVERYTHING, lease, "all" if prefetch else False, task_id=task, attempt=attempt)
+    wanted = take.Wanted(EVERYTHING, lease, "all" if prefetch else False, task_id=task, attempt=attempt)
     about = {"queue": "q", "selector": "by id", "wanted": wanted, "types": TYPES, "task": task, "attempt": attempt}
     return Call("claim_task", claim.claim(client.context(), wanted), about)
 
@@ -366,7 +366,7 @@ def keeper(client: Client) -> Program:
                 about = {"queue": "q", "held": claimed, "zxid": client.world.zk.zxid}
                 yield Call("extend", settle.extend(client.context(), claimed, claimed.span or 5), about)
         if client.context().registration.consumer is not None:
-            yield Call("tend", consumers.maintain(client.context()))
+            yield Call("tend", due_work.maintain(client.context()))
         yield Pause(1.0)
 
 
@@ -394,12 +394,12 @@ def operator(client: Client, rand: random.Random, rounds: int, world: World) -> 
             ["cancel", "cancel", "redrive", "redrive_many", "replace", "drop", "pause", "unlock", "revoke"]
         )
         make: dict[str, Any] = {
-            "cancel": lambda task=task: admin.cancel(context, task),
-            "redrive": lambda task=task, version=version: admin.redrive(context, task, version),
-            "redrive_many": lambda tasks=tasks: admin.redrive_many(context, tasks),
-            "replace": lambda task=task, version=version: admin.replace_data(context, task, b"new", version),
-            "drop": lambda task=task, version=version: admin.drop(context, task, version),
-            "revoke": lambda task=task, version=version: admin.revoke(context, task, "e", version=version),
+            "cancel": lambda task=task: interventions.cancel(context, task),
+            "redrive": lambda task=task, version=version: interventions.redrive(context, task, version),
+            "redrive_many": lambda tasks=tasks: interventions.redrive_many(context, tasks),
+            "replace": lambda task=task, version=version: interventions.replace_data(context, task, b"new", version),
+            "drop": lambda task=task, version=version: interventions.drop(context, task, version),
+            "revoke": lambda task=task, version=version: interventions.revoke(context, task, "e", version=version),
             "pause": lambda: admin.pause(context),
             "unlock": lambda: admin.configure(context, lock=0),
         }
@@ -419,7 +419,7 @@ def editor(client: Client, rand: random.Random, rounds: int, world: World) -> Pr
     for _ in range(12 * rounds):
         yield Pause(rand.choice([0, 0, 0.005]))
         for task in rand.sample(tasks := world.zk.leader.names(context.paths.at("tasks")), min(1, len(tasks))):
-            yield Call("replace", admin.replace_data(context, task, b"new"))
+            yield Call("replace", interventions.replace_data(context, task, b"new"))
 
 
 def transactor(client: Client, rand: random.Random, rounds: int) -> Program:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.context import Claimed, Context
+from airflow_provider_zkmq.engine.core.client_state import Claimed, Context
 from airflow_provider_zkmq.engine.core.model.names import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State

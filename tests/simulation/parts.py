@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine.core.context import Context, Runtime
+from airflow_provider_zkmq.engine.core.client_state import Context, Runtime
 from airflow_provider_zkmq.engine.core.model.names import Paths
 from airflow_provider_zkmq.engine.core.protocol import (
     Children,

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from airflow_provider_zkmq.engine.core.model.records import Message, OnConflict
-from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum
-from airflow_provider_zkmq.engine.core.read import wait
+from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
+from airflow_provider_zkmq.engine.core.model.message import Message, OnConflict
+from airflow_provider_zkmq.engine.core.read import watch_tasks
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue
 from airflow_provider_zkmq.engine.errors import TransportError
 from tests.simulation.parts import Call, Client, Pause
@@ -117,4 +117,4 @@ def wait_for(client: Client, done: Call, rand: random.Random) -> Step:
         return (yield from told(lambda: Call("wait_batch", batches.wait_batch(context, name, limit), about, limit)))
     ids = done.value if isinstance(done.value, list) else [done.value]
     about = {"queue": "q", "ids": ids, "acknowledged": True}
-    return (yield from told(lambda: Call("wait", wait.wait(context, ids, timeout=limit), about, limit)))
+    return (yield from told(lambda: Call("wait", watch_tasks.wait(context, ids, timeout=limit), about, limit)))

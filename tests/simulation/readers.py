@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from airflow_provider_zkmq.engine.core.maintenance.fsck import fsck
-from airflow_provider_zkmq.engine.core.read import completion_log, configuration, leases
+from airflow_provider_zkmq.engine.core.read import completion_log, configuration, server_clock
 from airflow_provider_zkmq.engine.core.tasks import admin
 from tests.simulation.parts import Call, Client, Pause
 from tests.simulation.producers import Program
@@ -18,7 +18,7 @@ def archiver(client: Client, rand: random.Random, rounds: int) -> Program:
     for _ in range(3 * rounds):
         yield Pause(rand.choice([0.3, 2.0, 20.0]))
         mark = yield Call("archive", configuration.archive(context))
-        until = yield Call("zxid", leases.zxid(context))
+        until = yield Call("zxid", server_clock.zxid(context))
         if mark is None or until is None or not (mark.ok and until.ok) or mark.value.version is None:
             continue
         span = {"queue": "q", "after": mark.value.watermark, "until": until.value}

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.maintenance.consumers import finish_pending, has_pending
+from airflow_provider_zkmq.engine.core.client_state import Context
+from airflow_provider_zkmq.engine.core.maintenance.due_work import finish_pending, has_pending
 from airflow_provider_zkmq.engine.core.protocol import (
     Callback,
     Children,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_zkmq.textqueue import HostileFile, Limits, StaleMessage, TextQueue, lines
+from airflow_provider_zkmq.textqueue import HostileFile, Limits, StaleMessage, TextQueue, line_reader
 from airflow_provider_zkmq.textqueue.message import decode
 
 SEED = rb"""-A queued message begins with a '-' dash control character
@@ -253,7 +253,7 @@ def test_appending_costs_by_what_is_appended(tmp_path: Path, monkeypatch: pytest
 def test_reading_is_bounded_and_linear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many lines are refused before any is looked at; blank ones are passed together; a long one is read once."""
     reads, looked_at = list[int](), list[object]()
-    read, line = TextQueue.read, lines.Line
+    read, line = TextQueue.read, line_reader.Line
 
     def counted_read(queue: TextQueue, size: int, offset: int) -> bytes:
         data = read(queue, size, offset)
@@ -261,7 +261,7 @@ def test_reading_is_bounded_and_linear(tmp_path: Path, monkeypatch: pytest.Monke
         return data
 
     monkeypatch.setattr(TextQueue, "read", counted_read)
-    monkeypatch.setattr(lines, "Line", lambda *given: looked_at.append(given) or line(*given))
+    monkeypatch.setattr(line_reader, "Line", lambda *given: looked_at.append(given) or line(*given))
     path = tmp_path / "a.tq"
     for data, count in (
         *((end * 6_000_000, 0) for end in (b"\n", b"\r\n", b"-\n", b" \n")),
@@ -280,7 +280,7 @@ def test_reading_is_bounded_and_linear(tmp_path: Path, monkeypatch: pytest.Monke
                         call()
             assert len(looked_at) == count
             assert sum(reads) <= 4 * len(data)
-            assert len(reads) <= 3 * len(data) // lines.CHUNK + 20
+            assert len(reads) <= 3 * len(data) // line_reader.CHUNK + 20
 
 
 def test_a_file_is_its_owner_s_and_no_link(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.context import Caller, Claimed
-from airflow_provider_zkmq.engine.core.maintenance import consumers
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.claim.take import Wanted
+from airflow_provider_zkmq.engine.core.client_state import Caller, Claimed
+from airflow_provider_zkmq.engine.core.maintenance import due_work
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.protocol import Multi, Procedure, Reconnect, SetTimeout, Wait
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.engine.core.tasks.transaction import TransactionState
@@ -64,7 +64,7 @@ def ids(claims: Iterable[Claimed]) -> list[str]:
 def after_rescue(client: Client, count: int = 1) -> Client:
     """Another client, which has given so many tasks back."""
     other = another(client)
-    assert other.do(consumers.maintain(other.context)) == count
+    assert other.do(due_work.maintain(other.context)) == count
     return other
 
 

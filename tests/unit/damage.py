@@ -12,13 +12,13 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
-from airflow_provider_zkmq.engine.core import context
+from airflow_provider_zkmq.engine.core import client_state
+from airflow_provider_zkmq.engine.core.model.filters import Integer, String
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.selectors import Integer, String
 from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Exists, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
-from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.unit.world import Client, FakeZooKeeper, new_queue
@@ -124,7 +124,7 @@ class World:
 @cache
 def world(order: str = "default") -> World:
     """Made once by the public verbs, and copied by each test; its ids and nonces are the same in every process."""
-    with patch.object(context, "os", SimpleNamespace(urandom=Random(order).randbytes)):
+    with patch.object(client_state, "os", SimpleNamespace(urandom=Random(order).randbytes)):
         return _made(order)
 
 
@@ -186,7 +186,7 @@ def _batches(client: Client) -> None:
     client.cancel("d1")
     left = client.context.paths.batch("ended", "open")
     unseen = lambda op: Unavailable("cut") if isinstance(op, Exists) and op.path == left else None
-    client.do(admin.cancel(client.context, "e1"), unseen)
+    client.do(interventions.cancel(client.context, "e1"), unseen)
 
 
 def _waiting(client: Client) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Ended
-from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases
-from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, server_clock
+from airflow_provider_zkmq.engine.core.tasks import admin, interventions
 from tests.unit.world import Client, FakeZooKeeper
 
 
@@ -48,10 +48,10 @@ class Reader(Client):
 
     def drop(self, *ids: str) -> None:
         for task_id in ids:
-            self.do(admin.drop(self.context, task_id))
+            self.do(interventions.drop(self.context, task_id))
 
     def redrive(self, task_id: str, data: bytes | None = None) -> None:
-        self.do(admin.redrive(self.context, task_id, data=data))
+        self.do(interventions.redrive(self.context, task_id, data=data))
 
     def clean_up(self, lifetime: float = 0, later: float = 100) -> collect.Collected:
         self.zk.advance(later)
@@ -75,7 +75,7 @@ class Reader(Client):
         return [(task.id, str(task.state), task.data, task.result) for task in self.read(self.ended())]
 
     def zxid(self) -> int:
-        return self.do(leases.zxid(self.context))
+        return self.do(server_clock.zxid(self.context))
 
     def departed(self, after: int = 0) -> list[Ended]:
         """The runs that have left, by the task."""
@@ -98,9 +98,9 @@ class Reader(Client):
 
     def trim(self) -> int | None:
         """Up to where clean-up says that it has deleted."""
-        mark = self.do(configuration.truncated_at(self.context))
+        mark = self.do(completion_log.truncated_at(self.context))
         return None if mark is None else mark.last_zxid
 
     def since(self) -> int:
         """The transaction that made the queue a followed one."""
-        return self.do(configuration.truncated_at(self.context)).since
+        return self.do(completion_log.truncated_at(self.context)).since

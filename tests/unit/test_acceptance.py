@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.tasks import interventions
 from airflow_provider_zkmq.engine.errors import DuplicateTask, IllegalTransition, TaskNotFound
 from tests.unit.world import Client, new_queue
 
@@ -85,10 +85,10 @@ def test_a_task_is_cancelled_before_its_end_and_redriven_after_one_without_succe
             setup(client)
             before = client.check()
             if verb == changes:
-                client.do(getattr(admin, verb)(client.context, "a"))
+                client.do(getattr(interventions, verb)(client.context, "a"))
                 assert client.check()["a"].state == ("cancelled" if verb == "cancel" else "inserted")
                 assert (handled(client) == []) == (verb == "cancel")
             else:
                 with pytest.raises(IllegalTransition if before else TaskNotFound):
-                    client.do(getattr(admin, verb)(client.context, "a"))
+                    client.do(getattr(interventions, verb)(client.context, "a"))
                 assert client.check() == before

@@ -30,7 +30,7 @@ from airflow_provider_zkmq.engine import (
     Worker,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.api.queue_internals import AsyncQueueInternals, QueueInternals
+from airflow_provider_zkmq.engine.api.internal_methods import AsyncQueueInternals, QueueInternals
 from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.tasks import admin
 

@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.records import HistoryEntry
 from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, Create, Delete, GetMany, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
-from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.tasks import admin, interventions
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, Unavailable
 from tests.unit.ended_runs import Reader
 from tests.unit.world import LOST_REPLY, at
@@ -163,7 +163,7 @@ def test_what_the_archive_has_is_not_kept_when_it_leaves() -> None:
     client.do(configuration.conf(client.context))
     client.drop("a")
     client.dead("c")
-    client.do(admin.clear(client.context))
+    client.do(interventions.clear(client.context))
     assert [each.id for each in client.departed()] == ["c"]
 
 
@@ -221,7 +221,7 @@ def test_a_dead_letter_that_cannot_be_kept_does_not_leave() -> None:
         return Unavailable("no server") if isinstance(op, GetMany) and op.paths[0].endswith("/archive") else None
 
     with pytest.raises(Unavailable):
-        operator.do(admin.drop(operator.context, "a"), looks)
+        operator.do(interventions.drop(operator.context, "a"), looks)
     assert (list(client.check()), len(requested)) == (["a"], 2)  # the record, the mark
     operator.drop("a")
     assert [task.id for task in client.letters()] == ["a"]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.core.claim.take import Wanted
+from airflow_provider_zkmq.engine.core.maintenance import due_work
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, String, as_selector
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, String, as_selector
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import (
     Children,
@@ -29,8 +29,8 @@ from airflow_provider_zkmq.engine.core.protocol import (
     WaitQueue,
 )
 from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.nodes import single_flight
-from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
+from airflow_provider_zkmq.engine.core.read.watch_cache import single_flight
+from airflow_provider_zkmq.engine.core.tasks import enqueue, interventions, settle
 from airflow_provider_zkmq.engine.errors import IllegalTransition, TaskNotFound
 from airflow_provider_zkmq.engine.zk.session import ThreadSignal
 from tests.stepping import Stepper
@@ -101,7 +101,7 @@ def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment() -> None:
         other = another(client)
         other.take()  # it knows of the lease
         client.zk.advance(31)
-        stepper = step(other, consumers.maintain(other.context))
+        stepper = step(other, due_work.maintain(other.context))
         stepper.until(kind, "tasks/a/state")
         client.do(settle.extend(client.context, claimed, 30))
         stepper.finish()
@@ -112,12 +112,12 @@ def test_a_rescue_heeds_an_extension_accepted_at_the_same_moment() -> None:
 def test_whoever_takes_a_claim_away_its_holder_hears_of_it(subtests: pytest.Subtests) -> None:
     """By the watch that tells of cancellations: who has neither lock nor lease to extend learns of nothing else."""
     ways: dict[str, Callable[[Client], Any]] = {
-        "cancelled": lambda it: admin.cancel(it.context, "a"),
-        "cleared": lambda it: admin.clear(it.context),
-        "released": lambda it: admin.revoke(it.context, "a"),
-        "failed": lambda it: admin.revoke(it.context, "a", "hung"),
-        "dead": lambda it: admin.revoke(it.context, "a", "hung", retry=False),
-        "lapsed": lambda it: consumers.maintain(it.context),
+        "cancelled": lambda it: interventions.cancel(it.context, "a"),
+        "cleared": lambda it: interventions.clear(it.context),
+        "released": lambda it: interventions.revoke(it.context, "a"),
+        "failed": lambda it: interventions.revoke(it.context, "a", "hung"),
+        "dead": lambda it: interventions.revoke(it.context, "a", "hung", retry=False),
+        "lapsed": lambda it: due_work.maintain(it.context),
     }
     for way, taking in ways.items():
         with subtests.test(way=way):
@@ -125,15 +125,15 @@ def test_whoever_takes_a_claim_away_its_holder_hears_of_it(subtests: pytest.Subt
             client.put(task_id="a", lock=5 if way == "lapsed" else None)
             client.put(task_id="b")
             claimed, others = client.claimed(), client.claimed()
-            client.do(consumers.maintain(client.context))
+            client.do(due_work.maintain(client.context))
             client.zk.advance(6)
             other = Client(client.zk, "other")
             other.do(taking(other))
-            client.do(consumers.maintain(client.context))
+            client.do(due_work.maintain(client.context))
             assert (claimed.lost, claimed.cancelled, others.lost) == (True, way == "cancelled", way == "cleared")
             assert client.check().get("a", others.state).attempt == (0 if way == "released" else 1)
             with pytest.raises(IllegalTransition if way != "cleared" else TaskNotFound):
-                other.do(admin.revoke(other.context, "a"))
+                other.do(interventions.revoke(other.context, "a"))
 
 
 def test_a_foreign_znode_at_a_dead_consumer_is_no_loop_and_no_end() -> None:

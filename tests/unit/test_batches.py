@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.context import Claimed
-from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.client_state import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import (
     Create,
@@ -24,9 +24,9 @@ from airflow_provider_zkmq.engine.core.protocol import (
     SetData,
     Sync,
 )
-from airflow_provider_zkmq.engine.core.read import inspect, wait
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
-from airflow_provider_zkmq.engine.core.write import transitions
+from airflow_provider_zkmq.engine.core.read import inspect, watch_tasks
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, interventions, settle, transaction
+from airflow_provider_zkmq.engine.core.write import batch_end
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TaskNotFound, Unavailable, WaitTimeout
 from tests.unit.claiming import many, refused, unit_of
 from tests.unit.world import BROKEN_OFF, Client, Crash, new_queue
@@ -38,12 +38,12 @@ AWAY = Unavailable("no server")
 END: dict[str, Callable[[Client, Claimed], Any]] = {
     "complete": lambda client, claimed: settle.complete(client.context, claimed, b"r"),
     "fail": lambda client, claimed: settle.fail(client.context, claimed, "e", retry=False),
-    "cancel": lambda client, _: admin.cancel(client.context, "a"),
+    "cancel": lambda client, _: interventions.cancel(client.context, "a"),
     "commit": lambda client, claimed: transaction.commit(transaction.TransactionState([(client.context, claimed)])),
 }
 DELETE: dict[str, Callable[[Client], Any]] = {
-    "drop": lambda client: admin.drop(client.context, "a"),
-    "clear": lambda client: admin.clear(client.context),
+    "drop": lambda client: interventions.drop(client.context, "a"),
+    "clear": lambda client: interventions.clear(client.context),
 }
 
 
@@ -90,7 +90,7 @@ def test_a_settlement_is_told_as_it_happened_though_its_batch_cannot_be_ended(su
             assert (client.state("a").state in ENDED, done(client)) == (True, False)
             for fault, owed in ((AWAY, {"b"}), (None, set())):
                 assert client.context.pending.batches == {"b"}
-                client.do(transitions.close_pending(client.context), cut(client, fault))
+                client.do(batch_end.close_pending(client.context), cut(client, fault))
                 assert client.context.pending.batches == owed
             assert (done(client), client.work()) == (True, ["then"])
             client.check()
@@ -114,7 +114,7 @@ def test_two_batches_that_one_transaction_ends_both_end_though_its_caller_is_cut
     ending = unit_of(client, 2)
     with pytest.raises(Crash):
         client.do(transaction.commit(ending), cut(client, BROKEN_OFF))
-    client.do(consumers.finish_pending(client.context))
+    client.do(due_work.finish_pending(client.context))
     assert (done(client, "b"), done(client, "d"), client.do(transaction.commit(ending))) == (True, True, [])
     client.check()
 
@@ -160,10 +160,10 @@ def test_a_member_that_has_ended_is_not_written_again_by_a_repeated_call() -> No
     for dropped in (True, False):
         client = batch_with("a", "z")
         if not dropped:
-            client.do(admin.replace_data(client.context, "a", b"other"))
+            client.do(interventions.replace_data(client.context, "a", b"other"))
         client.cancel("a")
         if dropped:
-            client.do(admin.drop(client.context, "a"))
+            client.do(interventions.drop(client.context, "a"))
         client.zk.multi(0, (Create(path(client, f"open/{batches.WRITING}")),))  # it was not written to its end
         other = batch_with("a", "z", client=Client(client.zk))
         assert dropped is ("a" not in client.check())
@@ -209,7 +209,7 @@ def test_a_damaged_batch_holds_up_no_member(subtests: pytest.Subtests) -> None:
 
 
 def redrive(client: Client, task_id: str = "a") -> None:
-    client.do(admin.redrive(client.context, task_id))
+    client.do(interventions.redrive(client.context, task_id))
 
 
 def fail(client: Client, task_id: str) -> None:
@@ -306,7 +306,11 @@ def test_a_deleted_member_has_ended_and_failed() -> None:
         client = batch_with("a", "z")
         client.complete(client.claimed())
         fail(client, "z")
-        for deleting in [admin.clear(client.context)] if cleared else [admin.drop(client.context, it) for it in "az"]:
+        for deleting in (
+            [interventions.clear(client.context)]
+            if cleared
+            else [interventions.drop(client.context, it) for it in "az"]
+        ):
             client.do(deleting)
         assert (batch_of(client), client.check()) == (batches.Batch("b", 2, 0, ("z",), done=True), {})
 
@@ -317,7 +321,7 @@ def test_members_are_listed_with_what_became_of_them() -> None:
     client.put(task_id="stranger")
     client.complete(client.claimed(), result=b"r")
     fail(client, "b")
-    client.do(admin.drop(client.context, "c"))
+    client.do(interventions.drop(client.context, "c"))
     client.do(enqueue.enqueue_batch(client.context, [Message(b"x")] * 2, "n", None))
     own, given = (client.do(inspect.list_tasks(client.context, batch=name)) for name in ("b", "n"))
     assert [(task.id, str(task.state), task.result) for task in own] == [("a", "finished", b"r"), ("b", "dead", None)]
@@ -328,8 +332,8 @@ def test_a_batch_and_its_tasks_are_looked_for_again_before_they_are_not_found() 
     """A server that lags behind may not know them yet: it is asked to catch up before the answer is no."""
     client = new_queue()
     members = lambda context, name: inspect.list_tasks(context, batch=name)
-    waiting = lambda context, name: wait.wait(context, [name])
-    for call in (batches.read_batch, inspect.read_task, admin.cancel, members, waiting):
+    waiting = lambda context, name: watch_tasks.wait(context, [name])
+    for call in (batches.read_batch, inspect.read_task, interventions.cancel, members, waiting):
         seen: list[type] = []
         refused(client, TaskNotFound, call(client.context, "b"), None, lambda op, seen=seen: seen.append(type(op)))
         assert {Get, GetMany, Pipeline} & set(seen[seen.index(Sync) :])

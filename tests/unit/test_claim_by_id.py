@@ -8,11 +8,11 @@ import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConfigError, CorruptRecord, TaskNotFound
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.context import Claimed
-from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.core.client_state import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import due_work
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Delete, GetMany, Multi, Wait
 from airflow_provider_zkmq.engine.core.read.inspect import explain
@@ -170,10 +170,10 @@ def test_a_cancellation_is_heard_of_although_the_claim_was_on_its_way_when_it_ca
     stepper.until(Multi, "tasks/a/claim")
     outcome = client.zk.multi(client.session, stepper.op.ops)
     another(client).cancel("a")
-    client.do(consumers.maintain(client.context))
+    client.do(due_work.maintain(client.context))
     stepper.answer(outcome)
     [taken] = stepper.finish()
-    client.do(consumers.maintain(client.context))
+    client.do(due_work.maintain(client.context))
     assert taken.cancelled
 
 

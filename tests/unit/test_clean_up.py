@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.api import client as clients
-from airflow_provider_zkmq.engine.core.context import ServerTime
+from airflow_provider_zkmq.engine.api import background
+from airflow_provider_zkmq.engine.core.client_state import ServerTime
 from airflow_provider_zkmq.engine.core.maintenance import collect as turns
-from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.maintenance.collect import Collected, collect_garbage
-from airflow_provider_zkmq.engine.core.maintenance.consumers import has_pending
+from airflow_provider_zkmq.engine.core.maintenance.due_work import has_pending
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.policy import ConsumeTimes
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Children, Create, Delete, Failure, GetMany, Multi, SetData
-from airflow_provider_zkmq.engine.core.read import bulk_read, inspect
+from airflow_provider_zkmq.engine.core.read import columnar_read, inspect
 from airflow_provider_zkmq.engine.core.read.inspect import list_ids
-from airflow_provider_zkmq.engine.core.read.nodes import AT_ONCE
-from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.read.znodes import AT_ONCE
+from airflow_provider_zkmq.engine.core.tasks import admin, interventions
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, Unavailable, ZkmqError
 from tests.unit.claiming import another, many, queue_of, step
 from tests.unit.looping import filled
@@ -87,7 +87,7 @@ def shown(client: Client) -> tuple[dict[str, int], dict[str, str]]:
     for state in State:
         assert sorted(client.do(inspect.task_ids(context, state))) == [task.id for task in tasks if task.state is state]
     columns = ["state", "status", "error", "consumer", "claimed_ms"]
-    scanned = client.do(bulk_read.scan(context, [task.id for task in tasks], columns)).columns
+    scanned = client.do(columnar_read.scan(context, [task.id for task in tasks], columns)).columns
     assert scanned == {name: [getattr(task, name) for task in tasks] for name in columns}
     counted, ops = client.do(inspect.counts(context)), list[Any]()
     for fault in (lambda _op: None, lambda op: ops.append(op)):
@@ -123,14 +123,14 @@ def test_who_acts_on_what_has_lapsed_finds_what_is_shown() -> None:
     client.zk.advance(70)
     reader = another(client, "reader")
     assert reader.do(list_ids(reader.context, "dead", EVERYTHING)) == list("defg")
-    assert reader.do(bulk_read.scan(reader.context, ["d"], ["ended_ms"])).columns["ended_ms"] == [None]
-    reader.do(admin.drop(reader.context, "a"))
-    reader.do(admin.replace_data(reader.context, "b", b"new"))
+    assert reader.do(columnar_read.scan(reader.context, ["d"], ["ended_ms"])).columns["ended_ms"] == [None]
+    reader.do(interventions.drop(reader.context, "a"))
+    reader.do(interventions.replace_data(reader.context, "b", b"new"))
     reader.put(b"new", task_id="c", on_conflict="replace")
-    reader.do(admin.redrive(reader.context, "d"))
-    assert reader.do(admin.redrive_many(reader.context, ["e"])) == {}
+    reader.do(interventions.redrive(reader.context, "d"))
+    assert reader.do(interventions.redrive_many(reader.context, ["e"])) == {}
     client.complete(held["g"])
-    assert reader.do(admin.clear(reader.context, "dead")) == 1
+    assert reader.do(interventions.clear(reader.context, "dead")) == 1
     for name in "abcdef":
         with pytest.raises(ClaimLost):
             client.complete(held[name])
@@ -247,7 +247,7 @@ def collect(client: Client, fault: Fault = lambda _op: None) -> bool:
 
 def release(client: Client) -> bool:
     """Give an abandoned lock back; whether one stands afterwards."""
-    client.do(consumers.release_abandoned_lock(client.context))
+    client.do(due_work.release_abandoned_lock(client.context))
     return locked(client)
 
 
@@ -275,7 +275,7 @@ def test_a_broken_off_clean_up_is_followed_by_another_of_the_same_client(where: 
     assert (collect(client), locked(client), collect(other)) == (True, False, True)
     client = broken_off(new_queue(), where)
     assert (release(client), collect(another(client))) == (False, True)
-    assert list(consumers.release_abandoned_lock(client.context)) == []
+    assert list(due_work.release_abandoned_lock(client.context)) == []
     broken_off(client)
     client.zk.expire(client.session)
     client.session = client.zk.connect()
@@ -326,9 +326,9 @@ def finishing(
         client.zk.ms += max(1, round(seconds * 1000))
 
     changed, connected = SimpleNamespace(count=0, wait=wait), SimpleNamespace(is_set=lambda: True)
-    monkeypatch.setattr(clients, "run", lambda _session, procedure: client.do(procedure, fault))
+    monkeypatch.setattr(background, "run", lambda _session, procedure: client.do(procedure, fault))
     session = SimpleNamespace(memory=contextlib.nullcontext(), changed=changed, closed=closed, connected=connected)
-    clients._finish_pending(session, client.context)
+    background._finish_pending(session, client.context)
     assert not client.context.pending.finishing
     return pauses
 
@@ -366,6 +366,6 @@ def test_other_debts_that_cannot_be_paid_hold_nothing_back(error: Exception, mon
         raise error
         yield
 
-    monkeypatch.setattr("airflow_provider_zkmq.engine.core.maintenance.consumers.close_pending", refused)
-    assert all(pause >= clients.RETRY_SECONDS for pause in finishing(client, monkeypatch))
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.maintenance.due_work.close_pending", refused)
+    assert all(pause >= background.RETRY_SECONDS for pause in finishing(client, monkeypatch))
     assert told == {"a": [None], "b": [None]}

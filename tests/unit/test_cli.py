@@ -11,12 +11,11 @@ import sys
 
 import pytest
 
-from airflow_provider_zkmq.cli import main, options, output, queues, show, worker
+from airflow_provider_zkmq.cli import main, options, output, queues, tasks, worker
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.model.policy import ORDERS
 from airflow_provider_zkmq.engine.core.model.states import State, Status
-from airflow_provider_zkmq.engine.core.read.inspect import Task
-from airflow_provider_zkmq.engine.core.read.nodes import Znode
+from airflow_provider_zkmq.engine.core.read.inspect import Task, Znode
 from airflow_provider_zkmq.engine.errors import (
     AccessDenied,
     ClaimLost,
@@ -160,7 +159,7 @@ def test_a_report_is_refused_before_spark_is_started(
     ):
         with subtests.test(msg=told), monkeypatch.context() as patch:
             patch.delitem(sys.modules, "pyspark", raising=False)
-            for imported in ("history", "spark.reporting.page") if absent else ():  # as in a process that is new
+            for imported in ("history", "spark.reporting.rendering") if absent else ():  # as in a process that is new
                 patch.delitem(sys.modules, f"airflow_provider_zkmq.{imported}", raising=False)
             if absent:
                 patch.setitem(sys.modules, absent, None)
@@ -270,9 +269,9 @@ def test_enqueue_transactions_count_what_enqueue_wrote() -> None:
     tree = [Znode(f"/r/q/tasks/t{part}", 0, 5, 5) for part in ("", "/data", "/metadata", "/filters", "/filters/claim")]
     tree += [Znode("/r/q/tasks/t/state", 9, 5, 11), Znode("/r/q/tasks/t/claim", 0, 8, 8)]
     later = [Znode(f"/r/q/tasks/t/{part}", 0, 9, 9) for part in ("result", "requeue")]
-    assert show.enqueue_transactions([*tree, *later]) == 1
+    assert tasks.enqueue_transactions([*tree, *later]) == 1
     torn = dataclasses.replace(tree[4], czxid=6)
-    assert show.enqueue_transactions([*tree[:4], torn, *tree[5:]]) == 2
+    assert tasks.enqueue_transactions([*tree[:4], torn, *tree[5:]]) == 2
 
 
 def test_handlers_are_loaded_by_name() -> None:

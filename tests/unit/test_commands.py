@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.cli import child_processes, exec_commands, main, options, worker
-from airflow_provider_zkmq.cli.child_processes import Process, _started_by
-from airflow_provider_zkmq.cli.exec_commands import CommandFailed, Commands, Guard
+from airflow_provider_zkmq.cli import exec_handler, main, options, process_guard, worker
+from airflow_provider_zkmq.cli.exec_handler import CommandFailed, Commands, Guard
+from airflow_provider_zkmq.cli.process_guard import Process, _started_by
 from tests.support import eventually
 from tests.unit.test_cli import InHand, a_task
 
@@ -40,7 +40,7 @@ def test_exec_passes_the_task_and_returns_the_output(subtests: pytest.Subtests) 
         ('tr a-z A-Z; echo " $ZKMQ_QUEUE/$ZKMQ_TASK_ID/$ZKMQ_ATTEMPT"', b"payload", b"PAYLOAD q/t-1/2\n"),
         *(("cat", each, each) for each in (b"", b"\n", b"\n\nno line end", b"\x00\xff\r\n", b"one\ntwo\n")),
         ("echo ok", much, b"ok\n"),  # nobody reads the input
-        (f"sleep {2 * exec_commands._LOOK_SECONDS}; cat", much, much),  # longer than one look for a cancel
+        (f"sleep {2 * exec_handler._LOOK_SECONDS}; cat", much, much),  # longer than one look for a cancel
     ):
         with subtests.test(msg=command, data=data[:20]):
             assert executed(command, a_task(data)) == wanted
@@ -116,7 +116,7 @@ def test_exec_ends_the_command_of_a_task_that_is_lost(
     alive = tmp_path / "alive"
     command = trap + held_open(alive)
     if not proc:
-        monkeypatch.setattr(child_processes, "_processes", set)
+        monkeypatch.setattr(process_guard, "_processes", set)
         command = command.replace("setsid ", "")
     run = Commands(command, "q")
     with ThreadPoolExecutor(1) as pool:
@@ -132,7 +132,7 @@ def test_exec_ends_the_command_of_a_task_that_is_lost(
 
 _WORKER = """
 import sys
-from airflow_provider_zkmq.cli.exec_commands import Commands
+from airflow_provider_zkmq.cli.exec_handler import Commands
 from tests.unit.test_cli import a_task
 Commands(sys.argv[1], "q")(a_task())
 """
@@ -215,7 +215,7 @@ def test_exec_says_that_there_is_no_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where none can be started the log says so once, and the commands are run."""
-    monkeypatch.setattr(child_processes, "__file__", str(tmp_path / "nothing.py"))
+    monkeypatch.setattr(process_guard, "__file__", str(tmp_path / "nothing.py"))
     run = Commands("cat", "q")
     assert [run(a_task()), run(a_task())] == [b"payload", b"payload"]
     run.end()

@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine.config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.protocol import Create, Exists, Get, Multi, Watch
 from airflow_provider_zkmq.engine.zk import connection
 from airflow_provider_zkmq.engine.zk.connection import FrameReader
-from airflow_provider_zkmq.engine.zk.drivers import LoopDriver, Request, submit
+from airflow_provider_zkmq.engine.zk.procedure_drivers import LoopDriver, Request, submit
 from airflow_provider_zkmq.engine.zk.session import Reply, Session, ThreadSignal
 from tests.interrupting import interrupted, keyboard
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claim import candidates, claim
-from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
+from airflow_provider_zkmq.engine.core.claim import claim, take
+from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
 from tests.unit.world import CRASHES, LOST, Client, Crash, FakeZooKeeper, Faults
 
@@ -78,7 +78,7 @@ def commit(w: World) -> Any:
     return transaction.commit(w.unit)
 
 
-TEND = of(consumers.maintain)
+TEND = of(due_work.maintain)
 
 # --- what came before, step by step
 
@@ -121,7 +121,7 @@ CLAIMED = [put(), hold()]
 LEASED = [put(), hold(lease=30)]
 ABANDONED = [*CLAIMED, dies]
 DUE = [put(delay=5), later(6)]
-CANCELLED = [put(), done(a(admin.cancel))]
+CANCELLED = [put(), done(a(interventions.cancel))]
 ENDED = [*CLAIMED, done(held(settle.complete, b"r")), later(100_000)]
 REQUEUED = [*CLAIMED, done(requested(on_conflict="requeue"))]
 IN_WINDOW = [*CLAIMED, done(held(settle.complete, b"r", dedupe=60))]
@@ -148,8 +148,8 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
         of(enqueue.seal, "several"),
         {"t0": I},
     ),
-    "claim": ([put()], of(claim.claim, candidates.Wanted(EVERYTHING)), {"a": C}),
-    "claim leased": ([put()], of(claim.claim, candidates.Wanted(EVERYTHING, 30)), {"a": C}),
+    "claim": ([put()], of(claim.claim, take.Wanted(EVERYTHING)), {"a": C}),
+    "claim leased": ([put()], of(claim.claim, take.Wanted(EVERYTHING, 30)), {"a": C}),
     "complete": (CLAIMED, held(settle.complete, b"r"), {"a": F}),
     "complete leased": (LEASED, held(settle.complete), {"a": F}),
     "fail": (CLAIMED, held(settle.fail, "e"), {"a": I}),
@@ -165,17 +165,17 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "promote": (DUE, TEND, {"a": I}),
     "window ends": ([*REQUEUED, done(held(settle.complete, dedupe=5)), later(6)], TEND, {"a": I}),
     "gc": (ENDED, of(collect.collect_garbage, 1), {}),
-    "cancel": ([put()], a(admin.cancel), {"a": X}),
-    "cancel claimed": (REQUEUED, a(admin.cancel), {"a": X}),
-    "cancel abandoned": (ABANDONED, a(admin.cancel), {"a": X}),
-    "redrive": (CANCELLED, a(admin.redrive), {"a": I}),
-    "redrive with data": (CANCELLED, a(admin.redrive, data=b"n"), {"a": I}),
-    "redrive of an archived one": (ARCHIVED, a(admin.redrive), {"a": I}),
-    "drop": (CANCELLED, a(admin.drop), {}),
-    "drop of an archived one": (ARCHIVED, a(admin.drop), {}),
-    "replace": (DUE, a(admin.replace_data, data=b"new"), {"a": I}),
-    "clear": (REQUEUED, of(admin.clear), {}),
-    "clear of an archived one": (ARCHIVED, of(admin.clear), {}),
+    "cancel": ([put()], a(interventions.cancel), {"a": X}),
+    "cancel claimed": (REQUEUED, a(interventions.cancel), {"a": X}),
+    "cancel abandoned": (ABANDONED, a(interventions.cancel), {"a": X}),
+    "redrive": (CANCELLED, a(interventions.redrive), {"a": I}),
+    "redrive with data": (CANCELLED, a(interventions.redrive, data=b"n"), {"a": I}),
+    "redrive of an archived one": (ARCHIVED, a(interventions.redrive), {"a": I}),
+    "drop": (CANCELLED, a(interventions.drop), {}),
+    "drop of an archived one": (ARCHIVED, a(interventions.drop), {}),
+    "replace": (DUE, a(interventions.replace_data, data=b"new"), {"a": I}),
+    "clear": (REQUEUED, of(interventions.clear), {}),
+    "clear of an archived one": (ARCHIVED, of(interventions.clear), {}),
     "enqueue again": (ENDED, requested(), {"a": I}),
     "enqueue again at a moment": (ENDED, requested(at=150), {"a": I}),
     "enqueue a cancelled one again": (CANCELLED, requested(delay=5), {"a": I}),
@@ -195,8 +195,8 @@ CASES: Final[dict[str, tuple[list[Step], Step, dict[str, State]]]] = {
     "fail requeued": (REQUEUED, held(settle.fail, "e", retry=False), {"a": I}),
     "batch": ([], batched(Message(b"x"), Message(b"x", priority=1)), {"b.000000": I, "b.000001": I}),
     "last of a batch": (MEMBER, held(settle.complete), {"a": F, "then": I}),
-    "last of a batch cancelled": (MEMBER, a(admin.cancel), {"a": X, "then": I}),
-    "redrive of a member": ([*MEMBER, DIED], a(admin.redrive), {"a": I, "then": I}),
+    "last of a batch cancelled": (MEMBER, a(interventions.cancel), {"a": X, "then": I}),
+    "redrive of a member": ([*MEMBER, DIED], a(interventions.redrive), {"a": I, "then": I}),
     "enqueue in order": (FIFO, requested(), {"a": I}),
     "release in order": ([*FIFO, *CLAIMED], held(settle.release), {"a": I}),
     "commit": ([*CLAIMED, together({"task_id": "b"})], commit, {"a": F, "b": I}),

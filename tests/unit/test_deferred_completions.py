@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.claim.claim import claim_many, go_on
-from airflow_provider_zkmq.engine.core.context import FIRST_PAUSE, Caller, Claimed, RetryTimes, Schedule
-from airflow_provider_zkmq.engine.core.maintenance import consumers
-from airflow_provider_zkmq.engine.core.model.policy import Retry
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum, parse_selector
+from airflow_provider_zkmq.engine.core.claim.take import Wanted
+from airflow_provider_zkmq.engine.core.client_state import FIRST_PAUSE, Caller, Claimed, RetryTimes, Schedule
+from airflow_provider_zkmq.engine.core.maintenance import due_work
+from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum, parse_selector
+from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.outcomes import Retry
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Multi, Pipeline, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.tasks import enqueue, settle
-from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_by_outcome
 from airflow_provider_zkmq.engine.core.tasks.settle import DeferredCompletions
+from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Settlement, settle_by_outcome
 from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, OutcomeUnknown, Unavailable, ZkmqError
 from tests.interrupting import interrupted, keyboard
 from tests.stepping import Stepper
@@ -229,7 +229,7 @@ def test_an_interrupt_anywhere_loses_nothing_that_was_put_down() -> None:
         if not interrupted(claiming, number, CODES.__contains__, events=frozenset({"call", "line"})):
             break
         client.do(settle.settle_deferred(client.context))
-        client.do(settle.give_back(client.context))
+        client.do(due_work.give_back(client.context))
         assert all(errors and not any(errors) for errors in told.values()), (number, told)
         assert not client.context.claims.deferred
         assert states(client, "abc") == [F] * 3
@@ -275,7 +275,7 @@ def test_what_a_claim_is_denied_for_is_not_what_was_handled_is_denied_for() -> N
     client, told = two_put_down()
     refused(client, AccessDenied, claim_many(client.context, ANY, 1), None, denying("/c/", DENIED))
     assert (told, states(client, "abc")) == ({"a": [None], "b": [None]}, [F, F, I])
-    client.do(settle.give_back(client.context))
+    client.do(due_work.give_back(client.context))
     assert client.work() == ["c", "d", "e"]
     for error in (DENIED, ZkmqError("refused")):  # of one settlement: that one is told, alone
         client, told = two_put_down()
@@ -291,15 +291,15 @@ def test_what_another_call_has_is_late_only_when_that_gives_it_up() -> None:
     """
     client, told = two_put_down()
     client.zk.ms += 1_000
-    assert (settle.has_overdue(client.context), consumers.until_due(client.context, 5.0)) == (True, 0.0)
+    assert (settle.has_overdue(client.context), due_work.until_due(client.context, 5.0)) == (True, 0.0)
     stepper = step(client, settle.settle_deferred(client.context))
     stepper.until(Multi)
-    assert (settle.has_overdue(client.context), consumers.has_pending(client.context)) == (False, True)
-    assert 0.0 < consumers.until_due(client.context, 5.0) < 0.1
+    assert (settle.has_overdue(client.context), due_work.has_pending(client.context)) == (False, True)
+    assert 0.0 < due_work.until_due(client.context, 5.0) < 0.1
     stepper.cut()
     assert settle.has_overdue(client.context)
-    client.do(consumers.finish_pending(client.context))
-    assert (told, consumers.has_pending(client.context)) == ({"a": [None], "b": [None]}, False)
+    client.do(due_work.finish_pending(client.context))
+    assert (told, due_work.has_pending(client.context)) == ({"a": [None], "b": [None]}, False)
     for end in (Stepper.cut, Stepper.finish):
         client, told = two_put_down()
         other = step(client, settle.settle_deferred(client.context))
@@ -370,8 +370,8 @@ def test_a_note_that_another_call_looks_after_is_left_to_it() -> None:
     lost_claims = client.context.pending.lost_claims
     for name in "ab":
         lost_claims[client.context.paths.current("me", name)] = name
-    first = Stepper(client.zk, client.session, consumers._rescue_lost_claims(client.context))
-    assert Stepper(client.zk, client.session, consumers._rescue_lost_claims(client.context)).finish() == 0
+    first = Stepper(client.zk, client.session, due_work._rescue_lost_claims(client.context))
+    assert Stepper(client.zk, client.session, due_work._rescue_lost_claims(client.context)).finish() == 0
     assert first.finish() == 0
     assert not lost_claims
 

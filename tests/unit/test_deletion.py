@@ -11,13 +11,13 @@ import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, ConfigError, QueueError, QueueNotFound
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.claim.take import Wanted
+from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.protocol import Children, Create, Delete, Multi, Op
-from airflow_provider_zkmq.engine.core.read import leases, nodes
-from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.read import claim_status, queue_existence
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle, transaction
 from tests.stepping import Stepper
 from tests.unit.world import BROKEN_OFF, LOST_REPLY, LOST_REQUEST, Client, Crash, FakeZooKeeper, new_context, new_queue
 
@@ -41,7 +41,7 @@ def used() -> FakeZooKeeper:
 
 
 def delete(client: Client, **options: Any) -> Any:
-    return collect.delete(client.context, **({"confirm": True} | options))
+    return admin.delete(client.context, **({"confirm": True} | options))
 
 
 def below(client: Client, path: str = BASE) -> set[str]:
@@ -76,7 +76,7 @@ def test_a_queue_in_use_is_deleted_by_force_only() -> None:
     client.put(task_id="a")
     before = below(client)
     with pytest.raises(ConfigError, match=r"loses its 1 task\(s\) for good"):
-        client.do(collect.delete(client.context))
+        client.do(admin.delete(client.context))
     assert below(client) == before
     other = Client(client.zk, "other")
     held = other.claimed()
@@ -103,7 +103,7 @@ def test_what_is_no_queue_is_not_deleted() -> None:
     foreign = new_context(client.zk, client.session, "other")
     for force in (False, True):
         with pytest.raises(QueueNotFound):
-            client.do(collect.delete(foreign, confirm=True, force=force))
+            client.do(admin.delete(foreign, confirm=True, force=force))
     assert "/zkmq/other/precious" in client.zk.nodes
     client.write(Create(BASE + "/notes"), Create(BASE + "/notes/mine"))
     with pytest.raises(QueueError, match="notes"):
@@ -142,7 +142,7 @@ def test_an_archived_queue_is_deleted_without_force() -> None:
     client = new_queue(archive=True)
     client.put(task_id="letter")
     client.fail(client.claimed(), retry=False)
-    client.do(admin.drop(client.context, "letter"))
+    client.do(interventions.drop(client.context, "letter"))
     assert client.zk.names(BASE + "/unarchived")
     client.zk.expire(client.session)
     other = Client(client.zk, "other")
@@ -162,7 +162,7 @@ def test_its_transactions_are_of_a_bounded_size_and_it_ends_while_others_write()
             client.write(Create(BASE + "/queue/late"), Create(BASE + "/queue/late/0000000001"))
 
     client.do(delete(client), interfere)
-    assert max(multis) <= collect.DELETES_PER_MULTI + 1
+    assert max(multis) <= admin.DELETES_PER_MULTI + 1
     assert len(multis) < 100
     assert below(client) == set()
     with pytest.raises(QueueNotFound):
@@ -172,7 +172,7 @@ def test_its_transactions_are_of_a_bounded_size_and_it_ends_while_others_write()
 def refused_meanwhile(client: Client) -> None:
     """A queue whose deletion has begun is there for nobody, and nobody can create it before the deletion has ended."""
     late = Client(client.zk, "late")
-    assert late.do(nodes.queue_names(ROOT)) == []
+    assert late.do(queue_existence.queue_names(ROOT)) == []
     for call in (late.take, late.put, lambda: late.do(admin.configure(late.context, lock=5))):
         with pytest.raises(QueueNotFound, match="is being deleted"):
             call()
@@ -230,7 +230,7 @@ def committed(client: Client, held: Any) -> Any:
 
 def of_claim(client: Client, held: Any, procedure: Any) -> Any:
     """A procedure as a claim's verb is carried out."""
-    return leases.unless_queue_gone(client.context, held, procedure)
+    return claim_status.unless_queue_gone(client.context, held, procedure)
 
 
 #: What others do with a claim in hand while the queue is deleted; which of it creates the queue anew.
@@ -248,7 +248,7 @@ BESIDE: dict[str, tuple[Any, bool]] = {
     "rollback": (lambda it, held: transaction.rollback(transaction.TransactionState([(it.context, held)])), False),
     "pause": (lambda it, _held: admin.pause(it.context), False),
     "collect": (lambda it, _held: collect.collect_garbage(it.context, 0), False),
-    "tend": (lambda it, _held: consumers.maintain(it.context), False),
+    "tend": (lambda it, _held: due_work.maintain(it.context), False),
 }
 
 
@@ -273,7 +273,7 @@ def test_whatever_goes_on_beside_a_deletion_ends_and_leaves_nothing_behind(
                 client.put(delay=3)
                 held = client.claimed()
                 client.zk.advance(5)
-                procedure = nodes.unless_missing(client.context, make(client, held))
+                procedure = queue_existence.unless_missing(client.context, make(client, held))
                 beside, other = Stepper(client.zk, client.session, procedure), Client(client.zk, "other")
                 deleting = Stepper(client.zk, other.session, delete(other, force=True))
                 go_on(beside, number)

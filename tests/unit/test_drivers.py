@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.protocol import Callback, Reconnect, SetT
 from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable
 from airflow_provider_zkmq.engine.zk import connection
 from airflow_provider_zkmq.engine.zk.connection import GRACE, CallDeadline
-from airflow_provider_zkmq.engine.zk.drivers import LoopDriver, arun, run
+from airflow_provider_zkmq.engine.zk.procedure_drivers import LoopDriver, arun, run
 from airflow_provider_zkmq.engine.zk.session import Session, ThreadSignal
 from tests.support import eventually
 

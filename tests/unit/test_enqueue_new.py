@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import collect
-from airflow_provider_zkmq.engine.core.model.records import Message, NewTasks
+from airflow_provider_zkmq.engine.core.model.message import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Create, GetMany, Multi
-from airflow_provider_zkmq.engine.core.read import leases
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, transaction
+from airflow_provider_zkmq.engine.core.read import server_clock
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, transaction
 from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_new
 from airflow_provider_zkmq.engine.errors import (
     BadMessage,
@@ -142,7 +142,7 @@ def test_what_one_transaction_wrote_and_another_dropped_is_not_written_again(on_
                 return LOST_REPLY
             if steps == ["sent"]:
                 steps.append(sorted(client.check())[n])
-                other.do(admin.drop(other.context, steps[1]))
+                other.do(interventions.drop(other.context, steps[1]))
             return None
 
         messages = [Message(b"x", task_id=task_id, on_conflict=on_conflict) for task_id in ids]
@@ -181,7 +181,7 @@ def test_an_id_that_goes_while_it_is_looked_at_is_not_written_again() -> None:
             steps.append(other.put(task_id="a"))
         elif len(steps) == 1 and isinstance(op, GetMany):
             steps.append("dropped")
-            other.do(admin.drop(other.context, "a"))
+            other.do(interventions.drop(other.context, "a"))
 
     assert load(client, "a", "b", fault=meanwhile) == NewTasks(("b",), ("a",))
     assert (client.work(), steps) == (["b"], ["a", "dropped"])
@@ -235,7 +235,7 @@ def test_a_load_is_refused_before_clean_up_could_have_made_its_ids_free() -> Non
     """
     client = new_queue(task_gc_lifetime=100)
     client.zk.advance(86_400)
-    began = client.do(leases.now(client.context))
+    began = client.do(server_clock.now(client.context))
     assert began == datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=client.zk.ms)
     load(client, "a", since=began)
     client.work()
@@ -313,7 +313,7 @@ def test_a_task_of_another_batch_is_no_member_and_one_that_was_dropped_is_not_wr
     why = "'theirs' is in use by a task that is no member of batch 'b'"
     assert refused(client, DuplicateTask, loading(client, "a", "theirs", batch="b"), why).duplicates == ("theirs",)
     load(client, "a", "c", batch="b")
-    client.do(admin.drop(client.context, "a"))
+    client.do(interventions.drop(client.context, "a"))
     assert load(client, "a", "c", batch="b") == NewTasks((), ("a", "c"))
     assert sorted(client.work()) == ["c", "theirs"]
     sealed = seal(client)

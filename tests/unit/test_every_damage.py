@@ -14,18 +14,20 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.context import Context
-from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
+from airflow_provider_zkmq.engine.core.claim.take import Wanted
+from airflow_provider_zkmq.engine.core.client_state import Context
+from airflow_provider_zkmq.engine.core.maintenance import collect, consumer_registry, due_work
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.names import Lane
-from airflow_provider_zkmq.engine.core.model.policy import Error, Retry, RetryPolicy, Snooze, Success, load_settings
-from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy, load_settings
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.protocol import Callback, Create, Pipeline, Procedure, Wait
-from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, nodes, wait
-from airflow_provider_zkmq.engine.core.read.leases import current_claim
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
-from airflow_provider_zkmq.engine.core.tasks.outcome import Settlement, settle_outcome
+from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, watch_tasks
+from airflow_provider_zkmq.engine.core.read.claim_status import current_claim
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, settle
+from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Settlement, settle_outcome
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound, ZkmqError
 from tests.unit.damage import DEEP, Damage, damages, fields, kinds, world
 from tests.unit.world import Client, new_queue
@@ -180,20 +182,24 @@ def survive(damage: Damage, order: str = "default", *, dies: bool = True) -> Non
     assert damage.data is not None or {"deadline", "later-than-others", "fails"} <= done, f"handled: {sorted(done)}"
     client.no_later_than(IDLE, claiming(client, 60))
     for _ in range(4):
-        client.no_later_than(IDLE // 10, consumers.run_maintenance(context))
+        client.no_later_than(IDLE // 10, due_work.run_maintenance(context))
         client.zk.advance(1)
     for procedure in (inspect.counts(context), inspect.list_tasks(context)):
         client.no_later_than(2 * MOST, procedure)
-    for procedure in (configuration.consumers(context), inspect.explain(context, "good"), configuration.conf(context)):
+    for procedure in (
+        consumer_registry.consumers(context),
+        inspect.explain(context, "good"),
+        configuration.conf(context),
+    ):
         tolerated(client, procedure, damage)
     for lifetime in (1000, 0):
         client.no_later_than(MOST, collect.collect_garbage(context, lifetime))
-    client.no_later_than(MOST, consumers.maintain(context))
+    client.no_later_than(MOST, due_work.maintain(context))
     put(client, "later")
     assert "later" in work(client, damage)
     told_once(client, damage)
     assert damage.data is not None or damage.path not in NEEDED or damage.path in client.zk.nodes, "not made anew"
-    tolerated(client, admin.clear(context), damage)
+    tolerated(client, interventions.clear(context), damage)
     heir = Counting(client.zk, "heir")
     assert heir.no_later_than(MOST, collect.collect_garbage(heir.context, 0)).ran or "/lock" in damage.path
     put(heir, "last")
@@ -251,16 +257,16 @@ def enqueueing(task_id: str, **options: Any) -> Callable[[Any], Any]:
 READS: dict[str, Callable[[Any, str], Any]] = {
     "task": inspect.read_task,
     "tasks by id": lambda context, task_id: inspect.list_tasks(context, ids=[task_id]),
-    "tree": nodes.read_tree,
+    "tree": inspect.read_tree,
     "explain": inspect.explain,
-    "wait": lambda context, task_id: wait.wait(context, [task_id], timeout=0, on_progress=lambda *_: None),
-    "follow": lambda context, task_id: wait.follow(context, task_id, lambda _task: None, 0),
+    "wait": lambda context, task_id: watch_tasks.wait(context, [task_id], timeout=0, on_progress=lambda *_: None),
+    "follow": lambda context, task_id: watch_tasks.follow(context, task_id, lambda _task: None, 0),
 }
 WRITES: dict[str, Callable[[Any, str], Any]] = {
-    "cancel": admin.cancel,
-    "redrive": admin.redrive,
-    "replace": lambda context, task_id: admin.replace_data(context, task_id, b"new"),
-    "drop": admin.drop,
+    "cancel": interventions.cancel,
+    "redrive": interventions.redrive,
+    "replace": lambda context, task_id: interventions.replace_data(context, task_id, b"new"),
+    "drop": interventions.drop,
     "enqueue": lambda context, task_id: enqueueing(task_id)(context),
     "update": lambda context, task_id: enqueueing(task_id, on_conflict="replace", delay=9)(context),
     "requeue": lambda context, task_id: enqueueing(task_id, on_conflict="requeue")(context),
@@ -278,20 +284,20 @@ OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "tasks": inspect.list_tasks,
     "selected": lambda context: inspect.list_tasks(context, selector="kind==a"),
     "ids": lambda context: inspect.list_ids(context, None, "kind==a"),
-    "find": lambda context: wait.find_matching(context, "kind==a", timeout=0),
+    "find": lambda context: watch_tasks.find_matching(context, "kind==a", timeout=0),
     "counts": inspect.counts,
-    "consumers": configuration.consumers,
+    "consumers": consumer_registry.consumers,
     "conf": configuration.conf,
     "archive": configuration.archive,
     "ended_between": lambda context: completion_log.ended_between(context, 0, 1 << 50),
     "read_ended": read_everything_that_ended,
     "latest_end": completion_log.latest_end,
-    "truncated_at": configuration.truncated_at,
+    "truncated_at": completion_log.truncated_at,
     "batch": lambda context: batches.read_batch(context, "open"),
     "wait_batch": lambda context: batches.wait_batch(context, "open", 0),
     "done batch": lambda context: batches.wait_batch(context, "done", 1),
     "ended batch": lambda context: batches.wait_batch(context, "ended", 1),
-    "clear": admin.clear,
+    "clear": interventions.clear,
 }
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pendulum
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.selectors import Integer
+from airflow_provider_zkmq.engine.core.model.filters import Integer
 from airflow_provider_zkmq.engine.core.protocol import Get, GetMany, Op, Wait
 from airflow_provider_zkmq.engine.core.read.inspect import Task, read_task
-from airflow_provider_zkmq.engine.core.read.wait import find_matching, follow
-from airflow_provider_zkmq.engine.core.tasks import admin, settle
+from airflow_provider_zkmq.engine.core.read.watch_tasks import find_matching, follow
+from airflow_provider_zkmq.engine.core.tasks import interventions, settle
 from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout
 from tests.unit.world import Client, new_queue
 
@@ -94,7 +94,7 @@ def test_following_ends_when_it_must(client: Client, other: Client) -> None:
     with pytest.raises(RuntimeError, match="enough"):
         client.do(follow(client.context, "t", refuses))
     with pytest.raises(TaskNotFound):
-        following_by(client, lambda: other.do(admin.drop(other.context, "t")))
+        following_by(client, lambda: other.do(interventions.drop(other.context, "t")))
     assert told == ["ended", "open"]
 
 
@@ -102,7 +102,9 @@ def test_a_task_that_is_enqueued_anew_under_the_follower_s_eyes_is_followed_on(c
     """No watch stands on a record that was not there when it was to be watched: it is looked for again."""
     client.put(task_id="t")
     record = client.context.paths.task("t", "state")
-    steps = iter([lambda: None, lambda: other.do(admin.drop(other.context, "t")), lambda: other.put(task_id="t")])
+    steps = iter(
+        [lambda: None, lambda: other.do(interventions.drop(other.context, "t")), lambda: other.put(task_id="t")]
+    )
     waits = iter([lambda: other.cancel("t")])
 
     def meddle(op: Op) -> None:
@@ -197,15 +199,15 @@ def test_an_old_task_that_goes_on_is_still_old(client: Client, other: Client) ->
     steps = iter([
         lambda: claims.append(other.claimed()),
         lambda: other.fail(claims[0], retry=False),
-        lambda: other.do(admin.redrive(other.context, "old")),
+        lambda: other.do(interventions.redrive(other.context, "old")),
         lambda: other.cancel("old"),
-        lambda: other.do(admin.drop(other.context, "old")),
+        lambda: other.do(interventions.drop(other.context, "old")),
         lambda: put(other, "old"),
     ])  # fmt: skip
     assert find(client, since=now(client), steps=steps) == ["old"]
     assert next(steps, None) is None
     client.check()
-    drop = lambda: other.do(admin.drop(other.context, "small"))
+    drop = lambda: other.do(interventions.drop(other.context, "small"))
     put(client, "small", 1)
     assert find(client, 2, steps=iter([drop, lambda: put(other, "small")])) == ["old", "small"]
 

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
 from airflow_provider_zkmq.engine.core.claim.claim import claim
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
+from airflow_provider_zkmq.engine.core.claim.take import Wanted
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
 from airflow_provider_zkmq.engine.core.protocol import Multi
 from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_one
 from airflow_provider_zkmq.engine.core.tasks.settle import complete, fail, release

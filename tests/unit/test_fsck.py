@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.context import Claimed
+from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import collect
-from airflow_provider_zkmq.engine.core.maintenance.consumers import bring_back
+from airflow_provider_zkmq.engine.core.maintenance.due_work import bring_back
 from airflow_provider_zkmq.engine.core.maintenance.fsck import FsckReport, fsck
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.names import parse_lane
-from airflow_provider_zkmq.engine.core.model.records import Message, TaskState
+from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Create, Delete, SetData
-from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle
 from airflow_provider_zkmq.engine.errors import QueueNotFound, ZkmqError
 from tests.unit.damage import Damage, damages, kinds, world
 from tests.unit.world import Client, FakeZooKeeper, check_tree, new_queue
@@ -164,7 +165,7 @@ def test_a_task_that_has_lost_its_record_becomes_a_dead_letter_with_its_payload(
     state = TaskState.decode("", client.zk.nodes[f"{base}/state"].data)
     assert (state.state, state.metadata) == (State.DEAD, True)
     assert "its record was lost" in (state.error or "")
-    client.do(admin.redrive(client.context, "t"))
+    client.do(interventions.redrive(client.context, "t"))
     claimed = client.claimed()
     assert (claimed.data, claimed.metadata) == (b"payload", {"a": 1})
 
@@ -276,13 +277,13 @@ def step(client: Client, name: str) -> None:
     elif name == "claim and complete":
         client.complete(client.claimed())
     elif name == "redrive":
-        client.do(admin.redrive(context, "dead"))
+        client.do(interventions.redrive(context, "dead"))
     elif name == "redrive a member":
-        client.do(admin.redrive(context, "d1"))
+        client.do(interventions.redrive(context, "d1"))
     elif name == "cancel":
-        client.do(admin.cancel(context, "m1"))
+        client.do(interventions.cancel(context, "m1"))
     elif name == "drop":
-        client.do(admin.drop(context, "finished"))
+        client.do(interventions.drop(context, "finished"))
     elif name == "collect":
         client.zk.advance(100)
         client.do(collect.collect_garbage(context, 0))
@@ -363,7 +364,7 @@ def test_a_queue_that_is_deleted_meanwhile_stays_deleted() -> None:
         def happen(_: Any) -> None:
             nonlocal seen
             if seen == moment:  # noqa: B023
-                other.do(collect.delete(other.context, confirm=True, force=True))  # noqa: B023
+                other.do(admin.delete(other.context, confirm=True, force=True))  # noqa: B023
             seen += 1
 
         with suppress(ZkmqError):

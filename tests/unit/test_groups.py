@@ -9,12 +9,12 @@ import pytest
 
 from airflow_provider_zkmq.engine.core import protocol
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.context import MOST, MOST_PACES, Caller, Claimed, Paces, ReadAhead
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, OrderedEnum
+from airflow_provider_zkmq.engine.core.claim.take import Wanted
+from airflow_provider_zkmq.engine.core.client_state import MOST, MOST_PACES, Caller, Claimed, Paces, ReadAhead
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, OrderedEnum
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Create, GetMany
-from airflow_provider_zkmq.engine.core.tasks import admin, settle
+from airflow_provider_zkmq.engine.core.tasks import interventions, settle
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.claiming import ANY, ORDERS, another, counting, ids, many, queue_of, step
 from tests.unit.world import Client, new_queue
@@ -176,7 +176,7 @@ def test_a_run_is_not_judged_by_what_was_read_before_it(order: str, *, damaged: 
         sound, record.data = record.data, b"no record"
         stepper.step()
         record.data = sound
-    other.do(admin.drop(other.context, "t03"))
+    other.do(interventions.drop(other.context, "t03"))
     client.complete(stepper.finish()[0])
     client.zk.ms += 300  # names that were listed before are not used any more, what was read then is
     other.put(b"new", task_id="t03")

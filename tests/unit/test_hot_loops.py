@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Exists, Get, Multi, Pipeline, Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
-from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import enqueue, interventions, settle, transaction
 from airflow_provider_zkmq.engine.core.write import transitions
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown, QueueNotFound
 from tests.stepping import Stepper
@@ -24,10 +24,10 @@ def again(client: Client, **options: Any) -> Any:
 
 
 CALLS: dict[str, Callable[[Client], Any]] = {
-    "cancel": lambda it: admin.cancel(it.context, "a"),
-    "drop": lambda it: admin.drop(it.context, "a"),
-    "redrive": lambda it: admin.redrive(it.context, "a", data=b"new"),
-    "replace": lambda it: admin.replace_data(it.context, "a", b"new"),
+    "cancel": lambda it: interventions.cancel(it.context, "a"),
+    "drop": lambda it: interventions.drop(it.context, "a"),
+    "redrive": lambda it: interventions.redrive(it.context, "a", data=b"new"),
+    "replace": lambda it: interventions.replace_data(it.context, "a", b"new"),
     "update": lambda it: again(it, on_conflict="replace", delay=7),
     "enqueue again": again,
     "requeue": lambda it: again(it, on_conflict="requeue"),
@@ -128,7 +128,7 @@ def test_what_is_written_in_place_leaves_another_task_of_the_same_id_alone(subte
             )
             stepper = Stepper(client.zk, client.session, requested)
             stepper.until(Multi, "data=b'new', version")
-            other.do(admin.drop(other.context, "a"))
+            other.do(interventions.drop(other.context, "a"))
             other.put(task_id="a", priority=3)
             place = other.state("a").place
             stepper.finish()

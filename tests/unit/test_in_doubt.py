@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import context
+from airflow_provider_zkmq.engine.core import client_state
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.context import Caller, Claimed
-from airflow_provider_zkmq.engine.core.maintenance.consumers import register
+from airflow_provider_zkmq.engine.core.client_state import Caller, Claimed
+from airflow_provider_zkmq.engine.core.maintenance.consumer_registry import register
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Delete, Get, GetMany, Multi, Reconnect, Wait
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, interventions, settle, transaction
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
@@ -297,7 +297,7 @@ def test_an_unknown_enqueue_is_known_again_though_its_task_was_redriven() -> Non
     for number in range(4):
         other.do(settle.fail(other.context, other.claimed(), f"no {number}", retry=False))
         other.zk.advance(1)
-        other.do(admin.redrive(other.context, name))
+        other.do(interventions.redrive(other.context, name))
     assert client.do(put(client, *again(told))) == [name] == list(client.check())
     refused(client, DuplicateTask, put(client, *again(told)))
     assert client.work() == [name]
@@ -384,12 +384,12 @@ def test_what_was_not_sent_is_told_as_not_written() -> None:
 
 def test_what_is_remembered_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an hour, where many others follow, and with another message that has the id: then it is another enqueue."""
-    monkeypatch.setattr(context, "KEPT", 2)
+    monkeypatch.setattr(client_state, "KEPT", 2)
     client = new_queue()
     for name in "abcde":
         unknown_put(client, Message(b"x", task_id=name))
     assert list(client.context.unknown_outcomes.marks) == ["c", "d", "e"]
-    client.zk.advance(context.KEPT_SECONDS - 1)
+    client.zk.advance(client_state.KEPT_SECONDS - 1)
     assert client.do(put(client, Message(b"x", task_id="e"))) == ["e"]
     for number in range(2):
         refused(client, DuplicateTask, put(client, Message(b"y" if number == 0 else b"x", task_id="d")))
@@ -483,6 +483,6 @@ def test_that_nothing_tells_any_more_what_became_of_a_commit_is_told_once() -> N
     unit = unit_of(client)
     refused(client, OutcomeUnknown, transaction.commit(unit), None, outage(client))
     other = another(client)
-    assert other.do(admin.clear(other.context)) == 1
+    assert other.do(interventions.clear(other.context)) == 1
     refused(client, OutcomeUnknown, transaction.commit(unit), "collected")
     refused(client, ClaimLost, transaction.commit(unit))

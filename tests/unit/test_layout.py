@@ -6,7 +6,7 @@ import pytest
 
 from airflow_provider_zkmq.engine.core import protocol
 from airflow_provider_zkmq.engine.core.protocol import Create, SetData
-from airflow_provider_zkmq.engine.core.read.nodes import refuse_another_layout
+from airflow_provider_zkmq.engine.core.read.queue_existence import refuse_another_layout
 from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.world import Client, FakeZooKeeper, new_queue

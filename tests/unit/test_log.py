@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.model.records import Unreadable
 from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, SetData
 from airflow_provider_zkmq.engine.core.read import completion_log, inspect
-from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.tasks import interventions
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.claiming import step
 from tests.unit.ended_runs import Reader
@@ -67,8 +67,8 @@ DEPARTURES: dict[str, Callable[[Reader], Any]] = {
     "redriven": lambda it: [it.redrive(name) for name in ("d", "c")],
     "redriven with data": lambda it: [it.redrive(name, b"new") for name in ("d", "c")],
     "dropped": lambda it: it.drop("f", "d", "c", "open"),
-    "cleared": lambda it: it.do(admin.clear(it.context)),
-    "dead ones cleared": lambda it: it.do(admin.clear(it.context, "dead")),
+    "cleared": lambda it: it.do(interventions.clear(it.context)),
+    "dead ones cleared": lambda it: it.do(interventions.clear(it.context, "dead")),
 }
 
 
@@ -153,7 +153,7 @@ def test_a_run_in_escrow_that_waits_for_a_window_leaves_the_run_before_it() -> N
     client.put(b"two", task_id="a", on_conflict="requeue")
     assert client.ended() == [first]
     client.zk.advance(61)
-    client.do(consumers.maintain(client.context))
+    client.do(due_work.maintain(client.context))
     assert client.state("a").state.value == "inserted"
     assert [each[:2] for each in client.ended()] == [first[:2]]
     assert client.told() == [("a", "finished", b"one", b"r")]
@@ -185,7 +185,7 @@ def test_what_does_not_fit_beside_the_next_run_is_left_out_of_the_letter_and_rep
     claimed = client.claimed()
     assert claimed.data == large
     client.fail(claimed, "last", retry=False)
-    client.do(admin.redrive(client.context, "a", data=b"m" * 700_000))
+    client.do(interventions.redrive(client.context, "a", data=b"m" * 700_000))
     letter = client.letters()[-1]
     assert (letter.data, letter.error, len(client.reports)) == (b"", "last", 2)
     assert client.claimed().data == b"m" * 700_000
@@ -250,7 +250,7 @@ def test_looking_for_the_latest_end_writes_nothing_and_goes_up() -> None:
         client.zk.advance(100)
         client.end_each_way()
         step()
-        client.do(admin.clear(client.context, "dead"))
+        client.do(interventions.clear(client.context, "dead"))
         client.put(task_id="f")
         client.work()
         step()

@@ -7,15 +7,15 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import context as slots
-from airflow_provider_zkmq.engine.core.context import Context
+from airflow_provider_zkmq.engine.core import client_state as slots
+from airflow_provider_zkmq.engine.core.client_state import Context
 from airflow_provider_zkmq.engine.core.maintenance import collect
+from airflow_provider_zkmq.engine.core.model.filters import String
 from airflow_provider_zkmq.engine.core.model.names import Lane, is_lane, is_shortened
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.selectors import String
-from airflow_provider_zkmq.engine.core.read import wait
-from airflow_provider_zkmq.engine.core.read.leases import current_claim
-from airflow_provider_zkmq.engine.core.tasks import admin, settle
+from airflow_provider_zkmq.engine.core.read import watch_tasks
+from airflow_provider_zkmq.engine.core.read.claim_status import current_claim
+from airflow_provider_zkmq.engine.core.tasks import admin, interventions, settle
 from airflow_provider_zkmq.engine.core.write import commit
 from airflow_provider_zkmq.engine.errors import WaitTimeout
 from tests.unit.world import Client, new_queue
@@ -52,7 +52,7 @@ def live(client: Client) -> None:
         client.put(filters={"k": f"{number}-{at}" * (1 if at else 40)}, task_id=f"t{number}-{at}")
     client.put(delay=2)
     with pytest.raises(WaitTimeout):
-        client.do(wait.wait(context, [f"t{number}-0"], timeout=0.1))
+        client.do(watch_tasks.wait(context, [f"t{number}-0"], timeout=0.1))
     client.zk.advance(3)
     ends = [settle.complete, settle.complete, lambda c, h: settle.fail(c, h, "e", retry=False), settle.release]
     for lease in (None, 30, None, None, None):
@@ -62,7 +62,7 @@ def live(client: Client) -> None:
     claimed = client.take(lease=30)
     if claimed is not None:
         client.complete(client.do(current_claim(context, claimed.task_id, claimed.token)))
-    client.do(admin.clear(context))
+    client.do(interventions.clear(context))
     client.zk.advance(7_200)
     client.do(collect.collect_garbage(context, 1))
     client.do(admin.pause(context))
@@ -134,7 +134,7 @@ def test_a_lane_that_is_being_opened_is_not_forgotten() -> None:
 
 def test_reports_come_once_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was reported long ago is forgotten when the table is full."""
-    monkeypatch.setattr("airflow_provider_zkmq.engine.core.context.MAX_IGNORED_PATHS", 10)
+    monkeypatch.setattr("airflow_provider_zkmq.engine.core.client_state.MAX_IGNORED_PATHS", 10)
     client = new_queue()
     for number in range(25):
         for _ in range(2):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim.candidates import RankedEntry, Wanted, step_over_if_there
-from airflow_provider_zkmq.engine.core.context import Claimed
-from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
+from airflow_provider_zkmq.engine.core.claim.take import RankedEntry, Wanted, step_over_if_there
+from airflow_provider_zkmq.engine.core.client_state import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, String
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, String
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import (
     Children,
@@ -28,13 +28,13 @@ from airflow_provider_zkmq.engine.core.protocol import (
     Sync,
 )
 from airflow_provider_zkmq.engine.core.read import configuration
-from airflow_provider_zkmq.engine.core.read.nodes import listing
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
-from airflow_provider_zkmq.engine.core.write import escrow, transitions
+from airflow_provider_zkmq.engine.core.read.watch_cache import listing
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, settle
+from airflow_provider_zkmq.engine.core.write import batch_end, rerun
 from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
-from airflow_provider_zkmq.engine.working import handling
+from airflow_provider_zkmq.engine.working import worker_base
 from airflow_provider_zkmq.engine.working.worker import Worker
 from tests.stepping import Stepper
 from tests.unit.damage import delete
@@ -176,7 +176,7 @@ def test_a_worker_tells_of_the_same_damage_once(monkeypatch: pytest.MonkeyPatch)
 
     working = Worker(Queue(), print)  # type: ignore[arg-type]
     told: list[str] = []
-    monkeypatch.setattr(handling.log, "warning", lambda *arguments, **_: told.append(str(arguments[-1])))
+    monkeypatch.setattr(worker_base.log, "warning", lambda *arguments, **_: told.append(str(arguments[-1])))
     for error in (CorruptRecord("/q/conf/filters"), CorruptRecord("/q/conf/filters"), OSError("odd"), OSError("odd")):
         assert not working._ended_by(error)
     assert told == ["/q/conf/filters", "odd", "odd"]
@@ -188,10 +188,10 @@ def test_a_promotion_leaves_another_task_of_the_same_id_alone() -> None:
     client.put(task_id="t", delay=1)
     client.zk.ms += 60_000
     other = Client(client.zk, "other")
-    stepper = Stepper(client.zk, client.session, consumers.maintain(client.context))
+    stepper = Stepper(client.zk, client.session, due_work.maintain(client.context))
     stepper.until(Pipeline, "t/state")
     assert not stepper.over
-    other.do(admin.drop(other.context, "t"))
+    other.do(interventions.drop(other.context, "t"))
     other.put(task_id="t", filters=None, priority=3)
     stepper.finish()
     assert [(state.state, state.priority) for state in other.check().values()] == [(State.INSERTED, 3)]
@@ -204,14 +204,14 @@ def test_a_consumer_that_came_and_died_while_consumers_were_read_is_rescued() ->
     client = new_queue()
     client.put(task_id="t")
     other = Client(client.zk, "other")
-    looking = Stepper(client.zk, client.session, consumers.maintain(client.context))
+    looking = Stepper(client.zk, client.session, due_work.maintain(client.context))
     looking.until(Children)
     assert looking.op.path in {client.context.paths.at(name) for name in ("consumers", "live")}
     looking.step()  # one of the two is read; the other is read when the consumer has come and gone
     taken = other.take()
     client.zk.expire(other.session)
     looking.finish()
-    client.do(consumers.maintain(client.context))
+    client.do(due_work.maintain(client.context))
     assert [(name, state.state) for name, state in client.check().items()] == [(taken.task_id, State.INSERTED)]
     assert client.work() == ["t"]
 
@@ -250,7 +250,7 @@ def test_a_task_with_a_damaged_run_in_escrow_ends_as_it_would_without(data: byte
     assert client.fail(claimed, "boom", retry=False) is State.DEAD
     state = client.check()["a"]
     assert (state.state, state.error, state.requeue) == (State.DEAD, "boom", False)
-    client.do(admin.redrive(client.context, "a"))
+    client.do(interventions.redrive(client.context, "a"))
     assert client.work() == ["a"]
 
     client, _ = escrowed(data, window=5)
@@ -265,7 +265,7 @@ def test_a_task_with_a_damaged_run_in_escrow_ends_as_it_would_without(data: byte
 def test_a_run_that_cannot_be_inserted_is_given_up() -> None:
     """A stranger under the task's data leaves no room for the next run: the present one is finished all the same."""
     [run] = (maker := new_queue()).do(enqueue.prepare_many(maker.context, [Message(b"x", task_id="a")]))
-    client, claimed = escrowed(escrow.pack(run))
+    client, claimed = escrowed(rerun.pack(run))
     assert client.write(Create(client.context.paths.task("a", "data") + "/foreign")).committed
     client.complete(claimed)
     assert client.check()["a"].state is State.FINISHED
@@ -291,7 +291,7 @@ def test_a_damaged_batch_is_named_by_who_waits_for_it_and_by_nobody_else(data: b
     assert client.do(collect.collect_garbage(client.context)).ran
     assert client.reported == [base]
     assert client.write(Delete(f"{batch(client, 'next')}/open/next1")).committed
-    client.do(transitions.close_batches(client.context))
+    client.do(batch_end.close_batches(client.context))
     assert client.do(batches.read_batch(client.context, "next")).done
     with pytest.raises(CorruptRecord, match=base):
         client.do(batches.wait_batch(client.context, "b", 1))

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, WaitTimeout
-from airflow_provider_zkmq.engine.api.queue_internals import QueueInternals
+from airflow_provider_zkmq.engine.api.internal_methods import QueueInternals
 from airflow_provider_zkmq.engine.api.queue_methods import QueueMethods
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.context import Caller
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.client_state import Caller
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.protocol import Delete, Exists, Sync, Wait
-from airflow_provider_zkmq.engine.core.read import inspect, nodes, wait
+from airflow_provider_zkmq.engine.core.read import inspect, queue_existence, watch_tasks
 from airflow_provider_zkmq.engine.core.read.configuration import Archive
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
 from tests.unit.claiming import ANY, another, in_hand, refused, step
@@ -83,7 +83,7 @@ def test_a_verb_on_a_missing_queue_creates_nothing_and_names_those_that_come_clo
         client.do(admin.configure(elsewhere(client, queue)))
     context, before = elsewhere(client, "cencus"), set(client.zk.nodes)
     why = r"'cencus' does not exist under '/zkmq' \(did you mean 'census'"
-    told = refused(client, QueueNotFound, nodes.unless_missing(context, called(name, context)), why)
+    told = refused(client, QueueNotFound, queue_existence.unless_missing(context, called(name, context)), why)
     assert set(client.zk.nodes) == before
     assert (told.similar[0], "orders" in told.similar) == ("census", False)
 
@@ -94,17 +94,17 @@ def test_what_creates_a_queue_goes_on_creating_it() -> None:
     client.do(enqueue.enqueue(elsewhere(client, "a"), Message(b"x")))
     client.do(admin.configure(elsewhere(client, "b"), lock=5))
     assert {"/zkmq/a/conf", "/zkmq/b/conf"} <= client.zk.nodes.keys()
-    reading = nodes.unless_missing(client.context, inspect.read_task(client.context, "a"))
+    reading = queue_existence.unless_missing(client.context, inspect.read_task(client.context, "a"))
     refused(client, TaskNotFound, reading, "never enqueued")
 
 
 def test_whether_a_queue_is_there_is_asked_without_creating_it() -> None:
     """A server that lags behind is asked to catch up first."""
     client = new_queue()
-    stepper = step(client, nodes.exists(elsewhere(client, "later")))
+    stepper = step(client, queue_existence.exists(elsewhere(client, "later")))
     assert stepper.finish() is False
     assert [type(op) for op in stepper.done] == [Exists, Sync, Exists]
-    assert client.do(nodes.exists(client.context)) is True
+    assert client.do(queue_existence.exists(client.context)) is True
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -115,7 +115,7 @@ def test_who_waits_for_a_queue_is_woken_by_a_watch(comes: bool) -> None:
     """
     client, stop = new_queue(), []
     context = elsewhere(client, "later")
-    stepper = step(client, nodes.exists(context, None, stopping=lambda: bool(stop)))
+    stepper = step(client, queue_existence.exists(context, None, stopping=lambda: bool(stop)))
     stepper.until(Wait)
     signal = stepper.op.signal
     if comes:
@@ -134,7 +134,7 @@ def test_a_search_waits_for_the_queue_where_it_is_told_to() -> None:
     context, told = elsewhere(client, "latter"), []
     client.do(admin.configure(elsewhere(client, "later")))
     context.run.report = lambda _path, why: told.append(why)
-    search = lambda seconds: wait.find_matching(context, "all()", 1, seconds, wait_for_queue=True)
+    search = lambda seconds: watch_tasks.find_matching(context, "all()", 1, seconds, wait_for_queue=True)
     assert refused(client, WaitTimeout, search(5), r"'latter' did not come within timeout \(5 s\)").left == ("all()",)
     stepper = step(client, search(60))
     stepper.until(Wait)

@@ -16,8 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from airflow_provider_zkmq.engine.core.context import Marks
-from airflow_provider_zkmq.engine.core.model import selectors
+from airflow_provider_zkmq.engine.core.client_state import Marks
+from airflow_provider_zkmq.engine.core.model import filters
+from airflow_provider_zkmq.engine.core.model.filters import (
+    AllOf,
+    AnyOf,
+    Condition,
+    Integer,
+    OrderedEnum,
+    String,
+    choose,
+    parse_filters,
+    parse_selector,
+)
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.names import (
     MAX_PRIORITY,
     Lane,
@@ -35,18 +47,7 @@ from airflow_provider_zkmq.engine.core.model.policy import (
     Settings,
     load_settings,
 )
-from airflow_provider_zkmq.engine.core.model.records import Attempt, Message, TaskState, clip
-from airflow_provider_zkmq.engine.core.model.selectors import (
-    AllOf,
-    AnyOf,
-    Condition,
-    Integer,
-    OrderedEnum,
-    String,
-    choose,
-    parse_filters,
-    parse_selector,
-)
+from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, clip
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, Event, State, derive_status, step
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, IllegalTransition
@@ -64,7 +65,7 @@ REFUSED: Final[dict[str, tuple[Callable[[Any], Any], list[Any]]]] = {
         ["", "a/b", "..", ".", "a..b", "a\0b", "\ud800", "é", "a b", "a~b", "a\n", "x" * 129, None, 3, b"a"],
     ),
     "a queue's name": (lambda name: Paths.of("/zkmq", name), ["a/b", "", None]),
-    "a filter's name": (lambda name: selectors.check_types({name: Integer()}), ["a/b", "", None]),
+    "a filter's name": (lambda name: filters.check_types({name: Integer()}), ["a/b", "", None]),
     "a root": (
         lambda root: Paths.of(root, "q"),
         ["", "/", "a", "/a//b", "/a/../b", "//", None, "/a\0", "/zookeeper", "/zookeeper/q/"],
@@ -84,8 +85,8 @@ REFUSED: Final[dict[str, tuple[Callable[[Any], Any], list[Any]]]] = {
         lambda given: parse_filters(TYPES, given),
         [{"c": "mid"}, {"n": "x"}, {"n": True}, {"n": 1.5}, {"n": 1 << 63}, {"s": ""}, {"x": "1"}],
     ),
-    "the text of a type": (selectors.parse_type, ["float"]),
-    "a type": (lambda type_: selectors.check_types({"a": type_}), ["string"]),
+    "the text of a type": (filters.parse_type, ["float"]),
+    "a type": (lambda type_: filters.check_types({"a": type_}), ["string"]),
     "a count": (lambda count: AnyOf(count, "a==b", "c==d"), [0, 3, True, "1"]),
     "the text of a selector": (
         parse_selector,
@@ -124,10 +125,10 @@ def test_names_and_lanes_are_read_as_they_were_written(name: str, one: int, othe
 
 def test_filters_are_declared_and_stored_as_text() -> None:
     """Types come from what was stored and from a command's text; values become text."""
-    settings = Settings(selectors.declare_types(TYPES), lock=5.0, order="fifo", paused=True)
+    settings = Settings(filters.declare_types(TYPES), lock=5.0, order="fifo", paused=True)
     assert load_settings("p", settings.encode()) == (settings, TYPES)
     assert load_settings("p", b"{}") == (Settings(), {})
-    assert [selectors.parse_type(text) for text in ("enum:low,standard,high", "integer", "string")] == list(
+    assert [filters.parse_type(text) for text in ("enum:low,standard,high", "integer", "string")] == list(
         TYPES.values()
     )
     assert parse_filters(TYPES, {"n": -3, "c": "low", "s": "é"}) == {"n": "-3", "c": "low", "s": "é"}
@@ -146,9 +147,9 @@ def test_at_least_takes_lower_classes_and_absolute_only_equal_ones() -> None:
 
 def test_missing_or_undeclared_values_never_match(subtests: pytest.Subtests) -> None:
     """Whatever they are compared with."""
-    for filters, text in itertools.product(({}, {"c": "gone"}, {"n": "x"}), ("c<=high", "c>=low", "n<9", "n>0")):
-        with subtests.test(text, filters=filters):
-            assert not parse_selector(text).matches(filters, TYPES)
+    for values, text in itertools.product(({}, {"c": "gone"}, {"n": "x"}), ("c<=high", "c>=low", "n<9", "n>0")):
+        with subtests.test(text, filters=values):
+            assert not parse_selector(text).matches(values, TYPES)
 
 
 def test_all_of_needs_all_and_any_of_its_count(subtests: pytest.Subtests) -> None:

@@ -11,16 +11,17 @@ import pytest
 from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import KeeperState
 
-from airflow_provider_zkmq.engine.api import client
+from airflow_provider_zkmq.engine.api import background
 from airflow_provider_zkmq.engine.api.client import new_context
-from airflow_provider_zkmq.engine.core.context import Claimed
+from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, Get, Multi, Post, SetData
 from airflow_provider_zkmq.engine.core.tasks import settle
 from airflow_provider_zkmq.engine.errors import TaskTooLarge
-from airflow_provider_zkmq.engine.zk.drivers import arun, run
-from airflow_provider_zkmq.engine.zk.session import Access, Session
+from airflow_provider_zkmq.engine.zk.acl_check import Access
+from airflow_provider_zkmq.engine.zk.procedure_drivers import arun, run
+from airflow_provider_zkmq.engine.zk.session import Session
 from tests.support import eventually
 from tests.unit.test_connection import Wire, arrives, ask, flush, frame, line, open_line, rung, session
 
@@ -152,7 +153,7 @@ def test_a_lost_mark_is_paid_while_another_thread_has_the_memory(
         return
         yield
 
-    monkeypatch.setattr(client, "finish_pending", finish_later)
+    monkeypatch.setattr(background, "finish_pending", finish_later)
     session.connected.set()
     claimed = claimed_one(session)
     run(session, settle.begin(context, claimed))
@@ -182,5 +183,5 @@ def test_where_no_thread_is_to_be_had_the_debt_stays(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
         session.client._notify_pending(KeeperState.CONNECTING)
-    assert client.has_pending(context)
+    assert background.has_pending(context)
     assert not context.pending.finishing

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.context import Claimed
-from airflow_provider_zkmq.engine.core.maintenance import consumers
+from airflow_provider_zkmq.engine.core.claim.take import Wanted
+from airflow_provider_zkmq.engine.core.client_state import Claimed
+from airflow_provider_zkmq.engine.core.maintenance import due_work
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Multi, Post, Procedure
-from airflow_provider_zkmq.engine.core.read.leases import current_claim, lease_path, mark_path
-from airflow_provider_zkmq.engine.core.tasks import admin, settle
+from airflow_provider_zkmq.engine.core.read.claim_status import current_claim, lease_path, mark_path
+from airflow_provider_zkmq.engine.core.tasks import interventions, settle
 from airflow_provider_zkmq.engine.errors import ClaimLost
 from tests.unit.claiming import after_rescue, another, many, queue_of, step
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, NOT_SENT, Client, at, new_queue
@@ -32,7 +32,7 @@ def one_ahead(options: dict[str, Any]) -> tuple[Client, Claimed]:
     lead, claimed = many(client, 2, Wanted(EVERYTHING, options.get("lease"), prefetch=True))
     assert [(each.task_id, each.prefetched) for each in (lead, claimed)] == [("lead", False), ("t0", True)]
     client.complete(lead)
-    client.do(admin.drop(client.context, "lead"))
+    client.do(interventions.drop(client.context, "lead"))
     return client, claimed
 
 
@@ -144,8 +144,8 @@ def test_a_lost_mark_of_a_claim_that_is_over_is_nobody_s(end: str) -> None:
         case "session over":
             client.context.claims.end_session(client.session + 1, client.zk.zxid)
     tree = dict(client.zk.nodes)
-    client.do(consumers.finish_pending(client.context))
-    assert not consumers.has_pending(client.context)
+    client.do(due_work.finish_pending(client.context))
+    assert not due_work.has_pending(client.context)
     assert client.zk.nodes == tree
     assert client.reports == []
     if end != "settled":
@@ -162,7 +162,7 @@ def test_a_late_mark_touches_no_later_claim_of_the_same_id() -> None:
     stepper.cut()
     client.zk.ms += 60_000
     other = after_rescue(client)
-    other.do(admin.drop(other.context, "t0"))
+    other.do(interventions.drop(other.context, "t0"))
     other.put(task_id="t0")
     theirs = other.claimed(lease=5)
     assert theirs.version == claimed.version
@@ -200,9 +200,9 @@ def test_extending_by_token_begins_nothing_and_progress_does(said: str, counted:
     if said == "progress":
         by_token(run, claimed, settle.progress, 0.5)
     client.zk.ms += 60_000
-    assert run.do(consumers.maintain(run.context)) == 0
+    assert run.do(due_work.maintain(run.context)) == 0
     client.zk.ms += 60_000
-    assert run.do(consumers.maintain(run.context)) == 1
+    assert run.do(due_work.maintain(run.context)) == 1
     assert attempts(run) == {"t0": (State.INSERTED, counted, counted)}
 
 

@@ -10,22 +10,24 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Zkmq
-from airflow_provider_zkmq.engine.core.maintenance.consumers import promote_due
+from airflow_provider_zkmq.engine.core.maintenance import consumer_registry
+from airflow_provider_zkmq.engine.core.maintenance.due_work import promote_due
+from airflow_provider_zkmq.engine.core.model.filters import Integer, OrderedEnum, String
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.selectors import Integer, OrderedEnum, String
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.model.values import moment_of
 from airflow_provider_zkmq.engine.core.protocol import Delete, Exists, GetMany, Op, Pipeline, SetData, Sync
-from airflow_provider_zkmq.engine.core.read import bulk_read, configuration, inspect, nodes
+from airflow_provider_zkmq.engine.core.read import columnar_read, configuration, inspect, znodes
 from airflow_provider_zkmq.engine.core.read.configuration import Archive
 from airflow_provider_zkmq.engine.core.read.inspect import COLUMNS, Task, list_tasks, read_task
-from airflow_provider_zkmq.engine.core.read.nodes import now_below, queue_names
+from airflow_provider_zkmq.engine.core.read.queue_existence import queue_names
+from airflow_provider_zkmq.engine.core.read.server_clock import now_below
 from airflow_provider_zkmq.engine.core.tasks import admin, settle
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
 
-BEYOND_A_CHUNK = nodes.AT_ONCE + 22
+BEYOND_A_CHUNK = znodes.AT_ONCE + 22
 ALL = tuple(COLUMNS)
 NAMES = ["finished", "dead", "claimed", "queued", "delayed", "cancelled"]
 
@@ -72,8 +74,10 @@ def damage(client: Client, task_id: str, znode: str = "state", data: bytes = b"\
     return path
 
 
-def scan(client: Client, names: list[str], columns: Any = ALL, fault: Any = None, **options: Any) -> bulk_read.Scanned:
-    return client.do(bulk_read.scan(client.context, names, columns, **options), fault or Log())
+def scan(
+    client: Client, names: list[str], columns: Any = ALL, fault: Any = None, **options: Any
+) -> columnar_read.Scanned:
+    return client.do(columnar_read.scan(client.context, names, columns, **options), fault or Log())
 
 
 # --- ids
@@ -183,11 +187,11 @@ def test_parts_that_are_left_out_are_empty_and_not_read(subtests: pytest.Subtest
         ("progress",): (replace(bare, progress=0.5, note="half"), {"state", "claim"}),
         ("data", "metadata", "result", "progress"): (whole, {"state", "data", "metadata", "result", "claim"}),
     }
-    for parts, (task, znodes) in expected.items():
+    for parts, (task, wanted) in expected.items():
         with subtests.test(parts=parts):
             log = Log()
             assert client.do(list_tasks(client.context, ids=["t"], parts=parts), log) == [task]
-            assert log.read() == znodes
+            assert log.read() == wanted
     for wrong in ("data", ["payload"], ["data", "state"]):
         with pytest.raises(ConfigError, match="data, metadata, progress, result"):
             client.do(list_tasks(client.context, ids=["t"], parts=wrong))
@@ -232,7 +236,7 @@ def test_the_columns_are_what_the_tasks_say() -> None:
 def test_only_what_is_asked_for_is_read(subtests: pytest.Subtests) -> None:
     """No payload is read for a column that does not tell of it; of no tasks nothing is read at all."""
     client = one_in_each_state()
-    for columns, znodes in {
+    for columns, wanted in {
         ("id", "state", "error", "history", "version"): {"state"},
         ("enqueued_ms",): {"state", "metadata"},
         ("enqueued_ms", "data"): {"state", "data"},
@@ -242,8 +246,8 @@ def test_only_what_is_asked_for_is_read(subtests: pytest.Subtests) -> None:
         with subtests.test(columns=columns):
             log, nothing = Log(), Log()
             scan(client, NAMES, columns, log)
-            assert (log.read(), log.of(Exists)) == (znodes, [])
-            assert scan(client, [], columns, nothing) == bulk_read.Scanned({name: [] for name in columns}, (), ())
+            assert (log.read(), log.of(Exists)) == (wanted, [])
+            assert scan(client, [], columns, nothing) == columnar_read.Scanned({name: [] for name in columns}, (), ())
             assert nothing.of(GetMany) == []
 
 
@@ -305,7 +309,7 @@ def test_requests_are_bounded_and_so_is_what_is_in_flight() -> None:
     scan(client, names, ["data"], payloads)
     assert [len(op.paths) for op in small.of(GetMany)] == [256, 256, 188]
     assert [len(op.paths) // 2 for op in payloads.of(GetMany)] == [32, 128, 128, 128, 128, 128, 28]
-    stepper = Stepper(client.zk, client.session, bulk_read.scan(client.context, names, ["data"], in_flight=3))
+    stepper = Stepper(client.zk, client.session, columnar_read.scan(client.context, names, ["data"], in_flight=3))
     stepper.finish()
     assert max(len(op.ops) for op in stepper.done if isinstance(op, Pipeline)) == 3
     names = [client.put(b"x" * (1_000_000 if number else 1), task_id=f"l{number}") for number in range(80)]
@@ -355,7 +359,7 @@ def test_consumers_tell_who_they_are_and_what_they_have_in_hand() -> None:
     mine, theirs = client.claimed().task_id, dead.claimed().task_id
     third.claimed(lease=60)
     client.zk.expire(dead.session)
-    told = client.do(configuration.consumers(client.context))
+    told = client.do(consumer_registry.consumers(client.context))
     assert (told[0].id.startswith("first-"), told[0].accepts) == (True, ("all()",))
     assert [(each.name, each.host, each.pid, each.in_hand, each.alive) for each in told] == [
         ("first", "here", 7, (mine,), True),
@@ -367,8 +371,10 @@ def test_consumers_tell_who_they_are_and_what_they_have_in_hand() -> None:
     for number in range(BEYOND_A_CHUNK):
         client.put()
         Client(client.zk, f"c{number:03}").claimed()
-    assert len(client.do(configuration.consumers(client.context), log)) == 2 + BEYOND_A_CHUNK, "the dead one is buried"
-    assert max(len(op.paths) for op in log.of(GetMany)) <= nodes.AT_ONCE
+    assert len(client.do(consumer_registry.consumers(client.context), log)) == 2 + BEYOND_A_CHUNK, (
+        "the dead one is buried"
+    )
+    assert max(len(op.paths) for op in log.of(GetMany)) <= znodes.AT_ONCE
 
 
 def test_a_consumer_s_damaged_record_is_reported_and_its_tasks_are_told() -> None:
@@ -379,12 +385,12 @@ def test_a_consumer_s_damaged_record_is_reported_and_its_tasks_are_told() -> Non
     path = client.context.paths.consumer(consumer)
     for data in (b"\xff", b'{"name": 3, "pid": "x", "accepts": 5}'):
         client.zk.nodes[path].data = data
-        (found,) = client.do(configuration.consumers(client.context))
+        (found,) = client.do(consumer_registry.consumers(client.context))
         assert (found.name, found.host, found.pid, found.accepts) == (None, None, None, ())
         assert (found.id, found.in_hand, found.alive) == (consumer, ("a",), True)
     assert client.reported == [path]
     leaves = lambda op: client.zk.nodes.pop(path) and None if isinstance(op, GetMany) and op.paths == (path,) else None
-    assert client.do(configuration.consumers(client.context), leaves) == []
+    assert client.do(consumer_registry.consumers(client.context), leaves) == []
 
 
 def test_queue_names_leave_out_what_is_no_queue() -> None:

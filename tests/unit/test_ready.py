@@ -8,12 +8,12 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.claim import ready
-from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
+from airflow_provider_zkmq.engine.core.maintenance import consumer_registry
+from airflow_provider_zkmq.engine.core.model.filters import String
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.selectors import String
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Wait
-from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.tasks import admin, interventions
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound
 from tests.stepping import Stepper
 from tests.unit.claiming import ANY, another, queue_of, step
@@ -62,7 +62,7 @@ def test_who_only_looks_is_no_consumer() -> None:
     assert in_time(client, waiting(looker), 2)
     assert looker.context.registration.consumer is None
     assert not [path for path in client.zk.nodes if path.startswith(("/zkmq/q/consumers/", "/zkmq/q/live/"))]
-    looker.do(consumers.register(looker.context, "k=='x'"))
+    looker.do(consumer_registry.register(looker.context, "k=='x'"))
     look(looker, selector="k==y")
     assert looker.context.registration.consumer is not None
     assert looker.context.registration.consumer.accepts == ["k=='x'"]
@@ -131,7 +131,7 @@ def test_what_a_claim_would_step_over_is_no_work() -> None:
     """An entry without a task, which is told of once, and a task without its payload: no claim would find any."""
     client, looker = queue("a", "b")
     segment = client.context.paths.entry(client.state("a").place).rpartition("/")[0]
-    client.do(admin.drop(client.context, "a"))
+    client.do(interventions.drop(client.context, "a"))
     client.complete(client.claimed())
     client.zk.multi(client.session, (Create(f"{segment}/0000000000000000000000~gone"),))
     assert [look(looker), look(looker)] == [False, False]
@@ -157,7 +157,7 @@ def test_a_queue_that_is_not_there_or_goes_while_it_is_waited_for_is_told_of() -
     """Who waits is woken for it."""
     client, looker = queue()
     waiter = waiting(looker)
-    client.do(collect.delete(client.context, confirm=True))
+    client.do(admin.delete(client.context, confirm=True))
     assert waiter.op.signal.count > waiter.op.seen
     with pytest.raises(QueueNotFound):
         woken(waiter)

@@ -15,14 +15,14 @@ import pytest
 pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
+from airflow_provider_zkmq.history import known
 from airflow_provider_zkmq.spark import report
 from airflow_provider_zkmq.spark.reporting import capacity, sections
 from airflow_provider_zkmq.spark.reporting.capacity import Crew, Target
-from airflow_provider_zkmq.spark.reporting.page import (
+from airflow_provider_zkmq.spark.reporting.rendering import (
     LEAST,
     Section,
     Table,
-    known,
     name,
     need,
     printable,

@@ -15,8 +15,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq import spark
+from airflow_provider_zkmq.delta_tables import FEW, LARGE, Table, chosen, open_for_reading
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
-from airflow_provider_zkmq.history import FEW, LARGE, Table, chosen, open_for_reading, table
+from airflow_provider_zkmq.history import table
 from airflow_provider_zkmq.spark import job, session
 from airflow_provider_zkmq.spark.history import pipeline
 from airflow_provider_zkmq.spark.history.retention import Retention
@@ -129,7 +130,7 @@ def test_readers_need_no_spark_and_executors_no_delta(tmp_path):
     """A table is read where neither Spark nor Airflow can be imported; an executor's part where `deltalake` cannot."""
     commit(tmp_path / "q", "runs", 2, 5)
     reads = "from airflow_provider_zkmq.history import table; print(len(table('runs', sys.argv[1], 'q').to_pandas()))"
-    works = "import airflow_provider_zkmq.spark.history.rows; print('works')"
+    works = "import airflow_provider_zkmq.spark.history.queue_reader; print('works')"
     for absent, code, told in (("pyspark airflow", reads, "2"), ("deltalake", works, "works")):
         program = f"import sys; sys.modules |= dict.fromkeys({absent!r}.split()); {code}"
         done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)

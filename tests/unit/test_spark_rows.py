@@ -20,7 +20,7 @@ from pyspark.sql.types import DataType, MapType, StructField, StructType
 
 from airflow_provider_zkmq.engine import BadMessage, ConfigError, Integer, Message, NewTasks, OrderedEnum, String, Zkmq
 from airflow_provider_zkmq.engine import errors as engine_errors
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.spark.source import writing
 from airflow_provider_zkmq.spark.source.options import STREAM_WRITE, WRITE, SourceError, SourceOptions
 from airflow_provider_zkmq.spark.source.writing import (

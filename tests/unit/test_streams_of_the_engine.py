@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from airflow_provider_zkmq.engine import ZkmqError
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.read import completion_log, configuration
-from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.tasks import admin, interventions
 from tests.unit.followed import Interrupted, Query
 from tests.unit.world import Client, new_queue
 
@@ -40,7 +40,7 @@ class EngineQueue:
 
     def __getattr__(self, verb: str) -> Any:
         procedures = {
-            "conf": configuration.conf, "configure": admin.configure, "truncated_at": configuration.truncated_at,
+            "conf": configuration.conf, "configure": admin.configure, "truncated_at": completion_log.truncated_at,
             "latest_end": completion_log.latest_end, "ended_between": completion_log.ended_between,
             "read_ended": completion_log.read_ended,
         }  # fmt: skip
@@ -87,12 +87,12 @@ class Following(Interrupted):
         if end != "again":
             self.book[claimed.task_id, end, data] += 1
 
-    @rule(task_id=IDS, verb=st.sampled_from([admin.redrive, admin.drop, admin.cancel]))
+    @rule(task_id=IDS, verb=st.sampled_from([interventions.redrive, interventions.drop, interventions.cancel]))
     def operate(self, task_id: str, verb: Any) -> None:
         with contextlib.suppress(ZkmqError, KeyError):
             data = self.data(task_id)
             self.client.do(verb(self.client.context, task_id))
-            if verb is admin.cancel:
+            if verb is interventions.cancel:
                 self.book[task_id, "cancelled", data] += 1
 
     @rule(seconds=st.sampled_from([1, 10, 100]))

@@ -9,11 +9,11 @@ from typing import Any, Final
 import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance.collect import collect_garbage
-from airflow_provider_zkmq.engine.core.model.selectors import OrderedEnum
+from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
 from airflow_provider_zkmq.engine.core.protocol import Multi, Op
-from airflow_provider_zkmq.engine.core.read import bulk_read
+from airflow_provider_zkmq.engine.core.read import columnar_read
 from airflow_provider_zkmq.engine.core.read.inspect import read_task
-from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.tasks import interventions
 from tests.unit.world import Client, new_queue
 
 TREE: Final = "/zkmq/q/tasks/a"
@@ -38,7 +38,7 @@ def holds(client: Client, data: bytes, parts: str, came: int) -> None:
     """The task is what a message asked for, and when; a scan tells the same; the tree is what its record says."""
     client.check()
     task, requested = client.do(read_task(client.context, "a")), {"metadata": {}, "filters": {}} | PARTS[parts]
-    columns = client.do(bulk_read.scan(client.context, ["a"], ["enqueued_ms", "metadata", "filters"])).columns
+    columns = client.do(columnar_read.scan(client.context, ["a"], ["enqueued_ms", "metadata", "filters"])).columns
     assert columns == {"enqueued_ms": [came]} | {name: [value] for name, value in requested.items()}
     told = (task.data, task.metadata, task.filters, task.enqueued_ms)
     assert (told, client.reports) == ((data, requested["metadata"], requested["filters"], came), [])
@@ -66,8 +66,8 @@ def ended(client: Client) -> Any:
 
 
 DELETIONS: Final[dict[str, Callable[[Client], Any]]] = {
-    "drop": lambda client: admin.drop(client.context, "a"),
-    "clear": lambda client: admin.clear(client.context),
+    "drop": lambda client: interventions.drop(client.context, "a"),
+    "clear": lambda client: interventions.clear(client.context),
     "clean-up": ended,
 }
 

@@ -24,17 +24,16 @@ from msgspec import structs
 
 from airflow_provider_zkmq import engine
 from airflow_provider_zkmq.engine import ConfigError, Message, RetryPolicy, Zkmq, parse_duration, parse_moment
-from airflow_provider_zkmq.engine.api.claim_handles import task_of
 from airflow_provider_zkmq.engine.core.claim import claim as ask
-from airflow_provider_zkmq.engine.core.context import Clock, ServerTime
-from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
+from airflow_provider_zkmq.engine.core.client_state import Clock, ServerTime
+from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
 from airflow_provider_zkmq.engine.core.model.values import LONGEST, milliseconds, moment_of, seconds
 from airflow_provider_zkmq.engine.core.protocol import Delete, Multi, Op, SetData
-from airflow_provider_zkmq.engine.core.read import configuration, inspect, wait
-from airflow_provider_zkmq.engine.core.read.bulk_read import scan
+from airflow_provider_zkmq.engine.core.read import configuration, inspect, watch_tasks
+from airflow_provider_zkmq.engine.core.read.columnar_read import scan
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.settle import begin
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.unit.world import Client, new_queue
 
 #: What is no duration, by a name for it.
@@ -60,11 +59,11 @@ PROCEDURES: list[tuple[str, Callable[[Client, Any], Any]]] = [
     ("dedupe", lambda it, span: it.complete(it.claimed(), dedupe=span)),
     ("backoff", lambda it, span: it.fail(it.claimed(), backoff=span)),
     ("timeout", lambda it, span: it.do(ask.request_claim(it.context, timeout=span))),
-    ("timeout", lambda it, span: it.do(wait.wait(it.context, [], timeout=span))),
-    ("timeout", lambda it, span: it.do(wait.find_matching(it.context, "all()", timeout=span))),
-    ("timeout", lambda it, span: it.do(wait.follow(it.context, "a", id, timeout=span))),
+    ("timeout", lambda it, span: it.do(watch_tasks.wait(it.context, [], timeout=span))),
+    ("timeout", lambda it, span: it.do(watch_tasks.find_matching(it.context, "all()", timeout=span))),
+    ("timeout", lambda it, span: it.do(watch_tasks.follow(it.context, "a", id, timeout=span))),
     ("timeout", lambda it, span: it.do(batches.wait_batch(it.context, "b", span))),
-    ("timeout", lambda it, span: it.do(consumers.wait_for_change(it.context, 0, span))),
+    ("timeout", lambda it, span: it.do(due_work.wait_for_change(it.context, 0, span))),
 ]
 #: What else takes durations, and by which names.
 OBJECTS: list[tuple[Callable[..., Any], list[str]]] = [
@@ -178,7 +177,7 @@ def test_a_task_is_not_handled_before_its_moment() -> None:
     assert client.take() is None
     client.zk.advance(0.2 + 0.3)
     due_too = client.claimed()
-    assert task_of(client.context, due_too).due_at == when
+    assert inspect.task_of_claim(client.context, due_too).due_at == when
     client.complete(due_too)
     assert (client.do(inspect.read_task(client.context, later)).due_ms, client.work()) == (due, [even_later])
     last = client.do(inspect.read_task(client.context, "last"))

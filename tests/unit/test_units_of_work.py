@@ -21,13 +21,14 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
     Zkmq,
 )
-from airflow_provider_zkmq.engine.api.transaction import Transaction
+from airflow_provider_zkmq.engine.api.transaction_procedures import Transaction
 from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.model.records import Message
+from airflow_provider_zkmq.engine.core.maintenance import due_work
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import Delete, Multi, Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
-from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle, transaction
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, transaction
 from tests.unit.claiming import another, queue_of, refused, unit_of
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
 
@@ -124,7 +125,7 @@ def test_an_id_that_has_ended_runs_anew_and_any_other_is_refused_with_its_status
     client.complete(client.claimed())
     unit = unit_with(client, Message(b"new", task_id="a"), queue="q")
     collected = lambda op: (
-        client.do(admin.drop(client.context, "a")) if "SetData(path='/zkmq/q/tasks/a/s" in str(op) else None
+        client.do(interventions.drop(client.context, "a")) if "SetData(path='/zkmq/q/tasks/a/s" in str(op) else None
     )
     assert client.do(transaction.commit(unit), collected) == ["a"]
     again = unit_with(client, Message(b"y", task_id="a"), queue="q")
@@ -147,8 +148,8 @@ def taken() -> tuple[Client, transaction.TransactionState]:
     return client, unit_of(client)
 
 
-def holder(over: Any) -> settle.Holder:
-    return settle.Holder(over, lambda: iter(()))
+def holder(over: Any) -> transaction.Holder:
+    return transaction.Holder(over, lambda: iter(()))
 
 
 def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:
@@ -182,7 +183,7 @@ def test_a_rollback_out_of_reach_of_its_session_is_owed_to_it() -> None:
     assert (unit.ended, unit.taken) == (True, [])
     assert [owed.claimed for owed in client.context.claims.unsettled.values()] == [claimed]
     assert other.take() is None
-    assert client.do(settle.give_back(client.context)) == 1
+    assert client.do(due_work.give_back(client.context)) == 1
     assert other.work() == ["a"]
 
 

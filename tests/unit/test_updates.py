@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.maintenance import collect, consumers
+from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
+from airflow_provider_zkmq.engine.core.model.filters import String
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import Message
-from airflow_provider_zkmq.engine.core.model.selectors import String
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, Check, Multi, SetData
-from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, leases
-from airflow_provider_zkmq.engine.core.read.leases import current_claim
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle
+from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, server_clock
+from airflow_provider_zkmq.engine.core.read.claim_status import current_claim
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, settle
 from airflow_provider_zkmq.engine.core.write import commit
-from airflow_provider_zkmq.engine.core.write.escrow import ESCROW_ROOM
+from airflow_provider_zkmq.engine.core.write.rerun import ESCROW_ROOM
 from airflow_provider_zkmq.engine.core.write.transitions import Current
 from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskTooLarge
 from tests.unit.claiming import ORDERS, another, in_hand, queue_of, refused
@@ -268,7 +268,7 @@ def test_a_run_in_escrow_is_kept_by_clean_up_and_goes_with_its_task() -> None:
     assert client.claimed().data == b"new"
     client = done()
     requeue(client)
-    client.do(admin.drop(client.context, "a"))
+    client.do(interventions.drop(client.context, "a"))
     client.zk.advance(61)
     assert (client.check(), client.take()) == ({}, None)
 
@@ -291,7 +291,7 @@ def test_a_run_is_told_to_the_archive_once_although_its_record_is_written_again(
     Where the run in escrow cannot be inserted, the record is written a third time; and the next run is one of its own.
     """
     client = done()
-    now = lambda: client.do(leases.zxid(client.context))
+    now = lambda: client.do(server_clock.zxid(client.context))
     told = lambda after, until: [
         each.id for each in client.do(completion_log.ended_between(client.context, after, until))
     ]
@@ -302,7 +302,7 @@ def test_a_run_is_told_to_the_archive_once_although_its_record_is_written_again(
     if escrow == "is damaged":
         client.zk.multi(0, (SetData(client.context.paths.task("a", "requeue"), b"{"),))
         client.zk.advance(61)
-        client.do(consumers.maintain(client.context))
+        client.do(due_work.maintain(client.context))
         assert seen(client)[0] == "done-awaiting-gc"
     second = now()
     assert (told(0, first), told(first, second), told(0, second)) == (["a"], [], ["a"])

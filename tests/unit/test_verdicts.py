@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Error, Retry, Snooze, Success, Worker
-from airflow_provider_zkmq.engine.blocking import run_blocking
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.tasks.outcome import Follows
+from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Follows
+from airflow_provider_zkmq.engine.coroutine_runners import run_blocking
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, Unavailable
-from airflow_provider_zkmq.engine.working import handling
+from airflow_provider_zkmq.engine.working import worker_base
 from airflow_provider_zkmq.engine.working.async_worker import LoopSettler
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, OUTLASTED, Deliveries, Delivery
-from airflow_provider_zkmq.engine.working.handling import AwaitedCalls, BlockingCalls, DeliveryResult, Tally
+from airflow_provider_zkmq.engine.working.in_flight import NOT_BEGUN, OUTLASTED, Deliveries, Delivery
 from airflow_provider_zkmq.engine.working.worker import ThreadSettler
+from airflow_provider_zkmq.engine.working.worker_base import AwaitedCalls, BlockingCalls, DeliveryResult, Tally
 from tests.unit.test_cli import a_task
 
 
@@ -142,7 +142,7 @@ def run_loop(*claims: ListClaim) -> AsyncWorker:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> None:
     """A logger of the test's own: another test's command may have silenced the engine's."""
-    monkeypatch.setattr(handling, "log", logging.getLogger("verdicts"))
+    monkeypatch.setattr(worker_base, "log", logging.getLogger("verdicts"))
 
 
 @pytest.mark.parametrize("run", [run_threads, run_loop])
@@ -160,7 +160,7 @@ def test_both_workers_settle_by_the_same_rules(
     run: Callable[..., Any], refusals: list[Exception], finished: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over a queue that is neither ZooKeeper's nor a file's: what can be settled is, once."""
-    for module in ("worker", "async_worker", "handling"):
+    for module in ("worker", "async_worker", "worker_base"):
         for name in ("RETRY_SECONDS", "LEFT_SECONDS"):
             monkeypatch.setattr(f"airflow_provider_zkmq.engine.working.{module}.{name}", 0.01, raising=False)
     claim = ListClaim(refusals=list(refusals))

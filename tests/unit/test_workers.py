@@ -12,8 +12,8 @@ import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Poll, QueueNotFound, Worker, monitor
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, SessionLost
-from airflow_provider_zkmq.engine.working import handling
-from airflow_provider_zkmq.engine.working.handling import Running
+from airflow_provider_zkmq.engine.working import worker_base
+from airflow_provider_zkmq.engine.working.worker_base import Running
 from tests.integration.fronts import KINDS
 from tests.support import eventually
 from tests.unit.listed import Made, workers
@@ -43,7 +43,7 @@ class Waiting(ListQueue):
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes workers of either front, whose monitors look often."""
-    monkeypatch.setattr(handling, "MAINTENANCE_SECONDS", 0.01)
+    monkeypatch.setattr(worker_base, "MAINTENANCE_SECONDS", 0.01)
     with workers(request.param) as make:
         yield make
 
@@ -192,7 +192,7 @@ class Failing(ListQueue):
 
 def test_an_unexpected_exception_ends_no_worker(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged and the worker goes on; what its caller must mend ends it, and is raised by `join`."""
-    monkeypatch.setattr(handling, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(worker_base, "RETRY_SECONDS", 0.01)
     queue = Failing(RuntimeError("dictionary changed size during iteration"), ListClaim(), ListClaim())
     it = made(queue, done)
     it.start()
@@ -251,7 +251,7 @@ class Absent(ListQueue):
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Warned:
     """What was warned of; a logger of the test's own, as another test's command may have silenced the engine's."""
-    monkeypatch.setattr(handling, "log", logging.getLogger("absence"))
+    monkeypatch.setattr(worker_base, "log", logging.getLogger("absence"))
     return lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
@@ -301,7 +301,7 @@ def test_a_worker_that_was_writing_when_its_connection_was_closed_ends_by_that(m
 
 def test_a_queue_that_is_missing_is_told_of_once_until_it_comes(caplog: pytest.LogCaptureFixture) -> None:
     """For all threads, but for one whose answer is older than the queue; and once more where it has gone again."""
-    missing, counts = handling.Absence("later"), []
+    missing, counts = worker_base.Absence("later"), []
     before = missing.ended
     for requested in (before, before, None, before, missing.ended + 1):
         if requested is None:

@@ -16,15 +16,15 @@ from airflow_provider_zkmq.engine.api.client import AsyncZkmq
 from airflow_provider_zkmq.engine.api.queue import AsyncClaim, AsyncQueue, Claim, Queue
 from airflow_provider_zkmq.engine.api.unit_of_work import AsyncUnitOfWork, UnitOfWork
 from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
-from airflow_provider_zkmq.engine.core.model.records import Message, NewTasks
+from airflow_provider_zkmq.engine.core.model.message import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read.inspect import Task
-from airflow_provider_zkmq.engine.internals import internals
+from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.engine.working.async_worker import AsyncWorker
-from airflow_provider_zkmq.engine.working.handling import Running, RunningAsync
 from airflow_provider_zkmq.engine.working.worker import Worker
+from airflow_provider_zkmq.engine.working.worker_base import Running, RunningAsync
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
-from airflow_provider_zkmq.filequeue.internals import FileQueueInternals
+from airflow_provider_zkmq.filequeue.queue_internals import FileQueueInternals
 
 
 def blocking(zk: Zkmq, queue: Queue, unit: UnitOfWork, running: Running) -> None:

@@ -11,16 +11,17 @@ from typing import Any
 
 from airflow_provider_zkmq.engine.core import protocol
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim.candidates import Wanted
-from airflow_provider_zkmq.engine.core.context import Claimed, Context, Runtime
+from airflow_provider_zkmq.engine.core.claim.take import Wanted
+from airflow_provider_zkmq.engine.core.client_state import Claimed, Context, Runtime
+from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, Selector, parse_selector
+from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.names import Paths
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.model.records import HistoryEntry, Message, TaskState, parse_history_name
-from airflow_provider_zkmq.engine.core.model.selectors import EVERYTHING, Selector, parse_selector
+from airflow_provider_zkmq.engine.core.model.records import HistoryEntry, TaskState, parse_history_name
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.protocol import Multi, Node, Op, Outcome
-from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
-from airflow_provider_zkmq.engine.zk.drivers import ensure_root
+from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle
+from airflow_provider_zkmq.engine.zk.procedure_drivers import ensure_root
 from airflow_provider_zkmq.engine.zk.session import ThreadSignal
 from tests.simulation.history import listed_task, places_of
 from tests.simulation.zookeeper import Ensemble, Znode
@@ -253,7 +254,7 @@ class Client:
         return self.do(settle.fail(self.context, claimed, error, **options))
 
     def cancel(self, task_id: str) -> None:
-        self.do(admin.cancel(self.context, task_id))
+        self.do(interventions.cancel(self.context, task_id))
 
     def state(self, task_id: str) -> TaskState:
         path = self.context.paths.task(task_id, "state")

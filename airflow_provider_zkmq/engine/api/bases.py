@@ -6,18 +6,18 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Generic, TypeVar
 
-from ..core.context import Claimed, Context
+from ..core.client_state import Claimed, Context
+from ..core.model.outcomes import Handled
 from ..core.protocol import Procedure
-from ..core.read.inspect import Task
-from ..core.read.leases import lost_with_queue
-from ..core.read.nodes import missing_queue
-from ..core.tasks.outcome import Handled, Settlement, settle_by_outcome
+from ..core.read.claim_status import lost_with_queue
+from ..core.read.inspect import Task, task_of_claim
+from ..core.read.queue_existence import missing_queue
 from ..core.tasks.settle import settle_later
+from ..core.tasks.settle_by_outcome import Settlement, settle_by_outcome
 from ..errors import ZkmqError
 from ..zk.session import Session
 from .calls import Api
-from .claim_handles import ClaimHandle, task_of
-from .transaction import Transaction
+from .transaction_procedures import UNKNOWN_SESSION, Transaction
 
 
 class TransactionBase(Api):
@@ -32,7 +32,8 @@ class TransactionBase(Api):
         tx = self._transaction
         held = {} if tx.transaction.ended else dict(tx.transaction.taken)
         if tx.adopted is not None:  # a settlement may have withdrawn it
-            held[tx.adopted.context] = tx.adopted.claimed
+            context, claimed = tx.adopted
+            held[context] = claimed
         for context, claimed in held.items():
             lost = yield from lost_with_queue(context, claimed, error)
             if lost is not None:
@@ -44,9 +45,9 @@ class TransactionBase(Api):
         """Whether it can still be committed."""
         return self._transaction.open
 
-    def adopt(self, handle: ClaimHandle) -> None:
+    def adopt(self, context: Context, claimed: Claimed) -> None:
         """Make a claim of the same session part of this transaction; a transactional worker does."""
-        self._transaction.adopt(handle)
+        self._transaction.adopt(context, claimed)
 
     def close(self) -> None:
         """Let its handler take and put no more; a `try_take` that waits is woken and takes nothing."""
@@ -66,10 +67,9 @@ class ClaimBase(Api, Generic[U]):
     ``result``: with what `q.claims` completes it, unless the body of the loop settles it.
     """
 
-    def __init__(self, session: Session, handle: ClaimHandle, begin: Callable[[], U]) -> None:
+    def __init__(self, session: Session, context: Context, claimed: Claimed, begin: Callable[[], U]) -> None:
         super().__init__(session)
-        self._handle = handle
-        self._context, self._claimed = handle.context, handle.claimed
+        self._context, self._claimed = context, claimed
         self._begin = begin
         self.result: bytes | str | None = None
 
@@ -80,7 +80,7 @@ class ClaimBase(Api, Generic[U]):
     @cached_property
     def task(self) -> Task:
         """The task as it was handed out."""
-        return task_of(self._context, self._claimed)
+        return task_of_claim(self._context, self._claimed)
 
     @property
     def queue(self) -> str:
@@ -105,12 +105,14 @@ class ClaimBase(Api, Generic[U]):
     @property
     def span(self) -> float | None:
         """For how many seconds the claim holds unless it is extended; None: to the end of its session."""
-        return self._handle.span
+        return self._claimed.span
 
     @property
     def over(self) -> bool:
         """Whether what the claim is bound to has ended, its session: one that is merely cut off still holds it."""
-        return self._handle.is_over(self._session)
+        session, claimed = self._session, self._claimed
+        leased = claimed.span is not None and not claimed.state.bound
+        return session.closed or not (leased or session.id in {claimed.session, UNKNOWN_SESSION})
 
     @property
     def prefetched(self) -> bool:
@@ -142,7 +144,7 @@ class ClaimBase(Api, Generic[U]):
     def transaction(self) -> U:
         """A transaction with this claim in it, which ends the claim by what it does itself."""
         transaction = self._begin()
-        transaction.adopt(self._handle)
+        transaction.adopt(self._context, self._claimed)
         return transaction
 
     def __repr__(self) -> str:

@@ -10,14 +10,14 @@ from concurrent.futures import Future
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from ..core.claim.claim import ClaimRequest
-from ..core.context import Caller, Claimed, Context
+from ..core.client_state import Caller, Claimed, Context
+from ..core.maintenance.due_work import give_back
 from ..core.protocol import Procedure
-from ..core.tasks.settle import give_back
+from ..coroutine_runners import OF_CALLS
 from ..errors import TransportError, ZkmqError
 from ..log import log
-from ..working.async_worker import OF_CALLS
 from ..zk.connection import CallDeadline
-from ..zk.drivers import arun, run
+from ..zk.procedure_drivers import arun, run
 from ..zk.session import Session
 
 T = TypeVar("T")
@@ -26,6 +26,10 @@ Choosing: TypeAlias = Callable[[list[C]], T]
 
 #: For so many seconds a cancelled call waits until what it took has been given back; then that goes on behind it.
 DELIVERY_SECONDS: Final = 1.0
+
+
+def not_cleaned_up(_context: Context) -> None:
+    """A queue is claimed from, or written to, by a client that takes no part in clean-up."""
 
 
 class Api:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
 from ..core.claim.claim import Loop, go_on, wind_up
-from ..core.context import Caller, Claimed, Context
+from ..core.client_state import Caller, Claimed, Context
+from ..coroutine_runners import OF_CALLS
 from ..errors import TransportError
 from ..log import log
-from ..working.async_worker import OF_CALLS
-from ..zk.drivers import arun, run
+from ..zk.procedure_drivers import arun, run
 from ..zk.session import Session
 from .bases import ClaimBase
 from .calls import DELIVERY_SECONDS

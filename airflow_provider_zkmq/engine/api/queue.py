@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..core.context import Claimed, Context
 from ..working.async_worker import AsyncWorker
 from ..working.worker import Worker
-from .claim_handles import ClaimHandle
-from .claims import AsyncClaim, Claim
-from .queue_internals import AsyncQueueInternals, QueueInternals
+from .claim_methods import AsyncClaim, Claim
+from .internal_methods import AsyncQueueInternals, QueueInternals
 from .queue_methods import AsyncQueueMethods, QueueMethods
 
 __all__ = ["AsyncClaim", "AsyncQueue", "Claim", "Queue"]
@@ -18,10 +16,6 @@ __all__ = ["AsyncClaim", "AsyncQueue", "Claim", "Queue"]
 
 class Queue(QueueMethods):
     """A queue, each call blocking until ZooKeeper has answered. Usable from several threads."""
-
-    def _receive(self, context: Context, claimed: Claimed) -> Claim:
-        """The claim that a caller gets."""
-        return Claim(self._session, ClaimHandle(context, claimed), self._begin)
 
     def __internals__(self) -> QueueInternals:
         return QueueInternals(self._session, self._context, self._used)
@@ -33,10 +27,6 @@ class Queue(QueueMethods):
 
 class AsyncQueue(AsyncQueueMethods):
     """A queue on an event loop; its methods are `Queue`'s."""
-
-    def _receive(self, context: Context, claimed: Claimed) -> AsyncClaim:
-        """The claim that a caller gets."""
-        return AsyncClaim(self._session, ClaimHandle(context, claimed), self._begin)
 
     def __internals__(self) -> AsyncQueueInternals:
         return AsyncQueueInternals(self._session, self._context, self._used)

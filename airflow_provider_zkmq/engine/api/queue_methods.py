@@ -6,32 +6,37 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .. import errors
-from ..core.claim import claim
-from ..core.claim.candidates import Prefetch
-from ..core.maintenance import collect, fsck
+from ..core import client_state
+from ..core.claim import claim, take
+from ..core.client_state import Claimed, Context, never_stopping
+from ..core.maintenance import collect, consumer_registry, fsck
 from ..core.maintenance.collect import Collected
+from ..core.maintenance.consumer_registry import Consumer
 from ..core.maintenance.fsck import FsckReport
+from ..core.model.filters import FilterMethods, FilterType, Selector
+from ..core.model.message import Message, OnConflict
 from ..core.model.policy import RetryPolicy
-from ..core.model.records import Message, OnConflict
-from ..core.model.selectors import FilterMethods, FilterType, Selector
 from ..core.model.states import State, Status
 from ..core.model.values import Duration, Moment, WaitFor
-from ..core.read import configuration, inspect, nodes, wait
-from ..core.read.configuration import Consumer, QueueConf
+from ..core.read import configuration, inspect, queue_existence, watch_tasks, znodes
+from ..core.read.configuration import QueueConf
 from ..core.read.inspect import Explanation, Task
-from ..core.read.nodes import PARTS, Part, never_stopping
-from ..core.read.wait import OnChange, OnProgress
-from ..core.tasks import admin, batches, enqueue
+from ..core.read.watch_tasks import OnChange, OnProgress
+from ..core.tasks import admin, batches, enqueue, interventions
 from ..core.tasks.batches import Batch
 from .bases import QueueBase
 from .calls import AsyncClaiming, SyncClaiming, first, first_or_none
-from .claims import AsyncClaim, Claim
+from .claim_methods import AsyncClaim, Claim
 from .loops import AsyncClaims, Claims
 from .unit_of_work import AsyncUnitOfWork, UnitOfWork
 
 
 class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
     """The calls of an `AsyncQueue`."""
+
+    def _receive(self, context: Context, claimed: Claimed) -> AsyncClaim:
+        """The claim that a caller gets."""
+        return AsyncClaim(self._session, context, claimed, self._begin)
 
     async def enqueue(
         self,
@@ -138,7 +143,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         selector: Selector | str | None = None,
         timeout: Duration = 0,
         lease: Duration | None = None,
-        stopping: Callable[[], bool] = never_stopping,
+        stopping: Callable[[], bool] = client_state.never_stopping,
     ) -> AsyncClaim | None:
         """Take the first task that fits, waiting at most `timeout` seconds; None when there was none.
 
@@ -163,8 +168,8 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         selector: Selector | str | None = None,
         timeout: Duration = 0,
         lease: Duration | None = None,
-        stopping: Callable[[], bool] = never_stopping,
-        prefetch: Prefetch = False,
+        stopping: Callable[[], bool] = client_state.never_stopping,
+        prefetch: take.Prefetch = False,
         max_leases: int | None = None,
     ) -> list[AsyncClaim]:
         """Take the first `n` tasks that fit (1 to 64), or as many as there are; an empty list when there was none.
@@ -203,7 +208,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         timeout: Duration | None = None,
         lease: Duration | None = None,
         prefetch: int = 1,
-        stopping: Callable[[], bool] = never_stopping,
+        stopping: Callable[[], bool] = client_state.never_stopping,
     ) -> AsyncClaims[AsyncClaim]:
         """Loop over the tasks that fit, one after the other: ``for claim in q.claims():``.
 
@@ -272,7 +277,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         *,
         selector: Selector | str | None = None,
         timeout: Duration | None = 0,
-        stopping: Callable[[], bool] = never_stopping,
+        stopping: Callable[[], bool] = client_state.never_stopping,
     ) -> bool:
         """Whether there is a task that fits and may be delivered now, waiting for one at most `timeout` seconds.
 
@@ -298,7 +303,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         status: Status | str | None = None,
         selector: Selector | str | None = None,
         batch: str | None = None,
-        parts: Collection[Part] = PARTS,
+        parts: Collection[znodes.Part] = znodes.PARTS,
         limit: int | None = None,
     ) -> list[Task]:
         """The tasks that every given argument accepts, at most `limit`. Not a snapshot of one moment.
@@ -361,7 +366,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         cancelled, and `TaskNotFound` for a task that does not exist or was collected while it was waited for.
         """
         return await self._carry_out(
-            wait.wait(self._context, task_ids, event, timeout, on_progress, stop_at_failure=stop_at_failure)
+            watch_tasks.wait(self._context, task_ids, event, timeout, on_progress, stop_at_failure=stop_at_failure)
         )
 
     async def follow(self, task_id: str, on_change: OnChange, timeout: Duration | None = None) -> Task:
@@ -374,7 +379,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         call. Raises `WaitTimeout`; `TaskNotFound` for a task that does not exist or is collected meanwhile;
         `ConfigError` for a bad id; `CorruptRecord`.
         """
-        return await self._carry_out(wait.follow(self._context, task_id, on_change, timeout))
+        return await self._carry_out(watch_tasks.follow(self._context, task_id, on_change, timeout))
 
     async def wait_batch(self, name: str, timeout: Duration | None = None) -> Batch:
         """Wait until every task of a batch has ended, whichever way; one watch, however many tasks.
@@ -402,14 +407,14 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         A client registers with its first claim and leaves when it is closed. Not a snapshot of one moment; costs two
         small requests for each consumer. Raises `ConfigError` where the queue does not exist.
         """
-        return await self._carry_out(configuration.consumers(self._context))
+        return await self._carry_out(consumer_registry.consumers(self._context))
 
     async def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = never_stopping) -> bool:
         """Whether the queue is there; waits for it at most `timeout` seconds (None: without bound), by a watch.
 
         `stopping` ends the wait early; it is asked whenever the queue is woken.
         """
-        return await self._carry_out(nodes.exists(self._context, timeout, stopping=stopping))
+        return await self._carry_out(queue_existence.exists(self._context, timeout, stopping=stopping))
 
     async def fsck(self, *, repair: bool = False) -> FsckReport:
         """Find what is not as it should be in the queue, and repair it if asked to; consumers may go on meanwhile.
@@ -441,7 +446,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         queue any more, and the same call, here or elsewhere, goes on with it. Raises `ConfigError` without `confirm`,
         `QueueNotFound`, and `QueueError` for what takes `force`.
         """
-        return await self._carry_out(collect.delete(self._context, confirm=confirm, force=force))
+        return await self._carry_out(admin.delete(self._context, confirm=confirm, force=force))
 
     async def configure(
         self,
@@ -498,7 +503,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         `Task.version`. `data` replaces the payload in the same transaction. Raises `TaskNotFound`, `TaskTooLarge`, or
         `IllegalTransition` for a task in any other state or version.
         """
-        return await self._carry_out(admin.redrive(self._context, task_id, version, data))
+        return await self._carry_out(interventions.redrive(self._context, task_id, version, data))
 
     async def redrive_many(self, task_ids: Sequence[str]) -> dict[str, errors.ZkmqError]:
         """Redrive tasks in their order, a group at a time; returns those that could not be, each with why.
@@ -508,14 +513,14 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         a bad id before anything is redriven, `Unavailable` where nothing was, and `OutcomeUnknown`: what was redriven
         by then, the same call then refuses.
         """
-        return await self._carry_out(admin.redrive_many(self._context, task_ids))
+        return await self._carry_out(interventions.redrive_many(self._context, task_ids))
 
     async def cancel(self, task_id: str) -> None:
         """Withdraw a task that is pending or claimed; its consumer is told, and can settle it no more.
 
         Raises `TaskNotFound`, or `IllegalTransition` when it has ended.
         """
-        return await self._carry_out(admin.cancel(self._context, task_id))
+        return await self._carry_out(interventions.cancel(self._context, task_id))
 
     async def revoke(
         self, task_id: str, error: str | None = None, *, retry: bool = True, version: int | None = None
@@ -527,7 +532,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         task is still what was read as `Task.version`. Raises `TaskNotFound`, or `IllegalTransition` for a task that is
         not claimed, or in another version.
         """
-        return await self._carry_out(admin.revoke(self._context, task_id, error, retry=retry, version=version))
+        return await self._carry_out(interventions.revoke(self._context, task_id, error, retry=retry, version=version))
 
     async def clear(self, state: State | str | None = None) -> int:
         """Delete every task of the queue, or every one in a state, whatever is being done with it; returns how many.
@@ -535,7 +540,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         A consumer that has one in hand loses its claim; a member of a batch that had not ended counts as failed. Of a
         queue that is archived or followed, runs that had ended are kept as by `drop`. Configuration and consumers stay.
         """
-        return await self._carry_out(admin.clear(self._context, state))
+        return await self._carry_out(interventions.clear(self._context, state))
 
     async def drop(self, task_id: str, version: int | None = None) -> None:
         """Delete a task that is not claimed, whole; see `redrive` for `version`.
@@ -544,11 +549,15 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         ended is kept for who reads what ended. Raises `TaskNotFound`, or `IllegalTransition` for a claimed task or
         another version.
         """
-        return await self._carry_out(admin.drop(self._context, task_id, version))
+        return await self._carry_out(interventions.drop(self._context, task_id, version))
 
 
 class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
     """The calls of a `Queue`."""
+
+    def _receive(self, context: Context, claimed: Claimed) -> Claim:
+        """The claim that a caller gets."""
+        return Claim(self._session, context, claimed, self._begin)
 
     def enqueue(
         self,
@@ -655,7 +664,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         selector: Selector | str | None = None,
         timeout: Duration = 0,
         lease: Duration | None = None,
-        stopping: Callable[[], bool] = never_stopping,
+        stopping: Callable[[], bool] = client_state.never_stopping,
     ) -> Claim | None:
         """Take the first task that fits, waiting at most `timeout` seconds; None when there was none.
 
@@ -680,8 +689,8 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         selector: Selector | str | None = None,
         timeout: Duration = 0,
         lease: Duration | None = None,
-        stopping: Callable[[], bool] = never_stopping,
-        prefetch: Prefetch = False,
+        stopping: Callable[[], bool] = client_state.never_stopping,
+        prefetch: take.Prefetch = False,
         max_leases: int | None = None,
     ) -> list[Claim]:
         """Take the first `n` tasks that fit (1 to 64), or as many as there are; an empty list when there was none.
@@ -720,7 +729,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         timeout: Duration | None = None,
         lease: Duration | None = None,
         prefetch: int = 1,
-        stopping: Callable[[], bool] = never_stopping,
+        stopping: Callable[[], bool] = client_state.never_stopping,
     ) -> Claims[Claim]:
         """Loop over the tasks that fit, one after the other: ``for claim in q.claims():``.
 
@@ -789,7 +798,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         *,
         selector: Selector | str | None = None,
         timeout: Duration | None = 0,
-        stopping: Callable[[], bool] = never_stopping,
+        stopping: Callable[[], bool] = client_state.never_stopping,
     ) -> bool:
         """Whether there is a task that fits and may be delivered now, waiting for one at most `timeout` seconds.
 
@@ -815,7 +824,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         status: Status | str | None = None,
         selector: Selector | str | None = None,
         batch: str | None = None,
-        parts: Collection[Part] = PARTS,
+        parts: Collection[znodes.Part] = znodes.PARTS,
         limit: int | None = None,
     ) -> list[Task]:
         """The tasks that every given argument accepts, at most `limit`. Not a snapshot of one moment.
@@ -878,7 +887,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         cancelled, and `TaskNotFound` for a task that does not exist or was collected while it was waited for.
         """
         return self._carry_out(
-            wait.wait(self._context, task_ids, event, timeout, on_progress, stop_at_failure=stop_at_failure)
+            watch_tasks.wait(self._context, task_ids, event, timeout, on_progress, stop_at_failure=stop_at_failure)
         )
 
     def follow(self, task_id: str, on_change: OnChange, timeout: Duration | None = None) -> Task:
@@ -891,7 +900,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         call. Raises `WaitTimeout`; `TaskNotFound` for a task that does not exist or is collected meanwhile;
         `ConfigError` for a bad id; `CorruptRecord`.
         """
-        return self._carry_out(wait.follow(self._context, task_id, on_change, timeout))
+        return self._carry_out(watch_tasks.follow(self._context, task_id, on_change, timeout))
 
     def wait_batch(self, name: str, timeout: Duration | None = None) -> Batch:
         """Wait until every task of a batch has ended, whichever way; one watch, however many tasks.
@@ -919,14 +928,14 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         A client registers with its first claim and leaves when it is closed. Not a snapshot of one moment; costs two
         small requests for each consumer. Raises `ConfigError` where the queue does not exist.
         """
-        return self._carry_out(configuration.consumers(self._context))
+        return self._carry_out(consumer_registry.consumers(self._context))
 
     def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = never_stopping) -> bool:
         """Whether the queue is there; waits for it at most `timeout` seconds (None: without bound), by a watch.
 
         `stopping` ends the wait early; it is asked whenever the queue is woken.
         """
-        return self._carry_out(nodes.exists(self._context, timeout, stopping=stopping))
+        return self._carry_out(queue_existence.exists(self._context, timeout, stopping=stopping))
 
     def fsck(self, *, repair: bool = False) -> FsckReport:
         """Find what is not as it should be in the queue, and repair it if asked to; consumers may go on meanwhile.
@@ -958,7 +967,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         queue any more, and the same call, here or elsewhere, goes on with it. Raises `ConfigError` without `confirm`,
         `QueueNotFound`, and `QueueError` for what takes `force`.
         """
-        return self._carry_out(collect.delete(self._context, confirm=confirm, force=force))
+        return self._carry_out(admin.delete(self._context, confirm=confirm, force=force))
 
     def configure(
         self,
@@ -1015,7 +1024,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         `Task.version`. `data` replaces the payload in the same transaction. Raises `TaskNotFound`, `TaskTooLarge`, or
         `IllegalTransition` for a task in any other state or version.
         """
-        return self._carry_out(admin.redrive(self._context, task_id, version, data))
+        return self._carry_out(interventions.redrive(self._context, task_id, version, data))
 
     def redrive_many(self, task_ids: Sequence[str]) -> dict[str, errors.ZkmqError]:
         """Redrive tasks in their order, a group at a time; returns those that could not be, each with why.
@@ -1025,14 +1034,14 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         a bad id before anything is redriven, `Unavailable` where nothing was, and `OutcomeUnknown`: what was redriven
         by then, the same call then refuses.
         """
-        return self._carry_out(admin.redrive_many(self._context, task_ids))
+        return self._carry_out(interventions.redrive_many(self._context, task_ids))
 
     def cancel(self, task_id: str) -> None:
         """Withdraw a task that is pending or claimed; its consumer is told, and can settle it no more.
 
         Raises `TaskNotFound`, or `IllegalTransition` when it has ended.
         """
-        return self._carry_out(admin.cancel(self._context, task_id))
+        return self._carry_out(interventions.cancel(self._context, task_id))
 
     def revoke(
         self, task_id: str, error: str | None = None, *, retry: bool = True, version: int | None = None
@@ -1044,7 +1053,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         task is still what was read as `Task.version`. Raises `TaskNotFound`, or `IllegalTransition` for a task that is
         not claimed, or in another version.
         """
-        return self._carry_out(admin.revoke(self._context, task_id, error, retry=retry, version=version))
+        return self._carry_out(interventions.revoke(self._context, task_id, error, retry=retry, version=version))
 
     def clear(self, state: State | str | None = None) -> int:
         """Delete every task of the queue, or every one in a state, whatever is being done with it; returns how many.
@@ -1052,7 +1061,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         A consumer that has one in hand loses its claim; a member of a batch that had not ended counts as failed. Of a
         queue that is archived or followed, runs that had ended are kept as by `drop`. Configuration and consumers stay.
         """
-        return self._carry_out(admin.clear(self._context, state))
+        return self._carry_out(interventions.clear(self._context, state))
 
     def drop(self, task_id: str, version: int | None = None) -> None:
         """Delete a task that is not claimed, whole; see `redrive` for `version`.
@@ -1061,4 +1070,4 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         ended is kept for who reads what ended. Raises `TaskNotFound`, or `IllegalTransition` for a claimed task or
         another version.
         """
-        return self._carry_out(admin.drop(self._context, task_id, version))
+        return self._carry_out(interventions.drop(self._context, task_id, version))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..api import transaction
-from ..core.model.selectors import FilterMethods, Selector
+from ..api import transaction_procedures
+from ..core.model.filters import FilterMethods, Selector
+from ..core.model.outcomes import Handled
 from ..core.model.values import Duration
 from ..core.read.inspect import Task
-from ..core.tasks.outcome import Handled, Settlement
+from ..core.tasks.settle_by_outcome import Settlement
 from .bases import TransactionBase
 from .calls import AsyncClaiming, SyncClaiming, first_or_none
 
@@ -28,7 +29,9 @@ class AsyncTransactionMethods(TransactionBase, AsyncClaiming[Task]):
     ) -> Task | None:
         """Lock the first task that fits, without removing it; None when there is none within `timeout` seconds."""
         return await self._take(
-            transaction.try_take(self._transaction, queue, node, filter_method, selector=selector, timeout=timeout),
+            transaction_procedures.try_take(
+                self._transaction, queue, node, filter_method, selector=selector, timeout=timeout
+            ),
             first_or_none,
         )
 
@@ -40,7 +43,7 @@ class AsyncTransactionMethods(TransactionBase, AsyncClaiming[Task]):
         What is wrong is refused now; filters are checked by the commit where this client does not know the queue yet. A
         queue that does not exist is created by the commit.
         """
-        return await self._carry_out(transaction.put(self._transaction, queue, data, filters, **options))
+        return await self._carry_out(transaction_procedures.put(self._transaction, queue, data, filters, **options))
 
     async def commit(self, result: bytes | str | None = None) -> list[str]:
         """Finish what was taken and write what was put, at once; returns the ids put.
@@ -49,7 +52,7 @@ class AsyncTransactionMethods(TransactionBase, AsyncClaiming[Task]):
         `SessionLost`; then nothing happened, but that queues which were put into may have been created. After
         `OutcomeUnknown` call it again: it tells what became of the first call, and goes on if that did not happen.
         """
-        return await self._carry_out(transaction.commit(self._transaction, result))
+        return await self._carry_out(transaction_procedures.commit(self._transaction, result))
 
     async def rollback(self) -> None:
         """Cancel every put and give back everything taken; afterwards no lock of this transaction is left.
@@ -59,11 +62,11 @@ class AsyncTransactionMethods(TransactionBase, AsyncClaiming[Task]):
         it claims again. Raises `Unavailable`, `OutcomeUnknown` where a commit may have happened or the connection was
         lost meanwhile, and `IllegalTransition` where a commit of unknown outcome turns out to have happened.
         """
-        return await self._carry_out(transaction.rollback(self._transaction))
+        return await self._carry_out(transaction_procedures.rollback(self._transaction))
 
     async def settle(self, outcome: Handled, progress: Settlement) -> bool:
         """End it, and the claim that it adopted, by what a handler has done; after `close`. See `settle_outcome`."""
-        return await self._carry_out(transaction.settle(self._transaction, outcome, progress))
+        return await self._carry_out(transaction_procedures.settle(self._transaction, outcome, progress))
 
 
 class TransactionMethods(TransactionBase, SyncClaiming[Task]):
@@ -80,7 +83,9 @@ class TransactionMethods(TransactionBase, SyncClaiming[Task]):
     ) -> Task | None:
         """Lock the first task that fits, without removing it; None when there is none within `timeout` seconds."""
         return self._take(
-            transaction.try_take(self._transaction, queue, node, filter_method, selector=selector, timeout=timeout),
+            transaction_procedures.try_take(
+                self._transaction, queue, node, filter_method, selector=selector, timeout=timeout
+            ),
             first_or_none,
         )
 
@@ -90,7 +95,7 @@ class TransactionMethods(TransactionBase, SyncClaiming[Task]):
         What is wrong is refused now; filters are checked by the commit where this client does not know the queue yet. A
         queue that does not exist is created by the commit.
         """
-        return self._carry_out(transaction.put(self._transaction, queue, data, filters, **options))
+        return self._carry_out(transaction_procedures.put(self._transaction, queue, data, filters, **options))
 
     def commit(self, result: bytes | str | None = None) -> list[str]:
         """Finish what was taken and write what was put, at once; returns the ids put.
@@ -99,7 +104,7 @@ class TransactionMethods(TransactionBase, SyncClaiming[Task]):
         `SessionLost`; then nothing happened, but that queues which were put into may have been created. After
         `OutcomeUnknown` call it again: it tells what became of the first call, and goes on if that did not happen.
         """
-        return self._carry_out(transaction.commit(self._transaction, result))
+        return self._carry_out(transaction_procedures.commit(self._transaction, result))
 
     def rollback(self) -> None:
         """Cancel every put and give back everything taken; afterwards no lock of this transaction is left.
@@ -109,8 +114,8 @@ class TransactionMethods(TransactionBase, SyncClaiming[Task]):
         it claims again. Raises `Unavailable`, `OutcomeUnknown` where a commit may have happened or the connection was
         lost meanwhile, and `IllegalTransition` where a commit of unknown outcome turns out to have happened.
         """
-        return self._carry_out(transaction.rollback(self._transaction))
+        return self._carry_out(transaction_procedures.rollback(self._transaction))
 
     def settle(self, outcome: Handled, progress: Settlement) -> bool:
         """End it, and the claim that it adopted, by what a handler has done; after `close`. See `settle_outcome`."""
-        return self._carry_out(transaction.settle(self._transaction, outcome, progress))
+        return self._carry_out(transaction_procedures.settle(self._transaction, outcome, progress))

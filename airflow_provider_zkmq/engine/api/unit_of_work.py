@@ -10,13 +10,13 @@ from typing import Self, TypeVar
 from ..core.claim.claim import ClaimRequest
 from ..core.protocol import Procedure
 from ..core.read.inspect import Task
+from ..coroutine_runners import OF_CALLS
 from ..log import log
-from ..working.async_worker import OF_CALLS
 from ..zk.connection import CallDeadline, left
 from ..zk.session import Session
 from .calls import Choosing
-from .transaction import Transaction
 from .transaction_methods import AsyncTransactionMethods, TransactionMethods
+from .transaction_procedures import Transaction
 
 T = TypeVar("T")
 

@@ -171,7 +171,7 @@ def request_size(ops: Iterable[WriteOp]) -> int:
 # --- The operations that procedures yield, and what they get back.
 #
 # A procedure is a generator: it yields an `Op`, receives its result, and returns its own. A driver
-# (`engine.zk.drivers`) carries the operations out on a real ZooKeeper; tests use a scripted or an in-memory
+# (`engine.zk.procedure_drivers`) carries the operations out on a real ZooKeeper; tests use a scripted or an in-memory
 # one. Reads that meet no znode give None; every other failure is thrown into the procedure.
 
 

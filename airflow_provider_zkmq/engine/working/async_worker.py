@@ -9,12 +9,11 @@ import time
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from ..core.model.policy import Retry
-from ..core.tasks.outcome import Handled
-from ..log import log
-from ..protocols import WorkerClaim, WorkerQueue
-from . import handling
-from .deliveries import NOT_BEGUN, Deliveries, Delivery
+from ..core.model.outcomes import Handled, Retry
+from ..coroutine_runners import OF_CALLS, Background
+from . import worker_base
+from .in_flight import NOT_BEGUN, Deliveries, Delivery
+from .interfaces import WorkerClaim, WorkerQueue
 
 #: How long a cancelled task is waited for, and how often it is told again to end.
 CANCEL_SECONDS: Final = 1.0
@@ -25,56 +24,10 @@ MOST_CANCELLATIONS: Final = 3
 T = TypeVar("T")
 
 
-class Background:
-    """Keeps its tasks alive until they are done: an event loop itself does not."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Future[Any]] = set()
-
-    def do(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin something."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def promise(self) -> asyncio.Future[None]:
-        """Something that is done elsewhere: who waits for everything waits for that, too."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks.add(future)
-        future.add_done_callback(self._tasks.discard)
-        return future
-
-    async def to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something and wait for it; a cancellation ends the waiting only, and what goes wrong then is logged."""
-        task = self.do(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(_log)
-            raise
-
-    async def wait(self, timeout: float) -> None:
-        """Wait for everything, also for what begins meanwhile; what takes longer goes on."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while self._tasks:
-                    await asyncio.wait(set(self._tasks))
-
-
-def _log(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("after a call was cancelled: %s", error)
-
-
-#: For calls that belong to no worker.
-OF_CALLS: Final = Background()
-
-
-class LoopSettler(handling.Settler):
+class LoopSettler(worker_base.Settler):
     """Settles deliveries; what does not end in time goes on in the background."""
 
-    def __init__(self, deliveries: Deliveries, tally: handling.Tally, calls: handling.BlockingCalls) -> None:
+    def __init__(self, deliveries: Deliveries, tally: worker_base.Tally, calls: worker_base.BlockingCalls) -> None:
         super().__init__(deliveries, tally, calls)
         self.background = Background()
         self.later = set[asyncio.Future[None]]()
@@ -109,7 +62,7 @@ class LoopSettler(handling.Settler):
         """It is tried again in the background."""
 
         async def settle_left() -> None:
-            await asyncio.sleep(handling.LEFT_SECONDS)
+            await asyncio.sleep(worker_base.LEFT_SECONDS)
             delivery.progress.refusals = 0
             await self.settle(delivery)
 
@@ -127,7 +80,7 @@ async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
         await asyncio.wait(pending, timeout=CANCEL_SECONDS)
 
 
-class AsyncWorker(handling.Working[WorkerQueue]):
+class AsyncWorker(worker_base.Working[WorkerQueue]):
     """Claims tasks of one queue and awaits a handler on each; the parameters are those of `Worker`.
 
     `threads`: tasks in hand at once; 0: none, it only monitors. `monitor` may be a coroutine function, too, and
@@ -136,7 +89,7 @@ class AsyncWorker(handling.Working[WorkerQueue]):
     or dead by their policies.
     """
 
-    _calls = handling.AwaitedCalls()
+    _calls = worker_base.AwaitedCalls()
     _settler: LoopSettler
     _stopping: asyncio.Event
 
@@ -223,7 +176,7 @@ class AsyncWorker(handling.Working[WorkerQueue]):
                 try:
                     await end(loops)
                     self._settler.background.do(self._settler.give_back(self._prefetched.overdue(every=True)))
-                    await self._settler.background.wait(handling.GIVE_UP_SECONDS)
+                    await self._settler.background.wait(worker_base.GIVE_UP_SECONDS)
                 finally:  # heartbeats last: they go on until everything in hand is settled
                     for task in others:
                         task.cancel()
@@ -302,9 +255,9 @@ class AsyncWorker(handling.Working[WorkerQueue]):
             return self._unbegun()
         began = time.monotonic()
         try:
-            task = handling.RunningAsync(delivery.claim)
+            task = worker_base.RunningAsync(delivery.claim)
             more = () if delivery.transaction is None else (delivery.transaction,)
-            return handling.outcome_of(await self.handler(task, *more))
+            return worker_base.outcome_of(await self.handler(task, *more))
         except KeyboardInterrupt as error:
             if threading.current_thread() is threading.main_thread():
                 raise  # meant for the program
@@ -345,13 +298,13 @@ class AsyncWorker(handling.Working[WorkerQueue]):
             except Exception as error:  # noqa: BLE001  the next look may go well
                 self._warn("looking after queue", error)
             await self._return(self._prefetched.overdue(every=self.stopping))
-            await asyncio.sleep(self._prefetched.until_overdue(handling.MAINTENANCE_SECONDS))
+            await asyncio.sleep(self._prefetched.until_overdue(worker_base.MAINTENANCE_SECONDS))
 
-    async def _watch(self, monitor: handling.Monitor) -> None:
+    async def _watch(self, monitor: worker_base.Monitor) -> None:
         """Tell the monitor about once a second how the queue stands."""
         while True:
-            await asyncio.sleep(handling.MAINTENANCE_SECONDS)
-            with handling.watching(self.queue.name):
+            await asyncio.sleep(worker_base.MAINTENANCE_SECONDS)
+            with worker_base.watching(self.queue.name):
                 answer = monitor(self._poll(await self._size()))
                 if isinstance(answer, Awaitable):
                     await answer

@@ -7,17 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..blocking import run_blocking
-from ..core.model.policy import Retry
-from ..core.tasks.outcome import Handled
+from ..core.model.outcomes import Handled, Retry
+from ..coroutine_runners import run_blocking
 from ..errors import ZkmqError
 from ..log import log
-from ..protocols import BlockingWorkerQueue, WorkerClaim
-from . import handling
-from .deliveries import NOT_BEGUN, Delivery
+from . import worker_base
+from .in_flight import NOT_BEGUN, Delivery
+from .interfaces import BlockingWorkerQueue, WorkerClaim
 
 
-class ThreadSettler(handling.Settler):
+class ThreadSettler(worker_base.Settler):
     """Settles deliveries in the thread that it is called from."""
 
     def settle_later(self, delivery: Delivery) -> None:
@@ -28,11 +27,11 @@ class ThreadSettler(handling.Settler):
         """Try once more what could not be settled."""
         for delivery in self._deliveries.take_left():
             delivery.progress.refusals = 0
-            if await self.attempt(delivery) in {handling.DeliveryResult.AGAIN, handling.DeliveryResult.LATER}:
+            if await self.attempt(delivery) in {worker_base.DeliveryResult.AGAIN, worker_base.DeliveryResult.LATER}:
                 self.leave(delivery)
 
 
-class Worker(handling.Working[BlockingWorkerQueue]):
+class Worker(worker_base.Working[BlockingWorkerQueue]):
     """Claims tasks of one queue and runs a handler on each.
 
     The handler gets the task (`Running`); what it returns (bytes, text or None) is the result, or it returns
@@ -66,7 +65,7 @@ class Worker(handling.Working[BlockingWorkerQueue]):
 
     """
 
-    _calls = handling.BlockingCalls()
+    _calls = worker_base.BlockingCalls()
     _settler: ThreadSettler
     _stopping: threading.Event
 
@@ -98,7 +97,7 @@ class Worker(handling.Working[BlockingWorkerQueue]):
                     work()
                 except BaseException:  # noqa: BLE001  also what was meant to end a thread
                     log.exception("a thread of the worker on queue %r met an error and goes on", self.queue.name)
-                    time.sleep(handling.RETRY_SECONDS)
+                    time.sleep(worker_base.RETRY_SECONDS)
                 else:
                     return
 
@@ -154,7 +153,7 @@ class Worker(handling.Working[BlockingWorkerQueue]):
         for delivery in self._deliveries.held():
             if self._deliveries.give_up(delivery):
                 self._thread(partial(self._settle, delivery), "zkmq-give-up").start()
-        if self._deliveries.wait_empty(handling.GIVE_UP_SECONDS):
+        if self._deliveries.wait_empty(worker_base.GIVE_UP_SECONDS):
             run_blocking(self._settler.settle_left())
         else:
             log.warning("worker on queue %r: not everything in hand could be settled yet", self.queue.name)
@@ -207,14 +206,14 @@ class Worker(handling.Working[BlockingWorkerQueue]):
     def _run(self, delivery: Delivery) -> Handled:
         """Call the handler; whatever it raises is an outcome, too, and ends no thread."""
         try:
-            task, began = handling.Running(delivery.claim), time.monotonic()
+            task, began = worker_base.Running(delivery.claim), time.monotonic()
             more = () if delivery.transaction is None else (delivery.transaction,)
             try:
                 returned = self.handler(task, *more)
             finally:
                 delivery.claim.mark_ended()
                 self._prefetched.handled(time.monotonic() - began)
-            return handling.outcome_of(returned)
+            return worker_base.outcome_of(returned)
         except BaseException as error:  # noqa: BLE001  a handler's failure is the task's
             return Retry(error)
 
@@ -230,13 +229,13 @@ class Worker(handling.Working[BlockingWorkerQueue]):
                     self._internals.run_maintenance()
             except ZkmqError as error:
                 self._warn("looking after queue", error)
-                self._stopping.wait(handling.RETRY_SECONDS)
-            if time.monotonic() - tried >= handling.LEFT_SECONDS:
+                self._stopping.wait(worker_base.RETRY_SECONDS)
+            if time.monotonic() - tried >= worker_base.LEFT_SECONDS:
                 run_blocking(self._settler.settle_left())
                 tried = time.monotonic()
             run_blocking(self._return(self._prefetched.overdue()))
             # No longer than it takes for something to come due.
-            self._internals.wait_for_change(seen, self._prefetched.until_overdue(handling.MAINTENANCE_SECONDS))
+            self._internals.wait_for_change(seen, self._prefetched.until_overdue(worker_base.MAINTENANCE_SECONDS))
         run_blocking(self._return(self._prefetched.overdue(every=True)))
 
     def _run_heartbeat(self) -> None:
@@ -244,7 +243,7 @@ class Worker(handling.Working[BlockingWorkerQueue]):
         wanted = lambda: not self._over.is_set() and (self._alive() is not None or bool(self._deliveries))  # noqa: E731
         run_blocking(self._keep_extending(wanted))
 
-    def _watch(self, monitor: handling.Monitor) -> None:
-        while self._goes_on() and not self._stopping.wait(handling.MAINTENANCE_SECONDS):
-            with handling.watching(self.queue.name):
+    def _watch(self, monitor: worker_base.Monitor) -> None:
+        while self._goes_on() and not self._stopping.wait(worker_base.MAINTENANCE_SECONDS):
+            with worker_base.watching(self.queue.name):
                 monitor(self._poll(run_blocking(self._size())))

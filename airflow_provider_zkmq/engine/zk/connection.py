@@ -1,4 +1,4 @@
-"""One connection to ZooKeeper: how it is opened, its requests and their replies."""
+"""One connection to ZooKeeper: how it is opened, its requests on the wire, and how replies are taken in."""
 
 from __future__ import annotations
 
@@ -26,6 +26,282 @@ from ..config import ConnectionConfig, Tls
 from ..core.protocol import Create, Delete, SetData
 from ..errors import ConfigError
 from ..log import log
+
+# --- ZooKeeper requests that kazoo does not have, or takes long for.
+
+
+_CREATE, _DELETE, _GET_DATA, _SET_DATA, _CHECK = 1, 2, 4, 5, 13
+#: A create whose reply has the Stat of what was created (ZooKeeper 3.5).
+_CREATE_2 = 15
+_ERROR = -1
+_LASTING, _EPHEMERAL, _CONTAINER = 0, 1, 4
+#: Errors of the parts of a transaction that were not refused themselves.
+_ROLLED_BACK: Final = frozenset({0, -2})
+_DATA_WATCH = 2
+_NO_WATCH = struct.pack("B", 0)
+#: What stands before each part of a request or a reply of several: its kind, whether it is the last, an error's code.
+_ITEM = struct.Struct("!i?4x")
+_READ = serialization.multiheader_struct.pack(_GET_DATA, False, -1)
+_END = serialization.multiheader_struct.pack(-1, True, -1)
+#: What a part of a transaction begins with: its kind, that it is not the last, no error, the length of its path.
+_PART = struct.Struct("!iBii")
+#: Of a Stat, the number of the transaction that wrote last, and when that was.
+_LAST_WRITE = struct.Struct("!8xq8xq")
+
+
+class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requests are namedtuples
+    """``multiRead`` (opcode 22, ZooKeeper 3.6): several getData in one request; a missing znode fails alone."""
+
+    __slots__ = ()
+    type = 22
+
+    def serialize(self) -> bytes:
+        """The request's body."""
+        parts: list[bytes] = []
+        for path in self.paths:
+            spelt = path.encode()
+            parts += (_READ, serialization.int_struct.pack(len(spelt)), spelt, _NO_WATCH)
+        return b"".join((*parts, _END))
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> list[Any]:
+        """For each path (data, the values of its Stat), or the error's code: a scan has a hundred thousand of these."""
+        results: list[Any] = []
+        kind, done = _ITEM.unpack_from(reply, offset)
+        while not done:
+            offset += _ITEM.size
+            (number,) = serialization.int_struct.unpack_from(reply, offset)
+            offset += serialization.int_struct.size
+            if kind == _ERROR:
+                results.append(number)
+            else:
+                end = offset + max(number, 0)  # -1 stands for no data
+                results.append((reply[offset:end], serialization.stat_struct.unpack_from(reply, end)))
+                offset = end + serialization.stat_struct.size
+            kind, done = _ITEM.unpack_from(reply, offset)
+        return results
+
+
+class Read(serialization.GetData):  # type: ignore[misc]  # kazoo is untyped
+    """``getData``, whose reply is not made more of than is used."""
+
+    __slots__ = ()
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> tuple[bytes, tuple[int, ...]]:
+        """The data and the values of its Stat."""
+        (length,) = serialization.int_struct.unpack_from(reply, offset)
+        begin = offset + serialization.int_struct.size
+        end = begin + max(length, 0)  # -1 stands for no data
+        return reply[begin:end], serialization.stat_struct.unpack_from(reply, end)
+
+
+class Listing(serialization.GetChildren):  # type: ignore[misc]  # kazoo is untyped
+    """``getChildren``, whose reply may be a hundred thousand names."""
+
+    __slots__ = ()
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> list[str]:
+        """The names."""
+        unpack, size = serialization.int_struct.unpack_from, serialization.int_struct.size
+        (count,) = unpack(reply, offset)
+        names: list[str] = []
+        begin = offset + size
+        for _ in range(count):
+            end = begin + size + unpack(reply, begin)[0]
+            names.append(reply[begin + size : end].decode())
+            begin = end
+        return names
+
+
+class Written(NamedTuple):
+    """A transaction was committed: when, and under which number, where it created something or set data."""
+
+    time: int | None
+    zxid: int | None
+
+
+class Refused(NamedTuple):
+    """A transaction was not committed: which part was refused, with which error; None: no part of its own account."""
+
+    at: int | None
+    code: int
+
+
+class Rights(NamedTuple):
+    """How the access control list of what is created is written, once for all creates, with the kind of znode."""
+
+    lasting: bytes
+    ephemeral: bytes
+    container: bytes
+
+
+def exception(code: int) -> Exception:
+    """kazoo's error for a code of ZooKeeper's, also for one that kazoo does not know."""
+    known: type[Exception] | None = exceptions.EXCEPTIONS.get(code)
+    return exceptions.ZookeeperError(f"error {code}") if known is None else known()
+
+
+def rights(acl: Iterable[ACL]) -> Rights:
+    """An access control list as it is written."""
+    entries = [
+        serialization.int_struct.pack(one.perms)
+        + serialization.write_string(one.id.scheme)
+        + serialization.write_string(one.id.id)
+        for one in acl
+    ]
+    spelt = serialization.int_struct.pack(len(entries)) + b"".join(entries)
+    return Rights(*(spelt + serialization.int_struct.pack(kind) for kind in (_LASTING, _EPHEMERAL, _CONTAINER)))
+
+
+class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  kazoo's requests are namedtuples
+    """``multi`` (opcode 14) of our own operations, encoded in one go; of the reply only what is used is decoded.
+
+    What is set tells when it was written; where nothing is set, the first create asks for that.
+    """
+
+    __slots__ = ()
+    type = 14
+
+    def serialize(self) -> bytes:
+        """The request's body."""
+        parts: list[bytes] = []
+        create = _CREATE if SetData in set(map(type, self.ops)) else _CREATE_2
+        for op in self.ops:
+            path = op.path.encode()
+            size = len(path)
+            if isinstance(op, Create):
+                tail = self.rights.ephemeral if op.ephemeral else self.rights.lasting
+                parts += (
+                    _PART.pack(create, 0, -1, size),
+                    path,
+                    serialization.int_struct.pack(len(op.data)),
+                    op.data,
+                    tail,
+                )
+                create = _CREATE
+            elif isinstance(op, SetData):
+                parts += (
+                    _PART.pack(_SET_DATA, 0, -1, size),
+                    path,
+                    serialization.int_struct.pack(len(op.data)),
+                    op.data,
+                )
+                parts.append(serialization.int_struct.pack(op.version))
+            else:
+                kind = _DELETE if isinstance(op, Delete) else _CHECK
+                parts += (_PART.pack(kind, 0, -1, size), path, serialization.int_struct.pack(op.version))
+        parts.append(_END)
+        return b"".join(parts)
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> list[Written | Refused]:
+        """One result for the whole; kazoo wants a list. A refused transaction, too, comes without an error of its own.
+
+        Raises `ValueError` for parts that are none of ours.
+        """
+        at, written, refused = 0, Written(None, None), None
+        kind, done = _ITEM.unpack_from(reply, offset)
+        while not done:
+            offset += _ITEM.size
+            if kind in {_CREATE, _CREATE_2}:
+                offset += serialization.int_struct.size + max(serialization.int_struct.unpack_from(reply, offset)[0], 0)
+            if kind in {_SET_DATA, _CREATE_2}:
+                if written.zxid is None:
+                    zxid, time = _LAST_WRITE.unpack_from(reply, offset)
+                    written = Written(time, zxid)
+                offset += serialization.stat_struct.size
+            elif kind == _ERROR:
+                (code,) = serialization.int_struct.unpack_from(reply, offset)
+                if refused is None or refused.at is None:  # rather a part refused itself than one rolled back with it
+                    refused = Refused(None if code in _ROLLED_BACK else at, code)
+                offset += serialization.int_struct.size
+            elif kind not in {_CREATE, _DELETE, _CHECK}:
+                raise ValueError(f"a transaction's part of kind {kind} is not known")
+            at += 1
+            kind, done = _ITEM.unpack_from(reply, offset)
+        return [refused or written]
+
+
+class ContainerCreation(namedtuple("ContainerCreation", "path rights")):  # noqa: PYI024  kazoo's requests are namedtuples
+    """``createContainer`` (opcode 19, ZooKeeper 3.5.3)."""
+
+    __slots__ = ()
+    type = 19
+
+    def serialize(self) -> bytes:
+        """The request's body."""
+        return bytes(serialization.write_string(self.path) + serialization.write_buffer(b"") + self.rights.container)
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> str:
+        """The path that was created; its Stat, which follows, is not used."""
+        return str(serialization.read_string(reply, offset)[0])
+
+
+class RemoveWatches(namedtuple("RemoveWatches", "path")):  # noqa: PYI024  kazoo's requests are namedtuples
+    """``removeWatches`` (opcode 18, ZooKeeper 3.5) of the watch on a znode's data."""
+
+    __slots__ = ()
+    type = 18
+
+    def serialize(self) -> bytearray:
+        """The request's body."""
+        return bytearray(serialization.write_string(self.path) + serialization.int_struct.pack(_DATA_WATCH))
+
+    @classmethod
+    def deserialize(cls, _reply: bytes, _offset: int) -> bool:
+        """The reply has no body."""
+        return True
+
+
+# --- The bytes of a connection as frames: each begins with its length.
+
+
+_LENGTH: Final = struct.Struct("!i")
+#: So many bytes are asked for at once, and of a frame that is longer at most so many.
+_USUAL: Final = 1 << 16
+_MOST: Final = 1 << 20
+
+
+class FrameReader:
+    """Frames as they come, in pieces of any size. What is missing of one is waited for without being copied again."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._have = 0
+        self._need = _LENGTH.size
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes it makes sense to ask for."""
+        return min(max(_USUAL, self._need - self._have), _MOST)
+
+    def fed(self, piece: bytes) -> list[bytes]:
+        """The frames that are whole with this piece, without their lengths. Raises `ValueError` for what is none."""
+        self._pieces.append(piece)
+        self._have += len(piece)
+        if self._have < self._need:
+            return []
+        received = b"".join(self._pieces)
+        frames, begin = [], 0
+        while True:
+            end = begin + _LENGTH.size  # of its length, where that is not there yet, else of the frame
+            if end <= self._have:
+                (length,) = _LENGTH.unpack_from(received, begin)
+                if length < 0:
+                    raise ValueError(f"a frame of {length} bytes")
+                end += length
+            if end > self._have:
+                break
+            frames.append(received[begin + _LENGTH.size : end])
+            begin = end
+        self._pieces = [received[begin:]]
+        self._have -= begin
+        self._need = end - begin
+        return frames
+
 
 # --- For how long a call waits for servers: its limits, each with the name under which callers know it.
 
@@ -334,280 +610,6 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-# --- ZooKeeper requests that kazoo does not have, or takes long for.
-
-_CREATE, _DELETE, _GET_DATA, _SET_DATA, _CHECK = 1, 2, 4, 5, 13
-#: A create whose reply has the Stat of what was created (ZooKeeper 3.5).
-_CREATE_2 = 15
-_ERROR = -1
-_LASTING, _EPHEMERAL, _CONTAINER = 0, 1, 4
-#: Errors of the parts of a transaction that were not refused themselves.
-_ROLLED_BACK: Final = frozenset({0, -2})
-_DATA_WATCH = 2
-_NO_WATCH = struct.pack("B", 0)
-#: What stands before each part of a request or a reply of several: its kind, whether it is the last, an error's code.
-_ITEM = struct.Struct("!i?4x")
-_READ = serialization.multiheader_struct.pack(_GET_DATA, False, -1)
-_END = serialization.multiheader_struct.pack(-1, True, -1)
-#: What a part of a transaction begins with: its kind, that it is not the last, no error, the length of its path.
-_PART = struct.Struct("!iBii")
-#: Of a Stat, the number of the transaction that wrote last, and when that was.
-_LAST_WRITE = struct.Struct("!8xq8xq")
-
-
-class MultiRead(namedtuple("MultiRead", "paths")):  # noqa: PYI024  kazoo's requests are namedtuples
-    """``multiRead`` (opcode 22, ZooKeeper 3.6): several getData in one request; a missing znode fails alone."""
-
-    __slots__ = ()
-    type = 22
-
-    def serialize(self) -> bytes:
-        """The request's body."""
-        parts: list[bytes] = []
-        for path in self.paths:
-            spelt = path.encode()
-            parts += (_READ, serialization.int_struct.pack(len(spelt)), spelt, _NO_WATCH)
-        return b"".join((*parts, _END))
-
-    @classmethod
-    def deserialize(cls, reply: bytes, offset: int) -> list[Any]:
-        """For each path (data, the values of its Stat), or the error's code: a scan has a hundred thousand of these."""
-        results: list[Any] = []
-        kind, done = _ITEM.unpack_from(reply, offset)
-        while not done:
-            offset += _ITEM.size
-            (number,) = serialization.int_struct.unpack_from(reply, offset)
-            offset += serialization.int_struct.size
-            if kind == _ERROR:
-                results.append(number)
-            else:
-                end = offset + max(number, 0)  # -1 stands for no data
-                results.append((reply[offset:end], serialization.stat_struct.unpack_from(reply, end)))
-                offset = end + serialization.stat_struct.size
-            kind, done = _ITEM.unpack_from(reply, offset)
-        return results
-
-
-class Read(serialization.GetData):  # type: ignore[misc]  # kazoo is untyped
-    """``getData``, whose reply is not made more of than is used."""
-
-    __slots__ = ()
-
-    @classmethod
-    def deserialize(cls, reply: bytes, offset: int) -> tuple[bytes, tuple[int, ...]]:
-        """The data and the values of its Stat."""
-        (length,) = serialization.int_struct.unpack_from(reply, offset)
-        begin = offset + serialization.int_struct.size
-        end = begin + max(length, 0)  # -1 stands for no data
-        return reply[begin:end], serialization.stat_struct.unpack_from(reply, end)
-
-
-class Listing(serialization.GetChildren):  # type: ignore[misc]  # kazoo is untyped
-    """``getChildren``, whose reply may be a hundred thousand names."""
-
-    __slots__ = ()
-
-    @classmethod
-    def deserialize(cls, reply: bytes, offset: int) -> list[str]:
-        """The names."""
-        unpack, size = serialization.int_struct.unpack_from, serialization.int_struct.size
-        (count,) = unpack(reply, offset)
-        names: list[str] = []
-        begin = offset + size
-        for _ in range(count):
-            end = begin + size + unpack(reply, begin)[0]
-            names.append(reply[begin + size : end].decode())
-            begin = end
-        return names
-
-
-class Written(NamedTuple):
-    """A transaction was committed: when, and under which number, where it created something or set data."""
-
-    time: int | None
-    zxid: int | None
-
-
-class Refused(NamedTuple):
-    """A transaction was not committed: which part was refused, with which error; None: no part of its own account."""
-
-    at: int | None
-    code: int
-
-
-class Rights(NamedTuple):
-    """How the access control list of what is created is written, once for all creates, with the kind of znode."""
-
-    lasting: bytes
-    ephemeral: bytes
-    container: bytes
-
-
-def exception(code: int) -> Exception:
-    """kazoo's error for a code of ZooKeeper's, also for one that kazoo does not know."""
-    known: type[Exception] | None = exceptions.EXCEPTIONS.get(code)
-    return exceptions.ZookeeperError(f"error {code}") if known is None else known()
-
-
-def rights(acl: Iterable[ACL]) -> Rights:
-    """An access control list as it is written."""
-    entries = [
-        serialization.int_struct.pack(one.perms)
-        + serialization.write_string(one.id.scheme)
-        + serialization.write_string(one.id.id)
-        for one in acl
-    ]
-    spelt = serialization.int_struct.pack(len(entries)) + b"".join(entries)
-    return Rights(*(spelt + serialization.int_struct.pack(kind) for kind in (_LASTING, _EPHEMERAL, _CONTAINER)))
-
-
-class MultiRequest(namedtuple("MultiRequest", "ops rights")):  # noqa: PYI024  kazoo's requests are namedtuples
-    """``multi`` (opcode 14) of our own operations, encoded in one go; of the reply only what is used is decoded.
-
-    What is set tells when it was written; where nothing is set, the first create asks for that.
-    """
-
-    __slots__ = ()
-    type = 14
-
-    def serialize(self) -> bytes:
-        """The request's body."""
-        parts: list[bytes] = []
-        create = _CREATE if SetData in set(map(type, self.ops)) else _CREATE_2
-        for op in self.ops:
-            path = op.path.encode()
-            size = len(path)
-            if isinstance(op, Create):
-                tail = self.rights.ephemeral if op.ephemeral else self.rights.lasting
-                parts += (
-                    _PART.pack(create, 0, -1, size),
-                    path,
-                    serialization.int_struct.pack(len(op.data)),
-                    op.data,
-                    tail,
-                )
-                create = _CREATE
-            elif isinstance(op, SetData):
-                parts += (
-                    _PART.pack(_SET_DATA, 0, -1, size),
-                    path,
-                    serialization.int_struct.pack(len(op.data)),
-                    op.data,
-                )
-                parts.append(serialization.int_struct.pack(op.version))
-            else:
-                kind = _DELETE if isinstance(op, Delete) else _CHECK
-                parts += (_PART.pack(kind, 0, -1, size), path, serialization.int_struct.pack(op.version))
-        parts.append(_END)
-        return b"".join(parts)
-
-    @classmethod
-    def deserialize(cls, reply: bytes, offset: int) -> list[Written | Refused]:
-        """One result for the whole; kazoo wants a list. A refused transaction, too, comes without an error of its own.
-
-        Raises `ValueError` for parts that are none of ours.
-        """
-        at, written, refused = 0, Written(None, None), None
-        kind, done = _ITEM.unpack_from(reply, offset)
-        while not done:
-            offset += _ITEM.size
-            if kind in {_CREATE, _CREATE_2}:
-                offset += serialization.int_struct.size + max(serialization.int_struct.unpack_from(reply, offset)[0], 0)
-            if kind in {_SET_DATA, _CREATE_2}:
-                if written.zxid is None:
-                    zxid, time = _LAST_WRITE.unpack_from(reply, offset)
-                    written = Written(time, zxid)
-                offset += serialization.stat_struct.size
-            elif kind == _ERROR:
-                (code,) = serialization.int_struct.unpack_from(reply, offset)
-                if refused is None or refused.at is None:  # rather a part refused itself than one rolled back with it
-                    refused = Refused(None if code in _ROLLED_BACK else at, code)
-                offset += serialization.int_struct.size
-            elif kind not in {_CREATE, _DELETE, _CHECK}:
-                raise ValueError(f"a transaction's part of kind {kind} is not known")
-            at += 1
-            kind, done = _ITEM.unpack_from(reply, offset)
-        return [refused or written]
-
-
-class ContainerCreation(namedtuple("ContainerCreation", "path rights")):  # noqa: PYI024  kazoo's requests are namedtuples
-    """``createContainer`` (opcode 19, ZooKeeper 3.5.3)."""
-
-    __slots__ = ()
-    type = 19
-
-    def serialize(self) -> bytes:
-        """The request's body."""
-        return bytes(serialization.write_string(self.path) + serialization.write_buffer(b"") + self.rights.container)
-
-    @classmethod
-    def deserialize(cls, reply: bytes, offset: int) -> str:
-        """The path that was created; its Stat, which follows, is not used."""
-        return str(serialization.read_string(reply, offset)[0])
-
-
-class RemoveWatches(namedtuple("RemoveWatches", "path")):  # noqa: PYI024  kazoo's requests are namedtuples
-    """``removeWatches`` (opcode 18, ZooKeeper 3.5) of the watch on a znode's data."""
-
-    __slots__ = ()
-    type = 18
-
-    def serialize(self) -> bytearray:
-        """The request's body."""
-        return bytearray(serialization.write_string(self.path) + serialization.int_struct.pack(_DATA_WATCH))
-
-    @classmethod
-    def deserialize(cls, _reply: bytes, _offset: int) -> bool:
-        """The reply has no body."""
-        return True
-
-
-# --- The bytes of a connection as frames: each begins with its length.
-
-_LENGTH: Final = struct.Struct("!i")
-#: So many bytes are asked for at once, and of a frame that is longer at most so many.
-_USUAL: Final = 1 << 16
-_MOST: Final = 1 << 20
-
-
-class FrameReader:
-    """Frames as they come, in pieces of any size. What is missing of one is waited for without being copied again."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._have = 0
-        self._need = _LENGTH.size
-
-    @property
-    def wanted(self) -> int:
-        """How many bytes it makes sense to ask for."""
-        return min(max(_USUAL, self._need - self._have), _MOST)
-
-    def fed(self, piece: bytes) -> list[bytes]:
-        """The frames that are whole with this piece, without their lengths. Raises `ValueError` for what is none."""
-        self._pieces.append(piece)
-        self._have += len(piece)
-        if self._have < self._need:
-            return []
-        received = b"".join(self._pieces)
-        frames, begin = [], 0
-        while True:
-            end = begin + _LENGTH.size  # of its length, where that is not there yet, else of the frame
-            if end <= self._have:
-                (length,) = _LENGTH.unpack_from(received, begin)
-                if length < 0:
-                    raise ValueError(f"a frame of {length} bytes")
-                end += length
-            if end > self._have:
-                break
-            frames.append(received[begin + _LENGTH.size : end])
-            begin = end
-        self._pieces = [received[begin:]]
-        self._have -= begin
-        self._need = end - begin
-        return frames
 
 
 # --- What is to be sent on one connection, and what was sent and is not answered yet.

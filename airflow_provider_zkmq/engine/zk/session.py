@@ -1,4 +1,4 @@
-"""A client's session: its signals, its watches, its end; and who may come in besides us."""
+"""A client's session on ZooKeeper: its signals and replies, its watches, the threads that it runs on, its end."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import contextlib
 import logging
 import math
 import os
+import random
 import select
 import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial, reduce
-from operator import or_
-from typing import Any, Final, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from kazoo.exceptions import AuthFailedError, ConnectionClosedError, ConnectionLoss, SessionExpiredError
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
-from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Permissions, make_digest_acl_credential
 
 from ..config import ConnectionConfig
-from ..core.protocol import Children, WaitPlace, WaitQueue, Watch
-from ..errors import AccessDenied, NotSecured, SessionLost, TlsRefused, TransportError, Unavailable
+from ..core.client_state import Runtime
+from ..core.protocol import WaitPlace, WaitQueue, Watch
+from ..errors import AccessDenied, SessionLost, TlsRefused, TransportError, Unavailable
 from ..log import log
-from .connection import CallDeadline, Dialer, Limit, RemoveWatches, ZooKeeperClient, is_address, left, rights
+from .acl_check import Access
+from .connection import CallDeadline, Dialer, Limit, RemoveWatches, ZooKeeperClient, is_address, left
 
 # --- Signals for threads and event loops.
 
@@ -294,6 +294,7 @@ class Wakes:
 # A loop runs all that is ready before it looks at anything else: a thousand procedures that one event wakes would be
 # a round of a second. So they have a part of each round; who comes after that goes on in the next one.
 
+
 #: Seconds of a round for procedures: a tenth of a second is what people, and Airflow's triggerer, begin to notice.
 SHARE: Final = 0.05
 
@@ -532,116 +533,6 @@ class TlsHandler(Handler):
         return [*ready, *(one for one in waiting if one not in ready)], writable, broken
 
 
-# --- Who may come in besides us: what we create is ours alone, and what others left open is not used unawares.
-#
-# Deleting a znode takes the right to do so at its *parent*, so each znode counts, from the root down.
-
-#: What makes an ancestor of the root a danger: the root could be taken away, or put there by somebody else.
-_TAKE_OVER: Final = Permissions.CREATE | Permissions.DELETE | Permissions.ADMIN
-_WARNED: Final[set[str]] = set()
-_REMEDY: Final = (
-    "give them an ACL of yours (zkCli: setAcl -R), choose another root, or say that it is meant: allow_open=True, "
-    "zkmq --allow-open, extra allow_open"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadAcl:
-    """Read a znode's access control list → list of kazoo's ACL entries, or None without the znode.
-
-    ``above``: it is above the root. Where we may not even look, nobody has left a door open: None.
-    """
-
-    path: str
-    above: bool = False
-
-
-Look: TypeAlias = Generator[ReadAcl | Children, Any, None]
-
-
-class Access:
-    """What a connection gives its znodes, and what it has looked at.
-
-    With an identity, by credentials or a client certificate, each znode belongs to whoever made it: ZooKeeper's
-    scheme ``auth`` has the server fill in every identity that it knows of the session.
-    """
-
-    def __init__(self, config: ConnectionConfig) -> None:
-        self.secured = bool(config.auth or (config.tls and config.tls.cert))
-        self.rights = rights(CREATOR_ALL_ACL if self.secured else OPEN_ACL_UNSAFE)
-        self.open_above: tuple[str, ...] = ()
-        self._config = config
-        self._root = config.root
-        self._looked_at: set[str] = set()
-
-    def questions(self, ops: Iterable[object]) -> Iterator[Look]:
-        """What is to be looked at before these requests are sent: the root and queues not seen so far."""
-        if not self.secured:
-            return
-        territories: dict[str, None] = {}
-        for part in [part for op in ops for part in getattr(op, "ops", None) or (op,)]:
-            for path in getattr(part, "paths", None) or (getattr(part, "path", ""),):
-                below = path.removeprefix(self._root)
-                if path.startswith(self._root) and below[:1] in {"", "/"}:
-                    territories[self._root] = None
-                    if below:
-                        territories[f"{self._root}/{below[1:].partition('/')[0]}"] = None
-        for path in territories:
-            if path not in self._looked_at:
-                yield self._look(path)
-
-    def _look(self, path: str) -> Look:
-        """Raise `NotSecured` where a znode, or one of a queue's own, is open to anyone. What is missing we make."""
-        acl: list[ACL] | None = yield ReadAcl(path)
-        if acl is None:
-            return
-        opened = [path] if _rights_of_anyone(acl) else []
-        if path != self._root:
-            for name in (yield Children(path)) or ():
-                below = yield ReadAcl(f"{path}/{name}")
-                opened += [f"{path}/{name}"] if _rights_of_anyone(below or ()) else []
-        self._judge(opened)
-        self._looked_at.add(path)
-
-    def look_around(self) -> Look:
-        """At the beginning, with an identity: look at the root, and at what is above it. Raises `NotSecured`."""
-        if not self.secured:
-            return
-        names = self._root.strip("/").split("/")
-        dangers = []
-        for depth in range(len(names)):
-            above = "/" + "/".join(names[:depth])
-            acl: list[ACL] | None = yield ReadAcl(above, above=True)
-            rights = _rights_of_anyone(acl or ())
-            if any(self._grants_us(entry) for entry in acl or ()):
-                self._judge([above] if rights else [])
-            elif rights & _TAKE_OVER:
-                dangers.append(above)
-        yield from self._look(self._root)
-        self.open_above = tuple(dangers)
-
-    def _judge(self, opened: Sequence[str]) -> None:
-        if not opened:
-            return
-        shown = ", ".join(opened[:5]) + (", …" if len(opened) > 5 else "")
-        if not self._config.allow_open:
-            raise NotSecured(
-                f"anyone may use what is there already, your credentials do not close it: {shown}; {_REMEDY}"
-            )
-        if shown not in _WARNED:  # by this process
-            _WARNED.add(shown)
-            log.warning("open to anyone, as allowed: %s", shown)
-
-    def _grants_us(self, entry: ACL) -> bool:
-        if entry.id.scheme == "x509":
-            return self._config.tls is not None and self._config.tls.cert is not None
-        return self._config.auth is not None and entry.id.id == make_digest_acl_credential(*self._config.auth)
-
-
-def _rights_of_anyone(acl: Iterable[ACL]) -> int:
-    return reduce(or_, (entry.perms for entry in acl if entry.id.scheme == "world"), 0)
-
-
 # --- One connection to ZooKeeper: its session, its watches, its end.
 
 #: For so long the end of a session is waited for whose servers have not answered before.
@@ -692,6 +583,21 @@ class Session:
         self.wakes: Wakes = self.client.handler.wakes
         self.watches = Watches(self.client)
         self.client.add_listener(self._on_state)
+
+    def runtime(self, finish_later: Callable[[], None]) -> Runtime:
+        """What it lends to the procedures on one queue."""
+        return Runtime(
+            monotonic=time.monotonic,
+            wall_ms=lambda: time.time_ns() // 1_000_000,
+            random=random.random,
+            new_signal=ThreadSignal,
+            session=lambda: self.id,
+            report=lambda path, why: log.warning("%s", why if why.startswith(path) else f"{path}: {why}"),
+            zxid=lambda: int(self.client.last_zxid),
+            restored=lambda: int(self.client.restored),
+            unwatch=self.unwatch,
+            finish_later=finish_later,
+        )
 
     def open(self, call_deadline: CallDeadline) -> None:
         """Connect. Raises `Unavailable` when `call_deadline` is over, `TlsRefused` at once, `AccessDenied`."""

@@ -18,11 +18,12 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from ... import engine
+from ...delta_tables import Mark, Table
 from ...engine import AnyQueue, Archive, ConfigError, Ended, Unreadable
-from ...engine.internals import internals
-from ...history import Mark, Table
-from .rows import ENDED, SCHEMA, Connect, open_client, reader
-from .staging import stage
+from ...engine.queue_internals import internals
+from ..source.options import Connect, open_client
+from .data_files import stage
+from .queue_reader import ENDED, SCHEMA, reader
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.

@@ -16,14 +16,14 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from ...delta_tables import FOLDERS, Table
 from ...engine import ZkmqError, check_name
-from ...history import FOLDERS, Table
+from ..source.options import Connect, open_client
 from .bronze import archive_queue
+from .data_files import Counts, check_writable
 from .gold import summarise
 from .retention import Retention, retain
-from .rows import Connect, open_client
 from .silver import refine
-from .staging import Counts, check_writable
 
 #: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
 _OWN_ERRORS: Final = "airflow_provider_zkmq.engine.errors."

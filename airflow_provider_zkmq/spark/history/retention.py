@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
+from ...delta_tables import Table
 from ...engine import ConfigError
-from ...history import Table
 
 
 @dataclass(frozen=True, slots=True)

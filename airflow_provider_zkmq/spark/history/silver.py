@@ -15,10 +15,10 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from ...delta_tables import Table
 from ...engine import ConfigError
-from ...history import Table
-from .rows import SCHEMA
-from .staging import Counts, day_of, load, milliseconds, names, stage
+from .data_files import Counts, day_of, load, milliseconds, names, stage
+from .queue_reader import SCHEMA
 
 # --- Bronze rows as silver rows: one for each run, one for each delivery. Only columns: nothing is read or written.
 

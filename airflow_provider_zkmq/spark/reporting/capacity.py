@@ -13,8 +13,8 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from . import page
-from .page import Row, Table, label
+from . import rendering
+from .rendering import Row, Table, label, moment, span
 from .sections import Frames, summed
 
 # --- The formula: the mean wait of the M/M/c queue, times (1 + C²) / 2 of Allen and Cunneen for how run times vary.
@@ -132,11 +132,11 @@ def needs(queue: str, seen: Sequence[Crew], classes: Mapping[str, Row], target: 
         now, peak = (sum(row[rate] * shares[name] for name, row in own.items()) for rate in ("rate", "peak_rate"))
         if not peak:
             continue
-        shown = ", ".join(each if names == [""] else each or page.name(each) for each in names[:4])
+        shown = ", ".join(each if names == [""] else each or rendering.name(each) for each in names[:4])
         mean, p95 = expected_wait(now, *kind, servers) if servers else (math.inf, math.inf)
         row = {
             "queue": queue,
-            "serves": shown + (f" and {page.several(len(names) - 4, 'more class')}" if len(names) > 4 else ""),
+            "serves": shown + (f" and {rendering.several(len(names) - 4, 'more class')}" if len(names) > 4 else ""),
             "classes": names,
             "rate": now,
             "peak_rate": peak,
@@ -297,26 +297,26 @@ FEW: Final = 100
 #: Measured and modelled waits that differ by more than this factor are pointed out.
 APART: Final = 2.0
 _COLUMNS: Final = "queue serves verdict needed servers utilisation measured_p95 rate service needed_at_peak model_p95"
-_ORDER: Final = {verdict: place for place, verdict in enumerate(page.VERDICTS)}
+_ORDER: Final = {verdict: place for place, verdict in enumerate(rendering.VERDICTS)}
 
 
-def section(capacity: list[Row], target: Target, stretches: Mapping[str, tuple[float, float]]) -> page.Section:
+def section(capacity: list[Row], target: Target, stretches: Mapping[str, tuple[float, float]]) -> rendering.Section:
     """When more consumers are needed."""
-    levels = [page.VERDICTS[row["verdict"]] for row in capacity]
+    levels = [rendering.VERDICTS[row["verdict"]] for row in capacity]
     level = next((level for level in ("bad", "warn") if level in levels), "good")
     said = [advice(row) for row, level in zip(capacity, levels, strict=True) if level != "good"][:10]
-    wanted = [] if target.wait is None else [f"95 of 100 tasks wait no longer than {page.span(target.wait)}"]
+    wanted = [] if target.wait is None else [f"95 of 100 tasks wait no longer than {rendering.span(target.wait)}"]
     wanted += [] if target.utilisation is None else [f"consumers are busy no more than {target.utilisation:.0%}"]
     goal = " and ".join(wanted) or "no class piles up"
     if capacity and not said:
         said = [f"No crew needs more consumers: {goal}, now and in the busiest hour."]
     table = Table("capacity", f"Crews; the target is that {goal}", _COLUMNS, capacity, "nothing arrived")
     notes = [
-        f"Now is, of {queue}: from {page.moment(start)} for {page.span(stop - start)}; the peak is its busiest hour."
+        f"Now is, of {queue}: from {moment(start)} for {span(stop - start)}; the peak is its busiest hour."
         for queue, (start, stop) in list(stretches.items())[:5]
     ]
     notes += [text for row in capacity for text in warnings(row)]
-    return page.Section("capacity", "Are there enough consumers", said, [table], notes, level)
+    return rendering.Section("capacity", "Are there enough consumers", said, [table], notes, level)
 
 
 def advice(row: Row) -> str:
@@ -325,7 +325,7 @@ def advice(row: Row) -> str:
     if not row["servers"]:
         return f"{who}: nobody serves it."
     if row["verdict"] == "slower than modelled":
-        waited, busy = page.span(row["measured_p95"]), f"{row['utilisation']:.0%}"
+        waited, busy = rendering.span(row["measured_p95"]), f"{row['utilisation']:.0%}"
         return (
             f"{who}: 5 of 100 waited {waited} or more, though enough serve it ({busy} busy): look for bursts or delays."
         )
@@ -342,12 +342,12 @@ def warnings(row: Row) -> list[str]:
     short, long = sorted((row["model_mean"], row["measured_mean"] or row["model_mean"]))
     known = []
     if row["arrivals"] < FEW:
-        known.append(f"only {page.several(row['arrivals'], 'task')} arrived, so that the rate is uncertain")
+        known.append(f"only {rendering.several(row['arrivals'], 'task')} arrived, so that the rate is uncertain")
     if row["servers"] and not VARIED[0] <= squared <= VARIED[1]:
         known.append(f"run times are far from exponential (C² = {squared:.2g}; 1 is), and so the correction is large")
     if burst > BURSTS:
         known.append(f"tasks arrive in bursts (C² = {burst:.2g} between arrivals), and wait longer than the model says")
     if 1 < long < math.inf and long > APART * short:
-        was, modelled = (page.spell(each, "busy") for each in (measured, row["model_mean"]))
+        was, modelled = (rendering.spell(each, "busy") for each in (measured, row["model_mean"]))
         known.append(f"measured are {was}, not {modelled}: rather believe what was measured")
     return [f"{label(row['serves'], row['queue'])}: {'; '.join(known)}."] if known else []

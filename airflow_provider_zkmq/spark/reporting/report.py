@@ -15,9 +15,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ...engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
+from ...history import known
 from . import capacity, sections
 from .capacity import Target
-from .page import Row, Section, known, page, render, several
+from .rendering import Row, Section, page, render, several
 
 #: More rows than these in a table nobody reads.
 MOST_ROWS: Final = 200

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from ... import engine
 from ...engine import AnyClient, AnyQueue, ConfigError, Ended, QueueNotFound, State, Task
-from ...engine.internals import internals
+from ...engine.queue_internals import internals
 from . import options as access
 from .options import SourceError, SourceOptions, plainly
 from .reading import Query, batch, columns_of, parts

@@ -7,12 +7,12 @@ import difflib
 import importlib
 import os
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
-from ... import __version__
+from ... import __version__, engine
 from ...engine import AnyClient, ConfigError, Zkmq, ZkmqError, parse_duration
 from ...environment import environment_options
 
@@ -137,7 +137,7 @@ def connection(options: SourceOptions) -> dict[str, Any]:
         except OSError as error:
             raise ConfigError(f"{error.filename} cannot be read: {error.strerror or error}") from None
     try:
-        from ...hooks.connections import look_up_options
+        from ...hooks.connection_options import look_up_options
     except ImportError as error:
         raise ConfigError(f"conn_id {conn_id!r} cannot be looked up: Airflow is not installed here ({error})") from None
     known = look_up_options(conn_id)
@@ -169,3 +169,15 @@ def py_files(folder: str | os.PathLike[str]) -> str:
                     archive.write(path, Path(package, path.relative_to(home)))
     temporary.replace(target)
     return str(target)
+
+
+#: How to reach ZooKeeper: the arguments of `Zkmq.connect`, a function that can be pickled and connects, or the options
+#: of the data source, by which credentials are looked up where the code runs.
+Connect: TypeAlias = Mapping[str, Any] | Callable[[], AnyClient] | SourceOptions
+
+
+def open_client(source: Connect) -> AnyClient:
+    """Open a connection of its own that takes no part in clean-up. Raises what `Zkmq.connect` raises."""
+    if isinstance(source, SourceOptions):
+        return connect(source)
+    return source() if callable(source) else engine.Zkmq.connect(**{**source, "gc": False})

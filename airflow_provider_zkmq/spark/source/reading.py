@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from ... import engine
 from ...engine import AnyClient, AnyQueue, Attempt, ConfigError, QueueNotFound, Scanned, State
-from ...engine.internals import internals
+from ...engine.queue_internals import internals
 from . import options as access
 from .options import SourceError, SourceOptions, plainly, unknown
 

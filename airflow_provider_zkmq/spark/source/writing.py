@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from ... import engine
 from ...engine import AnyQueue, ConfigError, FilterType, Message
-from ...engine.internals import internals
+from ...engine.queue_internals import internals
 from . import options as access
 from .options import SourceError, SourceOptions, cached, plainly
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from airflow.sdk import DAG, task
 
-from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
+from airflow_provider_zkmq.operators.task_group import ZkmqTaskGroup
 
 with (
     DAG("acknowledging", schedule=None, default_args={"retries": 1}),

@@ -6,8 +6,8 @@ import pendulum
 from airflow.sdk import DAG, Asset, AssetWatcher, task
 
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
-from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+from airflow_provider_zkmq.operators.task_group import ZkmqTaskGroup
+from airflow_provider_zkmq.triggers.asset_watcher import ZkmqEventTrigger
 
 claimed = Asset(
     "claimed_events",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pendulum
 from airflow.sdk import DAG, Asset, AssetWatcher, dag, task
 
-from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.operators.enqueuing import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
-from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+from airflow_provider_zkmq.triggers.asset_watcher import ZkmqEventTrigger
 
 with DAG("deferred_kinds", schedule=None):
     ZkmqTaskSensor(task_id="sensor", zkmq_queue="kinds", task_ids=["awaited"], deferrable=True, timeout=3600)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow.sdk import DAG
 
-from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.operators.enqueuing import ZkmqEnqueueOperator
 
 with DAG("ended_by_user", schedule=None, default_args={"retries": 0, "zkmq_queue": "ended", "timeout": 1800}):
     for name, deferrable in (("deferred", True), ("running", False)):

@@ -8,7 +8,7 @@ import pendulum
 from airflow.sdk import Asset, AssetWatcher, dag, task
 
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+from airflow_provider_zkmq.triggers.asset_watcher import ZkmqEventTrigger
 
 MOST = 50
 burst = Asset("burst", watchers=[AssetWatcher(name="burst", trigger=ZkmqEventTrigger(zkmq_queue="burst", refire=3))])

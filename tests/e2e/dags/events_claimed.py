@@ -8,8 +8,8 @@ import pendulum
 from airflow.sdk import Asset, AssetWatcher, dag, task
 
 from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
-from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+from airflow_provider_zkmq.operators.task_group import ZkmqTaskGroup
+from airflow_provider_zkmq.triggers.asset_watcher import ZkmqEventTrigger
 
 START = pendulum.datetime(2026, 1, 1, tz="UTC")
 woken = ZkmqEventTrigger(zkmq_queue="woken", refire=3)

@@ -11,8 +11,8 @@ import pendulum
 from airflow.sdk import DAG, Asset, AssetWatcher, task
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
-from airflow_provider_zkmq.triggers.events import ZkmqEventTrigger
+from airflow_provider_zkmq.operators.task_group import ZkmqTaskGroup
+from airflow_provider_zkmq.triggers.asset_watcher import ZkmqEventTrigger
 
 MOST = 25
 grouped = Asset(

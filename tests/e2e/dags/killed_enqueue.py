@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.operators.enqueuing import ZkmqEnqueueOperator
 
 
 class KilledOnce(ZkmqEnqueueOperator):

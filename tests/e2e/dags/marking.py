@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.sdk import DAG, get_current_context, task
 
-from airflow_provider_zkmq.operators.groups import ZkmqTaskGroup
+from airflow_provider_zkmq.operators.task_group import ZkmqTaskGroup
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 
 GATES = Path(__file__).parents[1] / "gates"

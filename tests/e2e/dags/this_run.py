@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG
 
-from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.operators.enqueuing import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 
 with DAG("this_run", schedule=None, default_args={"zkmq_queue": "runs"}):

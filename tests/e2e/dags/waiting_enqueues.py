@@ -6,7 +6,7 @@ import os
 
 from airflow.sdk import DAG, task_group
 
-from airflow_provider_zkmq.operators.zkmq import ZkmqEnqueueOperator
+from airflow_provider_zkmq.operators.enqueuing import ZkmqEnqueueOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
 
 WAITS = [str(number) for number in range(int(os.environ.get("ZKMQ_E2E_ENQUEUES", "4")))]

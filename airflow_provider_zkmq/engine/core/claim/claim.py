@@ -10,61 +10,39 @@ from math import inf
 from typing import Final
 
 from ...errors import ClaimLost, ConfigError, TransportError, Unavailable, ZkmqError
-from ..context import Caller, Claimed, Context, DeferredCompletion, ReadAhead, Schedule, UnsettledClaim
-from ..maintenance.consumers import maintain, promote_task, register, stagger
+from .. import client_state
+from ..client_state import Claimed, Context
+from ..maintenance.consumer_registry import register, stagger
+from ..maintenance.due_work import give_back, maintain, promote_task
+from ..model.filters import FilterMethods, Selector, choose
 from ..model.names import check_name, priority_of
-from ..model.policy import Conf, Success
+from ..model.outcomes import Success
+from ..model.policy import Conf
 from ..model.records import TaskState
-from ..model.selectors import FilterMethods, Selector, choose
 from ..model.states import State
 from ..model.values import Duration, number_of_claims, optional_seconds, optional_whole_number, seconds
 from ..protocol import Get, Node, Procedure, SetTimeout, Signal, Sync, Wait, WaitPlace
+from ..read.claim_status import check_token, current_claim
 from ..read.configuration import read_conf
-from ..read.leases import check_token, current_claim, server_time
-from ..read.nodes import WHOLE_AT_ONCE, Deadline, Record, listing, never_stopping, unless_missing
-from ..tasks.outcome import Settlement, settle_by_outcome
-from ..tasks.settle import (
-    DeferredCompletions,
-    begin,
-    checked_result,
-    extend,
-    fail,
-    give_back,
-    release,
-    settle_deferred,
-    settle_later,
-)
-from . import candidates
-from .candidates import (
-    CallerLeft,
-    NoRoom,
-    Prefetch,
-    RankedEntry,
-    Taker,
-    Unregistered,
-    Wanted,
-    candidate,
-    claim_together,
-    deliverable,
-    judged,
-    matching_lanes,
-    may_be_tried,
-    rank_of,
-    read_tasks,
-    step_over_if_there,
-    task_of_entry,
-)
+from ..read.queue_existence import missing_queue, unless_missing
+from ..read.server_clock import server_time
+from ..read.watch_cache import listing
+from ..read.znodes import WHOLE_AT_ONCE, Record
+from ..tasks import settle
+from ..tasks.settle_by_outcome import Settlement, settle_by_outcome
+from . import candidates, take
+from .candidates import judged, matching_lanes, rank_of
 
 # --- Claim: the first tasks that a selector accepts, or one task by its id.
 
 
 def claim(
     context: Context,
-    wanted: Wanted,
+    wanted: take.Wanted,
     timeout: float = 0.0,
-    caller: Caller | None = None,
+    caller: client_state.Caller | None = None,
     *,
-    stopping: Callable[[], bool] = never_stopping,
+    stopping: Callable[[], bool] = client_state.never_stopping,
 ) -> Procedure[Claimed | None]:
     """The first task that fits, waiting at most `timeout` seconds; None when there was none. See `claim_many`."""
     claims = yield from claim_many(context, wanted, 1, timeout, caller, stopping=stopping)
@@ -73,13 +51,13 @@ def claim(
 
 def claim_many(
     context: Context,
-    wanted: Wanted,
+    wanted: take.Wanted,
     most: int,
     timeout: float = 0.0,
-    caller: Caller | None = None,
+    caller: client_state.Caller | None = None,
     *,
-    stopping: Callable[[], bool] = never_stopping,
-    read_ahead: ReadAhead | None = None,
+    stopping: Callable[[], bool] = client_state.never_stopping,
+    read_ahead: client_state.ReadAhead | None = None,
 ) -> Procedure[list[Claimed]]:
     """The first `most` tasks that fit, or as many as there are, in order.
 
@@ -88,7 +66,7 @@ def claim_many(
     `stopping` ends the wait early; it is asked whenever the queue's signal is fired. `read_ahead`: what the claims that
     they follow have read for them.
     """
-    mine = caller or Caller()
+    mine = caller or client_state.Caller()
     try:
         if timeout > 0 and read_ahead is None:  # a loop also settles, for which it has as long as any other call
             yield SetTimeout(timeout)
@@ -97,7 +75,7 @@ def claim_many(
         mine.left = True
         if context.claims.handovers:
             context.run.finish_later()
-        if not isinstance(error, CallerLeft):
+        if not isinstance(error, take.CallerLeft):
             raise
         claims = []
     if claims and caller is None:
@@ -107,34 +85,34 @@ def claim_many(
 
 def _claim(
     context: Context,
-    wanted: Wanted,
+    wanted: take.Wanted,
     most: int,
     timeout: float,
-    caller: Caller,
+    caller: client_state.Caller,
     stopping: Callable[[], bool],
-    read_ahead: ReadAhead | None,
+    read_ahead: client_state.ReadAhead | None,
 ) -> Procedure[list[Claimed]]:
     """Look, and wait to look again, until something is claimed, or there is no time left."""
     deadline = context.run.monotonic() + timeout
     kind = wanted.kind
-    place, deferred, late = WaitPlace(kind), DeferredCompletions(context), False
+    place, deferred, late = WaitPlace(kind), settle.DeferredCompletions(context), False
     try:
         while not stopping():
             seen, schedule = context.signal.count, context.schedule()
             reads = read_ahead
             if reads is None and wanted.task_id is None:  # where others of its kind follow one another closely
                 reads = context.paces.begin(kind)
-            taker = Taker(wanted, caller, deferred, most, reads)
+            taker = take.Taker(wanted, caller, deferred, most, reads)
             # What could not go with a claim is settled by itself, also where nothing can be claimed.
             try:
                 yield from _look(context, taker, schedule)
-            except Unregistered:
+            except take.Unregistered:
                 yield from deferred.finish()
                 again = True
-            except NoRoom:
+            except take.NoRoom:
                 yield from deferred.finish()
                 return taker.taken
-            except (TransportError, CallerLeft):
+            except (TransportError, take.CallerLeft):
                 raise
             except ZkmqError:
                 yield from deferred.finish()
@@ -160,7 +138,7 @@ def _claim(
             context.signal.notify_one(place.kind)
 
 
-def _look(context: Context, taker: Taker, schedule: Schedule) -> Procedure[None]:
+def _look(context: Context, taker: take.Taker, schedule: client_state.Schedule) -> Procedure[None]:
     """One look at the queue, without waiting, after it was looked after: what is wanted may be a dead consumer's.
 
     `schedule` tells when to look again. Raises `Unregistered`, `NoRoom`, `CallerLeft`; what is in ``taken`` stands.
@@ -203,23 +181,23 @@ class Loop:
     """What one loop asks for, what its body has in hand, and what was claimed and not handed out yet."""
 
     context: Context
-    wanting: Callable[[], Procedure[Wanted]]
+    wanting: Callable[[], Procedure[take.Wanted]]
     most: int
     timeout: float | None
     stopping: Callable[[], bool]
     news: Signal
     """Fired when one of the completions has been carried out."""
-    wanted: Wanted | None = None
+    wanted: take.Wanted | None = None
     current: Claimed | None = None
     """Set by the API, by a statement, together with taking it off ``ready``."""
     result: bytes | str | None = None
     """What the body has left as the result of what it has in hand."""
     ready: list[Claimed] = field(default_factory=list)
-    handled: dict[tuple[str, int], DeferredCompletion] = field(default_factory=dict)
+    handled: dict[tuple[str, int], client_state.DeferredCompletion] = field(default_factory=dict)
     """What the body came back with, and whose completion is not known to have been carried out, by task and token."""
     errors: list[Exception] = field(default_factory=list)
     """What became of other completions; each is raised by a step."""
-    read_ahead: ReadAhead = field(default_factory=ReadAhead)
+    read_ahead: client_state.ReadAhead = field(default_factory=client_state.ReadAhead)
     left: bool = False
     """Nobody comes back: what is not completed is reported."""
 
@@ -230,21 +208,21 @@ class Loop:
         self.current, self.ready = None, []
         key = ("", 0) if current is None else (current.task_id, current.token)
         if current is not None and not current.lost and key not in self.context.claims.deferred:
-            unsettled[key] = UnsettledClaim(current, partial(fail, error=LEFT))
+            unsettled[key] = client_state.UnsettledClaim(current, partial(settle.fail, error=LEFT))
         for claimed in ready:
             if not claimed.lost:
-                unsettled[claimed.task_id, claimed.token] = UnsettledClaim(claimed, release)
+                unsettled[claimed.task_id, claimed.token] = client_state.UnsettledClaim(claimed, settle.release)
         if unsettled or self.context.claims.deferred:
             self.context.run.finish_later()
 
 
 def wind_up(loop: Loop) -> Procedure[None]:
     """Settle what a loop that was left has left behind. After a `TransportError` that is done in the background."""
-    yield from settle_deferred(loop.context)
+    yield from settle.settle_deferred(loop.context)
     yield from give_back(loop.context)
 
 
-def go_on(loop: Loop, caller: Caller) -> Procedure[bool]:
+def go_on(loop: Loop, caller: client_state.Caller) -> Procedure[bool]:
     """Settle what is in hand, and have the next one ready; False: none came in time.
 
     Raises what either of the two does; called again, it goes on from there. Where `caller` has left, nothing is
@@ -253,9 +231,9 @@ def go_on(loop: Loop, caller: Caller) -> Procedure[bool]:
     context, current = loop.context, loop.current
     if current is not None and not current.reported:  # the completion of what the body left unsettled is deferred
         current.handled = current.handled or context.run.monotonic()
-        outcome, progress = Success(checked_result(current, loop.result)), Settlement()
-        settle = partial(settle_by_outcome, context, current, outcome, progress)
-        completion = settle_later(context, current, settle, partial(_completed, loop, current, progress))
+        outcome, progress = Success(settle.checked_result(current, loop.result)), Settlement()
+        settling = partial(settle_by_outcome, context, current, outcome, progress)
+        completion = settle.settle_later(context, current, settling, partial(_completed, loop, current, progress))
         loop.handled[current.task_id, current.token] = completion
     loop.current = None
     while True:
@@ -267,7 +245,7 @@ def go_on(loop: Loop, caller: Caller) -> Procedure[bool]:
             continue
         while loop.handled:  # nothing more comes: the loop ends when all that it handled is settled
             seen = loop.news.count
-            yield from settle_deferred(context)
+            yield from settle.settle_deferred(context)
             left = next((each for each in loop.handled.values() if each.waits), None)
             if left is not None:
                 raise left.error or Unavailable("what was handled is not settled yet")
@@ -295,7 +273,7 @@ def _begin(loop: Loop) -> Procedure[bool]:
     """Have the first of what was prefetched begin; what was taken away meanwhile is passed over."""
     while loop.ready:
         try:
-            yield from begin(loop.context, loop.ready[0])
+            yield from settle.begin(loop.context, loop.ready[0])
         except ClaimLost:
             loop.ready = loop.ready[1:]
             for claimed in loop.ready:
@@ -305,7 +283,7 @@ def _begin(loop: Loop) -> Procedure[bool]:
     return False
 
 
-def _claim_for_loop(loop: Loop, caller: Caller) -> Procedure[bool]:
+def _claim_for_loop(loop: Loop, caller: client_state.Caller) -> Procedure[bool]:
     """Wait for the next ones; whether there are any. They are the loop's from then on."""
     context = loop.context
 
@@ -336,7 +314,7 @@ class ClaimRequest:
     """Claims that were asked for and not refused: on which queue, and how a caller comes by them."""
 
     context: Context
-    claiming: Callable[[Caller], Procedure[list[Claimed]]]
+    claiming: Callable[[client_state.Caller], Procedure[list[Claimed]]]
 
 
 def wanted(
@@ -345,10 +323,12 @@ def wanted(
     filter_method: FilterMethods = "absolute",
     selector: Selector | str | None = None,
     lease: Duration | None = None,
-) -> Procedure[Wanted]:
+) -> Procedure[take.Wanted]:
     """What a consumer asks for, checked against the queue's declarations. Raises `ConfigError`, `QueueNotFound`."""
     conf = yield from read_conf(context)
-    return Wanted(choose(conf.types, node=node, filter_method=filter_method, selector=selector), lease_seconds(lease))
+    return take.Wanted(
+        choose(conf.types, node=node, filter_method=filter_method, selector=selector), lease_seconds(lease)
+    )
 
 
 def lease_seconds(lease: Duration | None) -> float | None:
@@ -368,7 +348,7 @@ def request_claim(
     selector: Selector | str | None = None,
     timeout: Duration = 0,
     lease: Duration | None = None,
-    stopping: Callable[[], bool] = never_stopping,
+    stopping: Callable[[], bool] = client_state.never_stopping,
 ) -> Procedure[ClaimRequest]:
     """Take the first task that fits, waiting at most `timeout` seconds; None when there was none.
 
@@ -393,8 +373,8 @@ def request_claims(
     selector: Selector | str | None = None,
     timeout: Duration = 0,
     lease: Duration | None = None,
-    stopping: Callable[[], bool] = never_stopping,
-    prefetch: Prefetch = False,
+    stopping: Callable[[], bool] = client_state.never_stopping,
+    prefetch: take.Prefetch = False,
     max_leases: int | None = None,
 ) -> Procedure[ClaimRequest]:
     """Take the first `n` tasks that fit (1 to 64), or as many as there are; an empty list when there was none.
@@ -429,7 +409,7 @@ def request_loop(
     timeout: Duration | None = None,
     lease: Duration | None = None,
     prefetch: int = 1,
-    stopping: Callable[[], bool] = never_stopping,
+    stopping: Callable[[], bool] = client_state.never_stopping,
 ) -> Loop:
     """Loop over the tasks that fit, one after the other: ``for claim in q.claims():``.
 
@@ -448,17 +428,25 @@ def request_loop(
     """
     most, span = number_of_claims(prefetch, "prefetch"), optional_seconds("timeout", timeout)
 
-    def wanting() -> Procedure[Wanted]:
+    def wanting() -> Procedure[take.Wanted]:
         request = yield from unless_missing(context, wanted(context, node, filter_method, selector, lease))
         return replace(request, prefetch=most > 1)
 
     return Loop(context, wanting, most, span, stopping, context.run.new_signal())
 
 
-def _requested(context: Context, request: Wanted, most: int, span: float, stopping: Callable[[], bool]) -> ClaimRequest:
-    def claiming(caller: Caller) -> Procedure[list[Claimed]]:
+def _requested(
+    context: Context, request: take.Wanted, most: int, span: float, stopping: Callable[[], bool]
+) -> ClaimRequest:
+    def claiming(caller: client_state.Caller) -> Procedure[list[Claimed]]:
         stops = lambda: caller.left or stopping()  # noqa: E731
-        return unless_missing(context, claim_many(context, request, most, span, caller, stopping=stops))
+        try:
+            return (yield from claim_many(context, request, most, span, caller, stopping=stops))
+        except ZkmqError as error:
+            missing = yield from missing_queue(context, error)
+            if missing is None:
+                raise
+            raise missing from error
 
     return ClaimRequest(context, claiming)
 
@@ -488,14 +476,14 @@ def request_by_id(
         raise ConfigError(f"prefetch {prefetch!r} is not allowed: True or False")
     request = yield from wanted(context, lease=lease)
     request = replace(request, prefetch="all" if prefetch else False, task_id=name, attempt=number)
-    return _requested(context, request, 1, 0.0, never_stopping)
+    return _requested(context, request, 1, 0.0, client_state.never_stopping)
 
 
-def _take(context: Context, taker: Taker, task_id: str) -> Procedure[bool]:
+def _take(context: Context, taker: take.Taker, task_id: str) -> Procedure[bool]:
     """Try to claim one task, again and again while it changes and could be claimed. Raises `CorruptRecord`."""
     path = context.paths.task(task_id, "state")
     for _ in range(TRIES):
-        [nodes] = yield from read_tasks(context, [task_id])
+        [nodes] = yield from take.read_tasks(context, [task_id])
         node = nodes[0]
         if node is None:
             return False
@@ -508,14 +496,14 @@ def _take(context: Context, taker: Taker, task_id: str) -> Procedure[bool]:
             yield from promote_task(context, Record(task_id, node.stat, state))
             continue
         segment, _, entry = context.paths.entry(state.place).rpartition("/")
-        ranked = RankedEntry(entry, segment)
+        ranked = take.RankedEntry(entry, segment)
         if taker.conf.ordered:  # it keeps its rank, so that it comes back to where it stood
             listed: Node | None = yield Get(ranked.path)
             if listed is None:
                 continue
             ranked = replace(ranked, rank=rank_of(listed))
-        claimed = yield from candidate(context, taker, task_id, ranked, nodes)
-        if claimed is not None and (yield from claim_together(context, taker, [claimed])):
+        claimed = yield from take.candidate(context, taker, task_id, ranked, nodes)
+        if claimed is not None and (yield from take.claim_together(context, taker, [claimed])):
             return True
     return False
 
@@ -538,7 +526,7 @@ def request_handle(
     """
     name, number, span = check_name("task id", task_id), check_token(token), lease_seconds(lease)
 
-    def claiming(_: Caller) -> Procedure[list[Claimed]]:
+    def claiming(_: client_state.Caller) -> Procedure[list[Claimed]]:
         return unless_missing(context, _handle(context, name, number, span))
 
     yield from ()
@@ -558,7 +546,7 @@ def _handle(context: Context, task_id: str, token: int, span: float | None) -> P
             claimed = found
             context.claims.receive(found, token)
     if span is not None:
-        yield from extend(context, claimed, span)
+        yield from settle.extend(context, claimed, span)
         claimed.claim = claimed.claim | {"lease": span}
     return [claimed]
 
@@ -577,7 +565,7 @@ def ready(
     *,
     selector: Selector | str | None = None,
     timeout: Duration | None = 0,
-    stopping: Callable[[], bool] = never_stopping,
+    stopping: Callable[[], bool] = client_state.never_stopping,
 ) -> Procedure[bool]:
     """Whether there is a task that fits and may be delivered now, waiting for one at most `timeout` seconds.
 
@@ -587,7 +575,7 @@ def ready(
     `selector` are `claim`'s; a selector may stand first, too. Raises `ConfigError` for what the queue's declarations
     refuse, and `QueueNotFound`, also while it waits.
     """
-    deadline = yield from Deadline.after(context, timeout)
+    deadline = yield from client_state.Deadline.after(context, timeout)
     request = yield from wanted(context, node, filter_method, selector)
     place = WaitPlace(("ready", request.kind))
     try:
@@ -605,7 +593,7 @@ def ready(
             context.signal.notify_one(place.kind)
 
 
-def _any_ready(context: Context, selector: Selector, schedule: Schedule) -> Procedure[bool]:
+def _any_ready(context: Context, selector: Selector, schedule: client_state.Schedule) -> Procedure[bool]:
     """One look at the queue, without waiting; `schedule` tells when to look again."""
     conf = yield from read_conf(context)
     yield from maintain(context, schedule)
@@ -620,23 +608,25 @@ def _any_ready(context: Context, selector: Selector, schedule: Schedule) -> Proc
             entries = (yield from listing(context, segment)) or []
             if judge:
                 entries = yield from judged(context, accepts, segment, entries)
-            picks = [RankedEntry(entry, segment) for entry in entries]
+            picks = [take.RankedEntry(entry, segment) for entry in entries]
             open_picks = [ranked for ranked in picks if ranked.path not in context.ignored_paths]
             if (yield from _any_deliverable(context, conf, open_picks)):
                 return True
     return False
 
 
-def _any_deliverable(context: Context, conf: Conf, picks: Sequence[RankedEntry]) -> Procedure[bool]:
+def _any_deliverable(context: Context, conf: Conf, picks: Sequence[take.RankedEntry]) -> Procedure[bool]:
     """Whether one of some entries stands for a task that a claim would get: most often the first one does."""
     size = 1
     while picks:
-        ids = {ranked: task_id for ranked in picks[:size] if (task_id := task_of_entry(context, ranked)) is not None}
-        nodes = yield from read_tasks(context, list(ids.values()))
+        ids = {
+            ranked: task_id for ranked in picks[:size] if (task_id := take.task_of_entry(context, ranked)) is not None
+        }
+        nodes = yield from take.read_tasks(context, list(ids.values()))
         for (ranked, task_id), read in zip(ids.items(), nodes, strict=True):
-            if (yield from deliverable(context, conf, task_id, ranked.path, read)) is not None:
+            if (yield from take.deliverable(context, conf, task_id, ranked.path, read)) is not None:
                 return True
-            if may_be_tried(context, ranked):
-                yield from step_over_if_there(context, ranked)
+            if take.may_be_tried(context, ranked):
+                yield from take.step_over_if_there(context, ranked)
         picks, size = picks[size:], min(2 * size, WHOLE_AT_ONCE)
     return False

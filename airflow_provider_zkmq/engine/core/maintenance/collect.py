@@ -8,147 +8,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from ...errors import ConfigError, QueueError, ZkmqError
 from .. import protocol as zk
-from ..context import SPAN_SECONDS, Context
+from ..client_state import SPAN_SECONDS, Context
 from ..model.names import BUCKET_MS, bucket_start, entry_task, entry_time, is_lane, segments_of
 from ..model.policy import Conf
 from ..model.values import Duration, dump, optional_seconds
 from ..protocol import Procedure, refused
-from ..read import nodes
-from ..read.completion_log import list_history, version_of, versions_of
-from ..read.configuration import known_conf, read_conf, read_truncated_at
-from ..read.leases import server_time, tick
+from ..read import completion_log, queue_existence, server_clock, znodes
+from ..read.configuration import known_conf, read_conf
 from ..tasks.batches import WRITING, delete_batch
+from ..write import batch_end, transitions
 from ..write.commit import Change, Plan, commit, forget_lanes, merge, mergeable, send_together
-from ..write.transitions import close_batches, load_batch, task_deletes
-from .consumers import bring_back, give_lock_back, take_lock
-
-# --- Deleting a queue: it is marked first, then emptied in transactions of a bounded size.
-#
-# A queue whose deletion has begun has ``deleting`` in place of ``conf``, both changed by one transaction. From then
-# on it is there for nobody: what is asked of it ends in `QueueNotFound`, and who waits for it is told by a watch. A
-# deletion that was cut off is ended by the same call, from whomever. Each of its transactions checks the mark: one
-# that comes late harms no queue of the same name that was created since.
-
-DELETES_PER_MULTI: Final = 128
-#: How often the queue is gone through again for what others wrote while it was emptied.
-PASSES: Final = 20
-
-
-def delete(context: Context, *, confirm: bool = False, force: bool = False) -> Procedure[int]:
-    """Delete the queue with everything in it, unarchived; returns how many tasks that were.
-
-    `confirm`: has to be True, as nothing of it comes back. `force`: also while others consume from it, while tasks are
-    claimed, and with what stands in it that is no queue's. Their claims are lost, and they are told that the queue is
-    not there. Cut off, or ended by a `TransportError`, it has been carried out in part: nobody can use the queue any
-    more, and the same call, here or elsewhere, goes on with it.
-    Raises `ConfigError` without `confirm`, `QueueNotFound`, and `QueueError` for what takes `force`.
-    """
-    tasks: zk.Stat | None
-    paths = context.paths
-    if (yield zk.Exists(paths.at("deleting"))) is None:
-        # By force also one that has lost its configuration, or other parts.
-        if not (
-            (yield from nodes.exists(context)) or (force and paths.resembles((yield zk.Children(paths.base)) or ()))
-        ):
-            raise (yield from nodes.queue_missing(context))
-        if not force:
-            yield from _refuse_what_is_used(context)
-        if not confirm:
-            tasks = yield zk.Exists(paths.at("tasks"))
-            count = 0 if tasks is None else tasks.children
-            raise ConfigError(
-                f"deleting queue {context.queue!r} under {context.root!r} loses its {count} task(s) for good; nothing "
-                "was deleted: say confirm=True"
-            )
-        yield from _mark(context)
-    tasks = yield zk.Exists(paths.at("tasks"))
-    yield from _delete_marked(context)
-    context.forget_queue()
-    return 0 if tasks is None else tasks.children
-
-
-def _refuse_what_is_used(context: Context) -> Procedure[None]:
-    """Raise `QueueError` while others consume, while tasks are claimed, and for what is not ours."""
-    foreign = context.paths.foreign((yield zk.Children(context.paths.base)) or ())
-    if foreign:
-        names = ", ".join(foreign[:5])
-        raise QueueError(f"{context.paths.base} holds what is no queue's ({names}); it takes force to delete that, too")
-    consumers = (yield zk.Children(context.paths.at("consumers"))) or []
-    stats = yield from nodes.read_stats([context.paths.consumer(name, "current") for name in consumers])
-    leases: zk.Stat | None = yield zk.Exists(context.paths.at("leases"))
-    claimed = sum(stat.children for stat in (*stats, leases) if stat is not None)
-    mine = context.registration.consumer
-    live = set((yield zk.Children(context.paths.at("live"))) or ()) - {"" if mine is None else mine.id}
-    if live or claimed:
-        raise QueueError(
-            f"queue {context.queue!r} is in use: {len(live)} other live consumer(s), {claimed} claimed task(s); "
-            "stop the workers first, or delete it by force"
-        )
-
-
-def _mark(context: Context) -> Procedure[None]:
-    """Take the configuration away and set the mark, at once. Raises `QueueNotFound` where others deleted the queue."""
-    conf, marker = context.paths.at(nodes.THERE), context.paths.at("deleting")
-
-    def proof() -> Procedure[zk.Outcome | None]:
-        return None if (yield zk.Exists(marker)) is None else zk.Outcome(committed=True)
-
-    for _ in range(PASSES):
-        names: list[str] | None = yield zk.Children(conf)
-        values = [f"{conf}/{name}" for name in names or ()]
-        gone = [] if names is None else [*values, conf]
-        multi = zk.Multi((*map(zk.Delete, gone), zk.Create(marker)))
-        outcome = yield from zk.transact(multi, proof)
-        if outcome.committed or (yield zk.Exists(marker)) is not None:
-            return
-        if outcome.failure is zk.Failure.NOT_EMPTY:
-            yield from _delete_below(values, zk.Check(conf))  # somebody else's: a value has no children
-        elif outcome.failure is not zk.Failure.NO_NODE or names is None:
-            break
-    if outcome.failure is zk.Failure.NO_NODE:
-        raise (yield from nodes.queue_missing(context))
-    raise refused("deleting the queue", outcome, multi)
-
-
-def _delete_marked(context: Context) -> Procedure[None]:
-    """Delete everything of a marked queue, the mark and the queue's own znode together as the last."""
-    base, marker = context.paths.base, context.paths.at("deleting")
-    marked = zk.Check(marker)
-    for _ in range(PASSES):
-        for name in sorted((yield zk.Children(base)) or ()):
-            if name != "deleting":
-                yield from _delete_trees([f"{base}/{name}"], marked)
-        yield from _delete_below([marker], marked)  # somebody else's: the mark has no children
-        last = zk.Multi((zk.Delete(marker), zk.Delete(base)))
-        outcome = yield from zk.transact(last, zk.never)
-        if outcome.committed or (outcome.failure is zk.Failure.NO_NODE and zk.failed_at(outcome, last) == marker):
-            return
-        if outcome.failure is not zk.Failure.NOT_EMPTY:
-            raise refused("deleting the queue", outcome, last)
-    raise ZkmqError(f"{base} is written to faster than it can be deleted: stop its producers, and call this once more")
-
-
-def _delete_below(paths: Sequence[str], held: zk.Check) -> Procedure[None]:
-    """Delete all that is below some siblings, so many in a transaction, while what `held` asks for is so."""
-    listings = yield from nodes.list_children(paths)
-    below = [f"{path}/{name}" for path, names in zip(paths, listings, strict=True) for name in names]
-    for chunk in nodes.chunked(below, DELETES_PER_MULTI):
-        yield from _delete_trees(chunk, held)
-
-
-def _delete_trees(paths: Sequence[str], held: zk.Check) -> Procedure[None]:
-    yield from _delete_below(paths, held)
-    multis = [zk.Multi((held, *map(zk.Delete, paths)))]
-    outcomes: list[zk.Outcome] = [(yield from zk.transact(multis[0], zk.never))]
-    if not outcomes[0].committed and len(paths) > 1:  # one is gone, or has got children, since it was listed
-        multis = [zk.Multi((held, zk.Delete(path))) for path in paths]
-        outcomes = yield zk.Pipeline(tuple(multis))  # what is left of them is seen by the next pass
-    for multi, outcome in zip(multis, outcomes, strict=True):
-        if outcome.failure is zk.Failure.OTHER:
-            raise refused("deleting the queue", outcome, multi)
-
+from .due_work import bring_back, give_lock_back, take_lock
 
 # --- What clean-up does beside deleting tasks: idle lanes go, batches are ended, old ones deleted.
 
@@ -175,7 +46,7 @@ def prune_lanes(context: Context, now: int) -> Procedure[None]:
             context.report(f"{lane}/{names[0]}", "no segment of ours; its lane is kept")
             continue
         segments = [f"{lane}/{segment}" for segment in names]
-        stats = yield from nodes.read_stats(segments)
+        stats = yield from znodes.read_stats(segments)
         if all(stat and stat.children == 0 and stat.ctime < now - LANE_IDLE_MS for stat in stats):
             outcome = yield zk.Multi((*map(zk.Check, segments), *map(zk.Delete, segments), zk.Delete(lane)))
             if outcome.committed:
@@ -185,7 +56,7 @@ def prune_lanes(context: Context, now: int) -> Procedure[None]:
 
 def collect_batches(context: Context, cutoff: int) -> Procedure[None]:
     """Delete what was kept of batches that were done long ago, and end those that a crash left without an end."""
-    yield from close_batches(context)
+    yield from batch_end.close_batches(context)
     yield from _forsaken(context, cutoff)
     for name in (yield zk.Children(context.paths.at("batches-done"))) or ():
         start, bucket = bucket_start(name), context.paths.at("batches-done", name)
@@ -212,14 +83,14 @@ def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
     for name in (yield zk.Children(context.paths.at("batches"))) or ():
         base = context.paths.batch(name)
         parts = (base, f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then")
-        node, members, marker, follow_up = yield from nodes.read_nodes(parts)
+        node, members, marker, follow_up = yield from znodes.read_nodes(parts)
         alone = members is not None and members.stat.children == 1
         if alone and marker is not None and marker.stat.mtime <= cutoff:
             last = [zk.Delete(f"{base}/then")] if follow_up is not None else []
             yield zk.Multi((zk.Delete(f"{base}/open/{WRITING}"), zk.Delete(f"{base}/open"), *last))
             yield from delete_batch(context, None, base)
         elif node is not None and members is None:
-            record = nodes.unless_corrupt(context, base, partial(load_batch, base, node.data))
+            record = znodes.unless_corrupt(context, base, partial(batch_end.load_batch, base, node.data))
             if record is not None and "total" not in record:
                 yield from delete_batch(context, None, base)
 
@@ -232,7 +103,7 @@ def publish_truncation(context: Context, versions: Iterable[int]) -> Procedure[N
     path, highest = context.paths.at("followed"), max(versions, default=0)
     while highest:
         node: zk.Node | None = yield zk.Get(path)
-        if node is None or read_truncated_at(context, path, node) >= highest:
+        if node is None or completion_log.read_truncated_at(context, path, node) >= highest:
             return
         multi = zk.Multi((zk.SetData(path, dump({"truncated_at": highest}), node.stat.version),))
         outcome = yield from zk.transact(multi, zk.never)
@@ -247,18 +118,18 @@ def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None
 
     All of them where the queue is neither archived nor followed.
     """
-    runs = yield from list_history(context)
+    runs = yield from completion_log.list_history(context)
     if conf.follow:
         runs = [each for each in runs if each.when <= cutoff]
     if conf.archive is not None:
-        versions = yield from versions_of(context, runs)
+        versions = yield from completion_log.versions_of(context, runs)
         archived = {each.place for each in versions if each.version <= conf.archive}
         runs = [each for each in runs if each.place in archived]
     if conf.follow:
-        versions = yield from versions_of(context, runs)
+        versions = yield from completion_log.versions_of(context, runs)
         yield from publish_truncation(context, [each.version for each in versions])
     paths = [context.paths.at("unarchived", each.place) for each in runs]
-    for chunk in nodes.chunked([*paths, *{path.rpartition("/")[0] for path in paths}]):
+    for chunk in znodes.chunked([*paths, *{path.rpartition("/")[0] for path in paths}]):
         yield zk.Pipeline(
             tuple(zk.Multi((zk.Delete(path),)) for path in chunk)
         )  # that of a bucket is refused while it is used
@@ -273,7 +144,7 @@ def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None
 # being written are kept: whoever tries again to write them is to find them.
 
 #: So many trees are deleted by one transaction; those of what was read at once are in flight together.
-TREES_PER_MULTI: Final = nodes.AT_ONCE // 8
+TREES_PER_MULTI: Final = znodes.AT_ONCE // 8
 
 
 @dataclass(slots=True)
@@ -344,11 +215,11 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     report = Collected()
     context.known_consumers.watch = None  # look again even where no watch fired: whatever an earlier rescue left behind
     report.rescued = yield from bring_back(context)
-    began = yield from tick(context)
+    began = yield from server_clock.tick(context)
     now = began.time
     conf = yield from read_conf(context)  # after what it is to hold for has ended
     names = (yield zk.Children(context.paths.at("batches"))) or ()
-    stats = yield from nodes.read_stats([context.paths.batch(name, "open", WRITING) for name in names])
+    stats = yield from znodes.read_stats([context.paths.batch(name, "open", WRITING) for name in names])
     batches = frozenset(name for name, stat in zip(names, stats, strict=True) if stat is not None)
     cutoff = now - int(lifetime * 1000)
     latest = cutoff if lifetime else cutoff + int(SPAN_SECONDS * 1000)
@@ -366,7 +237,7 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
         (zk.SetData(path, dump({"collected": report.collected, "lifetime": lifetime}), -1),)
     )
     if not outcome.committed:
-        yield from nodes.restored(context, path)
+        yield from queue_existence.restored(context, path)
     return report
 
 
@@ -379,7 +250,7 @@ def _collect_index(context: Context, index: str, rules: _Rules, report: Collecte
             continue
         entries, after = (yield zk.Children(bucket)), rules.latest + 1
         due = [entry for entry in sorted(entries or ()) if (entry_time(entry) or after) < after]
-        for chunk in nodes.chunked(due):
+        for chunk in znodes.chunked(due):
             if context.maintenance.closing:
                 break
             plans = yield from _judge(context, bucket, chunk, rules, report)
@@ -392,15 +263,15 @@ def _judge(
     context: Context, bucket: str, names: Sequence[str], rules: _Rules, report: Collected
 ) -> Procedure[list[Plan]]:
     """A plan for each tree that may go, which those who follow the queue have learnt of."""
-    records = yield from nodes.read_records(context, [entry_task(name) or "" for name in names])
+    records = yield from znodes.read_records(context, [entry_task(name) or "" for name in names])
     plans: list[Plan] = []
     versions: list[int] = []
     for name, record in zip(names, records, strict=True):
         entry = f"{bucket}/{name}"
-        if record is nodes.Unread.MISSING:
+        if record is znodes.Unread.MISSING:
             plans.append(Plan([Change(context, name, [zk.Delete(entry)])]))  # the tree is gone, only its entry is left
             continue
-        if not isinstance(record, nodes.Record):
+        if not isinstance(record, znodes.Record):
             report.kept_changed += 1
             continue
         state, stat = record.state, record.stat
@@ -413,9 +284,9 @@ def _judge(
         elif record.state.batch in rules.batches:
             report.kept_for_batches += 1
         else:
-            deletes = task_deletes(context, record.task_id, state, stat.version)
+            deletes = transitions.task_deletes(context, record.task_id, state, stat.version)
             plans.append(Plan([Change(context, record.task_id, [*deletes, zk.Delete(entry)])]))
-            versions.append(version_of(record))
+            versions.append(completion_log.version_of(record))
     if rules.conf.follow:
         yield from publish_truncation(context, versions)
     return plans
@@ -469,7 +340,7 @@ def collect_if_due(context: Context) -> Procedure[Turn]:
     conf = yield from read_conf(context)
     last: zk.Node | None = yield zk.Get(context.paths.at("gc"))
     if last is not None and not _keeps_less(conf, last):
-        now = context.clock.certainly_past((yield from server_time(context)))
+        now = context.clock.certainly_past((yield from server_clock.server_time(context)))
         wait = (last.stat.mtime - now) / 1000 + conf.gc_interval
         if wait > 0:
             return Turn(Collected(ran=False), wait)

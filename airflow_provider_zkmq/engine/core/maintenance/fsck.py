@@ -21,7 +21,7 @@ from msgspec import structs
 
 from ...errors import CorruptRecord
 from .. import protocol as zk
-from ..context import Context
+from ..client_state import Context
 from ..model.names import (
     Lane,
     bucket_start,
@@ -42,13 +42,11 @@ from ..model.records import HistoryEntry, TaskState, load_claim, load_span, pars
 from ..model.states import ENDED, FAILED, State
 from ..model.values import Count, Span, Zxid, dump, load, seconds
 from ..protocol import Procedure
+from ..read import queue_existence, server_clock, znodes
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES
-from ..read.leases import server_time
-from ..read.nodes import MARKS, THERE, chunked, list_children, queue_missing, read_nodes, read_stats
 from ..tasks.batches import WRITING
+from ..write import batch_end, new_task, transitions
 from ..write.commit import make_bucket
-from ..write.new_task import NewTask, unpack
-from ..write.transitions import KEPT_NONCES, close_after, load_batch, notes_of, place_of
 
 # --- The verb, and what it tells.
 
@@ -113,9 +111,9 @@ def _look(context: Context, *, repair: bool) -> Procedure[tuple[int, list[_Fix]]
         listed_id = _listed_task(_below(context, path))
         if listed_id is not None:
             listed.setdefault(listed_id, []).append(path)
-    (names,) = yield from list_children([context.paths.at("tasks")])
-    now = (yield from server_time(context)) if repair else 0
-    for chunk in chunked(sorted({*names, *listed})):
+    (names,) = yield from znodes.list_children([context.paths.at("tasks")])
+    now = (yield from server_clock.server_time(context)) if repair else 0
+    for chunk in znodes.chunked(sorted({*names, *listed})):
         facts = yield from _read_tasks(context, chunk, listed)
         for task_id in chunk:
             if _TaskCheck(context, task_id, facts[task_id], listed.get(task_id, ()), now).fixes:
@@ -137,9 +135,9 @@ def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, zk.Node
                     kinds["heavy"].append(path)
                 case _:
                     kinds["light"].append(path)
-        stats = yield from read_stats(kinds["bare"])
+        stats = yield from znodes.read_stats(kinds["bare"])
         there = {path: zk.Node(b"", stat) for path, stat in zip(kinds["bare"], stats, strict=True) if stat is not None}
-        for kind, read in (("heavy", partial(read_nodes, at_once=HEAVY_AT_ONCE)), ("light", read_nodes)):
+        for kind, read in (("heavy", partial(znodes.read_nodes, at_once=HEAVY_AT_ONCE)), ("light", znodes.read_nodes)):
             nodes = yield from read(kinds[kind])
             there |= {
                 path: node
@@ -150,7 +148,7 @@ def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, zk.Node
             }
         found |= there
         parents = [each for each in there if there[each].stat.children and each != context.paths.at("tasks")]
-        names = yield from list_children(parents)
+        names = yield from znodes.list_children(parents)
         level = [f"{parent}/{name}" for parent, each in zip(parents, names, strict=True) for name in each]
     return found
 
@@ -174,10 +172,10 @@ def _raises(read: Callable[[], object]) -> str | None:
     return None
 
 
-def _unpacked(context: Context, nodes: Mapping[str, zk.Node], path: str) -> NewTask | None:
+def _unpacked(context: Context, nodes: Mapping[str, zk.Node], path: str) -> new_task.NewTask | None:
     """A task that waits to be written; None where there is none that can be read."""
     with suppress(CorruptRecord):
-        return unpack(context, path, nodes[path].data) if path in nodes else None
+        return new_task.unpack(context, path, nodes[path].data) if path in nodes else None
     return None
 
 
@@ -214,14 +212,14 @@ def _check_layout(context: Context, *, repair: bool) -> Procedure[tuple[dict[str
         fixes = [fix for fix in again if (fix.path, fix.what) in before]
         fixes = [fix for fix in fixes if len({_batch_stat(context, fix, each) for each in (old, nodes, now)}) == 1]
     if fixes and repair:
-        deleting, conf = context.paths.at("deleting"), context.paths.at(THERE)
+        deleting, conf = context.paths.at("deleting"), context.paths.at(queue_existence.THERE)
         for fix in fixes:
             for op in fix.ops:
                 if isinstance(op, zk.Create) and _below(context, op.path)[0] == "batches-done":
                     yield from make_bucket(context, op.path.rpartition("/")[0])
             # Unless the queue is deleted meanwhile; what is refused is found again by the next look.
             there = (zk.Create(deleting), zk.Delete(deleting)) if fix.path == conf else (zk.Check(conf),)
-            for ops in chunked(fix.ops, DELETES_PER_MULTI):
+            for ops in znodes.chunked(fix.ops, DELETES_PER_MULTI):
                 yield from zk.transact(zk.Multi((*there, *ops)), zk.never)
         nodes = yield from _walk_queue(context)
     return nodes, fixes
@@ -231,8 +229,8 @@ def _walk_queue(context: Context) -> Procedure[dict[str, zk.Node]]:
     """All znodes but those below tasks. Raises `QueueNotFound` for what is no queue, or is being deleted."""
     nodes = yield from _walk(context, [context.paths.base])
     top = {_below(context, path)[0] for path in nodes if path != context.paths.base}
-    if not context.paths.resembles(top) or ("deleting" in top and THERE not in top):
-        raise (yield from queue_missing(context))
+    if not context.paths.resembles(top) or ("deleting" in top and queue_existence.THERE not in top):
+        raise (yield from queue_existence.queue_missing(context))
     return nodes
 
 
@@ -257,7 +255,7 @@ def _digested(context: Context, nodes: Mapping[str, zk.Node]) -> Procedure[dict[
             continue
         tasks = [entry_task(each.rpartition("/")[2]) for each in nodes if each.startswith(f"{path}/")]
         paths = [context.paths.task(task, "state") for task in tasks if task is not None]
-        for record_path, record in zip(paths, (yield from read_nodes(paths)), strict=True):
+        for record_path, record in zip(paths, (yield from znodes.read_nodes(paths)), strict=True):
             with suppress(CorruptRecord):
                 state = TaskState.decode(record_path, b"" if record is None else record.data)
                 lane = Lane(state.priority, state.filters)
@@ -281,7 +279,9 @@ class _Layout:
         self._foreign: set[str] = set()
         self._runs: set[tuple[str, int]] = set()
         self.fixes: list[_Fix] = []
-        wanted = dict.fromkeys(self._paths.skeleton()[1:], b"") | {self._paths.at(THERE): DEFAULT_SETTINGS.encode()}
+        wanted = dict.fromkeys(self._paths.skeleton()[1:], b"") | {
+            self._paths.at(queue_existence.THERE): DEFAULT_SETTINGS.encode()
+        }
         wanted |= {self._paths.at("conf", name): default for name, default in DEFAULT_TIMES.items()}
         for path, data in wanted.items():
             self._look_for(path, data)
@@ -335,7 +335,7 @@ class _Layout:
             case ["gc"]:
                 return _if_good(path, node.data, _GcRecord, b"") if node.data else b""
             case ["archive"]:
-                return _if_good(path, node.data, _ArchiveMark, MARKS["archive"])
+                return _if_good(path, node.data, _ArchiveMark, queue_existence.MARKS["archive"])
             case ["followed"]:
                 return _followed(path, node)
             case ["lock"]:
@@ -395,7 +395,7 @@ class _Layout:
         self._look_for(f"{base}/failed")
         listed = [path for path, batch in self._batches_done() if batch == name]
         try:
-            before = load_batch(base, nodes[base].data)
+            before = batch_end.load_batch(base, nodes[base].data)
         except CorruptRecord:
             before = None
         if before is not None and "total" not in before and opened not in nodes and not listed:
@@ -423,7 +423,7 @@ class _Layout:
             self._look_for(index)
 
     def _batch_record(
-        self, name: str, before: dict[str, Any] | None, follow_up: NewTask | None, listed: Sequence[str]
+        self, name: str, before: dict[str, Any] | None, follow_up: new_task.NewTask | None, listed: Sequence[str]
     ) -> dict[str, Any]:
         """What the record of a batch should tell; a total that is lost counts the members that can be seen."""
         base = self._paths.batch(name)
@@ -502,7 +502,7 @@ def _read_tasks(
             base = context.paths.batch(state.batch)
             others[each] |= {base, f"{base}/open", f"{base}/failed", f"{base}/failed/{each}"}
     paths = sorted(set().union(*others.values()))
-    nodes = dict(zip(paths, (yield from read_nodes(paths)), strict=True))
+    nodes = dict(zip(paths, (yield from znodes.read_nodes(paths)), strict=True))
     for each in task_ids:
         facts[each] |= {path: found for path in others[each] if (found := nodes[path]) is not None}
     return facts
@@ -522,7 +522,7 @@ def _decoded(context: Context, task_id: str, nodes: Mapping[str, zk.Node]) -> tu
 def _places_of(context: Context, task_id: str, state: TaskState) -> list[str]:
     """All that stands for a task outside of its own tree, as its record has it."""
     claimed, members = state.state is State.CLAIMED, bool(state.batch) and state.state not in ENDED
-    places = notes_of(context, task_id, state) if claimed else [place_of(context, state)]
+    places = transitions.notes_of(context, task_id, state) if claimed else [transitions.place_of(context, state)]
     return [*places, *([context.paths.batch(state.batch or "", "open", task_id)] if members else [])]
 
 
@@ -533,9 +533,9 @@ def _examine(
     path, found = context.paths.task(task_id, "state"), list[_Fix]()
     before: list[_Fix] | None = None
     for _ in range(LOOKS):
-        (first,) = yield from read_stats([path])
+        (first,) = yield from znodes.read_stats([path])
         nodes = (yield from _read_tasks(context, [task_id], listed))[task_id]
-        (last,) = yield from read_stats([path])
+        (last,) = yield from znodes.read_stats([path])
         if not first == last == (nodes[path].stat if path in nodes else None):
             continue  # somebody changed the task meanwhile
         check = _TaskCheck(context, task_id, nodes, listed.get(task_id, ()), now)
@@ -550,7 +550,7 @@ def _examine(
             yield from make_bucket(context, bucket)
         outcome: zk.Outcome = yield from zk.transact(zk.Multi(check.multi()), zk.never)
         if outcome.committed:
-            yield from close_after(context, check.batch)
+            yield from batch_end.close_after(context, check.batch)
             break
     return found
 
@@ -605,7 +605,7 @@ class _TaskCheck:
             nonce, before, ended = self._context.marks.nonce(), self._state, after.ended_zxid
             if before is not None and node is not None and after.state in ENDED and after.state is before.state:
                 ended = before.ended_zxid or node.stat.mzxid
-            settled = (*after.settled, nonce)[-KEPT_NONCES:]
+            settled = (*after.settled, nonce)[-transitions.KEPT_NONCES :]
             record = structs.replace(after, nonce=nonce, settled=settled, ended_zxid=ended).encode()
             return (
                 zk.Create(path, record) if node is None else zk.SetData(path, record, node.stat.version),
@@ -702,7 +702,7 @@ class _TaskCheck:
                 self._say(self._at(part), f"was written over by somebody; task {self._id!r} goes on with it as it is")
         return after
 
-    def _next_run(self, new: NewTask, *, result: bool) -> TaskState:
+    def _next_run(self, new: new_task.NewTask, *, result: bool) -> TaskState:
         """The record of the run in escrow, where the one before it is lost: due now, as it was asked for."""
         self._rerun = True
         self._contents[self._at("data")] = new.data
@@ -761,7 +761,7 @@ class _TaskCheck:
             self._say(note, f"is missing, with all of its consumer: the claim of task {self._id!r} could never end")
             return self._given_back(state, "its consumer was lost")
         span = self._span(state, path, claim)
-        for lease in set(notes_of(self._context, self._id, state)) - {note}:
+        for lease in set(transitions.notes_of(self._context, self._id, state)) - {note}:
             if lease not in self._nodes or _raises(lambda: load_span(lease, self._nodes[lease].data)):  # noqa: B023
                 self._contents[lease] = dump({"seconds": span, "consumer": consumer})
         return state
@@ -784,7 +784,7 @@ class _TaskCheck:
             self._say(self._path, "names the place of another task")
             state = structs.replace(state, place=self._place())
         if state.state is State.INSERTED and state.index is None:
-            entry = place_of(self._context, state)
+            entry = transitions.place_of(self._context, state)
             if state.placed and entry in self._nodes:
                 return structs.replace(state, due=None)
             before = self._state

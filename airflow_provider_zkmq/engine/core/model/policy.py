@@ -1,4 +1,4 @@
-"""What a queue decides: its configuration, its retry policy, and how a delivery may end."""
+"""What a queue decides: its configuration, and when a failed task runs again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import Struct
 
 from ...errors import ConfigError
-from .selectors import Declared, FilterTypes, declared_types
+from .filters import Declared, FilterTypes, declared_types
 from .values import Duration, Span, corrupt_unless_read, dump, load, seconds
 
 # --- When a failed task runs again, and when it is dead.
@@ -108,39 +108,6 @@ def ConsumeTimes(times: int) -> RetryPolicy:  # noqa: N802  the name is ZkQueue'
 def ConsumeOnce() -> RetryPolicy:  # noqa: N802  the name is ZkQueue's and public
     """ZkQueue's policy: at most one delivery."""
     return ConsumeTimes(1)
-
-
-# --- What a handler may return besides a result: Carmine's success, error and retry, and snooze.
-
-
-@dataclass(frozen=True, slots=True)
-class Success:
-    """The task is done. ``dedupe``: for how long an enqueue of its id is still refused."""
-
-    result: bytes | str | None = None
-    dedupe: Duration | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Error:
-    """The task failed for good: it goes to the dead letters, whatever attempts are left."""
-
-    error: str | BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """The task failed and is tried again by its policy. ``backoff``: after how long, instead of the policy's."""
-
-    error: str | BaseException = "to be tried again"
-    backoff: Duration | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Snooze:
-    """Not now: the task is given back, not to be handled for so long. Counts as no attempt."""
-
-    delay: Duration
 
 
 # --- A queue's configuration.

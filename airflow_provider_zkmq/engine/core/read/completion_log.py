@@ -4,44 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias, TypedDict
 
 from ...errors import CorruptRecord
-from ..context import Context
+from ..client_state import Context
 from ..model.names import bucket_start, entry_task, entry_time, is_name
 from ..model.records import Ended, HistoryEntry, HistoryName, TaskState, Unreadable, clip, parse_history_name
 from ..model.states import ENDED, State
-from ..protocol import Children, Exists, Procedure, Stat, Sync
+from ..model.values import Zxid, load
+from ..protocol import Children, Exists, Get, Node, Procedure, Stat, Sync
+from . import znodes
 from .configuration import read_conf
 from .inspect import Task, assemble, task_of_history_entry
-from .nodes import (
-    AT_ONCE,
-    PARTS,
-    WHOLE_AT_ONCE,
-    Part,
-    Record,
-    Unread,
-    at_once,
-    checked_parts,
-    chunked,
-    list_children,
-    read_nodes,
-    read_stats,
-    read_trees,
-    record_of,
-)
+from .queue_existence import refuse_missing
 
 # --- Runs that have left what lists them and are kept for who reads what ended (`core.write.transitions`).
 
 #: So many znodes without much in them are read in one request: buckets, entries.
-BARE_AT_ONCE: Final = 8 * AT_ONCE
+BARE_AT_ONCE: Final = 8 * znodes.AT_ONCE
 
 
 def list_history(context: Context, after: int = 0) -> Procedure[list[HistoryName]]:
     """The history entries that are kept, of buckets in which something came or went after that transaction."""
     parent = context.paths.at("unarchived")
     buckets = yield from changed_buckets(parent, after)
-    listings = yield from list_children([f"{parent}/{name}" for name in buckets])
+    listings = yield from znodes.list_children([f"{parent}/{name}" for name in buckets])
     places = [f"{bucket}/{entry}" for bucket, names in zip(buckets, listings, strict=True) for entry in names]
     return list(filter(None, map(parse_history_name, places)))
 
@@ -49,7 +37,7 @@ def list_history(context: Context, after: int = 0) -> Procedure[list[HistoryName
 def changed_buckets(parent: str, after: int) -> Procedure[dict[str, bool]]:
     """The buckets of an index in which something has come or gone after that transaction; whether each is new since."""
     names = sorted(name for name in (yield Children(parent)) or () if bucket_start(name) is not None)
-    nodes = yield from read_nodes([f"{parent}/{name}" for name in names], BARE_AT_ONCE)
+    nodes = yield from znodes.read_nodes([f"{parent}/{name}" for name in names], BARE_AT_ONCE)
     return {
         name: node.stat.czxid > after
         for name, node in zip(names, nodes, strict=True)
@@ -61,7 +49,7 @@ def versions_of(context: Context, history_entries: Sequence[HistoryName]) -> Pro
     """The runs that history entries hold: by their names, or by the Stat of an entry written as its run ended."""
     versions = {each.place: each.version for each in history_entries}
     own = [place for place, version in versions.items() if version == 0]
-    stats = yield from read_stats([context.paths.at("unarchived", place) for place in own])
+    stats = yield from znodes.read_stats([context.paths.at("unarchived", place) for place in own])
     for place, stat in zip(own, stats, strict=True):
         versions[place] = 0 if stat is None else stat.czxid
     ended = [Ended(each.task_id, versions[each.place], each.place) for each in history_entries]
@@ -113,7 +101,7 @@ def _standing(context: Context, after: int) -> Procedure[list[Ended]]:
     for index in _BUCKETED:
         parent = context.paths.at(index)
         buckets = yield from changed_buckets(parent, after)
-        listings = yield from list_children([f"{parent}/{name}" for name in buckets])
+        listings = yield from znodes.list_children([f"{parent}/{name}" for name in buckets])
         new: list[str] = []
         mixed: list[str] = []
         for (bucket, is_new), names in zip(buckets.items(), listings, strict=True):
@@ -129,13 +117,13 @@ def _standing(context: Context, after: int) -> Procedure[list[Ended]]:
         dead = yield from _created(entries, after)
         listed |= dict.fromkeys(entry.rpartition("/")[2] for entry in dead)
     ended: list[Ended] = []
-    for chunk in chunked(list(listed)):
-        nodes = yield from read_nodes([context.paths.task(each, "state") for each in chunk])
+    for chunk in znodes.chunked(list(listed)):
+        nodes = yield from znodes.read_nodes([context.paths.task(each, "state") for each in chunk])
         for task_id, node in zip(chunk, nodes, strict=True):
-            record = record_of(context, task_id, node, "it cannot be archived")
-            if isinstance(record, Record) and record.state.state in ENDED:
+            record = znodes.record_of(context, task_id, node, "it cannot be archived")
+            if isinstance(record, znodes.Record) and record.state.state in ENDED:
                 ended.append(Ended(task_id, version_of(record)))
-            elif node is not None and record is Unread.CORRUPT:
+            elif node is not None and record is znodes.Unread.CORRUPT:
                 ended.append(Unreadable(task_id, node.stat.mzxid))
     return ended
 
@@ -144,11 +132,11 @@ def _created(entries: Sequence[str], after: int) -> Procedure[list[str]]:
     """Those entries that were made after a transaction."""
     if not after:
         return list(entries)
-    nodes = yield from read_nodes(entries, BARE_AT_ONCE)
+    nodes = yield from znodes.read_nodes(entries, BARE_AT_ONCE)
     return [entry for entry, node in zip(entries, nodes, strict=True) if node is not None and node.stat.czxid > after]
 
 
-def version_of(record: Record) -> int:
+def version_of(record: znodes.Record) -> int:
     """The transaction in which a run that stands has ended."""
     return record.state.ended_zxid or record.stat.mzxid
 
@@ -162,11 +150,11 @@ def latest_end(context: Context) -> Procedure[int]:
     """
     yield from read_conf(context)
     yield Sync(context.paths.base)
-    listings = yield from list_children([context.paths.at(name) for name in _PARENTS])
+    listings = yield from znodes.list_children([context.paths.at(name) for name in _PARENTS])
     paths = [context.paths.at(name, bucket) for name, names in zip(_PARENTS, listings, strict=True) for bucket in names]
     # Parents come last: of a bucket that went meanwhile, its parent tells more than it did.
     paths += [context.paths.at(name) for name in (*_PARENTS, "dlq")]
-    nodes = yield from read_nodes(paths, BARE_AT_ONCE)
+    nodes = yield from znodes.read_nodes(paths, BARE_AT_ONCE)
     return max((node.stat.pzxid for node in nodes if node is not None), default=0)
 
 
@@ -176,7 +164,9 @@ def latest_end(context: Context) -> Procedure[int]:
 _Runs: TypeAlias = dict[tuple[str, int], Task]
 
 
-def read_ended(context: Context, ended: Sequence[Ended], *, parts: Collection[Part] = PARTS) -> Procedure[list[Task]]:
+def read_ended(
+    context: Context, ended: Sequence[Ended], *, parts: Collection[znodes.Part] = znodes.PARTS
+) -> Procedure[list[Task]]:
     """Runs that have ended, each as it was then, in the order asked for: what `ended_between` told.
 
     `Task.version` is the transaction in which the run ended. One that has left since is read from where it is kept.
@@ -185,7 +175,7 @@ def read_ended(context: Context, ended: Sequence[Ended], *, parts: Collection[Pa
     Raises `ConfigError` for an unknown part, and `QueueNotFound`.
     """
     yield from read_conf(context)
-    chosen = checked_parts(parts)
+    chosen = znodes.checked_parts(parts)
     runs: _Runs = {}
     yield from _add_history(context, [each for each in ended if each.place is not None], runs)
     standing = [each for each in ended if each.place is None]
@@ -208,15 +198,15 @@ def _add_standing(
 ) -> Procedure[None]:
     """Add the runs whose tasks stand as they ended. `torn`: also one that lacks a part, and will go on to."""
     versions = {each.id: each.version for each in ended}
-    for chunk in chunked(list(versions), at_once(parts)):
-        for task_id, nodes in (yield from read_trees(context, chunk, parts)):
+    for chunk in znodes.chunked(list(versions), znodes.at_once(parts)):
+        for task_id, nodes in (yield from znodes.read_trees(context, chunk, parts)):
             record, data, *_ = nodes
             if record is None:
                 continue
             version: int | None = record.stat.mzxid
             if b'"ended_zxid"' in record.data:
-                read = record_of(context, task_id, record)
-                version = version_of(read) if isinstance(read, Record) else None
+                read = znodes.record_of(context, task_id, record)
+                version = version_of(read) if isinstance(read, znodes.Record) else None
             # Reads are no snapshot, and the next run may have come between them.
             last = record.stat.mzxid
             whole = data is not None and all(node is None or node.stat.mzxid <= last for node in nodes)
@@ -234,7 +224,7 @@ def _add_history(context: Context, ended: Sequence[Ended], runs: _Runs) -> Proce
     which it could be mended.
     """
     paths = [context.paths.at("unarchived", each.place or "") for each in ended]
-    nodes = yield from read_nodes(paths, WHOLE_AT_ONCE)
+    nodes = yield from znodes.read_nodes(paths, znodes.WHOLE_AT_ONCE)
     for each, path, node in zip(ended, paths, nodes, strict=True):
         if node is None:
             continue
@@ -246,3 +236,43 @@ def _add_history(context: Context, ended: Sequence[Ended], runs: _Runs) -> Proce
             damaged = HistoryEntry(each.id, each.version, came, came, state, "{}", node.data)
             task = task_of_history_entry(path, damaged)
         runs[each[:2]] = replace(task, id=each.id, version=each.version)
+
+
+# --- Up to where clean-up may have deleted ended runs of a queue that streams follow, taken or not.
+
+
+class Truncation(NamedTuple):
+    """What clean-up has deleted of the log of a followed queue.
+
+    ``upto``: no run that ended after this zxid was deleted; 0 where nothing was. ``since``: the transaction that made
+    the queue a followed one: what was deleted before that, nobody has noted, and of a queue that was deleted, or not
+    followed for a while, it is another one afterwards.
+    """
+
+    last_zxid: int
+    since: int
+
+
+def truncated_at(context: Context) -> Procedure[Truncation | None]:
+    """Up to where clean-up may have deleted runs of the log; None where the queue is not followed.
+
+    Whoever began when `Truncation.since` was the same, and has taken everything up to `Truncation.last_zxid`, has lost
+    nothing. Read anew each time. Raises `QueueNotFound`.
+    """
+    path = context.paths.at("followed")
+    yield Sync(path)  # the server that we read from may lag behind
+    node: Node | None = yield Get(path)
+    if node is None:
+        yield from refuse_missing(context)
+    return None if node is None else Truncation(read_truncated_at(context, path, node), node.stat.czxid)
+
+
+def read_truncated_at(context: Context, path: str, node: Node) -> int:
+    """What the mark says; of one that cannot be read it is known only that nothing was deleted since it was written."""
+    read = partial(load, path, node.data, _Mark, "a mark of a queue that is followed")
+    mark = znodes.unless_corrupt(context, path, read, "its last write counts")
+    return node.stat.mzxid if mark is None else mark.get("truncated_at", 0)
+
+
+class _Mark(TypedDict, total=False):
+    truncated_at: Zxid

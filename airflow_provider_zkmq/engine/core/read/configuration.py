@@ -5,26 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, TypedDict
 
 from ...errors import CorruptRecord
-from ..context import CachedRead, Context
+from ..client_state import CachedRead, Context
+from ..model.filters import FilterType
 from ..model.names import Paths
 from ..model.policy import Conf, RetryPolicy, Settings, load_settings
-from ..model.selectors import FilterType
 from ..model.values import SHORTEST_INTERVAL, Zxid, load, seconds, spell_seconds
-from ..protocol import Children, Exists, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
-from .nodes import (
-    THERE,
-    Relay,
-    create_skeleton,
-    list_children,
-    queue_missing,
-    read_nodes,
-    refuse_missing,
-    single_flight,
-    unless_corrupt,
-)
+from ..protocol import Exists, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
+from .queue_existence import THERE, create_skeleton, queue_missing, refuse_missing
+from .watch_cache import Relay, single_flight
+from .znodes import read_nodes, unless_corrupt
 
 # --- A queue's configuration: read under watches, so that a change takes effect everywhere without a restart.
 
@@ -277,99 +269,3 @@ def conf(context: Context) -> Procedure[QueueConf]:
         archive=known.archive is not None,
         follow=known.follow,
     )
-
-
-# --- The register of consumers: who claims from a queue, who of them lives, and what each has in hand.
-
-
-@dataclass(frozen=True, slots=True)
-class Consumer:
-    """One client that claims from a queue, in one ZooKeeper session: a process, or one of its connections.
-
-    ``id``: as in `Task.consumer`. ``name``, ``host``, ``pid``: of its process; None where its record cannot be read.
-    ``accepts``: the selectors that it has announced, the latest 16 at the most. ``in_hand``: the ids of the tasks that
-    it has claimed without a lease; leased claims outlive their consumer and belong to none. ``alive``: its session
-    lives; what a dead one has in hand is given back by the next look of any live consumer.
-    """
-
-    id: str
-    name: str | None
-    host: str | None
-    pid: int | None
-    accepts: tuple[str, ...]
-    in_hand: tuple[str, ...]
-    alive: bool
-
-
-def consumers(context: Context) -> Procedure[list[Consumer]]:
-    """The queue's consumers by id, the live ones and the dead that nobody has taken off the register yet.
-
-    A client registers with its first claim and leaves when it is closed. Not a snapshot of one moment; costs two small
-    requests for each consumer. Raises `ConfigError` where the queue does not exist.
-    """
-    yield from read_conf(context)
-    # The register is listed first: who registers in between is seen alive, and no live consumer is taken for dead.
-    registered: list[str] = (yield Children(context.paths.at("consumers"))) or []
-    live = frozenset((yield Children(context.paths.at("live"))) or ())
-    names = sorted(live.union(registered))
-    nodes = yield from read_nodes([context.paths.consumer(name) for name in names])
-    in_hand = yield from list_children([context.paths.consumer(name, "current") for name in names])
-    found: list[Consumer] = []
-    for name, node, tasks in zip(names, nodes, in_hand, strict=True):
-        if node is None:  # it left meanwhile
-            continue
-        path = context.paths.consumer(name)
-        record: dict[str, Any] = unless_corrupt(context, path, partial(load, path, node.data)) or {}
-        own_name, host, pid, accepts = map(record.get, ("name", "host", "pid", "accepts"))
-        found.append(
-            Consumer(
-                id=name,
-                name=own_name if isinstance(own_name, str) else None,
-                host=host if isinstance(host, str) else None,
-                pid=pid if isinstance(pid, int) else None,
-                accepts=tuple(each for each in accepts if isinstance(each, str)) if isinstance(accepts, list) else (),
-                in_hand=tuple(tasks),
-                alive=name in live,
-            )
-        )
-    return found
-
-
-# --- Up to where clean-up may have deleted ended runs of a queue that streams follow, taken or not.
-
-
-class Truncation(NamedTuple):
-    """What clean-up has deleted of the log of a followed queue.
-
-    ``upto``: no run that ended after this zxid was deleted; 0 where nothing was. ``since``: the transaction that made
-    the queue a followed one: what was deleted before that, nobody has noted, and of a queue that was deleted, or not
-    followed for a while, it is another one afterwards.
-    """
-
-    last_zxid: int
-    since: int
-
-
-def truncated_at(context: Context) -> Procedure[Truncation | None]:
-    """Up to where clean-up may have deleted runs of the log; None where the queue is not followed.
-
-    Whoever began when `Truncation.since` was the same, and has taken everything up to `Truncation.last_zxid`, has lost
-    nothing. Read anew each time. Raises `QueueNotFound`.
-    """
-    path = context.paths.at("followed")
-    yield Sync(path)  # the server that we read from may lag behind
-    node: Node | None = yield Get(path)
-    if node is None:
-        yield from refuse_missing(context)
-    return None if node is None else Truncation(read_truncated_at(context, path, node), node.stat.czxid)
-
-
-def read_truncated_at(context: Context, path: str, node: Node) -> int:
-    """What the mark says; of one that cannot be read it is known only that nothing was deleted since it was written."""
-    read = partial(load, path, node.data, _Mark, "a mark of a queue that is followed")
-    mark = unless_corrupt(context, path, read, "its last write counts")
-    return node.stat.mzxid if mark is None else mark.get("truncated_at", 0)
-
-
-class _Mark(TypedDict, total=False):
-    truncated_at: Zxid

@@ -1,287 +1,23 @@
-"""What operators do: configure a queue; cancel, redrive, drop, replace and clear tasks."""
+"""Administration of a queue: configure, pause, resume, delete."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import structs
 
 from ... import errors
+from ...errors import ConfigError, QueueError, ZkmqError
 from .. import protocol as zk
-from ..context import Context
-from ..model.names import check_name, entry_name
+from ..client_state import Context
+from ..model.filters import FilterType, check_types, declare_types
 from ..model.policy import ORDERS, RetryPolicy, Settings, checked_policy, load_settings
-from ..model.records import TaskState, clip, encode_data
-from ..model.selectors import FilterType, check_types, declare_types
-from ..model.states import TRANSITIONS, Event, State, step
+from ..model.records import clip
 from ..model.values import MAX_ZXID, Duration, abbreviated, dump, interval_seconds, seconds, spell_seconds, whole_number
 from ..protocol import Procedure, refused
-from ..read import nodes
-from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive, read_conf
-from ..read.inspect import as_state, checked_ids, listed_ids
-from ..read.leases import lapsed_tasks, ordering_time, server_time
-from ..write import transitions
-from ..write.commit import Plan, anew, commit, send_together
-from ..write.escrow import next_run
-from ..write.transitions import Current, next_record, rejoin, with_history
-from .settle import cancel_note, rescue_lapsed
-
-# --- What operators do to tasks: cancel, redrive, drop, replace, clear.
-
-#: What becomes of a corrupt task, for the report.
-_KEPT: Final = "it is kept"
-#: So many tasks are redriven at a time.
-REDRIVEN_TOGETHER: Final = 64
-
-
-def _change(
-    context: Context, task_id: str, what: str, build: Callable[[Current], Procedure[Plan]], version: int | None = None
-) -> Procedure[TaskState]:
-    """Read a task, and commit what `build` makes of it; read it again while it changes under our eyes.
-
-    `version`: only if it is still what was read as `Task.version`. Returns the record that was written last, of a
-    deleted task the one that was read. Raises `ConfigError`, `TaskNotFound`, `CorruptRecord`, `IllegalTransition`.
-    """
-    path = context.paths.task(check_name("task id", task_id), "state")
-    tries = zk.Tries(f"{what} task {task_id!r}")
-    while True:
-        node: zk.Node | None = yield zk.Get(path)
-        if node is None:
-            yield zk.Sync(path)  # the server that we read from may lag behind the one that was written to
-            node = yield zk.Get(path)
-        if node is None:
-            msg = f"task {task_id!r} is not in queue {context.queue!r}: never enqueued, or collected"
-            raise errors.TaskNotFound(msg)
-        mzxid, state = node.stat.mzxid, TaskState.decode(path, node.data)
-        current = Current(task_id, node.stat.version, state, zxid=mzxid)
-        if version is not None and mzxid != version:
-            now = f"it is {state.state} by now, attempt {state.attempt}"
-            raise errors.IllegalTransition(f"task {task_id!r} has changed since it was read: {now}")
-        try:
-            plan = yield from build(current)
-        except errors.IllegalTransition:
-            # Where a claim has ended by its deadline, it is done to what follows.
-            if state.state is not State.CLAIMED or not (yield from rescue_lapsed(context, task_id)):
-                raise
-            continue
-        committed = yield from commit(plan, anew(partial(build, current)))
-        if committed.refusal is None:
-            return committed.after or state
-        yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, mzxid)
-
-
-def cancel(context: Context, task_id: str) -> Procedure[None]:
-    """Withdraw a task that is pending or claimed; its consumer is told, and can settle it no more.
-
-    Raises `TaskNotFound`, or `IllegalTransition` when it has ended.
-    """
-
-    def build(current: Current) -> Procedure[Plan]:
-        now, state = (yield from server_time(context)), current.state
-        step(task_id, state.state, Event.CANCEL)
-        # The run in escrow goes too, and the consumer is told.
-        extra: list[zk.WriteOp] = [zk.Delete(context.paths.task(task_id, "requeue"))] if state.requeue else []
-        extra += yield from cancel_note(context, state)
-        current = yield from _with_claim(context, current)
-        if state.state is State.CLAIMED:
-            current = current.with_state(state.with_attempt("cancelled", now, None))
-        return (yield from transitions.cancel(context, current, extra, now))
-
-    yield from _change(context, task_id, "cancel of", build)
-
-
-def _with_claim(context: Context, current: Current) -> Procedure[Current]:
-    """The reading, with whether the claim's ephemeral has vanished with its session, and nobody has rescued it yet."""
-    if current.state.state is not State.CLAIMED:
-        return current
-    gone = (yield zk.Exists(context.paths.task(current.task_id, "claim"))) is None
-    return replace(current, claim_gone=gone)
-
-
-def revoke(
-    context: Context, task_id: str, error: str | None = None, *, retry: bool = True, version: int | None = None
-) -> Procedure[State]:
-    """Take a claimed task from whoever holds it, and give it back to its place; returns the new state.
-
-    Its consumer is told, and can settle it no more. The delivery counts as no attempt; with an `error` it has failed:
-    the task runs again by its policy, or is dead, with ``retry=False`` in any case. `version`: only if the task is
-    still what was read as `Task.version`. Raises `TaskNotFound`, or `IllegalTransition` for a task that is not claimed,
-    or in another version.
-    """
-    conf, rand = (yield from read_conf(context)), context.run.random()
-
-    def build(current: Current) -> Procedure[Plan]:
-        step(task_id, current.state.state, Event.RELEASE)
-        guards, nonce = (yield from cancel_note(context, current.state)), context.marks.nonce()
-        current = yield from _with_claim(context, current)
-        if error is None:
-            return (yield from transitions.release(context, current, nonce, None, guards))
-        now = yield from server_time(context)
-        state = current.state.with_attempt("failed", now, error)
-        current, policy = current.with_state(state), state.retry(conf.policy)
-        if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
-            due = now + int(policy.backoff(state.attempt, rand) * 1000)
-            return (yield from transitions.fail(context, current, nonce, error, due if due > now else None, guards))
-        if state.requeue:
-            return (yield from next_run(context, current, nonce, guards))
-        return (yield from transitions.to_dead(context, current, Event.FAIL_FINAL, nonce, error, now, guards))
-
-    after = yield from _change(context, task_id, "taking away of", build, version)
-    context.listings.forget_tried(context.paths.entry(after.place).rpartition("/")[0])
-    return after.state
-
-
-def redrive(
-    context: Context, task_id: str, version: int | None = None, data: bytes | str | None = None
-) -> Procedure[None]:
-    """Put a dead or cancelled task at the end of its lane, its attempts reset, its history kept.
-
-    A member of a batch counts as open again; one that was done opens again, see `wait_batch`. Of a queue that is
-    archived or followed, the run is kept as it ended.
-    `version`: only if the task is still what was read as `Task.version`. `data` replaces the payload in the same
-    transaction. Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task in any other state or version.
-    """
-    extra: list[zk.WriteOp] = []
-    if data is not None:
-        extra.append(zk.SetData(context.paths.task(task_id, "data"), encode_data("data", data)))
-    yield from _change(context, task_id, "redrive of", partial(_redriving, context, extra), version)
-
-
-def _redriving(context: Context, extra: list[zk.WriteOp], current: Current) -> Procedure[Plan]:
-    step(current.task_id, current.state.state, Event.REDRIVE)
-    yield from read_conf(context)
-    entry = entry_name(context.marks.stamp((yield from ordering_time(context))), current.task_id)
-    members = yield from rejoin(context, current)
-    batch = current.state.batch if members else None
-    plan = yield from transitions.redrive(context, current, entry, extra, batch)
-    return (yield from with_history(context, current, Plan([*plan.changes, *members])))
-
-
-def redrive_many(context: Context, task_ids: Sequence[str]) -> Procedure[dict[str, errors.ZkmqError]]:
-    """Redrive tasks in their order, a group at a time; returns those that could not be, each with why.
-
-    Each task is redriven by itself, as by `redrive`, in a transaction of its own: those of a group are on their way
-    together. Why: `TaskNotFound`, `IllegalTransition` or `CorruptRecord`. Raises `QueueNotFound`, `ConfigError` for a
-    bad id before anything is redriven, `Unavailable` where nothing was, and `OutcomeUnknown`: what was redriven by
-    then, the same call then refuses.
-    """
-    refused: dict[str, errors.ZkmqError] = {}
-    ids = checked_ids(task_ids)
-    yield from read_conf(context)
-    done: set[str] = set()
-    for group in nodes.chunked(ids, REDRIVEN_TOGETHER):
-        try:
-            yield from _redrive_together(context, group, done)
-            for task_id in [each for each in group if each not in done]:
-                try:
-                    yield from redrive(context, task_id)
-                    done.add(task_id)
-                except (errors.TaskNotFound, errors.IllegalTransition, errors.CorruptRecord) as error:
-                    refused[task_id] = error
-        except errors.Unavailable as error:
-            if not done:
-                raise
-            raise errors.OutcomeUnknown(
-                f"some of these tasks were redriven, and the others were not: {error}"
-            ) from error
-    return refused
-
-
-def _redrive_together(context: Context, ids: Sequence[str], done: set[str]) -> Procedure[None]:
-    """Redrive what can be as it was read, and note it; the others are to be read and judged one by one."""
-    records = yield from nodes.read_records(context, ids)
-    plans: list[Plan] = []
-    for task_id, record in zip(ids, records, strict=True):
-        if isinstance(record, nodes.Record) and (record.state.state, Event.REDRIVE) in TRANSITIONS:
-            current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
-            plans.append((yield from _redriving(context, [], current)))
-    for plan, sent in zip(plans, (yield from send_together(plans)) if plans else [], strict=True):
-        if sent.outcome.committed or sent.outcome.unknown:  # a refused one is read again before it is tried again
-            committed = yield from commit(plan, first=sent)
-            if committed.committed:
-                done.add(plan.changes[0].task_id)
-
-
-def replace_data(context: Context, task_id: str, data: bytes | str, version: int | None = None) -> Procedure[None]:
-    """Replace the payload of a pending task, which keeps its place; see `redrive` for `version`.
-
-    Raises `TaskNotFound`, `TaskTooLarge`, or `IllegalTransition` for a task that is not pending any more.
-    """
-    extra: list[zk.WriteOp] = [zk.SetData(context.paths.task(task_id, "data"), encode_data("data", data))]
-
-    def build(current: Current) -> Procedure[Plan]:
-        state, nonce = current.state, context.marks.nonce()
-        after = next_record(task_id, state, Event.UPDATE, nonce, due=state.due)
-        return transitions.rewrite(context, current, after, extra)
-        yield  # pragma: no cover  a procedure that needs nothing
-
-    yield from _change(context, task_id, "new data for", build, version)
-
-
-def drop(context: Context, task_id: str, version: int | None = None) -> Procedure[None]:
-    """Delete a task that is not claimed, whole; see `redrive` for `version`.
-
-    A member of a batch that had not ended counts as failed. Of a queue that is archived or followed, a run that had
-    ended is kept for who reads what ended. Raises `TaskNotFound`, or `IllegalTransition` for a claimed task or another
-    version.
-    """
-
-    def build(current: Current) -> Procedure[Plan]:
-        if current.state.state is State.CLAIMED:
-            msg = f"task {task_id!r} is claimed: it cannot be dropped; cancel it first"
-            raise errors.IllegalTransition(msg)
-        return (yield from with_history(context, current, transitions.delete(context, current)))
-
-    yield from _change(context, task_id, "drop of", build, version)
-
-
-def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
-    """Delete every task of the queue, or every one in a state, whatever is being done with it; returns how many.
-
-    A consumer that has one in hand loses its claim; a member of a batch that had not ended counts as failed. Of a queue
-    that is archived or followed, runs that had ended are kept as by `drop`. Configuration and consumers stay.
-    """
-    yield from read_conf(context)
-    wanted = as_state(state)
-    for task_id in [] if wanted is None else (yield from lapsed_tasks(context)):
-        yield from rescue_lapsed(context, task_id)
-    count = 0
-    for chunk in nodes.chunked((yield from listed_ids(context, wanted))):
-        records = yield from nodes.read_records(context, chunk, _KEPT)
-        for task_id, record in zip(chunk, records, strict=True):
-            base = context.paths.task(task_id)
-            if record is nodes.Unread.MISSING and (yield zk.Exists(base)) is not None:
-                context.report(base, f"has no state: it is no task of ours; {_KEPT}")
-            try:
-                count += yield from _delete_task(context, task_id, record, wanted)
-            except errors.CorruptRecord as error:
-                context.report(f"{base}/state", f"{error}; {_KEPT}")
-    for reading in context.listings.readings.values():  # what was tried is tried again
-        reading.cached_entries = None
-    return count
-
-
-def _delete_task(
-    context: Context, task_id: str, record: nodes.Record | nodes.Unread, wanted: State | None
-) -> Procedure[bool]:
-    """Delete one tree with all that lists it; again if it changed meanwhile. Raises `CorruptRecord`: it cannot be."""
-    tries = zk.Tries(f"deletion of task {task_id!r}")
-    while isinstance(record, nodes.Record) and wanted in {None, record.state.state}:
-        current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
-        current = yield from _with_claim(context, current)
-        delete = transitions.delete(context, current, proof=False)
-        delete.changes[0].ops += yield from cancel_note(context, record.state)
-        plan = yield from with_history(context, current, delete)
-        committed = yield from commit(plan)
-        if committed.refusal is None:
-            return True
-        yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, record.stat.mzxid)
-        (record,) = yield from nodes.read_records(context, [task_id], _KEPT)
-    return False
-
+from ..read import queue_existence, znodes
+from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive
 
 # --- What an operator does to a queue: configure, pause, resume, publish its archive.
 
@@ -334,11 +70,11 @@ def configure(
             raise errors.ConfigError(msg)
     marks = {"archive": archive, "followed": follow}
     fresh = structs.replace(DEFAULT_SETTINGS, **changes).encode()
-    created = yield from nodes.create_skeleton(
+    created = yield from queue_existence.create_skeleton(
         context, fresh, DEFAULT_TIMES | times, [name for name, yes in marks.items() if yes]
     )
     if not created and (yield zk.Exists(context.paths.at("deleting"))) is not None:
-        raise (yield from nodes.queue_missing(context))
+        raise (yield from queue_existence.queue_missing(context))
     requested = {name: yes for name, yes in marks.items() if yes is not None}
     if not created and (changes or times or requested):
         yield from _set(context, "configuring the queue", changes, times, requested)
@@ -362,13 +98,15 @@ def _set(
         if changes:
             settings, version = yield from _read_settings(context, anew=marks is not None)
             ops.append(
-                zk.SetData(context.paths.at(nodes.THERE), structs.replace(settings, **changes).encode(), version)
+                zk.SetData(
+                    context.paths.at(queue_existence.THERE), structs.replace(settings, **changes).encode(), version
+                )
             )
         for name, value in (times or {}).items():
             path = context.paths.at("conf", name)
             ops.append(zk.Create(path, value) if path in missing else zk.SetData(path, value))
         for mark, (name, yes) in wanted.items():
-            ops.append(zk.Create(mark, nodes.MARKS[name]) if yes else zk.Delete(mark))
+            ops.append(zk.Create(mark, queue_existence.MARKS[name]) if yes else zk.Delete(mark))
         if not ops:
             return settings
         multi = zk.Multi(tuple(ops))
@@ -388,10 +126,10 @@ def _set(
 
 def _read_settings(context: Context, *, anew: bool = False) -> Procedure[tuple[Settings, int]]:
     """The settings as they stand now, and the version of their znode; `anew`: the defaults where they are damaged."""
-    path = context.paths.at(nodes.THERE)
+    path = context.paths.at(queue_existence.THERE)
     node: zk.Node | None = yield zk.Get(path)
     if node is None:
-        raise (yield from nodes.queue_missing(context))
+        raise (yield from queue_existence.queue_missing(context))
     try:
         settings, _ = load_settings(path, node.data)
     except errors.CorruptRecord as error:
@@ -422,7 +160,7 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
     if watermark > MAX_ZXID:
         msg = f"watermark {abbreviated(watermark)} is not allowed: no transaction of ZooKeeper has such a number"
         raise errors.ConfigError(msg)
-    yield from nodes.refuse_missing(context)
+    yield from queue_existence.refuse_missing(context)
     record = dump({"watermark": watermark, "directory": clip(reached.directory), "run": reached.run})
     path, version = context.paths.at("archive"), reached.version
     multi = zk.Multi((zk.Create(path, record) if version is None else zk.SetData(path, record, version),))
@@ -435,3 +173,131 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
     if node is None or node.data != record:  # else a first try did it, whose reply was lost
         msg = f"{path} was changed by another archive run; run this one again"
         raise errors.ConfigError(msg)
+
+
+# --- Deleting a queue: it is marked first, then emptied in transactions of a bounded size.
+#
+# A queue whose deletion has begun has ``deleting`` in place of ``conf``, both changed by one transaction. From then
+# on it is there for nobody: what is asked of it ends in `QueueNotFound`, and who waits for it is told by a watch. A
+# deletion that was cut off is ended by the same call, from whomever. Each of its transactions checks the mark: one
+# that comes late harms no queue of the same name that was created since.
+
+
+DELETES_PER_MULTI: Final = 128
+#: How often the queue is gone through again for what others wrote while it was emptied.
+PASSES: Final = 20
+
+
+def delete(context: Context, *, confirm: bool = False, force: bool = False) -> Procedure[int]:
+    """Delete the queue with everything in it, unarchived; returns how many tasks that were.
+
+    `confirm`: has to be True, as nothing of it comes back. `force`: also while others consume from it, while tasks are
+    claimed, and with what stands in it that is no queue's. Their claims are lost, and they are told that the queue is
+    not there. Cut off, or ended by a `TransportError`, it has been carried out in part: nobody can use the queue any
+    more, and the same call, here or elsewhere, goes on with it.
+    Raises `ConfigError` without `confirm`, `QueueNotFound`, and `QueueError` for what takes `force`.
+    """
+    tasks: zk.Stat | None
+    paths = context.paths
+    if (yield zk.Exists(paths.at("deleting"))) is None:
+        # By force also one that has lost its configuration, or other parts.
+        if not (
+            (yield from queue_existence.exists(context))
+            or (force and paths.resembles((yield zk.Children(paths.base)) or ()))
+        ):
+            raise (yield from queue_existence.queue_missing(context))
+        if not force:
+            yield from _refuse_what_is_used(context)
+        if not confirm:
+            tasks = yield zk.Exists(paths.at("tasks"))
+            count = 0 if tasks is None else tasks.children
+            raise ConfigError(
+                f"deleting queue {context.queue!r} under {context.root!r} loses its {count} task(s) for good; nothing "
+                "was deleted: say confirm=True"
+            )
+        yield from _mark(context)
+    tasks = yield zk.Exists(paths.at("tasks"))
+    yield from _delete_marked(context)
+    context.forget_queue()
+    return 0 if tasks is None else tasks.children
+
+
+def _refuse_what_is_used(context: Context) -> Procedure[None]:
+    """Raise `QueueError` while others consume, while tasks are claimed, and for what is not ours."""
+    foreign = context.paths.foreign((yield zk.Children(context.paths.base)) or ())
+    if foreign:
+        names = ", ".join(foreign[:5])
+        raise QueueError(f"{context.paths.base} holds what is no queue's ({names}); it takes force to delete that, too")
+    consumers = (yield zk.Children(context.paths.at("consumers"))) or []
+    stats = yield from znodes.read_stats([context.paths.consumer(name, "current") for name in consumers])
+    leases: zk.Stat | None = yield zk.Exists(context.paths.at("leases"))
+    claimed = sum(stat.children for stat in (*stats, leases) if stat is not None)
+    mine = context.registration.consumer
+    live = set((yield zk.Children(context.paths.at("live"))) or ()) - {"" if mine is None else mine.id}
+    if live or claimed:
+        raise QueueError(
+            f"queue {context.queue!r} is in use: {len(live)} other live consumer(s), {claimed} claimed task(s); "
+            "stop the workers first, or delete it by force"
+        )
+
+
+def _mark(context: Context) -> Procedure[None]:
+    """Take the configuration away and set the mark, at once. Raises `QueueNotFound` where others deleted the queue."""
+    conf, marker = context.paths.at(queue_existence.THERE), context.paths.at("deleting")
+
+    def proof() -> Procedure[zk.Outcome | None]:
+        return None if (yield zk.Exists(marker)) is None else zk.Outcome(committed=True)
+
+    for _ in range(PASSES):
+        names: list[str] | None = yield zk.Children(conf)
+        values = [f"{conf}/{name}" for name in names or ()]
+        gone = [] if names is None else [*values, conf]
+        multi = zk.Multi((*map(zk.Delete, gone), zk.Create(marker)))
+        outcome = yield from zk.transact(multi, proof)
+        if outcome.committed or (yield zk.Exists(marker)) is not None:
+            return
+        if outcome.failure is zk.Failure.NOT_EMPTY:
+            yield from _delete_below(values, zk.Check(conf))  # somebody else's: a value has no children
+        elif outcome.failure is not zk.Failure.NO_NODE or names is None:
+            break
+    if outcome.failure is zk.Failure.NO_NODE:
+        raise (yield from queue_existence.queue_missing(context))
+    raise refused("deleting the queue", outcome, multi)
+
+
+def _delete_marked(context: Context) -> Procedure[None]:
+    """Delete everything of a marked queue, the mark and the queue's own znode together as the last."""
+    base, marker = context.paths.base, context.paths.at("deleting")
+    marked = zk.Check(marker)
+    for _ in range(PASSES):
+        for name in sorted((yield zk.Children(base)) or ()):
+            if name != "deleting":
+                yield from _delete_trees([f"{base}/{name}"], marked)
+        yield from _delete_below([marker], marked)  # somebody else's: the mark has no children
+        last = zk.Multi((zk.Delete(marker), zk.Delete(base)))
+        outcome = yield from zk.transact(last, zk.never)
+        if outcome.committed or (outcome.failure is zk.Failure.NO_NODE and zk.failed_at(outcome, last) == marker):
+            return
+        if outcome.failure is not zk.Failure.NOT_EMPTY:
+            raise refused("deleting the queue", outcome, last)
+    raise ZkmqError(f"{base} is written to faster than it can be deleted: stop its producers, and call this once more")
+
+
+def _delete_below(paths: Sequence[str], held: zk.Check) -> Procedure[None]:
+    """Delete all that is below some siblings, so many in a transaction, while what `held` asks for is so."""
+    listings = yield from znodes.list_children(paths)
+    below = [f"{path}/{name}" for path, names in zip(paths, listings, strict=True) for name in names]
+    for chunk in znodes.chunked(below, DELETES_PER_MULTI):
+        yield from _delete_trees(chunk, held)
+
+
+def _delete_trees(paths: Sequence[str], held: zk.Check) -> Procedure[None]:
+    yield from _delete_below(paths, held)
+    multis = [zk.Multi((held, *map(zk.Delete, paths)))]
+    outcomes: list[zk.Outcome] = [(yield from zk.transact(multis[0], zk.never))]
+    if not outcomes[0].committed and len(paths) > 1:  # one is gone, or has got children, since it was listed
+        multis = [zk.Multi((held, zk.Delete(path))) for path in paths]
+        outcomes = yield zk.Pipeline(tuple(multis))  # what is left of them is seen by the next pass
+    for multi, outcome in zip(multis, outcomes, strict=True):
+        if outcome.failure is zk.Failure.OTHER:
+            raise refused("deleting the queue", outcome, multi)

@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from ...errors import DuplicateTask, TaskNotFound, WaitTimeout
 from .. import protocol as zk
-from ..context import Context
+from ..client_state import Context, Deadline
 from ..model.names import check_name
 from ..model.values import Duration, dump
 from ..protocol import Procedure, refused
-from ..read.nodes import Deadline, chunked, read_nodes, restored, shared_nodes, unsubscribe
-from ..read.wait import failed_too
+from ..read import queue_existence, watch_cache, watch_tasks, znodes
+from ..write.batch_end import close_after, close_batch, load_batch
 from ..write.new_task import NewTask, pack, stamped
-from ..write.transitions import close_after, close_batch, load_batch
 
 #: Stands among the open members while they are being written; no task can have this name.
 WRITING: Final = "~writing"
@@ -80,7 +79,7 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
         outcome = yield from zk.transact(multi, proof)
         if outcome.committed:
             return Opened.FRESH
-        if outcome.failure is zk.Failure.NO_NODE and (yield from restored(context, base)):
+        if outcome.failure is zk.Failure.NO_NODE and (yield from queue_existence.restored(context, base)):
             continue
         if outcome.failure is not zk.Failure.NODE_EXISTS:
             raise refused(f"creating batch {name!r}", outcome, multi)
@@ -92,7 +91,7 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
 
 def _read_parts(base: str) -> Procedure[list[zk.Node | None]]:
     """A batch's own znode, that of its open members, and the marker among these, as long as they are being written."""
-    return read_nodes((base, f"{base}/open", f"{base}/open/{WRITING}"))
+    return znodes.read_nodes((base, f"{base}/open", f"{base}/open/{WRITING}"))
 
 
 def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened | None]:
@@ -170,7 +169,7 @@ def wait_batch(context: Context, name: str, timeout: Duration | None = None) -> 
     try:
         while not batch.done:
             seen = mine.count
-            nodes = yield from shared_nodes(context, [path], mine)
+            nodes = yield from watch_cache.shared_nodes(context, [path], mine)
             if nodes[0] is not None:
                 yield from close_batch(context, name)  # whoever ended the last one may have died before this
             if nodes[0] is not None and mine.count == seen:
@@ -181,11 +180,11 @@ def wait_batch(context: Context, name: str, timeout: Duration | None = None) -> 
                     unwritten = "it was never written to its end: repeat what writes it"
                     why = f"{len(left)} task(s) open" if batch.written else unwritten
                     msg = f"batch {name!r} of queue {context.queue!r} was not done within {deadline}"
-                    raise WaitTimeout(f"{msg}: {why}{failed_too(failed)}", left=left)
+                    raise WaitTimeout(f"{msg}: {why}{watch_tasks.failed_too(failed)}", left=left)
                 yield from deadline.wait(mine, seen)
             batch = yield from read_batch(context, name)
     finally:
-        unsubscribe(context, [path], mine)
+        watch_cache.unsubscribe(context, [path], mine)
     return batch
 
 
@@ -196,7 +195,7 @@ def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[No
     """
     stat: zk.Stat | None = yield zk.Exists(base)
     same = zk.Check(base, -1 if stat is None else stat.version)
-    for names in chunked((yield zk.Children(f"{base}/failed")) or (), DELETES_PER_MULTI):
+    for names in znodes.chunked((yield zk.Children(f"{base}/failed")) or (), DELETES_PER_MULTI):
         yield zk.Multi((same, *(zk.Delete(f"{base}/failed/{name}") for name in names)))
     listed = [] if entry is None else [zk.Delete(entry)]
     multi = zk.Multi((same, zk.Delete(f"{base}/failed"), zk.Delete(base), *listed))

@@ -11,46 +11,33 @@ from typing import Any, Final, TypeVar
 
 from msgspec import structs
 
-from ...errors import (
-    BadMessage,
-    ConfigError,
-    CorruptRecord,
-    DuplicateTask,
-    OutcomeUnknown,
-    TaskTooLarge,
-    TransportError,
-    Unavailable,
-    ZkmqError,
-)
+from ... import errors
 from .. import protocol as zk
-from ..context import Context, Mark
-from ..model.names import SEPARATOR, Lane, check_name, check_priority, entry_name
-from ..model.policy import Conf, RetryPolicy
-from ..model.records import (
+from ..client_state import Context, Mark
+from ..model.filters import parse_filters
+from ..model.message import (
     Message,
     NewTasks,
     OnConflict,
-    TaskState,
     encode_data,
     encode_metadata,
     keyed,
     skips_existing,
     with_on_conflict,
 )
-from ..model.selectors import parse_filters
+from ..model.names import SEPARATOR, Lane, check_name, check_priority, entry_name
+from ..model.policy import Conf, RetryPolicy
+from ..model.records import TaskState
 from ..model.states import ENDED, Event, State, Status
 from ..model.values import Duration, Moment, optional_milliseconds
 from ..protocol import Procedure, refused
+from ..read import claim_status, server_clock, znodes
 from ..read.configuration import known_conf, read_conf
 from ..read.inspect import member_id
-from ..read.leases import server_time, status_of
-from ..read.nodes import Record, Unread, chunked, read_nodes, read_records
+from ..write import new_task, rerun, transitions
 from ..write.commit import Change, Plan, Refusal, Sent, Why, anew, commit, queue_deleted, send, send_together
-from ..write.escrow import as_requested, hold_in_escrow, insert_run
-from ..write.new_task import NewTask, content_ops, due_of, insert, prepare
-from ..write.transitions import Current, append, next_record, relist, rewrite, with_history
 from .batches import WRITING, Batch, Opened, open_batch, read_batch, seal_batch
-from .settle import rescue_lapsed
+from .interventions import rescue_lapsed
 
 # --- An id that exists already: what an enqueue makes of it.
 
@@ -69,13 +56,13 @@ def _read(path: str, *, again: bool) -> Procedure[zk.Node | None]:
 
 def refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
     """Raise `CorruptRecord` for a znode that has the id and is no task; the id would never be free."""
-    base, record = yield from read_nodes((context.paths.task(task_id), context.paths.task(task_id, "state")))
+    base, record = yield from znodes.read_nodes((context.paths.task(task_id), context.paths.task(task_id, "state")))
     if base is not None and record is None:
         msg = f"{context.paths.task(task_id)} has no state: it is no task of ours; delete it, or choose another id"
-        raise CorruptRecord(msg)
+        raise errors.CorruptRecord(msg)
 
 
-def _same_member(context: Context, new: NewTask, state: TaskState) -> Procedure[bool]:
+def _same_member(context: Context, new: new_task.NewTask, state: TaskState) -> Procedure[bool]:
     """Whether an earlier call wrote the same message as a member of the same batch; one that has ended stays so."""
     if new.batch is None or state.batch != new.batch:
         return False
@@ -86,10 +73,10 @@ def _same_member(context: Context, new: NewTask, state: TaskState) -> Procedure[
     return same and node is not None and node.data == new.data
 
 
-Action = Callable[[Context, NewTask, Current], Procedure[Plan]]
+Action = Callable[[Context, new_task.NewTask, transitions.Current], Procedure[Plan]]
 
 
-def _action(new: NewTask, state: TaskState, status: Status) -> Action | None:
+def _action(new: new_task.NewTask, state: TaskState, status: Status) -> Action | None:
     """What the message may do to the task with its id; None: it is refused."""
     match status:
         case Status.DONE_AWAITING_GC | Status.CANCELLED:
@@ -97,12 +84,12 @@ def _action(new: NewTask, state: TaskState, status: Status) -> Action | None:
         case Status.QUEUED | Status.QUEUED_WITH_BACKOFF:
             return _update if new.update else None
         case Status.LOCKED | Status.LOCKED_WITH_REQUEUE | Status.DONE_WITH_BACKOFF | Status.DONE_WITH_REQUEUE:
-            return hold_in_escrow if new.requeue and (new.update or not state.requeue) else None
+            return rerun.hold_in_escrow if new.requeue and (new.update or not state.requeue) else None
         case _:
             return None
 
 
-def ended_before(context: Context, new: NewTask) -> Procedure[Current | None]:
+def ended_before(context: Context, new: new_task.NewTask) -> Procedure[transitions.Current | None]:
     """The task that has the id, which a new message runs anew; None without one. Raises `DuplicateTask`."""
     path = context.paths.task(new.task_id, "state")
     node = yield from _read(path, again=True)
@@ -110,17 +97,17 @@ def ended_before(context: Context, new: NewTask) -> Procedure[Current | None]:
         yield from refuse_a_torso(context, new.task_id)
         return None
     state = TaskState.decode(path, node.data)
-    status = yield from status_of(context, state)
+    status = yield from claim_status.status_of(context, state)
     if _action(new, state, status) is None:
         msg = f"task id {new.task_id!r} is in use: {status}; nothing was committed"
-        raise DuplicateTask(msg, status=str(status), duplicates=[new.task_id])
-    return Current(new.task_id, node.stat.version, state, zxid=node.stat.mzxid)
+        raise errors.DuplicateTask(msg, status=str(status), duplicates=[new.task_id])
+    return transitions.Current(new.task_id, node.stat.version, state, zxid=node.stat.mzxid)
 
 
-def run_anew(context: Context, new: NewTask, current: Current) -> Procedure[Plan]:
+def run_anew(context: Context, new: new_task.NewTask, current: transitions.Current) -> Procedure[Plan]:
     """The id of a task that has ended starts again; its last run is kept in the history, and for readers of the log."""
     state = current.state
-    extra = content_ops(context, new, state)
+    extra = new_task.content_ops(context, new, state)
     if state.result:
         extra.append(zk.Delete(context.paths.task(new.task_id, "result")))
     if new.batch:
@@ -128,15 +115,15 @@ def run_anew(context: Context, new: NewTask, current: Current) -> Procedure[Plan
     before = current
     if state.state is State.FINISHED:
         before = current.with_state(state.with_attempt("finished", state.ended or 0, None, state.started))
-    plan = yield from insert_run(context, before, new, Event.ENQUEUE_AGAIN, extra, result=False)
-    return (yield from with_history(context, current, plan))
+    plan = yield from rerun.insert_run(context, before, new, Event.ENQUEUE_AGAIN, extra, result=False)
+    return (yield from transitions.with_history(context, current, plan))
 
 
-def _update(context: Context, new: NewTask, current: Current) -> Procedure[Plan]:
+def _update(context: Context, new: new_task.NewTask, current: transitions.Current) -> Procedure[Plan]:
     """Replace what is still queued; it keeps its place in line, in its new lane if it has one, and its time."""
     state, due = current.state, current.state.due
     if new.timed:
-        due = yield from due_of(context, new)
+        due = yield from new_task.due_of(context, new)
     stays = Lane(state.priority, dict(state.filters)).name == new.lane.name
     entry = _entry_for(state, new)
     rank = state.rank if stays else None
@@ -146,22 +133,22 @@ def _update(context: Context, new: NewTask, current: Current) -> Procedure[Plan]
             context.paths.entry(state.place)
         )  # so that it comes back to its place in line
         rank = None if stat is None else stat.czxid
-    extra = content_ops(context, new, state, fresh=False)
-    updated = next_record(new.task_id, state, Event.UPDATE, new.nonce, due=due)
+    extra = new_task.content_ops(context, new, state, fresh=False)
+    updated = transitions.next_record(new.task_id, state, Event.UPDATE, new.nonce, due=due)
     updated = structs.replace(updated, metadata=state.metadata or new.has_metadata)
 
     def after(place: str) -> TaskState:
-        return structs.replace(as_requested(updated, new, place), rank=rank)
+        return structs.replace(rerun.as_requested(updated, new, place), rank=rank)
 
     place = state.place if stays else f"{new.lane.name}//{entry}"
     if due == state.due and (stays or due is not None):
-        return rewrite(context, current, after(place), extra)
+        return transitions.rewrite(context, current, after(place), extra)
     if due is not None or (rank is not None and state.placed):
-        return (yield from relist(context, current, after(place), extra))
-    return (yield from append(context, current, after(f"{new.lane.name}//{entry}"), extra))
+        return (yield from transitions.relist(context, current, after(place), extra))
+    return (yield from transitions.append(context, current, after(f"{new.lane.name}//{entry}"), extra))
 
 
-def _entry_for(state: TaskState, new: NewTask) -> str:
+def _entry_for(state: TaskState, new: new_task.NewTask) -> str:
     """The name of an updated task's entry: other filters have another one, which sorts next to it."""
     stamp = state.entry.partition(SEPARATOR)[0]
     if new.filters == state.filters:  # consumers remember these by the name
@@ -186,7 +173,7 @@ T = TypeVar("T")
 class Call:
     """One enqueue under way: what of it may have been written. ``nonce``: by which its batch is recognised."""
 
-    new_tasks: list[NewTask]
+    new_tasks: list[new_task.NewTask]
     nonce: str
     batch: str | None = None
     said: int = 0
@@ -194,24 +181,26 @@ class Call:
     restored: int = 0
     """How often the servers had gone back when it began."""
     opened: bool = False
-    sent: dict[str, NewTask] = field(default_factory=dict)
+    sent: dict[str, new_task.NewTask] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
 
-    def sending(self, new_tasks: Iterable[NewTask]) -> None:
+    def sending(self, new_tasks: Iterable[new_task.NewTask]) -> None:
         """These may be written from now on."""
         self.sent.update((new.task_id, new) for new in new_tasks)
 
-    def refused(self, new_tasks: Iterable[NewTask]) -> None:
+    def refused(self, new_tasks: Iterable[new_task.NewTask]) -> None:
         """These were not written, and no request is under way that could."""
         for new in new_tasks:
             self.sent.pop(new.task_id, None)
 
-    def done(self, new_tasks: Iterable[NewTask]) -> None:
+    def done(self, new_tasks: Iterable[new_task.NewTask]) -> None:
         """These are written."""
         self.written.update(new.task_id for new in new_tasks)
 
 
-def begin(context: Context, new_tasks: list[NewTask], then: NewTask | None = None, batch: str | None = None) -> Call:
+def begin(
+    context: Context, new_tasks: list[new_task.NewTask], then: new_task.NewTask | None = None, batch: str | None = None
+) -> Call:
     """A call is about to write: it takes over what an earlier one left with the same ids."""
     call = Call(new_tasks, context.marks.nonce(), batch, restored=context.run.restored())
     if batch is not None:
@@ -240,16 +229,16 @@ def run_call(context: Context, call: Call, procedure: Procedure[T]) -> Procedure
         result = yield from procedure
         check_written(context, call)
         return result
-    except DuplicateTask:
+    except errors.DuplicateTask:
         raise  # it tells which were written
-    except TransportError as error:
+    except errors.TransportError as error:
         if not (call.sent or call.opened):
             raise
         _keep(context, call)
         ids = [new.task_id for new in call.new_tasks]
         names = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
         msg = f"queue {context.queue!r}: written or not: {names}; make the same call again with these ids: {error}"
-        raise OutcomeUnknown(msg, task_ids=ids) from error
+        raise errors.OutcomeUnknown(msg, task_ids=ids) from error
     except BaseException:
         _keep(context, call)
         raise
@@ -258,7 +247,7 @@ def run_call(context: Context, call: Call, procedure: Procedure[T]) -> Procedure
 def check_written(context: Context, call: Call) -> None:
     """Raise `Unavailable` where what a call has written may be gone: the servers went back to an older state."""
     if call.sent and context.run.restored() != call.restored:
-        raise Unavailable("the servers went back to an older state meanwhile")
+        raise errors.Unavailable("the servers went back to an older state meanwhile")
 
 
 def _keep(context: Context, call: Call) -> None:
@@ -273,7 +262,7 @@ def _keep(context: Context, call: Call) -> None:
     context.unknown_outcomes.keep(marks)
 
 
-def _said(new: NewTask) -> int:
+def _said(new: new_task.NewTask) -> int:
     """What a caller asked for with one message, beside its id: equal for equal messages in this process."""
     content = (new.data, new.metadata, new.lane.name, new.delay, new.not_before, str(new.policy), new.lock)
     return hash((*content, new.update, new.requeue, new.batch, new.only_new))
@@ -282,18 +271,18 @@ def _said(new: NewTask) -> int:
 # --- Messages for tasks that are to be new, validated; what is refused is told by its position and its part.
 
 
-def prepare_new(context: Context, conf: Conf, position: int, message: Message, batch: str | None) -> NewTask:
+def prepare_new(context: Context, conf: Conf, position: int, message: Message, batch: str | None) -> new_task.NewTask:
     """A message, validated. Raises `BadMessage`, which says where in the call and in the message the trouble is."""
     try:
         if isinstance(message, Message) and message.task_id is None:
             msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
-            raise ConfigError(msg)
+            raise errors.ConfigError(msg)
         if isinstance(message, Message) and (message.replaces or message.requeues):
             msg = f"on_conflict={message.on_conflict!r} is about tasks that are there; here those are left alone"
-            raise ConfigError(msg)
-        new = prepare(context, conf, message, batch)
-    except (ConfigError, TaskTooLarge) as error:
-        raise BadMessage(str(error), position=position, part=_part(conf, message)) from error
+            raise errors.ConfigError(msg)
+        new = new_task.prepare(context, conf, message, batch)
+    except (errors.ConfigError, errors.TaskTooLarge) as error:
+        raise errors.BadMessage(str(error), position=position, part=_part(conf, message)) from error
     new.only_new = True
     return new
 
@@ -316,7 +305,7 @@ def _part(conf: Conf, message: object) -> str | None:
     for name, check in _PARTS.items():
         try:
             check(conf, message)
-        except ConfigError:
+        except errors.ConfigError:
             return name
     return None
 
@@ -334,7 +323,7 @@ class _Group:
 
     context: Context
     call: Call
-    new_tasks: list[NewTask]
+    new_tasks: list[new_task.NewTask]
     batch: str | None = None
     in_use: str | None = None
     """An id that a task has, for which the transaction was refused."""
@@ -346,14 +335,14 @@ class _Group:
     tries: zk.Tries | None = None
 
     @property
-    def first(self) -> NewTask:
+    def first(self) -> new_task.NewTask:
         return self.new_tasks[0]
 
     def plan(self) -> Procedure[Plan]:
         """The transaction that writes them."""
         changes = []
         for new in self.new_tasks:
-            changes.append((yield from insert(self.context, new)))
+            changes.append((yield from new_task.insert(self.context, new)))
         if self.batch is not None:
             marker = self.context.paths.batch(self.batch, "open", WRITING)
             changes.append(Change(self.context, self.batch, [zk.SetData(marker, b"", -1)]))
@@ -365,7 +354,7 @@ class _Group:
             self._doubt()
         try:
             committed = yield from commit(plan, self._anew, first=sent, by=send)
-        except Unavailable:
+        except errors.Unavailable:
             self._not_written()
             raise
         self.written = self.written or committed.refusal is None
@@ -378,7 +367,7 @@ class _Group:
                 raise refused("enqueue", refusal.outcome, refusal.multi)
             if refusal.path.startswith(self.context.paths.at("batches") + "/"):
                 msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
-                raise ConfigError(msg)
+                raise errors.ConfigError(msg)
             raise queue_deleted(self.context)
 
     def _anew(self, refusal: Refusal) -> Procedure[Plan | None]:
@@ -422,7 +411,7 @@ class _Group:
             node = yield from _read(path, again=uncertain)
             if node is None and uncertain:
                 msg = f"task {new.task_id!r} was written or not, and what stood there has been collected meanwhile"
-                raise OutcomeUnknown(msg)
+                raise errors.OutcomeUnknown(msg)
             if node is None:
                 yield from refuse_a_torso(context, new.task_id)
                 return True
@@ -432,7 +421,7 @@ class _Group:
             if written or (yield from _same_member(context, new, state)):
                 self.written = True
                 break
-            status = yield from status_of(context, state)
+            status = yield from claim_status.status_of(context, state)
             action = _action(new, state, status)
             if action is None:
                 if new.update and state.state is State.CLAIMED and (yield from rescue_lapsed(context, new.task_id)):
@@ -441,7 +430,7 @@ class _Group:
                 self.in_use, self.status = new.task_id, str(status)
                 break
             self.call.sending(self.new_tasks)
-            current = Current(new.task_id, node.stat.version, state, zxid=node.stat.mzxid)
+            current = transitions.Current(new.task_id, node.stat.version, state, zxid=node.stat.mzxid)
             build = partial(action, context, new, current)
             committed = yield from commit((yield from build()), anew(build))
             self.written = committed.refusal is None
@@ -451,9 +440,9 @@ class _Group:
 
     def _any_stands(self) -> Procedure[bool]:
         """Whether one of its tasks is there as this transaction wrote it."""
-        records = yield from read_records(self.context, [new.task_id for new in self.new_tasks])
+        records = yield from znodes.read_records(self.context, [new.task_id for new in self.new_tasks])
         pairs = zip(self.new_tasks, records, strict=True)
-        return any(isinstance(record, Record) and new.has_written(record.state) for new, record in pairs)
+        return any(isinstance(record, znodes.Record) and new.has_written(record.state) for new, record in pairs)
 
     def _doubt(self) -> None:
         self.doubted = self.doubted or not any(new.uncertain for new in self.new_tasks)
@@ -464,7 +453,7 @@ class _Group:
         self.call.refused([new for new in self.new_tasks if not new.uncertain])
 
 
-def write_all(context: Context, new_tasks: Sequence[NewTask], call: Call) -> Procedure[None]:
+def write_all(context: Context, new_tasks: Sequence[new_task.NewTask], call: Call) -> Procedure[None]:
     """Write validated tasks; see `enqueue_many`. `call` learns what may have been written, at every moment."""
     refusals: list[_Group] = []
     left = [new for new in new_tasks if new.task_id not in call.written] if call.written else new_tasks
@@ -484,10 +473,12 @@ def write_all(context: Context, new_tasks: Sequence[NewTask], call: Call) -> Pro
             f"task id {ids[0]!r}{f' (and {more} more)' if more else ''} is in use (status: {refusals[0].status}); "
             "choose another or wait until it is collected"
         )
-        raise DuplicateTask(msg, status=refusals[0].status, duplicates=ids, enqueued=done)
+        raise errors.DuplicateTask(msg, status=refusals[0].status, duplicates=ids, enqueued=done)
 
 
-def _grouped(context: Context, call: Call, new_tasks: Sequence[NewTask], batch: str | None = None) -> list[_Group]:
+def _grouped(
+    context: Context, call: Call, new_tasks: Sequence[new_task.NewTask], batch: str | None = None
+) -> list[_Group]:
     """New tasks grouped into transactions. What may meet its id goes alone: one duplicate refuses its whole group."""
     made: list[_Group] = []
     room = 0
@@ -512,19 +503,19 @@ def _write(call: Call, groups: Sequence[_Group]) -> Procedure[list[_Group]]:
     call.sending(new_tasks)
     try:
         ended = yield from send_together(plans)
-    except Unavailable:  # nothing was sent
+    except errors.Unavailable:  # nothing was sent
         call.refused(new for new in new_tasks if new.task_id not in before)
         raise
-    errors: list[ZkmqError] = []
+    failed: list[errors.ZkmqError] = []
     for group, plan, sent in zip(groups, plans, ended, strict=True):
         try:
             yield from group.carry_out(plan, sent)
-        except TransportError:
+        except errors.TransportError:
             raise
-        except ZkmqError as error:  # raised when all have been carried to their end
-            errors.append(error)
-    if errors:
-        raise errors[0]
+        except errors.ZkmqError as error:  # raised when all have been carried to their end
+            failed.append(error)
+    if failed:
+        raise failed[0]
     return [group for group in groups if group.in_use is not None]
 
 
@@ -533,7 +524,7 @@ def _write(call: Call, groups: Sequence[_Group]) -> Procedure[list[_Group]]:
 
 def enqueue(context: Context, message: Message) -> Procedure[str]:
     """Write one task; returns its id when it is durable."""
-    new = prepare(context, (yield from read_conf(context, create=True)), message)
+    new = new_task.prepare(context, (yield from read_conf(context, create=True)), message)
     call = begin(context, [new])
     yield from run_call(context, call, write_all(context, [new], call))
     return new.task_id
@@ -558,7 +549,7 @@ def enqueue_batch(
     """
     if not messages:
         msg = f"batch {batch!r} has no tasks"
-        raise ConfigError(msg)
+        raise errors.ConfigError(msg)
     name = check_name("batch", batch)
     named = [
         replace(message, task_id=member_id(name, number))
@@ -573,23 +564,23 @@ def enqueue_batch(
     return (yield from run_call(context, call, _write_batch(context, call, messages, name, following)))
 
 
-def _refuse_conflicts(batch: str, new_tasks: Sequence[NewTask]) -> None:
+def _refuse_conflicts(batch: str, new_tasks: Sequence[new_task.NewTask]) -> None:
     """Raise `ConfigError` where a batch's member, or what follows it, is to do something to a task with its id."""
     if any(new.update or new.requeue or new.only_new for new in new_tasks):
         msg = (
             f"batch {batch!r}: its tasks, and the one that follows, are new: they take no on_conflict, but that 'skip' "
             "for all tasks adds them to a batch that open_batch has opened"
         )
-        raise ConfigError(msg)
+        raise errors.ConfigError(msg)
 
 
 def _write_batch(
-    context: Context, call: Call, messages: Sequence[Message], name: str, then: NewTask | None
+    context: Context, call: Call, messages: Sequence[Message], name: str, then: new_task.NewTask | None
 ) -> Procedure[list[str]]:
     new_tasks, before, call.opened = call.new_tasks, call.opened, True
     try:
         opened = yield from open_batch(context, name, then, call.nonce)
-    except Unavailable:
+    except errors.Unavailable:
         call.opened = before  # nothing was sent now
         raise
     if opened is not Opened.SEALED:
@@ -604,21 +595,23 @@ def _write_batch(
     return [new.task_id for new in new_tasks]
 
 
-def prepare_many(context: Context, messages: Sequence[Message], batch: str | None = None) -> Procedure[list[NewTask]]:
+def prepare_many(
+    context: Context, messages: Sequence[Message], batch: str | None = None
+) -> Procedure[list[new_task.NewTask]]:
     """Validate every message. Raises `ConfigError`, `TaskTooLarge`; nothing is written."""
     conf = yield from read_conf(context, create=True)
-    new_tasks = [prepare(context, conf, message, batch) for message in messages]
+    new_tasks = [new_task.prepare(context, conf, message, batch) for message in messages]
     refuse_repeated_ids(new_tasks)
     return new_tasks
 
 
-def refuse_repeated_ids(new_tasks: Sequence[NewTask]) -> None:
+def refuse_repeated_ids(new_tasks: Sequence[new_task.NewTask]) -> None:
     """Raise `ConfigError` for an id that stands twice among what one call is to write."""
     times = Counter(new.task_id for new in new_tasks)
     twin, most = times.most_common(1)[0] if times else ("", 0)
     if most > 1:
         msg = f"task id {twin!r} stands twice in the same call; nothing was written"
-        raise ConfigError(msg)
+        raise errors.ConfigError(msg)
 
 
 # --- Batches that several processes write together: one opens, all of them add members, and one seals.
@@ -639,7 +632,7 @@ def open_shared(context: Context, name: str, *, then: Message | None = None) -> 
     check_name("batch", name)
     following = yield from prepare_many(context, [] if then is None else [then])
     _refuse_conflicts(name, following)
-    with suppress(DuplicateTask):  # one that was written to its end before stays as it is
+    with suppress(errors.DuplicateTask):  # one that was written to its end before stays as it is
         yield from open_batch(context, name, following[0] if following else None, context.marks.nonce())
     return (yield from read_batch(context, name))
 
@@ -701,7 +694,7 @@ def _load(context: Context, call: Call, batch: str | None, since: int | None) ->
     """Write what is missing, a window of transactions after the other."""
     found, existing = set[str](), set[str]()  # ids for which a transaction was refused, and of tasks that are there
     yield zk.Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
-    for window in chunked(_grouped(context, call, call.new_tasks), WINDOW):
+    for window in znodes.chunked(_grouped(context, call, call.new_tasks), WINDOW):
         if since is not None:
             yield from _refuse_late(context, since)
         looked_for = [new for group in window for new in group.new_tasks]
@@ -719,33 +712,38 @@ def _load(context: Context, call: Call, batch: str | None, since: int | None) ->
 def _refuse_late(context: Context, since: int) -> Procedure[None]:
     """Raise `ConfigError` where a finished task that an earlier try wrote may have been deleted by now."""
     lifetime = (yield from read_conf(context)).gc_lifetime
-    passed = ((yield from server_time(context)) - since) / 1000
+    passed = ((yield from server_clock.server_time(context)) - since) / 1000
     if passed >= lifetime * (1 - _MARGIN):
         msg = (
             f"the first try began {passed:.0f} s ago, and finished tasks are kept for {lifetime:g} s "
             f"(task_gc_lifetime of queue {context.queue!r}): what is done may be gone and would run again. "
             "Keep them for longer than the whole load takes, or load as a batch, whose members are kept"
         )
-        raise ConfigError(msg)
+        raise errors.ConfigError(msg)
 
 
 def _missing(
-    context: Context, call: Call, batch: str | None, new_tasks: Sequence[NewTask], found: set[str], existing: set[str]
-) -> Procedure[list[NewTask]]:
+    context: Context,
+    call: Call,
+    batch: str | None,
+    new_tasks: Sequence[new_task.NewTask],
+    found: set[str],
+    existing: set[str],
+) -> Procedure[list[new_task.NewTask]]:
     """Those of the new tasks whose ids no task has; nor a member that failed and was dropped: it never runs again."""
     requested = [new for new in new_tasks if new.task_id not in existing and new.task_id not in call.written]
-    records = yield from read_records(context, [new.task_id for new in requested])
-    missing: list[NewTask] = []
+    records = yield from znodes.read_records(context, [new.task_id for new in requested])
+    missing: list[new_task.NewTask] = []
     for new, record in zip(requested, records, strict=True):
-        state = record.state if isinstance(record, Record) else None
+        state = record.state if isinstance(record, znodes.Record) else None
         if state is not None and new.uncertain and new.has_written(state):
             call.done([new])
-        elif record is not Unread.MISSING:
+        elif record is not znodes.Unread.MISSING:
             call.refused([new])
             existing.add(new.task_id)
             if batch is not None and (state is None or state.batch != batch):
                 msg = f"task id {new.task_id!r} is in use by a task that is no member of batch {batch!r}"
-                raise DuplicateTask(msg, duplicates=[new.task_id], enqueued=sorted(call.written))
+                raise errors.DuplicateTask(msg, duplicates=[new.task_id], enqueued=sorted(call.written))
         elif new.task_id in found:  # met a moment ago: it was deleted meanwhile, unless it never was a task
             yield from refuse_a_torso(context, new.task_id)
             existing.add(new.task_id)
@@ -825,20 +823,20 @@ def enqueue_each(
     if idempotency_key is not None:
         if batch is not None or then is not None:
             msg = "idempotency_key and batch: give one of them; a batch is known by its name when it is enqueued again"
-            raise ConfigError(msg)
+            raise errors.ConfigError(msg)
         messages, missing = keyed(context.queue, idempotency_key, messages), True
     else:
         if then is not None and batch is None:
             msg = "then= needs batch=: it follows when the last task of a batch has ended"
-            raise ConfigError(msg)
+            raise errors.ConfigError(msg)
         missing = skips_existing(messages)
         if missing and then is not None:
             msg = "then= is given to open_batch where a batch is written with on_conflict='skip'"
-            raise ConfigError(msg)
+            raise errors.ConfigError(msg)
     if missing:
         try:
             yield from enqueue_new(context, messages, batch=batch)
-        except BadMessage as error:
+        except errors.BadMessage as error:
             raise error.__cause__ or error from None
         return [message.task_id or "" for message in messages]
     if batch is not None:

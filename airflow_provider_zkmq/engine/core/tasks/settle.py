@@ -1,8 +1,8 @@
-"""What holders and rescuers do to a claim: extend, complete, fail, release, give back."""
+"""What the holder of a claim does: extend, complete, fail, release; at once, or together with its next claim."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -11,29 +11,18 @@ from msgspec import structs
 
 from ... import errors
 from .. import protocol as zk
-from ..context import Claimed, Context, DeferredCompletion, Handover, Sender, Sending, Turn, UnsettledClaim
-from ..model.names import is_prefetched
+from ..client_state import Claimed, Context, DeferredCompletion, Sender, Turn
+from ..model.message import encode_data
 from ..model.policy import Conf
-from ..model.records import TaskState, clip, encode_data
+from ..model.records import TaskState, clip
 from ..model.states import Event, State
 from ..model.values import Duration, dump, optional_seconds, seconds
 from ..protocol import Procedure, refused
+from ..read import claim_status, server_clock, znodes
 from ..read.configuration import read_conf
-from ..read.leases import (
-    claim_lost,
-    current_claim,
-    end_of,
-    lease_path,
-    mark_path,
-    one_stands,
-    server_time,
-    unless_queue_gone,
-    why_ended,
-)
-from ..read.nodes import Record, read_nodes, record_of
-from ..write import escrow, transitions
-from ..write.commit import Chain, CommitResult, Plan, Refusal, Settling, Why, alone, commit, mending, send
-from ..write.transitions import Current, beginning, close_after, may_have_dropped, notes_of, result_write
+from ..write import batch_end, rerun, transitions
+from ..write.commit import Chain, CommitResult, Plan, Refusal, Settling, Why, alone, commit, send
+from ..write.transitions import Current, beginning, may_have_dropped, notes_of, result_write
 
 # --- Deferred completions: sent with the client's next claim, or soon by themselves.
 
@@ -216,7 +205,7 @@ class Holding:
 def still_held(context: Context, claimed: Claimed, verb: str = "") -> Procedure[TaskState | None]:
     """After a refusal: ours still, as `claimed` then says, or lost; the record if an earlier try of `verb` ended it."""
     try:
-        now = yield from current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
+        now = yield from claim_status.current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
     except (errors.ClaimLost, errors.TaskNotFound) as error:
         happened = yield from settled_before(context, claimed, verb)
         context.claims.let_go(claimed)
@@ -255,7 +244,7 @@ def cancel_note(context: Context, state: TaskState) -> Procedure[list[zk.WriteOp
 def over(claimed: Claimed) -> errors.ClaimLost:
     """The error for a claim that is not the current one, which says so where a call of ours may have ended it."""
     if not claimed.forgotten:
-        return claim_lost(claimed.task_id, claimed.token)
+        return claim_status.claim_lost(claimed.task_id, claimed.token)
     which = f"claim {claimed.token} of task {claimed.task_id!r}"
     return errors.ClaimLost(f"{which} is over; whether it was settled by us cannot be told any more")
 
@@ -279,14 +268,16 @@ def extend(context: Context, claimed: Claimed, lease: Duration) -> Procedure[Non
     """Hold the claim for `lease` more seconds from now; a session-bound one is only checked. Raises `ClaimLost`."""
     span = seconds("lease", lease)
     if claimed.lost:
-        raise claim_lost(claimed.task_id, claimed.token)
+        raise claim_status.claim_lost(claimed.task_id, claimed.token)
     if claimed.state.lease is None:
-        yield from current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
+        yield from claim_status.current_claim(context, claimed.task_id, claimed.token, claimed.claim.get("nonce"))
         return
     record = dump({"seconds": span, "consumer": claimed.state.consumer})
     # The deadline outlives the ephemeral of a session that has ended: until a rescue, only the claim's znode tells.
     held = [zk.Check(context.paths.task(claimed.task_id, "claim"))]
-    yield from check_and_set(context, claimed, zk.SetData(lease_path(context, claimed.state), record), held)
+    yield from check_and_set(
+        context, claimed, zk.SetData(claim_status.lease_path(context, claimed.state), record), held
+    )
 
 
 def check_and_set(
@@ -294,7 +285,7 @@ def check_and_set(
 ) -> Procedure[None]:
     """Write to a znode of the claim while it is the current one; `more`: what else has to hold for that."""
     if claimed.lost:
-        raise claim_lost(claimed.task_id, claimed.token)
+        raise claim_status.claim_lost(claimed.task_id, claimed.token)
     holding = Holding(context, claimed, f"writing to the claim of task {claimed.task_id!r}")
     while True:
         tried = claimed.version
@@ -327,7 +318,7 @@ def begin(context: Context, claimed: Claimed) -> Procedure[None]:
     is written for a claim that was not prefetched.
     """
     if claimed.lost:
-        raise claim_lost(claimed.task_id, claimed.token)
+        raise claim_status.claim_lost(claimed.task_id, claimed.token)
     claimed.began = now = context.run.monotonic()
     if not claimed.prefetched:
         return
@@ -362,7 +353,7 @@ def begin_again(context: Context) -> Procedure[None]:
 
 def _checks(context: Context, claimed: Claimed) -> list[zk.Check]:
     """What tells a claim from another of the same task at the same version, where its mark's own path does not."""
-    return [] if claimed.ends_with_session else [zk.Check(lease_path(context, claimed.state))]
+    return [] if claimed.ends_with_session else [zk.Check(claim_status.lease_path(context, claimed.state))]
 
 
 def _note_unmarked_start(context: Context, claimed: Claimed) -> None:
@@ -383,83 +374,11 @@ def kill_exhausted(context: Context, current: Current, now: int) -> Procedure[bo
     """Move a pending task to the dead letters instead of handing it out; False if it changed meanwhile."""
     nonce, state = context.marks.nonce(), current.state
     if state.requeue:
-        return (yield from escrow.rerun(context, current, nonce)).committed
+        return (yield from rerun.rerun(context, current, nonce)).committed
     why = f"it was delivered {state.attempt} times, and its policy has been lowered to allow no more"
     error = f"{why}; the last delivery ended with: {state.error}" if state.error else why
     plan = yield from transitions.to_dead(context, current, Event.ATTEMPTS_EXHAUSTED, nonce, error, now)
     return (yield from commit(plan)).committed
-
-
-# --- Giving one task back that nobody holds any more; what its consumer had not begun counts no attempt.
-
-#: How often one task is read again and tried again while it changes under our eyes.
-TRIES: Final = 5
-
-
-def rescue_lapsed(context: Context, task_id: str) -> Procedure[bool]:
-    """Give a task back whose claim has ended by its deadline, as it is shown already; whether that was so."""
-    node: zk.Node | None = yield zk.Get(context.paths.task(task_id, "state"))
-    record = record_of(context, task_id, node)
-    if not isinstance(record, Record) or record.state.state is not State.CLAIMED or record.state.lease is None:
-        return False
-    return (yield from rescue_task(context, task_id, lease_path(context, record.state)))
-
-
-def rescue_task(context: Context, task_id: str, note: str) -> Procedure[bool]:
-    """Give one claimed task back: to its old place, or to the dead letters once its attempts are used up."""
-    path, claim_path = context.paths.task(task_id, "state"), context.paths.task(task_id, "claim")
-    for _ in range(TRIES):  # a requeue may be added meanwhile, an ephemeral vanish, a lease be extended
-        node, claim, noted = yield from read_nodes((path, claim_path, note))
-        if noted is None:
-            return False  # settled or rescued meanwhile
-        record = record_of(context, task_id, node)
-        if not isinstance(record, Record) or not (
-            record.state.state is State.CLAIMED and note in notes_of(context, task_id, record.state)
-        ):
-            yield zk.Multi((zk.Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
-            return False
-        expired = note != context.paths.current(record.state.consumer or "", task_id)
-        now = yield from server_time(context)
-        if expired and (end_of(context, note, noted) or now + 1) > context.clock.certainly_past(now):
-            return False  # it was extended since it was listed
-        known = {note: noted} if claim is None else {note: noted, claim_path: claim}
-        mark = mark_path(context, task_id, record.state)
-        marked: zk.Node | None = known[mark] if mark in known else (yield zk.Get(mark))
-        checks: list[zk.WriteOp] = [zk.Check(note, noted.stat.version)]
-        begun = marked is None or not is_prefetched(mark, marked.data)  # also where it cannot be read
-        if marked is not None and not begun:
-            checks.append(zk.Check(mark, marked.stat.version))  # refused once its handler begins
-        if expired:  # its consumer lives, it may be
-            checks += yield from cancel_note(context, record.state)
-        guards = {guard.path: guard for guard in checks}
-        current = Current(task_id, record.stat.version, record.state, claim_gone=claim is None)
-        refusal = (yield from _give_back_lapsed(context, current, guards, now, begun=begun)).refusal
-        if refusal is None:
-            return True
-        if refusal.why is not Why.CHANGED and refusal.path not in guards:
-            raise zk.damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
-    return False
-
-
-def _give_back_lapsed(
-    context: Context, current: Current, guards: Mapping[str, zk.WriteOp], now: int, *, begun: bool
-) -> Procedure[CommitResult]:
-    """To its place, or where its attempts are used up to the dead letters, or on to the run held in escrow."""
-    state, nonce, checks = current.state, context.marks.nonce(), tuple(guards.values())
-    if not begun:  # it was prefetched: the delivery counts as no attempt
-        build = partial(transitions.release, context, current, nonce, None, checks)
-        return (yield from commit((yield from build()), mending(build)))
-    conf = yield from read_conf(context)
-    over = context.paths.current(state.consumer or "", current.task_id) not in guards
-    why = why_ended(state.consumer) if over else f"its consumer died ({state.consumer})"
-    current = current.with_state(state.with_attempt("rescued", now, why))
-    if not state.retry(conf.policy).exhausted(state.attempt):
-        build = partial(transitions.rescue, context, current, nonce, why, checks)
-    elif state.requeue:
-        return (yield from escrow.rerun(context, current, nonce, guards=checks))
-    else:
-        build = partial(transitions.to_dead, context, current, Event.RESCUE_FINAL, nonce, why, now, checks)
-    return (yield from commit((yield from build()), mending(build)))
 
 
 # --- A task whose record was damaged while it was in hand: its consumer still knows what stood there.
@@ -470,7 +389,9 @@ def recover_record(context: Context, claimed: Claimed) -> Procedure[bool]:
     # The claim's znode says that the task is still ours, and the version of what is read fences the write to come.
     path, claim_path = (context.paths.task(claimed.task_id, part) for part in ("state", "claim"))
     yield zk.Sync(path)
-    node, claim, escrow = yield from read_nodes((path, claim_path, context.paths.task(claimed.task_id, "requeue")))
+    node, claim, escrow = yield from znodes.read_nodes(
+        (path, claim_path, context.paths.task(claimed.task_id, "requeue"))
+    )
     if node is None or claim is None or claim.stat.czxid != claimed.token:
         context.claims.let_go(claimed)
         msg = f"claim {claimed.token} of task {claimed.task_id!r} is not the current one; this call changed nothing"
@@ -504,7 +425,7 @@ def complete(
     """
     data = checked_result(claimed, result)
     window = None if dedupe is None else seconds("dedupe", dedupe)
-    now = yield from server_time(context)
+    now = yield from server_clock.server_time(context)
     times = claimed.times(context.clock, now)
     until = now + int(window * 1000) if window else None
 
@@ -512,7 +433,7 @@ def complete(
         if current.state.requeue and until is None:
             before = current.with_state(current.state.with_attempt("finished", times.ended, None, times.started))
             extra = [result_write(context, current, data)]
-            return escrow.rerun(context, before, nonce, extra, result=True)
+            return rerun.rerun(context, before, nonce, extra, result=True)
         finish = partial(transitions.finish, context, current, nonce, data, now, times, until)
         return _carry_out(claimed, finish)
 
@@ -548,8 +469,8 @@ def failed(
     context: Context, claimed: Claimed, error: str | BaseException, *, retry: bool, backoff: Duration | None
 ) -> Procedure[TaskState]:
     """`fail`, which returns the record that it leaves."""
-    conf = yield from unless_queue_gone(context, claimed, read_conf(context))
-    now = yield from server_time(context)
+    conf = yield from claim_status.unless_queue_gone(context, claimed, read_conf(context))
+    now = yield from server_clock.server_time(context)
     times = claimed.times(context.clock, now)
     wait, rand = optional_seconds("backoff", backoff), context.run.random()
     text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
@@ -562,7 +483,7 @@ def failed(
             due = now + int(pause * 1000) if pause >= 0.001 else None
             return _carry_out(claimed, partial(transitions.fail, context, before, nonce, text, due))
         if state.requeue:
-            return escrow.rerun(context, before, nonce)
+            return rerun.rerun(context, before, nonce)
         to_dead = partial(transitions.to_dead, context, before, Event.FAIL_FINAL, nonce, text, now)
         return _carry_out(claimed, to_dead)
 
@@ -575,7 +496,7 @@ def release(context: Context, claimed: Claimed, delay: Duration | None = None) -
     `delay`: seconds (or a duration) before it may be claimed again: the handler snoozes it.
     """
     span = optional_seconds("delay", delay) or 0.0
-    now = (yield from server_time(context)) if span else 0
+    now = (yield from server_clock.server_time(context)) if span else 0
     due = now + int(span * 1000) if span else None
 
     def attempt(current: Current, nonce: str) -> Procedure[CommitResult]:
@@ -655,131 +576,5 @@ def _try_to_settle(context: Context, holding: Holding, verb: str, attempt: Try) 
         claimed.unsure = sent or committed.uncertain
         state = yield from holding.after(committed.refusal.outcome, committed.refusal.multi, tried, verb)
     if state is not None:  # an earlier call settled it, which was cut off, perhaps before it ended the batch
-        yield from close_after(context, claimed.state.batch)
+        yield from batch_end.close_after(context, claimed.state.batch)
     return state
-
-
-# --- Claims that their callers never got, or went away from, are given back before their client claims again.
-#
-# A call that was cancelled or interrupted, or that ended in `OutcomeUnknown`, may have claimed a task: its session
-# lives, so no rescue would ever take it away. The claim's own transaction is issued once more, which tells what
-# became of the first one whatever was on its way, and the task is released; the delivery counts as no attempt,
-# since no handler has begun.
-#
-# A rollback that was cut off, or whose server was away, is repeated here too: its caller has left the transaction.
-# What the transaction had taken counts as a delivery. So does what a loop over claims left (`core.claim.claim`).
-
-
-def give_back(context: Context) -> Procedure[int]:
-    """Give back what callers left behind; returns how many tasks. After a `TransportError` it is still pending."""
-    count = 0
-    for nonce in list(context.claims.handovers):
-        # A caller that was refused and goes on sending has a new one by the same nonce.
-        while (handover := context.claims.handovers.get(nonce)) is not None and handover.busy is not None:
-            yield zk.Wait(handover.busy, 0, turn=True)  # another call is at it
-        if handover is not None and handover.caller.left:  # else it has been given back, or its caller has it
-            count += yield from _give_back_alone(context, nonce, handover)
-    for key, unsettled in list(context.claims.unsettled.items()):
-        try:
-            yield from unsettled.end(context, unsettled.claimed)
-            count += 1
-        except errors.TransportError:
-            raise
-        except errors.ClaimLost:  # its session has ended, or its caller was here first
-            pass
-        except errors.ZkmqError as error:
-            context.run.report(context.paths.task(unsettled.claimed.task_id), f"what was left is not settled: {error}")
-        context.claims.unsettled.pop(key, None)
-    return count
-
-
-def _give_back_alone(context: Context, nonce: str, handover: Handover) -> Procedure[int]:
-    """Give back what was on its way to one caller; other calls wait meanwhile, so that it is given back once."""
-    handover.busy = busy = context.run.new_signal()
-    count = 0
-    try:
-        for sending in list(handover.sent):
-            outcome = yield from _outcome_of(context, sending)
-            for claimed in sending.claims:
-                if outcome is not None and not claimed.lost:  # an earlier try, cut off, may have come to this one
-                    context.claims.receive(claimed, outcome.zxid or 0)
-                    count += yield from _release(context, claimed)
-        context.claims.handovers.pop(nonce, None)
-        return count
-    finally:
-        handover.busy = None
-        busy.fire()
-
-
-def _outcome_of(context: Context, sending: Sending) -> Procedure[zk.Outcome | None]:
-    """What became of a transaction that claims, or becomes of it now; None: it did not happen, or all of it is over."""
-    first = sending.claims[0]
-    if first.ends_with_session and first.session != context.run.session():
-        return None  # it ended with its session
-    stands = partial(one_stands, context, sending.claims)
-    outcome = yield from zk.transact(sending.multi, stands)
-    if not outcome.committed:
-        outcome = (yield from stands()) or outcome
-    return outcome if outcome.committed else None
-
-
-def _release(context: Context, claimed: Claimed) -> Procedure[bool]:
-    try:
-        yield from release(context, claimed)
-    except errors.TransportError:
-        raise
-    except errors.ZkmqError as error:
-        context.run.report(context.paths.task(claimed.task_id), f"a claim that nobody got was not given back: {error}")
-        return False
-    return True
-
-
-# --- Rolling transactions back.
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The session that holds what a transaction has taken."""
-
-    is_over: Callable[[], bool]
-    """Whether it has ended, or has been out of reach for as long as it lives without its client."""
-    reach: Callable[[], Procedure[None]]
-    """Wait until the server can be asked, or the session is over. Raises `Unavailable`."""
-
-
-def while_held(holder: Holder, procedure: Procedure[None]) -> Procedure[None]:
-    """Carry out a procedure that waits for the connection while the session lives, else raises `Unavailable`."""
-    result: object = None
-    error: Exception | None = None
-    try:
-        while True:
-            op = procedure.send(result) if error is None else procedure.throw(error)
-            result = error = None
-            try:
-                yield from holder.reach()
-                if holder.is_over():
-                    raise errors.Unavailable("the session that held what was taken is over")
-                result = yield op
-            except Exception as raised:  # noqa: BLE001  every failure belongs to the procedure that asked
-                error = raised
-    except StopIteration:
-        return
-    finally:
-        procedure.close()
-
-
-def remember_unsettled(taken: Iterable[tuple[Context, Claimed]]) -> None:
-    """The rollback of a transaction was cut off with these claims in it."""
-    for context, claimed in taken:
-        if not claimed.lost:
-            context.claims.unsettled[claimed.task_id, claimed.token] = UnsettledClaim(claimed, roll_back)
-            context.run.finish_later()
-
-
-def roll_back(context: Context, claimed: Claimed) -> Procedure[None]:
-    """Give back what a transaction had taken; the taking counts as a delivery. Raises `ClaimLost`."""
-    try:
-        yield from fail(context, claimed, "rolled back", backoff=0)
-    except errors.CorruptRecord as error:  # its record was damaged meanwhile
-        yield from recover_record(context, claimed)
-        yield from fail(context, claimed, error, retry=False)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ... import errors
-from ..context import Claimed, Context
-from ..model.records import Message, encode_data
+from ..client_state import Claimed, Context, UnsettledClaim
+from ..model.message import Message, encode_data
 from ..protocol import MAX_REQUEST, Failure, Outcome, Procedure, damaged, refused, request_size
 from ..read.configuration import default_conf, fresh_conf, read_conf
-from ..read.leases import server_time
-from ..write import transitions
+from ..read.server_clock import server_time
+from ..write import rerun, transitions
 from ..write.commit import Plan, Proof, Refusal, Why, known_bucket, merge, queue_deleted
 from ..write.commit import commit as commit_plan
-from ..write.escrow import next_run
 from ..write.new_task import NewTask, insert, prepare, with_filters
 from ..write.transitions import Current, notes_of, written
 from .enqueue import ended_before, run_anew
-from .settle import Holder, remember_unsettled, roll_back, still_held, while_held
+from .settle import fail, recover_record, still_held
 
 # --- What a transaction puts: in memory only, until its commit.
 
@@ -190,7 +189,7 @@ def _finish(context: Context, claimed: Claimed, result: bytes, *, runs_follow: b
         before = current.with_state(claimed.state.with_attempt("finished", times.ended, None, times.started))
         kept = [transitions.result_write(context, current, result)]
         with suppress(errors.CorruptRecord):
-            plan = yield from next_run(context, before, nonce, kept, result=True)
+            plan = yield from rerun.next_run(context, before, nonce, kept, result=True)
     if plan is None:
         plan = yield from transitions.finish(context, current, nonce, result, now, times)
     plan.changes[0].proof = partial(written, context, claimed.task_id, nonce, claimed.state.settled)
@@ -322,3 +321,54 @@ def _not_committed(transaction: TransactionState) -> Procedure[None]:
     transaction.taken.clear()
     msg = "the commit of this transaction, whose outcome was not known, had happened: nothing was rolled back"
     raise errors.IllegalTransition(msg)
+
+
+# --- Rolling transactions back.
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The session that holds what a transaction has taken."""
+
+    is_over: Callable[[], bool]
+    """Whether it has ended, or has been out of reach for as long as it lives without its client."""
+    reach: Callable[[], Procedure[None]]
+    """Wait until the server can be asked, or the session is over. Raises `Unavailable`."""
+
+
+def while_held(holder: Holder, procedure: Procedure[None]) -> Procedure[None]:
+    """Carry out a procedure that waits for the connection while the session lives, else raises `Unavailable`."""
+    result: object = None
+    error: Exception | None = None
+    try:
+        while True:
+            op = procedure.send(result) if error is None else procedure.throw(error)
+            result = error = None
+            try:
+                yield from holder.reach()
+                if holder.is_over():
+                    raise errors.Unavailable("the session that held what was taken is over")
+                result = yield op
+            except Exception as raised:  # noqa: BLE001  every failure belongs to the procedure that asked
+                error = raised
+    except StopIteration:
+        return
+    finally:
+        procedure.close()
+
+
+def remember_unsettled(taken: Iterable[tuple[Context, Claimed]]) -> None:
+    """The rollback of a transaction was cut off with these claims in it."""
+    for context, claimed in taken:
+        if not claimed.lost:
+            context.claims.unsettled[claimed.task_id, claimed.token] = UnsettledClaim(claimed, roll_back)
+            context.run.finish_later()
+
+
+def roll_back(context: Context, claimed: Claimed) -> Procedure[None]:
+    """Give back what a transaction had taken; the taking counts as a delivery. Raises `ClaimLost`."""
+    try:
+        yield from fail(context, claimed, "rolled back", backoff=0)
+    except errors.CorruptRecord as error:  # its record was damaged meanwhile
+        yield from recover_record(context, claimed)
+        yield from fail(context, claimed, error, retry=False)

@@ -1,4 +1,4 @@
-"""Plans and their commit, several transactions of one client in one; and what is done when one is refused."""
+"""Commit: plans and their one guarded write, alone or as a group; where entries go; what a refusal means."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from msgspec import structs
 
 from ...errors import QueueNotFound, TransportError, Unavailable, ZkmqError
 from .. import protocol as zk
-from ..context import Context, GroupMember, GroupQueue, OpenSegment
+from ..client_state import Context, GroupMember, GroupQueue, OpenSegment
 from ..model.names import MAX_LANES, SEGMENT_ENTRIES, Lane, is_lane, next_segment, segments_of
 from ..model.records import TaskState
 from ..protocol import Procedure
-from ..read.nodes import restored
+from ..read.queue_existence import restored
 
 # --- Which transactions can be sent as one: no two may change what another one touches, or one would refuse the other.
+
 
 #: What is worth putting together, in bytes: a larger request keeps everybody's from being carried out meanwhile.
 MOST_BYTES: Final = 256_000
@@ -63,6 +64,7 @@ def joined(multis: Sequence[zk.Multi]) -> zk.Multi:
 # parts, each a transaction of its own. Who is told nothing, since the call that sent its part was cut off, has a
 # write of unknown outcome, like one whose reply was lost: its own transaction, sent once more, tells what happened,
 # as the two exclude each other.
+
 
 #: So many transactions go together at the most.
 MOST: Final = 32
@@ -310,6 +312,13 @@ def _share(outcome: zk.Outcome, first: int, count: int) -> zk.Outcome | None:
     if first <= outcome.failed < first + count:
         return replace(outcome, failed=outcome.failed - first)
     return None
+
+
+def alone(_context: Context, make: Callable[[], zk.Multi]) -> Procedure[tuple[zk.Multi, zk.Outcome]]:
+    """Send a transaction by itself."""
+    multi = make()
+    outcome: zk.Outcome = yield multi
+    return multi, outcome
 
 
 # --- Where a task goes in its lane: the newest segment, and what must stand in the same transaction.
@@ -708,13 +717,6 @@ def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
     return rebuild
 
 
-def alone(_context: Context, make: Callable[[], zk.Multi]) -> Procedure[tuple[zk.Multi, zk.Outcome]]:
-    """Send a transaction by itself."""
-    multi = make()
-    outcome: zk.Outcome = yield multi
-    return multi, outcome
-
-
 def commit(
     plan: Plan,
     rebuild: Rebuild | None = None,
@@ -813,3 +815,8 @@ def send_together(plans: Sequence[Plan]) -> Procedure[list[Sent]]:
     for plan, each in zip(plans, sent, strict=True):
         plan.learn(*each)
     return sent
+
+
+def deleted(path: str) -> Procedure[zk.Outcome | None]:
+    """Whether a znode is gone: a task, or that of a batch's open members."""
+    return zk.Outcome(committed=True) if (yield zk.Exists(path)) is None else None

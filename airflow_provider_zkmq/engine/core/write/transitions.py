@@ -1,4 +1,4 @@
-"""Each transition of a task as operations: its record, its batch, the copy that history keeps."""
+"""Each transition of a task as operations: its record, its listings, the copy that history keeps."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias
 
 from msgspec import structs
 
-from ...errors import CorruptRecord, OutcomeUnknown, TransportError, ZkmqError
+from ...errors import CorruptRecord, OutcomeUnknown
 from .. import protocol as zk
-from ..context import Claimed, Context, OpenSegment
+from ..client_state import Claimed, Context, OpenSegment
 from ..model.names import SEPARATOR, Lane, claim_note, consumer_note, index_path
 from ..model.policy import Conf
 from ..model.records import HistoryEntry, TaskState, Times, claimed_before, clip, history_path
 from ..model.states import ENDED, FAILED, Event, State, step
-from ..model.values import Count, Milliseconds, Part, dump, load
+from ..model.values import dump
 from ..protocol import Procedure
-from ..read.configuration import default_conf, known_conf, read_conf
+from ..read import claim_status, server_clock, znodes
+from ..read.configuration import default_conf, known_conf
 from ..read.inspect import ended_ms
-from ..read.leases import lease_path, mark_path, ordering_time, server_time
-from ..read.nodes import read_nodes, read_stats, unless_corrupt
-from .commit import Change, Plan, Refusal, Why, commit, known_bucket, make_bucket, open_segment, remember_batch
-from .new_task import insert, listed_at, unpack
+from .batch_end import close_after, load_batch
+from .commit import Change, Plan, deleted, make_bucket, open_segment
 
 Ops: TypeAlias = Sequence[zk.WriteOp]
 
@@ -118,131 +117,6 @@ def written(
     return None
 
 
-def deleted(path: str) -> Procedure[zk.Outcome | None]:
-    """Whether a znode is gone: a task, or that of a batch's open members."""
-    return zk.Outcome(committed=True) if (yield zk.Exists(path)) is None else None
-
-
-# --- Ending a batch: ``open`` is deleted in the transaction that enqueues what follows, once no member is left in it.
-#
-# Whoever takes the last member off ends the batch; a crash or a lost connection in between leaves an empty
-# ``open``, which the same client's next look, a waiter, the rescue of a dead consumer or a clean-up deletes.
-
-
-class BatchRecord(TypedDict, total=False):
-    """What the znode of a batch holds."""
-
-    nonce: str | None
-    then: Part | None
-    total: Count
-    done: Milliseconds
-    refused: str | None
-
-
-def load_batch(path: str, data: bytes) -> dict[str, Any]:
-    """A batch's record. Raises `CorruptRecord`."""
-    return {**load(path, data, BatchRecord, "a batch")}
-
-
-def close_after(context: Context, name: str | None) -> Procedure[None]:
-    """End a batch after a write that is committed and must not be told to have failed.
-
-    Where the connection is lost, or the call is broken off, the batch is remembered for `close_pending`.
-    """
-    if name is None:
-        return
-    try:
-        yield from close_batch(context, name)
-    except TransportError:
-        remember_batch(context, name)
-    except ZkmqError as error:
-        context.report(context.paths.batch(name), str(error), damage=str(error))
-    except BaseException:
-        remember_batch(context, name)
-        raise
-
-
-def close_pending(context: Context) -> Procedure[None]:
-    """End the batches that this client could not end when it took their last member off."""
-    for name in list(context.pending.batches):
-        context.pending.batches.discard(name)
-        yield from close_after(context, name)
-
-
-def close_batches(context: Context) -> Procedure[None]:
-    """End what a crash left without an end. What cannot be read is reported and stepped over."""
-    names = (yield zk.Children(context.paths.at("batches"))) or ()
-    stats = yield from read_stats([context.paths.batch(name, "open") for name in names])
-    for name, stat in zip(names, stats, strict=True):
-        if stat is not None and not stat.children:
-            yield from close_after(context, name)
-
-
-def close_batch(context: Context, name: str) -> Procedure[None]:
-    """End a batch if the last of its members has ended. Raises `CorruptRecord` for a record that cannot be read."""
-    stat: zk.Stat | None = yield zk.Exists(context.paths.batch(name, "open"))
-    if stat is None or stat.children:
-        return
-    yield from read_conf(context)
-    plan = yield from _ending(context, name)
-    if plan is not None:
-        yield from commit(plan, partial(_anew, context, name))
-
-
-def _ending(context: Context, name: str) -> Procedure[Plan | None]:
-    """How to end a batch as it stands now; None where it is not there any more."""
-    base = context.paths.batch(name)
-    node, follow_up = yield from read_nodes((base, f"{base}/then"))
-    if node is None:
-        return None
-    record = load_batch(base, node.data)
-    path, then, following = f"{base}/then", record.get("then"), list[Change]()
-    lost: str | None = None
-    if follow_up is not None:
-        following.append(Change(context, str(then), [zk.Delete(path)]))
-        if not record.get("refused"):
-            try:
-                new = unpack(context, path, follow_up.data)
-            except CorruptRecord as error:
-                lost = f"{error}; nothing follows the batch"
-            else:
-                new.stamp = context.marks.stamp((yield from ordering_time(context)))
-                following.append((yield from insert(context, new)))
-    elif then:
-        lost = f"{path} is missing: task {then!r} cannot follow the batch"
-    now = yield from server_time(context)
-    index = index_path("batches-done", now, name)
-    yield from known_bucket(context, index)
-    done = dump(record | {"done": now} | ({"refused": clip(lost)} if lost else {}))
-    closing = Change(context, name, [zk.Delete(f"{base}/open"), zk.SetData(base, done, node.stat.version)])
-    closing.proof = partial(deleted, f"{base}/open")
-    closing.preconditions[base] = frozenset({zk.Failure.BAD_VERSION})
-    if lost:
-        closing.on_commit = partial(_notify, context, path, lost)
-    return Plan([closing, *following, listed_at(context, name, index)])
-
-
-def _notify(context: Context, path: str, why: str) -> Procedure[None]:
-    context.report(path, why)
-    return
-    yield  # pragma: no cover
-
-
-def _anew(context: Context, name: str, refusal: Refusal) -> Procedure[Plan | None]:
-    """The plan made anew where its record changed or a segment came or went; without a follow-up whose id is in use."""
-    if refusal.why not in {Why.CHANGED, Why.PLACE}:
-        base, task_id = context.paths.batch(name), refusal.change.task_id
-        taken = refusal.outcome.failure is zk.Failure.NODE_EXISTS and refusal.path == context.paths.task(task_id)
-        node: zk.Node | None = (yield zk.Get(base)) if taken else None
-        if node is None:
-            return None
-        why = f"task {task_id!r}, which should follow the batch, was not enqueued: its id is in use"
-        context.report(base, why)
-        refused = dump(load_batch(base, node.data) | {"refused": clip(why)})
-        yield from zk.transact(zk.Multi((zk.SetData(base, refused),)), zk.never)
-    return (yield from _ending(context, name))
-
-
 # --- A redriven task is a member of its batch again: the batch waits for it, and opens again if it was done.
 #
 # Whoever waits for the batch from then on waits for this member, too, and is told how it ended this time. The task
@@ -258,12 +132,12 @@ def rejoin(context: Context, current: Current) -> Procedure[list[Change]]:
         return []
     base, task_id = context.paths.batch(current.state.batch), current.task_id
     paths = (base, f"{base}/open", f"{base}/open/{task_id}", f"{base}/failed/{task_id}")
-    batch, members, member, failed = yield from read_nodes(paths)
+    batch, members, member, failed = yield from znodes.read_nodes(paths)
     if batch is None:
         return []
     ops: list[zk.WriteOp] = []
     if members is None:  # it is done, or was given up before it was written to its end
-        record = unless_corrupt(context, base, partial(load_batch, base, batch.data))
+        record = znodes.unless_corrupt(context, base, partial(load_batch, base, batch.data))
         if record is None or "total" not in record:
             return []
         done = record.pop("done", None)
@@ -286,14 +160,14 @@ def notes_of(context: Context, task_id: str, state: TaskState) -> list[str]:
     if state.bound or state.lease is None:
         notes.append(context.paths.current(state.consumer or "", task_id))
     if state.lease is not None:
-        notes.append(lease_path(context, state))
+        notes.append(claim_status.lease_path(context, state))
     return notes
 
 
 def beginning(context: Context, claimed: Claimed) -> zk.SetData:
     """Say that the handler of a claim begins. Whoever is at the claim's note meanwhile is refused."""
     note = consumer_note(prefetched=False) if claimed.ends_with_session else claim_note(claimed.claim, prefetched=False)
-    return zk.SetData(mark_path(context, claimed.task_id, claimed.state), note)
+    return zk.SetData(claim_status.mark_path(context, claimed.task_id, claimed.state), note)
 
 
 def unlist(context: Context, current: Current) -> list[zk.WriteOp]:
@@ -370,7 +244,9 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
     if lease is None:
         ops.append(zk.Create(paths.current(consumer, task_id), consumer_note(prefetched=claimed.prefetched)))
     if deadline is not None:
-        ops.append(zk.Create(lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer})))
+        ops.append(
+            zk.Create(claim_status.lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer}))
+        )
     return Plan([Change(context, task_id, ops, after=claimed.state)])
 
 
@@ -552,7 +428,7 @@ def with_history(context: Context, current: Current, plan: Plan) -> Procedure[Pl
     if audience is None or (version and not audience.wants(version)):
         return plan
     paths = [context.paths.task(current.task_id, part) for part in ("state", "data", "metadata", "result")]
-    record, data, metadata, result = yield from read_nodes(paths)
+    record, data, metadata, result = yield from znodes.read_nodes(paths)
     if record is None or record.stat.version != current.version:
         return plan  # it has changed since it was read, and the plan will be refused
     state = current.state
@@ -583,7 +459,7 @@ def with_ending(
     if (yield from _audience(context)) is None:
         return plan
     task = partial(context.paths.task, current.task_id)
-    data, metadata = yield from read_nodes((task("data"), task("metadata")))
+    data, metadata = yield from znodes.read_nodes((task("data"), task("metadata")))
     enqueued, payload = (now, b"") if data is None else (data.stat.ctime, data.data)
     history_entry = HistoryEntry(current.task_id, 0, enqueued, now, after, _text(metadata), payload, result)
     return (yield from _with(context, history_entry, plan))
@@ -597,7 +473,7 @@ def _audience(context: Context) -> Procedure[Conf | None]:
     conf, watch = context.configuration.conf, context.configuration.watch
     if conf is not None and watch is not None and not watch.fired:
         return conf if conf.follow or conf.archive is not None else None
-    marks = yield from read_nodes((context.paths.at("archive"), context.paths.at("followed")))
+    marks = yield from znodes.read_nodes((context.paths.at("archive"), context.paths.at("followed")))
     return replace(default_conf(), follow=True) if any(mark is not None for mark in marks) else None
 
 
@@ -607,7 +483,7 @@ def _text(metadata: zk.Node | None) -> str:
 
 def _with(context: Context, history_entry: HistoryEntry, plan: Plan) -> Procedure[Plan]:
     """The plan, and the write that keeps the history entry; payload or result that do not fit are left out."""
-    now, task_id = (yield from server_time(context)), history_entry.task_id
+    now, task_id = (yield from server_clock.server_time(context)), history_entry.task_id
     path = context.paths.at(history_path(now, task_id, history_entry.version))
     kept = [history_entry, structs.replace(history_entry, data=b"")]
     kept += [] if history_entry.result is None else [structs.replace(history_entry, data=b"", result=None)]

@@ -1,0 +1,58 @@
+"""Whole runs as rows: their schema, and how Spark's Python workers read them from ZooKeeper.
+
+Executors import this: they need no more than `py_files` ships, and pyarrow. Whoever commits needs `deltalake`, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import types
+
+from ...engine import AnyQueue, Ended
+from ...engine.queue_internals import internals
+from ..source.options import Connect, open_client
+from ..source.reading import COLUMNS, Column, parts
+from ..source.reading import batch as rows
+
+DAY_MS: Final = 86_400_000
+#: So many whole tasks are in memory together.
+AT_ONCE: Final = 128
+_OWN: Final = {
+    "id": COLUMNS["task_id"],
+    "day": Column(types.DateType(), ("ended_ms",), lambda ends: [ended // DAY_MS for ended in ends]),
+}
+_STORED: Final = (
+    *("queue", "id", "state", "attempt", "priority", "filters", "metadata", "data", "result", "error", "consumer"),
+    *("enqueued_at", "claimed_at", "ended_at", "wait_ms", "run_ms", "day", "version", "history", "batch", "started_at"),
+)
+_COLUMNS: Final = {name: _OWN.get(name) or COLUMNS[name] for name in _STORED}
+SCHEMA: Final = ", ".join(f"{name} {column.spark.simpleString()}" for name, column in _COLUMNS.items())
+#: What the workers are given: an engine's `Ended`.
+ENDED: Final = "id string, version bigint, place string"
+
+
+def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make the function for ``mapInArrow`` in Spark's workers: what ended in, rows out, none for a run that is gone."""
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with contextlib.ExitStack() as stack:
+            queue: AnyQueue | None = None
+            for batch in batches:
+                if queue is None and batch.num_rows:
+                    client = open_client(connect)
+                    stack.callback(client.close)
+                    queue = client.queue(name)
+                if queue is None:
+                    continue
+                ended = [Ended(**row) for row in batch.to_pylist()]
+                for start in range(0, len(ended), AT_ONCE):
+                    chunk = ended[start : start + AT_ONCE]
+                    tasks = internals(queue).read_ended(chunk, parts=["data", "metadata", "result"])
+                    lists = {part: [getattr(task, part) for task in tasks] for part in parts(_STORED, _COLUMNS)}
+                    yield rows(queue.name, _STORED, lists, _COLUMNS)
+
+    return read
