@@ -159,6 +159,10 @@ MUTANTS: Final = (
     Mutant("a record written once more is another end", "write.transitions", "version=state.ended_zxid or record.stat.mzxid,", "version=record.stat.mzxid,",
            test="tests/unit/test_log.py::test_a_run_in_escrow_that_waits_for_a_window_leaves_the_run_before_it"),
     Mutant("a commit of unknown outcome is planned anew", "tasks.transaction", "plan = transaction.sent if transaction.sent is not None else (yield from _plan(transaction, data))", "plan = yield from _plan(transaction, data)"),
+    Mutant("what was sent elsewhere tells of others", "tasks.enqueue", "self.doubted = self.doubted or not any(new.uncertain for new in self.new_tasks)", "self.doubted = True",
+           test="tests/unit/test_enqueue_new.py::test_what_was_sent_elsewhere_tells_nothing_of_others"),
+    Mutant("one member of a batch stands for all of a transaction", "tasks.enqueue", "            if len(self.new_tasks) > 1:\n", "            if False:\n",
+           test="tests/unit/test_enqueue_new.py::test_a_batch_beside_its_repeat_is_written_to_its_last_member"),
 )  # fmt: skip
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}
 

@@ -10,8 +10,9 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.message import Message, NewTasks
+from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Create, GetMany, Multi
+from airflow_provider_zkmq.engine.core.protocol import Create, CreateContainer, Delete, GetMany, Multi
 from airflow_provider_zkmq.engine.core.read import server_clock
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, transaction
 from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_new
@@ -129,27 +130,151 @@ def test_a_lost_reply_tells_what_was_written() -> None:
         client.check()
 
 
+def lost_once(meanwhile: Any) -> Any:
+    """A fault: the first transaction that writes tasks loses its reply; before the connection is back: `meanwhile`.
+
+    That is called with the ids of its tasks, in their order.
+    """
+    ids: list[list[str]] = []
+
+    def fault(op: Any) -> Any:
+        if not ids and isinstance(op, Multi) and "/tasks/" in repr(op):
+            parts = [part.path.split("/") for part in op.ops if isinstance(part, Create)]
+            ids.append([part[-1] for part in parts if part[-2] == "tasks"])
+            return LOST_REPLY
+        if len(ids) == 1:
+            ids.append([])
+            meanwhile(ids[0])
+        return None
+
+    return fault
+
+
 @pytest.mark.parametrize("on_conflict", ["skip", "raise"])
 def test_what_one_transaction_wrote_and_another_dropped_is_not_written_again(on_conflict: Any) -> None:
     """Its reply is lost, and one task goes before the connection is back: what stands of the others tells of it."""
     for gone in range(3):
-        client, steps = new_queue(), list[str]()
+        client, dropped = new_queue(), list[str]()
         other, ids = another(client), IDS[:3] if on_conflict == "skip" else [None] * 3
 
-        def meanwhile(op: Any, client: Any = client, other: Any = other, steps: Any = steps, n: int = gone) -> Any:
-            if not steps and isinstance(op, Multi) and "/tasks/" in repr(op):
-                steps.append("sent")
-                return LOST_REPLY
-            if steps == ["sent"]:
-                steps.append(sorted(client.check())[n])
-                other.do(interventions.drop(other.context, steps[1]))
-            return None
+        def drop(ids: list[str], other: Any = other, dropped: Any = dropped, n: int = gone) -> None:
+            dropped.append(ids[n])
+            other.do(interventions.drop(other.context, ids[n]))
 
         messages = [Message(b"x", task_id=task_id, on_conflict=on_conflict) for task_id in ids]
-        told = client.do(enqueue.enqueue_each(client.context, messages), meanwhile)
-        assert steps[1] in told, "it was written"
-        assert client.work() == [task_id for task_id in told if task_id != steps[1]]
+        told = client.do(enqueue.enqueue_each(client.context, messages), lost_once(drop))
+        assert dropped[0] in told, "it was written"
+        assert client.work() == [task_id for task_id in told if task_id != dropped[0]]
         client.check()
+
+
+def test_what_was_sent_elsewhere_tells_nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three are lost on the way; two that others have taken regroup the rest; then the three arrive late, and one goes.
+
+    The transaction of the regrouped is refused, and what stands of it was written by the first: the others are not.
+    """
+    monkeypatch.setattr(enqueue, "TASKS_PER_MULTI", 3)
+    client, sent, late = new_queue(), list[Multi](), list[bool]()
+    other = another(client)
+    client.put(task_id="before")
+
+    def fault(op: Any) -> Any:
+        if not (isinstance(op, Multi) and any(writes(client, op, name) for name in "abcdef")):
+            return None
+        sent.append(op)
+        if len(sent) == 1:
+            return LOST_REQUEST
+        if len(sent) == 2:
+            other.put(b"theirs", task_id="b")
+            other.put(b"theirs", task_id="e")
+        elif writes(client, op, "a") and writes(client, op, "d") and not late:
+            other.do(interventions.drop(other.context, "b"))
+            late.append(client.zk.multi(0, sent[0].ops).committed)
+            return LOST_REQUEST
+        return None
+
+    told = load(client, *"abcdef", fault=fault)
+    assert late == [True]
+    assert set(told.written) <= client.check().keys(), "what is told to be written is there"
+    assert client.check().keys() == {*"abcdef", "before"}
+
+
+def test_a_batch_beside_its_repeat_is_written_to_its_last_member() -> None:
+    """The repeat has written some members when the transaction of all arrives: none of the others is left out."""
+    for written in (1, 8):
+        client = new_queue()
+        other, messages = another(client), [Message(str(number).encode()) for number in range(12)]
+        first = step(client, enqueue.enqueue_batch(client.context, messages, "b"))
+        while not (isinstance(first.op, Multi) and "/tasks/" in repr(first.op)):
+            first.step()
+        left = count()
+
+        def broken_off(op: Any, left: Any = left, most: int = written) -> Any:
+            return BROKEN_OFF if isinstance(op, Multi) and "/tasks/" in repr(op) and next(left) >= most else None
+
+        with pytest.raises(Crash):
+            other.do(enqueue.enqueue_batch(other.context, messages, "b"), broken_off)
+        there = len(client.check())
+        assert 0 < there < 12
+        ids = first.finish()
+        assert client.check().keys() == set(ids)
+        assert client.work() == list(ids)
+        batch = client.do(batches.read_batch(client.context, "b"))
+        assert (batch.total, batch.open, batch.done) == (12, 0, True)
+
+
+def test_a_batch_that_was_sealed_before_its_writer_heard_of_it_is_written() -> None:
+    """The reply is lost; one member is dropped, the others are completed, somebody seals it: the writer is told so."""
+    client = new_queue()
+    other = another(client)
+    client.put(task_id="before")
+    client.do(enqueue.open_shared(client.context, "b"))
+
+    def meanwhile(_: object) -> None:
+        other.do(interventions.drop(other.context, IDS[0]))
+        other.work()
+        other.do(enqueue.seal(other.context, "b"))
+
+    assert load(client, *IDS[:3], batch="b", fault=lost_once(meanwhile)) == NewTasks(tuple(IDS[:3]), ())
+    assert client.do(batches.read_batch(client.context, "b")).failed == (IDS[0],)
+
+
+def test_tasks_without_ids_are_known_again_whatever_became_of_them() -> None:
+    """Their reply is lost; the first is dropped, and the others are redriven until their records know nothing of it."""
+    client, dropped = new_queue(policy=RetryPolicy(attempts=1, factor=0)), list[str]()
+    other = another(client)
+
+    def meanwhile(ids: list[str]) -> None:
+        first, *rest = ids
+        dropped.append(first)
+        other.do(interventions.drop(other.context, first))
+        for _ in range(4):
+            for _ in rest:
+                other.fail(other.claimed(), retry=False)
+            for each in rest:
+                other.do(interventions.redrive(other.context, each))
+
+    told = client.do(enqueue.enqueue_each(client.context, [Message(b"x")] * 3), lost_once(meanwhile))
+    assert client.check().keys() == set(told) - set(dropped)
+
+
+def test_an_enqueue_that_was_sent_and_meets_no_server_later_is_unknown() -> None:
+    """Its first request may be carried out still, once somebody has made the bucket that it missed."""
+    client = new_queue()
+    steps = list[str]()
+
+    def fault(op: Any) -> Any:
+        if isinstance(op, CreateContainer) and "sent" in steps:
+            return Unavailable("no server answered")
+        if isinstance(op, Multi) and "/tasks/" in repr(op) and not steps:
+            steps.append("sent")
+            bucket = next(part.path for part in op.ops if "/scheduled/" in part.path).rpartition("/")[0]
+            assert client.zk.multi(client.session, (Delete(bucket),)).committed
+            return LOST_REQUEST
+        return None
+
+    told = refused(client, OutcomeUnknown, enqueue.enqueue_each(client.context, [Message(b"x", delay=60)]), None, fault)
+    assert len(told.task_ids) == 1
 
 
 def test_a_call_of_unknown_outcome_made_again_tells_what_it_wrote() -> None:

@@ -332,6 +332,10 @@ class _Group:
     written: bool = False
     doubted: bool = False
     """Its outcome was not known once, and nobody had sent its tasks before: what stands of one tells of all."""
+    met_others: bool = False
+    """Another call has written some of its tasks: each is to go alone."""
+    latest: Plan | None = None
+    """What it was sent as last."""
     tries: zk.Tries | None = None
 
     @property
@@ -346,21 +350,28 @@ class _Group:
         if self.batch is not None:
             marker = self.context.paths.batch(self.batch, "open", WRITING)
             changes.append(Change(self.context, self.batch, [zk.SetData(marker, b"", -1)]))
-        return Plan(changes)
+        self.latest = Plan(changes)
+        return self.latest
 
-    def carry_out(self, plan: Plan, sent: Sent | None = None) -> Procedure[None]:
-        """Carry the transaction to its end, which may be sent already: they are written, or an id is in use."""
+    def carry_out(self, plan: Plan, sent: Sent | None = None) -> Procedure[list[_Group]]:
+        """Carry the transaction to its end, which may be sent already; returns the groups for which an id is in use."""
         if sent is not None and sent.outcome.unknown:
             self._doubt()
         try:
             committed = yield from commit(plan, self._anew, first=sent, by=send)
         except errors.Unavailable:
+            if self.latest is not None and self.latest.doubted:
+                self._doubt()
             self._not_written()
             raise
         self.written = self.written or committed.refusal is None
+        if self.met_others:
+            return (yield from self._one_by_one())
         if self.written:
             self.call.done(self.new_tasks)
-        elif self.in_use is None and committed.refusal is not None:
+        elif self.in_use is not None:
+            return [self]
+        elif committed.refusal is not None:
             self._not_written()
             refusal = committed.refusal
             if refusal.outcome.failure is not zk.Failure.NO_NODE:
@@ -369,24 +380,38 @@ class _Group:
                 msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
                 raise errors.ConfigError(msg)
             raise queue_deleted(self.context)
+        return []
+
+    def _one_by_one(self) -> Procedure[list[_Group]]:
+        """Each in a transaction of its own; those whose ids are in use."""
+        in_use: list[_Group] = []
+        for new in self.new_tasks:
+            alone = _Group(self.context, self.call, [new], self.batch)
+            plan = yield from alone.plan()
+            self.call.sending([new])
+            in_use += yield from alone.carry_out(plan)
+        return in_use
 
     def _anew(self, refusal: Refusal) -> Procedure[Plan | None]:
         """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
         if refusal.uncertain:
             self._doubt()
+        if self.doubted and (yield from self._any_stands()):  # one that does not has been dropped, or collected
+            self.written = True
+            return None
         self._not_written()
         if refusal.why is not Why.PLACE:
             paths = (self.context.paths.task(new.task_id) for new in self.new_tasks)
             met = next((new for new, path in zip(self.new_tasks, paths, strict=True) if path == refusal.path), None)
             if met is None or refusal.outcome.failure is not zk.Failure.NODE_EXISTS:
                 return None
-            if self.doubted and (yield from self._any_stands()):  # one that does not has been dropped, or collected
-                self.written = True
-                return None
             if met.only_new:
                 self.in_use = met.task_id
                 return None
-            if met is not self.first or not (yield from self._resolve_conflict()):  # what may meet its id goes alone
+            if len(self.new_tasks) > 1:
+                self.met_others = True
+                return None
+            if not (yield from self._resolve_conflict()):
                 return None
             self.tries = self.tries or zk.Tries(f"enqueue of task {self.first.task_id!r}")
             yield from self.tries.refused(refusal.outcome, refusal.multi, None)
@@ -441,8 +466,11 @@ class _Group:
     def _any_stands(self) -> Procedure[bool]:
         """Whether one of its tasks is there as this transaction wrote it."""
         records = yield from znodes.read_records(self.context, [new.task_id for new in self.new_tasks])
-        pairs = zip(self.new_tasks, records, strict=True)
-        return any(isinstance(record, znodes.Record) and new.has_written(record.state) for new, record in pairs)
+        for new, record in zip(self.new_tasks, records, strict=True):
+            own = new.generated and new.batch is None  # made for it: whatever became of it since, it is there
+            if isinstance(record, znodes.Record) and (own or new.has_written(record.state)):
+                return True
+        return False
 
     def _doubt(self) -> None:
         self.doubted = self.doubted or not any(new.uncertain for new in self.new_tasks)
@@ -461,8 +489,7 @@ def write_all(context: Context, new_tasks: Sequence[new_task.NewTask], call: Cal
     if len(made) == 1 and not made[0].new_tasks[0].only_new:  # it may go together with what other calls send
         plan = yield from made[0].plan()
         call.sending(made[0].new_tasks)
-        yield from made[0].carry_out(plan)
-        refusals = made if made[0].in_use is not None else []
+        refusals = yield from made[0].carry_out(plan)
     else:
         for start in range(0, len(made), WINDOW):
             refusals += yield from _write(call, made[start : start + WINDOW])
@@ -506,17 +533,17 @@ def _write(call: Call, groups: Sequence[_Group]) -> Procedure[list[_Group]]:
     except errors.Unavailable:  # nothing was sent
         call.refused(new for new in new_tasks if new.task_id not in before)
         raise
-    failed: list[errors.ZkmqError] = []
+    in_use, failed = list[_Group](), list[errors.ZkmqError]()
     for group, plan, sent in zip(groups, plans, ended, strict=True):
         try:
-            yield from group.carry_out(plan, sent)
+            in_use += yield from group.carry_out(plan, sent)
         except errors.TransportError:
             raise
         except errors.ZkmqError as error:  # raised when all have been carried to their end
             failed.append(error)
     if failed:
         raise failed[0]
-    return [group for group in groups if group.in_use is not None]
+    return in_use
 
 
 # --- Enqueue: one message, many, or a batch of them; each task's tree and its entry are written in one transaction.

@@ -541,9 +541,10 @@ class Refusal:
 
 @dataclass(eq=False)
 class Plan:
-    """One transaction."""
+    """One transaction. ``doubted``: its outcome was not known once."""
 
     changes: list[Change]
+    doubted: bool = False
 
     def __str__(self) -> str:
         names = ", ".join(repr(change.task_id) for change in self.changes[:3])
@@ -739,6 +740,7 @@ def commit(
             multi, outcome = first or (yield from by(plan.changes[0].context, plan.multi))
             unknown = outcome.unknown
             if unknown:
+                plan.doubted = True
                 plan.learn(multi, outcome)  # a segment that it may have opened is looked for again
                 outcome = yield from zk.resolved(multi, outcome, plan.proof)
             elif requested and not outcome.committed:
