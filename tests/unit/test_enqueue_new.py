@@ -12,7 +12,7 @@ from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.message import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Create, CreateContainer, Delete, GetMany, Multi
+from airflow_provider_zkmq.engine.core.protocol import Create, CreateContainer, Delete, Get, GetMany, Multi
 from airflow_provider_zkmq.engine.core.read import server_clock
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, transaction
 from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_new
@@ -22,6 +22,7 @@ from airflow_provider_zkmq.engine.errors import (
     CorruptRecord,
     DuplicateTask,
     OutcomeUnknown,
+    QueueNotFound,
     TaskNotFound,
     Unavailable,
 )
@@ -224,7 +225,7 @@ def test_a_batch_beside_its_repeat_is_written_to_its_last_member() -> None:
 
 
 def test_a_batch_that_was_sealed_before_its_writer_heard_of_it_is_written() -> None:
-    """The reply is lost; one member is dropped, the others are completed, somebody seals it: the writer is told so."""
+    """The reply is lost; one member is dropped, the others are completed, somebody seals it: its writer is told."""
     client = new_queue()
     other = another(client)
     client.put(task_id="before")
@@ -256,6 +257,58 @@ def test_tasks_without_ids_are_known_again_whatever_became_of_them() -> None:
 
     told = client.do(enqueue.enqueue_each(client.context, [Message(b"x")] * 3), lost_once(meanwhile))
     assert client.check().keys() == set(told) - set(dropped)
+
+
+def test_tasks_without_ids_run_once_though_they_went_before_anybody_looked() -> None:
+    """Their reply is lost, and all of them are handled and collected as soon as the same was refused once more."""
+    for number in (1, 3):
+        client, sent, ran = new_queue(), list[Any](), list[str]()
+        other = another(client)
+        client.put(task_id="before")  # so that their lane is there
+        client.work()
+
+        def fault(op: Any, sent: Any = sent, other: Any = other, ran: Any = ran) -> Any:
+            if isinstance(op, Multi) and "/tasks/" in repr(op):
+                sent.append(op)
+                return LOST_REPLY if len(sent) == 1 else None
+            if len(sent) == 2 and isinstance(op, Get | GetMany):
+                ran += other.work()
+                other.do(collect.collect_garbage(other.context, 0))
+            return None
+
+        ids = client.do(enqueue.enqueue_each(client.context, [Message(b"x")] * number), fault)
+        assert sorted(ran + client.work()) == sorted(ids)
+
+
+def test_a_member_that_was_dropped_is_not_written_again_beside_a_repeat() -> None:
+    """The repeat has written all of a batch when the transaction of all arrives; one of them was dropped by then."""
+    client = new_queue()
+    other, messages = another(client), [Message(str(number).encode()) for number in range(3)]
+    first = step(client, enqueue.enqueue_batch(client.context, messages, "b"))
+    while not (isinstance(first.op, Multi) and "/tasks/" in repr(first.op)):
+        first.step()
+    ids = other.do(enqueue.enqueue_batch(other.context, messages, "b"))
+    other.do(interventions.drop(other.context, ids[0]))
+    assert first.finish() == ids
+    assert client.work() == list(ids[1:])
+    assert client.do(batches.read_batch(client.context, "b")).failed == (ids[0],)
+
+
+def test_what_went_with_its_queue_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is deleted between two transactions of a call; once it is there again, the same call writes all."""
+    monkeypatch.setattr(enqueue, "TASKS_PER_MULTI", 1)
+    monkeypatch.setattr(enqueue, "WINDOW", 1)
+    client = new_queue()
+    other = another(client)
+
+    def deleted(op: Any) -> None:
+        if writes(client, op, "b") and "a" in other.check():
+            other.do(admin.delete(other.context, confirm=True, force=True))
+
+    refused(client, QueueNotFound, loading(client, "a", "b"), None, deleted)
+    client.do(admin.configure(client.context))
+    assert load(client, "a", "b") == NewTasks(("a", "b"), ())
+    assert client.check().keys() == {"a", "b"}
 
 
 def test_an_enqueue_that_was_sent_and_meets_no_server_later_is_unknown() -> None:

@@ -229,8 +229,8 @@ def run_call(context: Context, call: Call, procedure: Procedure[T]) -> Procedure
         result = yield from procedure
         check_written(context, call)
         return result
-    except errors.DuplicateTask:
-        raise  # it tells which were written
+    except (errors.DuplicateTask, errors.QueueNotFound):
+        raise  # it tells which were written; with the queue all of it went
     except errors.TransportError as error:
         if not (call.sent or call.opened):
             raise
@@ -385,7 +385,12 @@ class _Group:
     def _one_by_one(self) -> Procedure[list[_Group]]:
         """Each in a transaction of its own; those whose ids are in use."""
         in_use: list[_Group] = []
+        if self.first.batch is not None:  # a member that failed, and was dropped, was written
+            dropped = (yield zk.Children(self.context.paths.batch(self.first.batch, "failed"))) or ()
+            self.call.done(new for new in self.new_tasks if new.task_id in dropped)
         for new in self.new_tasks:
+            if new.task_id in self.call.written:
+                continue
             alone = _Group(self.context, self.call, [new], self.batch)
             plan = yield from alone.plan()
             self.call.sending([new])
@@ -396,14 +401,17 @@ class _Group:
         """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
         if refusal.uncertain:
             self._doubt()
-        if self.doubted and (yield from self._any_stands()):  # one that does not has been dropped, or collected
+        paths = (self.context.paths.task(new.task_id) for new in self.new_tasks)
+        met = next((new for new, path in zip(self.new_tasks, paths, strict=True) if path == refusal.path), None)
+        if refusal.outcome.failure is not zk.Failure.NODE_EXISTS:
+            met = None
+        # What does not stand of a transaction that was carried out has been dropped, or collected.
+        if self.doubted and ((met is not None and met.has_own_id) or (yield from self._any_stands())):
             self.written = True
             return None
         self._not_written()
         if refusal.why is not Why.PLACE:
-            paths = (self.context.paths.task(new.task_id) for new in self.new_tasks)
-            met = next((new for new, path in zip(self.new_tasks, paths, strict=True) if path == refusal.path), None)
-            if met is None or refusal.outcome.failure is not zk.Failure.NODE_EXISTS:
+            if met is None:
                 return None
             if met.only_new:
                 self.in_use = met.task_id
@@ -442,7 +450,7 @@ class _Group:
                 return True
             state = TaskState.decode(path, node.data)
             # One whose id was made for it is ours, whatever became of it since.
-            written = uncertain and ((new.generated and new.batch is None) or new.has_written(state))
+            written = uncertain and (new.has_own_id or new.has_written(state))
             if written or (yield from _same_member(context, new, state)):
                 self.written = True
                 break
@@ -467,8 +475,7 @@ class _Group:
         """Whether one of its tasks is there as this transaction wrote it."""
         records = yield from znodes.read_records(self.context, [new.task_id for new in self.new_tasks])
         for new, record in zip(self.new_tasks, records, strict=True):
-            own = new.generated and new.batch is None  # made for it: whatever became of it since, it is there
-            if isinstance(record, znodes.Record) and (own or new.has_written(record.state)):
+            if isinstance(record, znodes.Record) and (new.has_own_id or new.has_written(record.state)):
                 return True
         return False
 

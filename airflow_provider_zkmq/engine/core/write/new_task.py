@@ -73,6 +73,11 @@ class NewTask:
         """The name of its entry, wherever among the pending it stands."""
         return entry_name(self.stamp, self.task_id)
 
+    @property
+    def has_own_id(self) -> bool:
+        """Whether its id was made for it, so that whatever has it is this task. Others may write a batch's member."""
+        return self.generated and self.batch is None
+
     def has_written(self, state: TaskState) -> bool:
         """Whether a record is this tree's doing: its entry has our stamp, whatever was changed since, or our nonce."""
         return (self.stamp != "" and state.entry.startswith(self.stamp)) or self.nonce in state.settled
