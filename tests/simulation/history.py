@@ -10,7 +10,7 @@ from airflow_provider_zkmq.engine.core.model.names import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
 from airflow_provider_zkmq.engine.core.protocol import Check, Create, Delete, Multi, SetData
-from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
+from airflow_provider_zkmq.engine.core.write.new_task import WRITING
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from tests.simulation.changes import judge_change
 from tests.simulation.ended import Book, may_be_gone

@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine.core.protocol import (
 )
 from airflow_provider_zkmq.engine.core.read import inspect, watch_tasks
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, interventions, settle, transaction
-from airflow_provider_zkmq.engine.core.write import batch_end
+from airflow_provider_zkmq.engine.core.write import batch_end, new_task
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TaskNotFound, Unavailable, WaitTimeout
 from tests.unit.claiming import many, refused, unit_of
 from tests.unit.world import BROKEN_OFF, Client, Crash, new_queue
@@ -164,7 +164,7 @@ def test_a_member_that_has_ended_is_not_written_again_by_a_repeated_call() -> No
         client.cancel("a")
         if dropped:
             client.do(interventions.drop(client.context, "a"))
-        client.zk.multi(0, (Create(path(client, f"open/{batches.WRITING}")),))  # it was not written to its end
+        client.zk.multi(0, (Create(path(client, f"open/{new_task.WRITING}")),))  # it was not written to its end
         other = batch_with("a", "z", client=Client(client.zk))
         assert dropped is ("a" not in client.check())
         assert dropped or client.state("a").state is State.CANCELLED

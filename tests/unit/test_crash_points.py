@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle, transaction
-from airflow_provider_zkmq.engine.core.tasks.batches import WRITING
+from airflow_provider_zkmq.engine.core.write.new_task import WRITING
 from tests.unit.world import CRASHES, LOST, Client, Crash, FakeZooKeeper, Faults
 
 I, C, F, D, X = State.INSERTED, State.CLAIMED, State.FINISHED, State.DEAD, State.CANCELLED  # noqa: E741

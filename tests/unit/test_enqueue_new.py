@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -294,6 +295,67 @@ def test_a_member_that_was_dropped_is_not_written_again_beside_a_repeat() -> Non
     assert client.do(batches.read_batch(client.context, "b")).failed == (ids[0],)
 
 
+def begun(client: Client, messages: list[Message], written: int) -> None:
+    """A call that writes a batch; it crashes in the transaction that writes members after so many of them."""
+    left = count()
+
+    def broken_off(op: Any) -> Any:
+        return BROKEN_OFF if isinstance(op, Multi) and "/tasks/" in repr(op) and next(left) >= written else None
+
+    with suppress(Crash, DuplicateTask):
+        client.do(enqueue.enqueue_batch(client.context, messages, "b"), broken_off)
+
+
+@pytest.mark.parametrize("fate", ["dropped", "died and dropped", "collected"])
+@pytest.mark.parametrize("without_ids", [True, False])
+def test_no_member_is_written_twice_whenever_it_goes_beside_a_repeat(fate: str, without_ids: bool) -> None:
+    """One writes a batch; before each of its requests in turn another writes it, too, and its members go.
+
+    The one is told that all are written, or that the batch is; each member was handled once, or dropped.
+    """
+    messages = [Message(b"x", task_id=None if without_ids else f"m{n}") for n in range(3)]
+    for written in (None, 0) if without_ids else (None, 0, 1, 2):
+        assert any(not _beside_a_repeat(messages, written, moment, fate) for moment in range(60))
+
+
+def _beside_a_repeat(messages: list[Message], written: int | None, moment: int, fate: str) -> bool:
+    """Whether the one, which has `begun` if `written` is given, made so many requests that the other came between."""
+    client = new_queue(policy=RetryPolicy(attempts=1))
+    other = another(client)
+    if written is not None:
+        begun(client, messages, written)
+    ran, gone, at = list[str](), list[str](), count()
+
+    def meanwhile(_op: Any) -> None:
+        if client.zk.node(client.context.paths.batch("b")) is None or next(at) != moment:
+            return
+        begun(other, messages, 2)
+        if fate == "collected":
+            ran.extend(other.work())
+            other.zk.advance(60)
+            begun(other, messages, 20)
+            other.do(collect.collect_garbage(other.context, 30))
+            return
+        for task_id in sorted(other.check())[:2]:
+            if fate == "died and dropped":
+                claimed = other.claimed()
+                other.fail(claimed, retry=False)
+                task_id = claimed.task_id
+            other.do(interventions.drop(other.context, task_id))
+            gone.append(task_id)
+
+    try:
+        ids = client.do(enqueue.enqueue_batch(client.context, messages, "b"), meanwhile)
+    except DuplicateTask:
+        ids = sorted([*ran, *gone, *client.check()])
+    ran += client.work()
+    assert (sorted([*ran, *gone]), len(ids)) == (sorted(ids), 3), (written, moment)
+    client.check()
+    with suppress(TaskNotFound):  # it was collected as well
+        assert client.do(batches.read_batch(client.context, "b")).done
+    return next(at) > moment + 1
+
+
 def test_what_went_with_its_queue_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is deleted between two transactions of a call; once it is there again, the same call writes all."""
     monkeypatch.setattr(enqueue, "TASKS_PER_MULTI", 1)
@@ -311,23 +373,32 @@ def test_what_went_with_its_queue_is_written_again(monkeypatch: pytest.MonkeyPat
     assert client.check().keys() == {"a", "b"}
 
 
-def test_an_enqueue_that_was_sent_and_meets_no_server_later_is_unknown() -> None:
+@pytest.mark.parametrize("on_conflict", ["raise", "replace"])
+def test_an_enqueue_that_was_sent_and_meets_no_server_later_is_unknown(on_conflict: Any) -> None:
     """Its first request may be carried out still, once somebody has made the bucket that it missed."""
     client = new_queue()
     steps = list[str]()
+    if on_conflict == "replace":
+        client.put(task_id="a")
 
     def fault(op: Any) -> Any:
         if isinstance(op, CreateContainer) and "sent" in steps:
             return Unavailable("no server answered")
-        if isinstance(op, Multi) and "/tasks/" in repr(op) and not steps:
+        replaces = isinstance(op, Multi) and not isinstance(op.ops[0], Create)
+        if isinstance(op, Multi) and "/tasks/" in repr(op) and not steps and replaces == (on_conflict == "replace"):
             steps.append("sent")
             bucket = next(part.path for part in op.ops if "/scheduled/" in part.path).rpartition("/")[0]
             assert client.zk.multi(client.session, (Delete(bucket),)).committed
             return LOST_REQUEST
         return None
 
-    told = refused(client, OutcomeUnknown, enqueue.enqueue_each(client.context, [Message(b"x", delay=60)]), None, fault)
-    assert len(told.task_ids) == 1
+    messages = [Message(b"x", task_id="a", delay=60, on_conflict=on_conflict)]
+    told = refused(client, OutcomeUnknown, enqueue.enqueue_each(client.context, messages), None, fault)
+    assert told.task_ids == ("a",)
+    assert steps == ["sent"]
+    assert client.do(enqueue.enqueue_each(client.context, messages)) == ["a"]
+    client.zk.advance(100)
+    assert client.work() == ["a"]
 
 
 def test_a_call_of_unknown_outcome_made_again_tells_what_it_wrote() -> None:

@@ -16,9 +16,10 @@ from ..model.values import Duration, dump, optional_seconds
 from ..protocol import Procedure, refused
 from ..read import completion_log, queue_existence, server_clock, znodes
 from ..read.configuration import known_conf, read_conf
-from ..tasks.batches import WRITING, delete_batch
+from ..tasks.batches import delete_batch
 from ..write import batch_end, transitions
 from ..write.commit import Change, Plan, commit, forget_lanes, merge, mergeable, send_together
+from ..write.new_task import WRITING
 from .due_work import bring_back, give_lock_back, take_lock
 
 # --- What clean-up does beside deleting tasks: idle lanes go, batches are ended, old ones deleted.

@@ -44,9 +44,9 @@ from ..model.values import Count, Span, Zxid, dump, load, seconds
 from ..protocol import Procedure
 from ..read import queue_existence, server_clock, znodes
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES
-from ..tasks.batches import WRITING
 from ..write import batch_end, new_task, transitions
 from ..write.commit import make_bucket
+from ..write.new_task import WRITING
 
 # --- The verb, and what it tells.
 

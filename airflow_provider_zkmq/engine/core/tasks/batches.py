@@ -19,10 +19,8 @@ from ..model.values import Duration, dump
 from ..protocol import Procedure, refused
 from ..read import queue_existence, watch_cache, watch_tasks, znodes
 from ..write.batch_end import close_after, close_batch, load_batch
-from ..write.new_task import NewTask, pack, stamped
+from ..write.new_task import WRITING, NewTask, pack, stamped
 
-#: Stands among the open members while they are being written; no task can have this name.
-WRITING: Final = "~writing"
 DELETES_PER_MULTI: Final = 500
 
 

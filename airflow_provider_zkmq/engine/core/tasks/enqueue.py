@@ -36,7 +36,7 @@ from ..read.configuration import known_conf, read_conf
 from ..read.inspect import member_id
 from ..write import new_task, rerun, transitions
 from ..write.commit import Change, Plan, Refusal, Sent, Why, anew, commit, queue_deleted, send, send_together
-from .batches import WRITING, Batch, Opened, open_batch, read_batch, seal_batch
+from .batches import Batch, Opened, open_batch, read_batch, seal_batch
 from .interventions import rescue_lapsed
 
 # --- An id that exists already: what an enqueue makes of it.
@@ -110,8 +110,8 @@ def run_anew(context: Context, new: new_task.NewTask, current: transitions.Curre
     extra = new_task.content_ops(context, new, state)
     if state.result:
         extra.append(zk.Delete(context.paths.task(new.task_id, "result")))
-    if new.batch:
-        extra.append(zk.Create(context.paths.batch(new.batch, "open", new.task_id)))
+    if new.batch is not None:
+        extra += [*new.joins(context), new_task.is_written(context, new.batch)]
     before = current
     if state.state is State.FINISHED:
         before = current.with_state(state.with_attempt("finished", state.ended or 0, None, state.started))
@@ -319,12 +319,11 @@ WINDOW: Final = 8
 
 @dataclass(slots=True)
 class _Group:
-    """The new tasks of one transaction, and the call whose they are. `batch`: a shared one, while that is open."""
+    """The new tasks of one transaction, and the call whose they are."""
 
     context: Context
     call: Call
     new_tasks: list[new_task.NewTask]
-    batch: str | None = None
     in_use: str | None = None
     """An id that a task has, for which the transaction was refused."""
     status: str = ""
@@ -334,8 +333,6 @@ class _Group:
     """Its outcome was not known once, and nobody had sent its tasks before: what stands of one tells of all."""
     met_others: bool = False
     """Another call has written some of its tasks: each is to go alone."""
-    latest: Plan | None = None
-    """What it was sent as last."""
     tries: zk.Tries | None = None
 
     @property
@@ -347,11 +344,9 @@ class _Group:
         changes = []
         for new in self.new_tasks:
             changes.append((yield from new_task.insert(self.context, new)))
-        if self.batch is not None:
-            marker = self.context.paths.batch(self.batch, "open", WRITING)
-            changes.append(Change(self.context, self.batch, [zk.SetData(marker, b"", -1)]))
-        self.latest = Plan(changes)
-        return self.latest
+        if (batch := self.first.batch) is not None:
+            changes.append(Change(self.context, batch, [new_task.is_written(self.context, batch)]))
+        return Plan(changes)
 
     def carry_out(self, plan: Plan, sent: Sent | None = None) -> Procedure[list[_Group]]:
         """Carry the transaction to its end, which may be sent already; returns the groups for which an id is in use."""
@@ -360,13 +355,11 @@ class _Group:
         try:
             committed = yield from commit(plan, self._anew, first=sent, by=send)
         except errors.Unavailable:
-            if self.latest is not None and self.latest.doubted:
-                self._doubt()
             self._not_written()
             raise
         self.written = self.written or committed.refusal is None
         if self.met_others:
-            return (yield from self._one_by_one())
+            return (yield from _write(self.call, [_Group(self.context, self.call, [new]) for new in self.new_tasks]))
         if self.written:
             self.call.done(self.new_tasks)
         elif self.in_use is not None:
@@ -376,41 +369,43 @@ class _Group:
             refusal = committed.refusal
             if refusal.outcome.failure is not zk.Failure.NO_NODE:
                 raise refused("enqueue", refusal.outcome, refusal.multi)
-            if refusal.path.startswith(self.context.paths.at("batches") + "/"):
-                msg = f"the batch of {refusal.path} is not open for new tasks: it was written to its end, or deleted"
-                raise errors.ConfigError(msg)
+            yield from self._refuse_a_closed_batch(refusal)
             raise queue_deleted(self.context)
         return []
 
-    def _one_by_one(self) -> Procedure[list[_Group]]:
-        """Each in a transaction of its own; those whose ids are in use."""
-        in_use: list[_Group] = []
-        if self.first.batch is not None:  # a member that failed, and was dropped, was written
-            dropped = (yield zk.Children(self.context.paths.batch(self.first.batch, "failed"))) or ()
-            self.call.done(new for new in self.new_tasks if new.task_id in dropped)
-        for new in self.new_tasks:
-            if new.task_id in self.call.written:
-                continue
-            alone = _Group(self.context, self.call, [new], self.batch)
-            plan = yield from alone.plan()
-            self.call.sending([new])
-            in_use += yield from alone.carry_out(plan)
-        return in_use
+    def _refuse_a_closed_batch(self, refusal: Refusal) -> Procedure[None]:
+        """Raise for a batch that takes no members any more: another call sealed it, or clean-up gave it up."""
+        name, paths = self.first.batch, self.context.paths
+        if name is None or not refusal.path.startswith(paths.batch(name) + "/"):
+            return
+        msg = f"batch {name!r} of queue {self.context.queue!r} is not open for new tasks: it was "
+        if not self.first.only_new and (yield zk.Exists(paths.batch(name))) is not None:
+            raise errors.DuplicateTask(msg + "written to its end by another call", enqueued=sorted(self.call.written))
+        raise errors.ConfigError(msg + "written to its end, or deleted")
 
     def _anew(self, refusal: Refusal) -> Procedure[Plan | None]:
         """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
         if refusal.uncertain:
             self._doubt()
-        paths = (self.context.paths.task(new.task_id) for new in self.new_tasks)
-        met = next((new for new, path in zip(self.new_tasks, paths, strict=True) if path == refusal.path), None)
-        if refusal.outcome.failure is not zk.Failure.NODE_EXISTS:
-            met = None
+        met = dropped = None
+        if refusal.outcome.failure is zk.Failure.NODE_EXISTS:
+            paths = self.context.paths
+            met = next((new for new in self.new_tasks if paths.task(new.task_id) == refusal.path), None)
+            batch = self.first.batch or ""
+            named = (new for new in self.new_tasks if paths.batch(batch, "failed", new.task_id) == refusal.path)
+            dropped = next(named, None)
         # What does not stand of a transaction that was carried out has been dropped, or collected.
         if self.doubted and ((met is not None and met.has_own_id) or (yield from self._any_stands())):
             self.written = True
             return None
         self._not_written()
-        if refusal.why is not Why.PLACE:
+        if dropped is not None:  # a member that was written, failed and was dropped: it never runs again
+            self.new_tasks.remove(dropped)
+            (self.call.refused if dropped.only_new else self.call.done)([dropped])
+            if not self.new_tasks:
+                self.written = True
+                return None
+        elif refusal.why is not Why.PLACE:
             if met is None:
                 return None
             if met.only_new:
@@ -423,11 +418,6 @@ class _Group:
                 return None
             self.tries = self.tries or zk.Tries(f"enqueue of task {self.first.task_id!r}")
             yield from self.tries.refused(refusal.outcome, refusal.multi, None)
-        elif self.first.only_new and self.batch is not None:  # a member may have been written, and dropped, meanwhile
-            failed = (yield zk.Children(self.context.paths.batch(self.batch, "failed"))) or ()
-            self.in_use = next((new.task_id for new in self.new_tasks if new.task_id in failed), None)
-            if self.in_use is not None:
-                return None
         plan = yield from self.plan()
         self.call.sending(self.new_tasks)
         return plan
@@ -442,7 +432,7 @@ class _Group:
         tries = zk.Tries(f"enqueue of task {new.task_id!r}")
         while not self.written:
             node = yield from _read(path, again=uncertain)
-            if node is None and uncertain:
+            if node is None and uncertain and new.batch is None:  # members are kept until theirs is sealed
                 msg = f"task {new.task_id!r} was written or not, and what stood there has been collected meanwhile"
                 raise errors.OutcomeUnknown(msg)
             if node is None:
@@ -468,6 +458,10 @@ class _Group:
             committed = yield from commit((yield from build()), anew(build))
             self.written = committed.refusal is None
             if committed.refusal is not None:
+                if committed.uncertain:
+                    self._doubt()
+                uncertain = new.uncertain
+                yield from self._refuse_a_closed_batch(committed.refusal)
                 yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, node.stat.mzxid)
         return False
 
@@ -510,9 +504,7 @@ def write_all(context: Context, new_tasks: Sequence[new_task.NewTask], call: Cal
         raise errors.DuplicateTask(msg, status=refusals[0].status, duplicates=ids, enqueued=done)
 
 
-def _grouped(
-    context: Context, call: Call, new_tasks: Sequence[new_task.NewTask], batch: str | None = None
-) -> list[_Group]:
+def _grouped(context: Context, call: Call, new_tasks: Sequence[new_task.NewTask]) -> list[_Group]:
     """New tasks grouped into transactions. What may meet its id goes alone: one duplicate refuses its whole group."""
     made: list[_Group] = []
     room = 0
@@ -520,7 +512,7 @@ def _grouped(
         size = new.size(context)
         alone = not new.only_new and (not new.generated or new.uncertain)
         if not made or alone or room < size or len(made[-1].new_tasks) >= TASKS_PER_MULTI:
-            made.append(_Group(context, call, [], batch))
+            made.append(_Group(context, call, []))
             room = 0 if alone else GROUP_BYTES
         made[-1].new_tasks.append(new)
         room -= size
@@ -620,9 +612,6 @@ def _write_batch(
     if opened is not Opened.SEALED:
         for new, message in zip(new_tasks, messages, strict=True):
             new.generated = opened is Opened.FRESH and message.task_id is None
-        if opened is Opened.UNFINISHED:
-            ended = set((yield zk.Children(context.paths.batch(name, "failed"))) or ())
-            call.done(new for new in new_tasks if new.task_id in ended)  # whatever became of it since, it has ended
         yield from write_all(context, new_tasks, call)
         check_written(context, call)
         yield from seal_batch(context, name, len(new_tasks))
@@ -649,9 +638,6 @@ def refuse_repeated_ids(new_tasks: Sequence[new_task.NewTask]) -> None:
 
 
 # --- Batches that several processes write together: one opens, all of them add members, and one seals.
-#
-# Each transaction that adds members writes the marker of the batch as well, so that none comes once it is sealed,
-# and so that clean-up knows when it was written to last (`core.maintenance.collect`).
 
 #: So often members are counted anew where more were added meanwhile; then the batch is sealed all the same.
 COUNTS: Final = 20
@@ -681,7 +667,7 @@ def seal(context: Context, name: str) -> Procedure[Batch]:
     yield zk.Sync(context.paths.batch(name))
     batch = yield from read_batch(context, name)
     for last in (*[False] * COUNTS, True):
-        marker: zk.Stat | None = yield zk.Exists(context.paths.batch(name, "open", WRITING))
+        marker: zk.Stat | None = yield zk.Exists(context.paths.batch(name, "open", new_task.WRITING))
         members: zk.Stat | None = yield zk.Exists(context.paths.batch(name, "open"))
         if marker is None or members is None:
             break
@@ -733,7 +719,7 @@ def _load(context: Context, call: Call, batch: str | None, since: int | None) ->
             yield from _refuse_late(context, since)
         looked_for = [new for group in window for new in group.new_tasks]
         while missing := (yield from _missing(context, call, batch, looked_for, found, existing)):
-            again = yield from _write(call, _grouped(context, call, missing, batch))
+            again = yield from _write(call, _grouped(context, call, missing))
             found.update(group.in_use for group in again if group.in_use is not None)
             if again:  # the server that we read from may lag behind the one that refused
                 yield zk.Sync(context.paths.at("tasks"))
@@ -764,7 +750,7 @@ def _missing(
     found: set[str],
     existing: set[str],
 ) -> Procedure[list[new_task.NewTask]]:
-    """Those of the new tasks whose ids no task has; nor a member that failed and was dropped: it never runs again."""
+    """Those of the new tasks whose ids no task has."""
     requested = [new for new in new_tasks if new.task_id not in existing and new.task_id not in call.written]
     records = yield from znodes.read_records(context, [new.task_id for new in requested])
     missing: list[new_task.NewTask] = []
@@ -783,12 +769,7 @@ def _missing(
             existing.add(new.task_id)
         else:
             missing.append(new)
-    if batch is None or not missing:
-        return missing
-    # Who drops one names it in the transaction that deletes its task, so that the names are read after the tasks.
-    failed = set((yield zk.Children(context.paths.batch(batch, "failed"))) or ())
-    existing.update(new.task_id for new in missing if new.task_id in failed)
-    return [new for new in missing if new.task_id not in failed]
+    return missing
 
 
 # --- Enqueues as callers ask for them: one task told by its parts, or many messages.

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from ...errors import QueueNotFound, TransportError, Unavailable, ZkmqError
+from ...errors import OutcomeUnknown, QueueNotFound, TransportError, Unavailable, ZkmqError
 from .. import protocol as zk
 from ..client_state import Context, GroupMember, GroupQueue, OpenSegment
 from ..model.names import MAX_LANES, SEGMENT_ENTRIES, Lane, is_lane, next_segment, segments_of
@@ -541,10 +541,9 @@ class Refusal:
 
 @dataclass(eq=False)
 class Plan:
-    """One transaction. ``doubted``: its outcome was not known once."""
+    """One transaction."""
 
     changes: list[Change]
-    doubted: bool = False
 
     def __str__(self) -> str:
         names = ", ".join(repr(change.task_id) for change in self.changes[:3])
@@ -734,39 +733,43 @@ def commit(
     sent; by `send`, it may go together with what other calls send at the same time.
     Raises `Unavailable` where nothing was sent, and `OutcomeUnknown`.
     """
-    tries, uncertain = None, requested
-    while True:
-        try:
-            multi, outcome = first or (yield from by(plan.changes[0].context, plan.multi))
-            unknown = outcome.unknown
-            if unknown:
-                plan.doubted = True
-                plan.learn(multi, outcome)  # a segment that it may have opened is looked for again
-                outcome = yield from zk.resolved(multi, outcome, plan.proof)
-            elif requested and not outcome.committed:
-                outcome = (yield from plan.proof()) or outcome
-        except BaseException:
-            _remember_batches(plan)
-            raise
-        plan.learn(multi, outcome)
-        if outcome.committed:
+    tries, doubted, unproven = None, False, requested
+    try:
+        while True:
             try:
-                for change in plan.changes:
-                    if change.on_commit is not None:
-                        yield from change.on_commit()
-            except BaseException:  # cut off at one batch, the client remembers the others, too
+                multi, outcome = first or (yield from by(plan.changes[0].context, plan.multi))
+                if outcome.unknown:
+                    doubted = True
+                    plan.learn(multi, outcome)  # a segment that it may have opened is looked for again
+                    outcome = yield from zk.resolved(multi, outcome, plan.proof)
+                elif unproven and not outcome.committed:
+                    outcome = (yield from plan.proof()) or outcome
+            except BaseException:
                 _remember_batches(plan)
                 raise
-            return CommitResult(plan, outcome)
-        first, requested, uncertain = None, False, uncertain or unknown
-        refusal = plan.explain(multi, outcome, uncertain=uncertain)
-        better = yield from _mend(plan, refusal, rebuild)
-        if better is None:
-            why = Why.CHANGED if refusal.change.superseded else refusal.why
-            return CommitResult(plan, outcome, replace(refusal, why=why))
-        tries = tries or zk.Tries(plan)
-        yield from tries.refused(outcome, multi, None)
-        plan = better
+            plan.learn(multi, outcome)
+            if outcome.committed:
+                try:
+                    for change in plan.changes:
+                        if change.on_commit is not None:
+                            yield from change.on_commit()
+                except BaseException:  # cut off at one batch, the client remembers the others, too
+                    _remember_batches(plan)
+                    raise
+                return CommitResult(plan, outcome)
+            first, unproven = None, False
+            refusal = plan.explain(multi, outcome, uncertain=requested or doubted)
+            better = yield from _mend(plan, refusal, rebuild)
+            if better is None:
+                why = Why.CHANGED if refusal.change.superseded else refusal.why
+                return CommitResult(plan, outcome, replace(refusal, why=why))
+            tries = tries or zk.Tries(plan)
+            yield from tries.refused(outcome, multi, None)
+            plan = better
+    except Unavailable as error:
+        if not doubted:
+            raise
+        raise OutcomeUnknown(f"{plan} was sent, and its outcome is not known: {error}") from error
 
 
 def remember_batch(context: Context, name: str) -> None:

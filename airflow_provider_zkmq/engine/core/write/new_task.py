@@ -25,6 +25,8 @@ from .commit import Change, known_bucket, make_bucket, open_segment
 
 # --- A message, validated and ready to be written as the tree of a task.
 
+#: Stands among the open members of a batch while they are being written; no task can have this name.
+WRITING: Final = "~writing"
 #: Left for the paths of the record, the entry and the segment, and for the record's fields of bounded length.
 RECORD_ROOM: Final = 2_000
 
@@ -105,8 +107,15 @@ class NewTask:
             *self._parts(context)[1],
             Create(paths.task(at, "state"), self.record(place, index, due).encode()),
             Create(paths.at(index) if index else paths.entry(place)),
-            *([Create(paths.batch(self.batch, "open", at))] if self.batch else []),
+            *self.joins(context),
         ]
+
+    def joins(self, context: Context) -> list[WriteOp]:
+        """What makes it an open member of its batch; refused for one that failed: who drops that leaves its name."""
+        if self.batch is None:
+            return []
+        failed = context.paths.batch(self.batch, "failed", self.task_id)
+        return [Create(context.paths.batch(self.batch, "open", self.task_id)), Create(failed), Delete(failed)]
 
     def size(self, context: Context) -> int:
         """An upper estimate of the bytes that its transaction takes."""
@@ -122,10 +131,11 @@ class NewTask:
                 parts.append(Create(task(at, "filters")))
             for name, value in self.filters.items():
                 parts.append(Create(task(at, "filters", name), value.encode()))
-            named = len(self.task_id) + len(self.lane.name) + len(self.batch or "")
+            named = len(self.task_id) + len(self.lane.name)
             if self.filters or self.policy:
                 named += len(dump([self.filters, self.policy]))
-            self._fixed = self.task_id, parts, request_size(parts) + 3 * named + RECORD_ROOM
+            size = request_size([*parts, *self.joins(context)])
+            self._fixed = self.task_id, parts, size + 3 * named + RECORD_ROOM
         return self._fixed
 
 
@@ -179,6 +189,14 @@ def stamped(context: Context, new: NewTask) -> Procedure[None]:
     """Give it its place in the default order, by the server's clock, unless an earlier try has done so."""
     if not new.stamp:
         new.stamp = context.marks.stamp((yield from ordering_time(context)))
+
+
+def is_written(context: Context, batch: str) -> SetData:
+    """Say that members are added to a batch, in their transaction: refused once the batch is sealed.
+
+    So clean-up knows when it was written to last, and keeps all members until then (`core.maintenance.collect`).
+    """
+    return SetData(context.paths.batch(batch, "open", WRITING), b"", -1)
 
 
 def due_of(context: Context, new: NewTask) -> Procedure[int | None]:
