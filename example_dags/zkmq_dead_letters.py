@@ -19,7 +19,7 @@ import pendulum
 from airflow.sdk import Param, PokeReturnValue, Variable, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowSkipException
 
-from airflow_provider_zkmq.operators.editing import ZkmqExportOperator, ZkmqImportOperator
+from airflow_provider_zkmq.operators.export_import import ZkmqExportOperator, ZkmqImportOperator
 
 
 def letters_directory(given: str | None) -> Path:

@@ -4,6 +4,6 @@ What stands in the stub beside this file is imported on first use: neither `zkmq
 providers pays for kazoo.
 """
 
-from ..lazy import lazily
+from ..lazy_imports import lazily
 
 __all__, __getattr__ = lazily(__name__)

@@ -1,15 +1,15 @@
-# The public names of the package, each with the module that holds it: see `airflow_provider_zkmq.lazy`.
+# The public names of the package, each with the module that holds it: see `airflow_provider_zkmq.lazy_imports`.
 
 from .api.client import AsyncZkmq as AsyncZkmq
 from .api.claim_methods import AsyncClaim as AsyncClaim, Claim as Claim
-from .api.loops import AsyncClaims as AsyncClaims, Claims as Claims
+from .api.claim_loops import AsyncClaims as AsyncClaims, Claims as Claims
 from .api.queue import AsyncQueue as AsyncQueue, Queue as Queue
 from .api.unit_of_work import AsyncUnitOfWork as AsyncUnitOfWork, UnitOfWork as UnitOfWork
-from .config import ConnectionConfig as ConnectionConfig, Tls as Tls
+from .connection_config import ConnectionConfig as ConnectionConfig, Tls as Tls
 from .connect import AnyClaim as AnyClaim, AnyClient as AnyClient, AnyQueue as AnyQueue, Zkmq as Zkmq
 from .core.maintenance.fsck import Finding as Finding, FsckReport as FsckReport
-from .core.model.names import check_name as check_name
-from .core.model.policy import ConsumeOnce as ConsumeOnce, ConsumeTimes as ConsumeTimes, RetryPolicy as RetryPolicy
+from .core.model.znode_names import check_name as check_name
+from .core.model.settings import ConsumeOnce as ConsumeOnce, ConsumeTimes as ConsumeTimes, RetryPolicy as RetryPolicy
 from .core.model.records import Attempt as Attempt, Ended as Ended, Unreadable as Unreadable
 from .core.model.message import (
     Message as Message,
@@ -17,7 +17,7 @@ from .core.model.message import (
     OnConflict as OnConflict,
     idempotency_series as idempotency_series,
 )
-from .core.model.outcomes import Error as Error, Retry as Retry, Snooze as Snooze, Success as Success
+from .core.model.handler_outcomes import Error as Error, Retry as Retry, Snooze as Snooze, Success as Success
 from .core.model.filters import (
     AllOf as AllOf,
     AnyOf as AnyOf,
@@ -45,7 +45,7 @@ from .core.read.configuration import Archive as Archive, QueueConf as QueueConf
 from .core.maintenance.consumer_registry import Consumer as Consumer
 from .core.read.completion_log import Truncation as Truncation
 from .core.read.inspect import ConsumerMatch as ConsumerMatch, Explanation as Explanation, Task as Task
-from .core.read.znodes import Part as Part
+from .core.read.bulk_read import Part as Part
 from .core.read.inspect import Znode as Znode
 from .core.read.columnar_read import Scanned as Scanned
 from .core.tasks.batches import Batch as Batch
@@ -72,7 +72,7 @@ from .errors import (
     WaitTimeout as WaitTimeout,
     ZkmqError as ZkmqError,
 )
-from .core.protocol import MAX_PAYLOAD as MAX_PAYLOAD
+from .core.zk_operations import MAX_PAYLOAD as MAX_PAYLOAD
 from .working.async_worker import AsyncWorker as AsyncWorker
 from .working.worker_base import (
     Monitor as Monitor,

@@ -10,7 +10,7 @@ from ..filequeue.client import FileClient
 from ..filequeue.queue import FileQueue
 from .api.client import Client
 from .api.queue import Claim, Queue
-from .config import ConnectionConfig
+from .connection_config import ConnectionConfig
 
 #: What a connection, a queue and a claim of either are to whoever uses both.
 AnyClient: TypeAlias = "Zkmq | FileClient"

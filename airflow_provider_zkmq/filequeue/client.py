@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import Final, Self
 
-from ..engine.config import ConnectionConfig
+from ..engine.connection_config import ConnectionConfig
 from ..engine.core.model.values import Moment
 from ..engine.errors import ZkmqError
 from ..engine.log import log

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
-from ..engine.core.model.names import check_name
+from ..engine.core.model.znode_names import check_name
 from ..engine.errors import ConfigError, CorruptRecord, QueueNotFound, SessionLost, Unavailable, ZkmqError
 from ..engine.log import log
 from ..environment import FILES

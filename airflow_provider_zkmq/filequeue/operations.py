@@ -13,11 +13,11 @@ from typing import Final, TypeAlias, TypeVar
 
 from ..engine.core.model.filters import Selector, parse_filters
 from ..engine.core.model.message import Message, check_on_conflict, encode_data, encode_metadata
-from ..engine.core.model.names import check_name
 from ..engine.core.model.states import State
 from ..engine.core.model.values import dump, lock_seconds
-from ..engine.core.protocol import MAX_PAYLOAD
+from ..engine.core.model.znode_names import check_name
 from ..engine.core.read.inspect import Task
+from ..engine.core.zk_operations import MAX_PAYLOAD
 from ..engine.errors import BadMessage, ClaimLost, ConfigError, DuplicateTask, TaskTooLarge
 from ..textqueue import StaleMessage, Status, mutex_variable
 from .refusals import ESCROW, PRIORITIES, UPDATES, refuse

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from ..engine.core.model.filters import FilterType, Selector, as_selector, declare_types
 from ..engine.core.model.message import encode_metadata
-from ..engine.core.model.names import check_name
-from ..engine.core.model.policy import RetryPolicy, load_settings
+from ..engine.core.model.settings import RetryPolicy, load_settings
 from ..engine.core.model.states import State, derive_status
 from ..engine.core.model.values import dump, load, parse_duration, seconds
-from ..engine.core.protocol import MAX_PAYLOAD
+from ..engine.core.model.znode_names import check_name
 from ..engine.core.read.inspect import Task
+from ..engine.core.zk_operations import MAX_PAYLOAD
 from ..engine.errors import ConfigError, CorruptRecord, TaskNotFound
 from ..engine.log import log
 from ..textqueue import HostileFile, Message, Status, TextQueue, mutex_variable

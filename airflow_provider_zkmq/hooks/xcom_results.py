@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk.exceptions import AirflowException
 
 from .arguments import check_choice, check_number
-from .deferring import first_within
+from .compact_task_ids import first_within
 
 if TYPE_CHECKING:
     from ..engine import Batch, Task

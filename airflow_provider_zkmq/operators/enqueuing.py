@@ -20,7 +20,16 @@ from airflow.sdk.exceptions import AirflowException
 from .. import engine
 from ..engine import Message
 from ..engine.queue_internals import internals
-from ..hooks import connection_options, deferring, lineage, metrics, outages, task_instance, xcom_results
+from ..hooks import (
+    compact_task_ids,
+    connection_options,
+    deferring,
+    lineage,
+    metrics,
+    outages,
+    task_instance,
+    xcom_results,
+)
 from ..hooks.arguments import check_choice, items_of, kind_of, moment, span
 from ..hooks.deferring import deferral, may_end_in_triggerer, pushed_for
 from ..hooks.outcome_logs import log_ended, log_open
@@ -123,7 +132,7 @@ def _changes(message: Message) -> bool:
 def named(messages: Sequence[Message], key: str) -> list[Message]:
     """Return the messages, each with an id: its own, or that of its position in the series."""
     return [
-        message if message.task_id is not None else replace(message, task_id=deferring.series_id(key, position))
+        message if message.task_id is not None else replace(message, task_id=compact_task_ids.series_id(key, position))
         for position, message in enumerate(messages)
     ]
 
@@ -230,7 +239,8 @@ _RESULTS: Final = XComResults(results=False, max_xcom_bytes=48_000, fail_on="any
 
 def _members(batch: str, ids: list[str], key: str) -> list[str]:
     """Return the ids of a batch's members: those that were not given are named by the batch, not by the series."""
-    of_series = dict(zip(deferring.series_ids(key, len(ids)), deferring.series_ids(batch, len(ids)), strict=True))
+    by_key, by_batch = (compact_task_ids.series_ids(each, len(ids)) for each in (key, batch))
+    of_series = dict(zip(by_key, by_batch, strict=True))
     return [of_series.get(task_id, task_id) for task_id in ids]
 
 
@@ -510,23 +520,23 @@ class ZkmqEnqueueOperator(lineage.WritesQueue, BaseOperator):
         """Defer until `deadline`. `left`: those of the ids that have not ended, as far as that is known."""
         value = self._to_xcom(ids)
         success: dict[str, Any] | None = None
-        if size(value) <= deferring.EVENT_BYTES and may_end_in_triggerer(self, context):
+        if size(value) <= compact_task_ids.EVENT_BYTES and may_end_in_triggerer(self, context):
             success = {"telling": asdict(_RESULTS), "push": pushed_for(self, context), "value": value}
         cancels: dict[str, Any] | None = None
         if self.cancel_on_kill:
             # Very many with ids of their own are named once: by what the trigger waits for, or, of a batch, here. The
             # others of them are found by their metadata, which say who enqueued them.
             if self.batch is not None and key is not None:
-                open_ids = deferring.awaited_ids(_members(self.batch, ids, key), self.batch)
+                open_ids = compact_task_ids.awaited_ids(_members(self.batch, ids, key), self.batch)
             else:
-                open_ids = deferring.awaited_ids(ids, key)
+                open_ids = compact_task_ids.awaited_ids(ids, key)
             if open_ids.pop("partial", False):
                 if self.batch is None:
                     del open_ids["task_ids"]
                 if self.add_origin:
                     open_ids["noted"] = list(_IDENTITIES[self.idempotency] or task_instance.TRY)
             cancels = {"instance": task_instance.origin_of(context), **open_ids}
-        awaited = {"batch": self.batch} if self.batch is not None else deferring.awaited_ids(ids, key, left)
+        awaited = {"batch": self.batch} if self.batch is not None else compact_task_ids.awaited_ids(ids, key, left)
         kwargs = {"key": key, "deadline": deadline}
         wanted = {**awaited, "queue": self.zkmq_queue or None, "stop_at_failure": True}
         self.defer(**deferral(self, ZkmqTaskTrigger, kwargs, **wanted, success=success, cancels=cancels))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .claiming import ZkmqClaimOperator
-from .editing import ZkmqExportOperator, ZkmqImportOperator
 from .enqueuing import ZkmqEnqueueOperator
+from .export_import import ZkmqExportOperator, ZkmqImportOperator
 from .leases import ZkmqKeepOperator
 from .settling import ZkmqSettleOperator
 from .task_group import ZkmqTaskGroup

@@ -14,7 +14,16 @@ from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue, conf, exce
 
 from ..engine import ConfigError, TlsRefused, TransportError, WaitFor, WaitTimeout, ZkmqError, wait_event
 from ..engine.queue_internals import internals
-from ..hooks import arguments, connection_options, deferring, lineage, outages, outcome_logs, xcom_results
+from ..hooks import (
+    arguments,
+    compact_task_ids,
+    connection_options,
+    deferring,
+    lineage,
+    outages,
+    outcome_logs,
+    xcom_results,
+)
 from ..hooks.deferring import deferral
 from ..hooks.zkmq import ZkmqHook
 from ..triggers.zkmq import ZkmqTaskTrigger
@@ -277,7 +286,7 @@ class ZkmqTaskSensor(lineage.ReadsQueue, BaseSensorOperator):
         ids = (
             {}
             if self.task_ids is None
-            else deferring.awaited_ids(named_ids(self.task_ids), None, getattr(why, "left", ()))
+            else compact_task_ids.awaited_ids(named_ids(self.task_ids), None, getattr(why, "left", ()))
         )
         success: dict[str, Any] | None = None  # a worker is to read what the XCom says
         if (self.batch is not None or not self.results) and deferring.may_end_in_triggerer(self, context):

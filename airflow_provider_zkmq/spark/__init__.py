@@ -4,6 +4,6 @@ Importing this package loads neither PySpark nor a ZooKeeper client: what stands
 imported on first use.
 """
 
-from ..lazy import lazily
+from ..lazy_imports import lazily
 
 __all__, __getattr__ = lazily(__name__)

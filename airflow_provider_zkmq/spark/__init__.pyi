@@ -1,4 +1,4 @@
-# The public names of the package, each with the module that holds it: see `airflow_provider_zkmq.lazy`.
+# The public names of the package, each with the module that holds it: see `airflow_provider_zkmq.lazy_imports`.
 
 from .history.bronze import ArchiveReport as ArchiveReport, archive_queue as archive_queue
 from .history.pipeline import (

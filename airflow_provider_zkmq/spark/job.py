@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _pipeline(chosen: argparse.Namespace, queues: list[str] | None) -> None:
-    from airflow_provider_zkmq.spark.history.data_files import check_writable
     from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
     from airflow_provider_zkmq.spark.history.retention import Retention
+    from airflow_provider_zkmq.spark.history.staged_files import check_writable
     from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source.options import SourceOptions
 

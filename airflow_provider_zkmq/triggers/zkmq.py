@@ -17,6 +17,7 @@ from ..engine import ConfigError, IllegalTransition, TaskNotFound, TransportErro
 from ..engine.queue_internals import internals
 from ..hooks import (
     arguments,
+    compact_task_ids,
     connection_options,
     deferring,
     outages,
@@ -165,7 +166,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         if self.batch is not None:
             batch = await queue.wait_batch(self.batch, deferring.seconds_left(self.deadline))
             return await self._succeeded(queue.name, batch) or {"batch": self.batch}
-        ids = self.task_ids if self.series is None else deferring.series_ids(*self.series)
+        ids = self.task_ids if self.series is None else compact_task_ids.series_ids(*self.series)
         if ids is None:
             since = arguments.moment("since", self.since)
             ids = await internals(queue).find(
@@ -183,7 +184,8 @@ class ZkmqTaskTrigger(WaitingTrigger):
         )
         if success := await self._succeeded(queue.name, tasks):
             return success
-        return {"ids": ids} if not self.partial and deferring.fits(ids, deferring.EVENT_BYTES) else {"count": len(ids)}
+        named = not self.partial and compact_task_ids.fits(ids, compact_task_ids.EVENT_BYTES)
+        return {"ids": ids} if named else {"count": len(ids)}
 
     async def on_kill(self) -> None:
         """Cancel what was asked for, if a user has ended the task: Airflow calls this on other occasions, too.
@@ -199,7 +201,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
             if not await asyncio.to_thread(task_instance.ended_by_user, cancels["instance"]):
                 return
             named: list[str] = cancels.get("task_ids", self.task_ids or [])
-            ids = deferring.series_ids(*cancels["series"]) if "series" in cancels else named
+            ids = compact_task_ids.series_ids(*cancels["series"]) if "series" in cancels else named
             async with SESSIONS.lease(self.zkmq_conn_id) as lease:
                 queue = lease.queue(self.queue)
                 count = await acancel_open(queue, ids)
@@ -219,7 +221,7 @@ class ZkmqTaskTrigger(WaitingTrigger):
         except AirflowException:
             return None
         value = self.success["value"] if "value" in self.success else results.to_xcom(queue, ended)
-        if xcom_results.size(value) > deferring.EVENT_BYTES:
+        if xcom_results.size(value) > compact_task_ids.EVENT_BYTES:
             return None
         if (instance := self.success["push"]) is not None:
             from airflow.sdk.execution_time.xcom import XCom

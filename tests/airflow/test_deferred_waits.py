@@ -18,16 +18,9 @@ from airflow.triggers.base import TaskSuccessEvent
 from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.engine import Message
-from airflow_provider_zkmq.hooks import deferring
-from airflow_provider_zkmq.hooks.deferring import (
-    ARGUMENT_BYTES,
-    awaited_ids,
-    deferral_limit,
-    first_within,
-    fits,
-    hold_back,
-    series_ids,
-)
+from airflow_provider_zkmq.hooks import compact_task_ids
+from airflow_provider_zkmq.hooks.compact_task_ids import ARGUMENT_BYTES, awaited_ids, first_within, fits, series_ids
+from airflow_provider_zkmq.hooks.deferring import deferral_limit, hold_back
 from airflow_provider_zkmq.hooks.task_instance import origin_of
 from airflow_provider_zkmq.operators.enqueuing import series_key
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor
@@ -90,7 +83,7 @@ def test_of_many_ids_as_many_as_fit_are_waited_for_first():
 
 def test_an_event_is_held_back_for_seconds_and_airflow_waits_longer(monkeypatch):
     """Until some seconds after the deferral, whatever the worker's clock says; Airflow's time-out would forget it."""
-    monkeypatch.setattr(deferring, "HELD_BACK", 6.0)
+    monkeypatch.setattr(compact_task_ids, "HELD_BACK", 6.0)
     said = [hold_back(deferred_at, 100.0) for deferred_at in (None, 99.0, 94.0, 10.0, 100.0, 5000.0)]
     assert said == [0.0, 5.0, 0.0, 0.0, 6.0, 6.0]
     assert deferral_limit(None) is None
@@ -102,7 +95,7 @@ def test_an_event_is_held_back_for_seconds_and_airflow_waits_longer(monkeypatch)
 async def test_the_trigger_holds_its_event_back(monkeypatch):
     """What has happened already is told only when the deferral's process has surely ended."""
     pause, done = AsyncMock(), {"status": "done", "ids": ["a"]}
-    monkeypatch.setattr(deferring, "HELD_BACK", 6.0)
+    monkeypatch.setattr(compact_task_ids, "HELD_BACK", 6.0)
     monkeypatch.setattr("airflow_provider_zkmq.triggers.zkmq.asyncio.sleep", pause)
     monkeypatch.setattr(ZkmqTaskTrigger, "_outcome", AsyncMock(return_value=done))
     assert await fire(ZkmqTaskTrigger(task_ids=["a"], deferred_at=time.time())) == [done]
@@ -199,8 +192,8 @@ def test_the_whole_way(queue, context, subtests):
 
 def test_many_ids_are_waited_for_in_rounds(queue, context, monkeypatch):
     """The trigger is given those that fit and have not ended; then who waits looks at all, within the same time."""
-    monkeypatch.setattr(deferring, "EVENT_BYTES", 20)
-    monkeypatch.setattr(deferring, "ARGUMENT_BYTES", 20)
+    monkeypatch.setattr(compact_task_ids, "EVENT_BYTES", 20)
+    monkeypatch.setattr(compact_task_ids, "ARGUMENT_BYTES", 20)
     ids = [f"own-{at}" for at in range(5)]
     messages = [{"data": "x", "task_id": task_id} for task_id in ids[1:]]
     queue.enqueue("x", task_id=ids[0], priority=1)
@@ -225,7 +218,7 @@ def test_many_ids_are_waited_for_in_rounds(queue, context, monkeypatch):
 
 def test_a_series_is_deferred_in_little_room(queue, context, monkeypatch):
     """Many tasks go by their key and number; the event names none, and the Airflow task knows them all the same."""
-    monkeypatch.setattr(deferring, "EVENT_BYTES", 100)
+    monkeypatch.setattr(compact_task_ids, "EVENT_BYTES", 100)
     operator = enqueuing(messages=["x"] * 20, wait_for_completion=True, deferrable=True)
     deferred = deferral(operator.execute, context)
     kwargs = deferred.trigger.serialize()[1]

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_zkmq.editing import BadFile, exported_from, importing
 from airflow_provider_zkmq.engine import ConfigError, OutcomeUnknown
-from airflow_provider_zkmq.operators.editing import ZkmqExportOperator, ZkmqImportOperator
+from airflow_provider_zkmq.operators.export_import import ZkmqExportOperator, ZkmqImportOperator
 from tests.airflow.conftest import example, instance, kill
 
 

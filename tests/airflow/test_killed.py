@@ -16,8 +16,8 @@ from airflow.serialization.serialized_objects import BaseSerialization
 from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.engine.api.queue import Queue
-from airflow_provider_zkmq.hooks import deferring
-from airflow_provider_zkmq.hooks.deferring import series_ids
+from airflow_provider_zkmq.hooks import compact_task_ids
+from airflow_provider_zkmq.hooks.compact_task_ids import series_ids
 from airflow_provider_zkmq.operators.enqueuing import ZkmqEnqueueOperator
 from tests.airflow.conftest import Heard, deferral, enqueuing, finish, instance, rebuilt
 from tests.support import eventually
@@ -158,7 +158,7 @@ def own_ids(count: int) -> list[str]:
 async def test_more_tasks_than_a_trigger_can_name_are_cancelled_all(queue, context, airflow_says, monkeypatch, batch):
     """Those that it does not name note who enqueued them; another instance's stay."""
     for room in ("EVENT_BYTES", "ARGUMENT_BYTES"):
-        monkeypatch.setattr(deferring, room, 1_000)
+        monkeypatch.setattr(compact_task_ids, room, 1_000)
     messages = [{"data": "x", "task_id": task_id} for task_id in own_ids(60)]
     trigger = deferral(waiting(messages=messages, batch=batch, deferrable=True).execute, context).trigger
     waiting(messages=["theirs"], wait_for_completion=False).execute(instance(map_index=4))

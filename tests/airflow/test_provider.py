@@ -225,7 +225,7 @@ def test_reading_dags_loads_neither_kazoo_nor_the_engine(claim_reference):
     """All operators and example DAGs: names and records alone, no fronts, protocol, workers, queue files or Spark."""
     names = claim_reference["parsed"][-1].split()
     ours = [name.removeprefix("airflow_provider_zkmq.") for name in names if name.startswith("airflow_provider_zkmq.")]
-    assert "operators.editing" in ours
+    assert "operators.export_import" in ours
     assert not [name for name in names if name.partition(".")[0] in ("kazoo", "pyspark")]
     own = r"engine\.(?!core$|core\.model|config$|errors$|queue_internals$)"
     deep = rf"{own}|filequeue|textqueue|editing|cli|embedded|spark"

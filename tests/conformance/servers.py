@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol import (
+from airflow_provider_zkmq.engine.connection_config import ConnectionConfig
+from airflow_provider_zkmq.engine.core.zk_operations import (
     Create,
     CreateContainer,
     Delete,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_zkmq.engine.core.protocol import (
+from airflow_provider_zkmq.engine.core.zk_operations import (
     Check,
     Children,
     Create,

@@ -9,7 +9,7 @@ from itertools import zip_longest
 import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
-from airflow_provider_zkmq.engine.core.protocol import Create, Multi
+from airflow_provider_zkmq.engine.core.zk_operations import Create, Multi
 from tests.conformance import scenarios, sessions, watching
 from tests.conformance.servers import MemoryServer, RealServer, Server
 from tests.conformance.world import SCENARIOS, World

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.protocol import (
+from airflow_provider_zkmq.engine.core.zk_operations import (
     Check,
     Create,
     Delete,

@@ -68,7 +68,7 @@ OF_API: Final = {
     "bases": "ClaimBase QueueBase QueueInternalsBase TransactionBase",
     "calls": "AsyncApi AsyncClaiming SyncApi SyncClaiming first first_or_none",
     "claim_methods": "AsyncClaim Claim",
-    "loops": "AsyncClaims Claims",
+    "claim_loops": "AsyncClaims Claims",
     "unit_of_work": "AsyncUnitOfWork UnitOfWork",
 }
 MODULES: Final = [

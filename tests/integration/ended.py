@@ -6,9 +6,9 @@ import time
 
 from airflow_provider_zkmq.engine import Message
 from airflow_provider_zkmq.engine.api.queue import Queue
-from airflow_provider_zkmq.engine.core.model.names import bucket_of, index_path
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
+from airflow_provider_zkmq.engine.core.model.znode_names import bucket_of, index_path
 from airflow_provider_zkmq.engine.queue_internals import internals
 
 #: So many tasks are written by one transaction, and so many transactions are in flight.

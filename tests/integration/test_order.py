@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from airflow_provider_zkmq.engine import AnyOf, Claim, ConsumeTimes, Message, Queue, String, Zkmq
-from airflow_provider_zkmq.engine.core.model.names import SEGMENT_ENTRIES
+from airflow_provider_zkmq.engine.core.model.znode_names import SEGMENT_ENTRIES
 from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.integration.clients import clients, end_session, together
 from tests.integration.conftest import taken

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Queue, Unavailable, Zkmq
-from airflow_provider_zkmq.engine.core.protocol import (
+from airflow_provider_zkmq.engine.core.zk_operations import (
     Children,
     Create,
     EnsureRoot,

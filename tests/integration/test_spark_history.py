@@ -25,11 +25,11 @@ from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.history import table
 from airflow_provider_zkmq.spark.history import dataframes
 from airflow_provider_zkmq.spark.history.bronze import ArchiveIncomplete, ArchiveReport, archive_queue
-from airflow_provider_zkmq.spark.history.data_files import load, stage
 from airflow_provider_zkmq.spark.history.dataframes import percentiles, read_history, read_runs
 from airflow_provider_zkmq.spark.history.gold import HOURLY, summarise
 from airflow_provider_zkmq.spark.history.retention import Retention, retain
 from airflow_provider_zkmq.spark.history.silver import refine
+from airflow_provider_zkmq.spark.history.staged_files import load, stage
 from airflow_provider_zkmq.spark.source.options import SourceOptions
 from tests.integration import histories as made
 from tests.integration.ended import ended_tasks, finish

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
 from airflow_provider_zkmq.engine.api import background
 from airflow_provider_zkmq.engine.core.maintenance import due_work
-from airflow_provider_zkmq.engine.core.protocol import Wait
+from airflow_provider_zkmq.engine.core.zk_operations import Wait
 from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.integration.conftest import taken
 from tests.integration.fronts import KINDS, connected

@@ -16,7 +16,7 @@ import pytest
 
 from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import AsyncZkmq, Message, Queue, QueueNotFound, WaitTimeout, Zkmq
-from airflow_provider_zkmq.engine.core.protocol import Children, Exists, Get, Sync, Watch
+from airflow_provider_zkmq.engine.core.zk_operations import Children, Exists, Get, Sync, Watch
 from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.engine.zk.procedure_drivers import run
 from airflow_provider_zkmq.engine.zk.session import Session, ThreadSignal

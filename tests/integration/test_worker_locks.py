@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_zkmq.engine import ConsumeOnce, Queue, RetryPolicy, UnitOfWork, Zkmq, ZkmqError
 from airflow_provider_zkmq.engine.core.maintenance import due_work
-from airflow_provider_zkmq.engine.core.protocol import Wait
+from airflow_provider_zkmq.engine.core.zk_operations import Wait
 from airflow_provider_zkmq.engine.errors import Unavailable
 from airflow_provider_zkmq.engine.zk.session import ThreadSignal
 from tests.integration.conftest import started, taken

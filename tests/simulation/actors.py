@@ -13,8 +13,8 @@ from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on
 from airflow_provider_zkmq.engine.core.client_state import Caller, Context
 from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, as_selector
+from airflow_provider_zkmq.engine.core.model.handler_outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.read.claim_status import current_claim
 from airflow_provider_zkmq.engine.core.tasks import admin, interventions, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Settlement, settle_by_outcome, settle_outcome

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from airflow_provider_zkmq.engine.core.model.names import Paths
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
+from airflow_provider_zkmq.engine.core.model.znode_names import Paths
 from tests.simulation.parts import Violation
 
 

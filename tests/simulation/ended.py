@@ -8,7 +8,7 @@ from typing import Any, Final
 from airflow_provider_zkmq.engine.core.model.records import TaskState, parse_history_name
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.model.values import load
-from airflow_provider_zkmq.engine.core.protocol import Create
+from airflow_provider_zkmq.engine.core.zk_operations import Create
 from tests.simulation.parts import Call, Violation
 
 Key = tuple[str, str]

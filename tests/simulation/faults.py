@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_zkmq.engine.core.protocol import CreateContainer, Multi, Outcome
+from airflow_provider_zkmq.engine.core.zk_operations import CreateContainer, Multi, Outcome
 from tests.simulation.parts import Client, short
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from copy import deepcopy
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.client_state import Claimed, Context
-from airflow_provider_zkmq.engine.core.model.names import entry_task
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
-from airflow_provider_zkmq.engine.core.protocol import Check, Create, Delete, Multi, SetData
+from airflow_provider_zkmq.engine.core.model.znode_names import entry_task
 from airflow_provider_zkmq.engine.core.write.new_task import WRITING
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
+from airflow_provider_zkmq.engine.core.zk_operations import Check, Create, Delete, Multi, SetData
 from tests.simulation.changes import judge_change
 from tests.simulation.ended import Book, may_be_gone
 from tests.simulation.marks import Marks

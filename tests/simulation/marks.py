@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from airflow_provider_zkmq.engine.core.model.names import is_prefetched
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol import Create, Multi, SetData
+from airflow_provider_zkmq.engine.core.model.znode_names import is_prefetched
+from airflow_provider_zkmq.engine.core.zk_operations import Create, Multi, SetData
 from tests.simulation.parts import Client, Violation
 
 Key: TypeAlias = tuple[str, str]

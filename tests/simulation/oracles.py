@@ -6,8 +6,8 @@ from typing import Final
 
 from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.maintenance.due_work import has_pending
-from airflow_provider_zkmq.engine.core.model.policy import load_settings
 from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.settings import load_settings
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Settlement
 from airflow_provider_zkmq.engine.core.write.transitions import KEPT_NONCES

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_zkmq.engine.core.client_state import Context, Runtime
-from airflow_provider_zkmq.engine.core.model.names import Paths
-from airflow_provider_zkmq.engine.core.protocol import (
+from airflow_provider_zkmq.engine.core.model.znode_names import Paths
+from airflow_provider_zkmq.engine.core.zk_operations import (
     Children,
     Exists,
     Get,

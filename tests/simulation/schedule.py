@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core import client_state
 from airflow_provider_zkmq.engine.core.maintenance.fsck import fsck
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.protocol import Create
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.zk_operations import Create
 from tests.simulation import actors, faults, producers, readers
 from tests.simulation.oracles import Oracles
 from tests.simulation.parts import Call, Client, Violation

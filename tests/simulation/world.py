@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.client_state import Context
 from airflow_provider_zkmq.engine.core.maintenance.due_work import finish_pending, has_pending
-from airflow_provider_zkmq.engine.core.protocol import (
+from airflow_provider_zkmq.engine.core.zk_operations import (
     Callback,
     Children,
     CreateContainer,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 from weakref import ref
 
-from airflow_provider_zkmq.engine.core.protocol import (
+from airflow_provider_zkmq.engine.core.zk_operations import (
     MAX_REQUEST,
     Check,
     Children,

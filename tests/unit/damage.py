@@ -15,11 +15,11 @@ from unittest.mock import patch
 from airflow_provider_zkmq.engine.core import client_state
 from airflow_provider_zkmq.engine.core.model.filters import Integer, String
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
-from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Exists, SetData
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle
 from airflow_provider_zkmq.engine.core.write import commit
+from airflow_provider_zkmq.engine.core.zk_operations import Create, Delete, Exists, SetData
 from airflow_provider_zkmq.engine.errors import Unavailable
 from tests.unit.world import Client, FakeZooKeeper, new_queue
 

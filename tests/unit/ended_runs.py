@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_zkmq.engine.core.maintenance import collect
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import Ended
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, server_clock
 from airflow_provider_zkmq.engine.core.tasks import admin, interventions
 from tests.unit.world import Client, FakeZooKeeper

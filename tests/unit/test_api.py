@@ -31,7 +31,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.api.internal_methods import AsyncQueueInternals, QueueInternals
-from airflow_provider_zkmq.engine.config import ConnectionConfig
+from airflow_provider_zkmq.engine.connection_config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.tasks import admin
 
 NOWHERE = ConnectionConfig.of("127.0.0.1:1")

@@ -9,9 +9,9 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.records import HistoryEntry
-from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, Create, Delete, GetMany, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, interventions
+from airflow_provider_zkmq.engine.core.zk_operations import MAX_REQUEST, Create, Delete, GetMany, SetData
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, Unavailable
 from tests.unit.ended_runs import Reader
 from tests.unit.world import LOST_REPLY, at

@@ -15,9 +15,12 @@ from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, String, as_selector
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import (
+from airflow_provider_zkmq.engine.core.read.configuration import read_conf
+from airflow_provider_zkmq.engine.core.read.watch_cache import single_flight
+from airflow_provider_zkmq.engine.core.tasks import enqueue, interventions, settle
+from airflow_provider_zkmq.engine.core.zk_operations import (
     Children,
     Create,
     Get,
@@ -28,9 +31,6 @@ from airflow_provider_zkmq.engine.core.protocol import (
     WaitPlace,
     WaitQueue,
 )
-from airflow_provider_zkmq.engine.core.read.configuration import read_conf
-from airflow_provider_zkmq.engine.core.read.watch_cache import single_flight
-from airflow_provider_zkmq.engine.core.tasks import enqueue, interventions, settle
 from airflow_provider_zkmq.engine.errors import IllegalTransition, TaskNotFound
 from airflow_provider_zkmq.engine.zk.session import ThreadSignal
 from tests.stepping import Stepper

@@ -13,7 +13,10 @@ from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
 from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import (
+from airflow_provider_zkmq.engine.core.read import inspect, watch_tasks
+from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, interventions, settle, transaction
+from airflow_provider_zkmq.engine.core.write import batch_end, new_task
+from airflow_provider_zkmq.engine.core.zk_operations import (
     Create,
     Delete,
     Exists,
@@ -24,9 +27,6 @@ from airflow_provider_zkmq.engine.core.protocol import (
     SetData,
     Sync,
 )
-from airflow_provider_zkmq.engine.core.read import inspect, watch_tasks
-from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, interventions, settle, transaction
-from airflow_provider_zkmq.engine.core.write import batch_end, new_task
 from airflow_provider_zkmq.engine.errors import ClaimLost, SessionLost, TaskNotFound, Unavailable, WaitTimeout
 from tests.unit.claiming import many, refused, unit_of
 from tests.unit.world import BROKEN_OFF, Client, Crash, new_queue

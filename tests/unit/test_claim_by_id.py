@@ -12,11 +12,11 @@ from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Delete, GetMany, Multi, Wait
 from airflow_provider_zkmq.engine.core.read.inspect import explain
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
+from airflow_provider_zkmq.engine.core.zk_operations import Delete, GetMany, Multi, Wait
 from tests.unit.claiming import ANY, another, asked_by_id, delivered, queue_of, step
 from tests.unit.world import Client, new_queue
 

@@ -15,13 +15,13 @@ from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.maintenance.collect import Collected, collect_garbage
 from airflow_provider_zkmq.engine.core.maintenance.due_work import has_pending
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
-from airflow_provider_zkmq.engine.core.model.policy import ConsumeTimes
+from airflow_provider_zkmq.engine.core.model.settings import ConsumeTimes
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Children, Create, Delete, Failure, GetMany, Multi, SetData
 from airflow_provider_zkmq.engine.core.read import columnar_read, inspect
+from airflow_provider_zkmq.engine.core.read.bulk_read import AT_ONCE
 from airflow_provider_zkmq.engine.core.read.inspect import list_ids
-from airflow_provider_zkmq.engine.core.read.znodes import AT_ONCE
 from airflow_provider_zkmq.engine.core.tasks import admin, interventions
+from airflow_provider_zkmq.engine.core.zk_operations import Children, Create, Delete, Failure, GetMany, Multi, SetData
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, SessionLost, Unavailable, ZkmqError
 from tests.unit.claiming import another, many, queue_of, step
 from tests.unit.looping import filled

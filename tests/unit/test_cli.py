@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_zkmq.cli import main, options, output, queues, tasks, worker
 from airflow_provider_zkmq.cli.options import UsageError
-from airflow_provider_zkmq.engine.core.model.policy import ORDERS
+from airflow_provider_zkmq.engine.core.model.settings import ORDERS
 from airflow_provider_zkmq.engine.core.model.states import State, Status
 from airflow_provider_zkmq.engine.core.read.inspect import Task, Znode
 from airflow_provider_zkmq.engine.errors import (

@@ -20,8 +20,8 @@ from kazoo.exceptions import ConnectionDropped, ConnectionLoss, NoAuthError, Ses
 from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import KeeperState
 
-from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol import Create, Exists, Get, Multi, Watch
+from airflow_provider_zkmq.engine.connection_config import ConnectionConfig
+from airflow_provider_zkmq.engine.core.zk_operations import Create, Exists, Get, Multi, Watch
 from airflow_provider_zkmq.engine.zk import connection
 from airflow_provider_zkmq.engine.zk.connection import FrameReader
 from airflow_provider_zkmq.engine.zk.procedure_drivers import LoopDriver, Request, submit

@@ -14,13 +14,13 @@ from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.client_state import FIRST_PAUSE, Caller, Claimed, RetryTimes, Schedule
 from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum, parse_selector
+from airflow_provider_zkmq.engine.core.model.handler_outcomes import Retry
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.outcomes import Retry
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Multi, Pipeline, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.tasks import enqueue, settle
 from airflow_provider_zkmq.engine.core.tasks.settle import DeferredCompletions
 from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Settlement, settle_by_outcome
+from airflow_provider_zkmq.engine.core.zk_operations import Multi, Pipeline, Reconnect, Wait
 from airflow_provider_zkmq.engine.errors import AccessDenied, ClaimLost, OutcomeUnknown, Unavailable, ZkmqError
 from tests.interrupting import interrupted, keyboard
 from tests.stepping import Stepper

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.config import ConnectionConfig
-from airflow_provider_zkmq.engine.core.protocol import Callback, Reconnect, SetTimeout, Wait
+from airflow_provider_zkmq.engine.connection_config import ConnectionConfig
+from airflow_provider_zkmq.engine.core.zk_operations import Callback, Reconnect, SetTimeout, Wait
 from airflow_provider_zkmq.engine.errors import SessionLost, Unavailable
 from airflow_provider_zkmq.engine.zk import connection
 from airflow_provider_zkmq.engine.zk.connection import GRACE, CallDeadline

@@ -11,12 +11,12 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.message import Message, NewTasks
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Create, CreateContainer, Delete, Get, GetMany, Multi
 from airflow_provider_zkmq.engine.core.read import server_clock
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, transaction
 from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_new
+from airflow_provider_zkmq.engine.core.zk_operations import Create, CreateContainer, Delete, Get, GetMany, Multi
 from airflow_provider_zkmq.engine.errors import (
     BadMessage,
     ConfigError,

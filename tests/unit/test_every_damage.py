@@ -18,16 +18,16 @@ from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.client_state import Context
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumer_registry, due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
+from airflow_provider_zkmq.engine.core.model.handler_outcomes import Error, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.names import Lane
-from airflow_provider_zkmq.engine.core.model.outcomes import Error, Retry, Snooze, Success
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy, load_settings
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.protocol import Callback, Create, Pipeline, Procedure, Wait
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy, load_settings
+from airflow_provider_zkmq.engine.core.model.znode_names import Lane
 from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, watch_tasks
 from airflow_provider_zkmq.engine.core.read.claim_status import current_claim
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, settle
 from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Settlement, settle_outcome
+from airflow_provider_zkmq.engine.core.zk_operations import Callback, Create, Pipeline, Procedure, Wait
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, CorruptRecord, TaskNotFound, ZkmqError
 from tests.unit.damage import DEEP, Damage, damages, fields, kinds, world
 from tests.unit.world import Client, new_queue

@@ -10,10 +10,10 @@ import pendulum
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.filters import Integer
-from airflow_provider_zkmq.engine.core.protocol import Get, GetMany, Op, Wait
 from airflow_provider_zkmq.engine.core.read.inspect import Task, read_task
 from airflow_provider_zkmq.engine.core.read.watch_tasks import find_matching, follow
 from airflow_provider_zkmq.engine.core.tasks import interventions, settle
+from airflow_provider_zkmq.engine.core.zk_operations import Get, GetMany, Op, Wait
 from airflow_provider_zkmq.engine.errors import ConfigError, TaskNotFound, WaitTimeout
 from tests.unit.world import Client, new_queue
 

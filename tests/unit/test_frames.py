@@ -10,9 +10,9 @@ import pytest
 from airflow_provider_zkmq.engine.core.claim.claim import claim
 from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
-from airflow_provider_zkmq.engine.core.protocol import Multi
 from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_one
 from airflow_provider_zkmq.engine.core.tasks.settle import complete, fail, release
+from airflow_provider_zkmq.engine.core.zk_operations import Multi
 from tests.unit.world import new_queue
 
 #: A claim also looks: which lane, which entry.

@@ -15,11 +15,11 @@ from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.maintenance.due_work import bring_back
 from airflow_provider_zkmq.engine.core.maintenance.fsck import FsckReport, fsck
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.names import parse_lane
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Create, Delete, SetData
+from airflow_provider_zkmq.engine.core.model.znode_names import parse_lane
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle
+from airflow_provider_zkmq.engine.core.zk_operations import Create, Delete, SetData
 from airflow_provider_zkmq.engine.errors import QueueNotFound, ZkmqError
 from tests.unit.damage import Damage, damages, kinds, world
 from tests.unit.world import Client, FakeZooKeeper, check_tree, new_queue

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import protocol
+from airflow_provider_zkmq.engine.core import zk_operations
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.client_state import MOST, MOST_PACES, Caller, Claimed, Paces, ReadAhead
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, OrderedEnum
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Create, GetMany
 from airflow_provider_zkmq.engine.core.tasks import interventions, settle
+from airflow_provider_zkmq.engine.core.zk_operations import Create, GetMany
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.claiming import ANY, ORDERS, another, counting, ids, many, queue_of, step
 from tests.unit.world import Client, new_queue
@@ -76,7 +76,7 @@ def test_a_large_group_is_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     noting = lambda op: seen.append(len(op.paths)) if isinstance(op, GetMany) else None
     assert len(client.do(claim.claim_many(client.context, ANY, 64), noting)) == 64
     assert [size for size in seen if size > 3] == [96, 96]
-    monkeypatch.setattr(protocol, "MAX_REQUEST", 3_000)
+    monkeypatch.setattr(zk_operations, "MAX_REQUEST", 3_000)
     claims = many(client, 6)
     assert ids(claims) == [str(number) for number in range(64, 70)]
     assert 1 < len({each.token for each in claims}) < 6

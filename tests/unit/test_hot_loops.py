@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Exists, Get, Multi, Pipeline, Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import enqueue, interventions, settle, transaction
 from airflow_provider_zkmq.engine.core.write import transitions
+from airflow_provider_zkmq.engine.core.zk_operations import (
+    Create,
+    Delete,
+    Exists,
+    Get,
+    Multi,
+    Pipeline,
+    Reconnect,
+    SetData,
+)
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, OutcomeUnknown, QueueNotFound
 from tests.stepping import Stepper
 from tests.unit.damage import delete

@@ -15,11 +15,11 @@ from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.client_state import Caller, Claimed
 from airflow_provider_zkmq.engine.core.maintenance.consumer_registry import register
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Delete, Get, GetMany, Multi, Reconnect, Wait
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, interventions, settle, transaction
 from airflow_provider_zkmq.engine.core.write import commit
+from airflow_provider_zkmq.engine.core.zk_operations import Delete, Get, GetMany, Multi, Reconnect, Wait
 from airflow_provider_zkmq.engine.errors import (
     ClaimLost,
     ConfigError,

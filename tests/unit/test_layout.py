@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_zkmq.engine.core import protocol
-from airflow_provider_zkmq.engine.core.protocol import Create, SetData
+from airflow_provider_zkmq.engine.core import zk_operations
 from airflow_provider_zkmq.engine.core.read.queue_existence import refuse_another_layout
 from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.zk_operations import Create, SetData
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.world import Client, FakeZooKeeper, new_queue
 
 
 def ensured(client: Client, root: str) -> None:
-    def steps() -> protocol.Procedure[None]:
-        yield protocol.EnsureRoot(root)
+    def steps() -> zk_operations.Procedure[None]:
+        yield zk_operations.EnsureRoot(root)
 
     client.do(steps())
 

@@ -10,9 +10,9 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.model.records import Unreadable
-from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, SetData
 from airflow_provider_zkmq.engine.core.read import completion_log, inspect
 from airflow_provider_zkmq.engine.core.tasks import interventions
+from airflow_provider_zkmq.engine.core.zk_operations import MAX_REQUEST, SetData
 from airflow_provider_zkmq.engine.errors import ConfigError
 from tests.unit.claiming import step
 from tests.unit.ended_runs import Reader

@@ -10,8 +10,8 @@ import pytest
 from airflow_provider_zkmq.engine.core.claim.claim import Loop, go_on
 from airflow_provider_zkmq.engine.core.client_state import Caller
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Wait
 from airflow_provider_zkmq.engine.core.tasks import admin
+from airflow_provider_zkmq.engine.core.zk_operations import Wait
 from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskTooLarge
 from tests.unit.claiming import ORDERS, another, counting, step
 from tests.unit.looping import filled, following, handed_out, loop_of, rest

@@ -11,8 +11,8 @@ from airflow_provider_zkmq.engine.core import client_state as slots
 from airflow_provider_zkmq.engine.core.client_state import Context
 from airflow_provider_zkmq.engine.core.maintenance import collect
 from airflow_provider_zkmq.engine.core.model.filters import String
-from airflow_provider_zkmq.engine.core.model.names import Lane, is_lane, is_shortened
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.znode_names import Lane, is_lane, is_shortened
 from airflow_provider_zkmq.engine.core.read import watch_tasks
 from airflow_provider_zkmq.engine.core.read.claim_status import current_claim
 from airflow_provider_zkmq.engine.core.tasks import admin, interventions, settle

@@ -13,9 +13,15 @@ from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, String
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import (
+from airflow_provider_zkmq.engine.core.read import configuration
+from airflow_provider_zkmq.engine.core.read.watch_cache import listing
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, settle
+from airflow_provider_zkmq.engine.core.write import batch_end, rerun
+from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit
+from airflow_provider_zkmq.engine.core.write.transitions import notes_of
+from airflow_provider_zkmq.engine.core.zk_operations import (
     Children,
     Create,
     Delete,
@@ -27,12 +33,6 @@ from airflow_provider_zkmq.engine.core.protocol import (
     SetData,
     Sync,
 )
-from airflow_provider_zkmq.engine.core.read import configuration
-from airflow_provider_zkmq.engine.core.read.watch_cache import listing
-from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, settle
-from airflow_provider_zkmq.engine.core.write import batch_end, rerun
-from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit
-from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from airflow_provider_zkmq.engine.errors import ClaimLost, CorruptRecord
 from airflow_provider_zkmq.engine.working import worker_base
 from airflow_provider_zkmq.engine.working.worker import Worker

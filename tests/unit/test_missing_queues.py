@@ -12,10 +12,10 @@ from airflow_provider_zkmq.engine.api.queue_methods import QueueMethods
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.client_state import Caller
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.protocol import Delete, Exists, Sync, Wait
 from airflow_provider_zkmq.engine.core.read import inspect, queue_existence, watch_tasks
 from airflow_provider_zkmq.engine.core.read.configuration import Archive
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
+from airflow_provider_zkmq.engine.core.zk_operations import Delete, Exists, Sync, Wait
 from tests.unit.claiming import ANY, another, in_hand, refused, step
 from tests.unit.world import Client, new_context, new_queue
 

@@ -30,7 +30,16 @@ from airflow_provider_zkmq.engine.core.model.filters import (
     parse_selector,
 )
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.names import (
+from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, clip
+from airflow_provider_zkmq.engine.core.model.settings import (
+    ConsumeOnce,
+    ConsumeTimes,
+    RetryPolicy,
+    Settings,
+    load_settings,
+)
+from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, Event, State, derive_status, step
+from airflow_provider_zkmq.engine.core.model.znode_names import (
     MAX_PRIORITY,
     Lane,
     Paths,
@@ -40,15 +49,6 @@ from airflow_provider_zkmq.engine.core.model.names import (
     is_shortened,
     parse_lane,
 )
-from airflow_provider_zkmq.engine.core.model.policy import (
-    ConsumeOnce,
-    ConsumeTimes,
-    RetryPolicy,
-    Settings,
-    load_settings,
-)
-from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, clip
-from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, Event, State, derive_status, step
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord, IllegalTransition
 from tests.unit.world import new_queue

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_zkmq.engine.core.model.handler_outcomes import Handled, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.outcomes import Handled, Retry, Snooze, Success
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read.claim_status import current_claim
 from airflow_provider_zkmq.engine.core.tasks import settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Settlement, settle_by, settle_outcome
+from airflow_provider_zkmq.engine.core.zk_operations import Reconnect, SetData
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, TransportError, Unavailable, ZkmqError
 from tests.unit.world import LOST, Client, Faults, carry_out, execute, new_queue
 

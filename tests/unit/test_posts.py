@@ -16,8 +16,8 @@ from airflow_provider_zkmq.engine.api.client import new_context
 from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import MAX_REQUEST, Get, Multi, Post, SetData
 from airflow_provider_zkmq.engine.core.tasks import settle
+from airflow_provider_zkmq.engine.core.zk_operations import MAX_REQUEST, Get, Multi, Post, SetData
 from airflow_provider_zkmq.engine.errors import TaskTooLarge
 from airflow_provider_zkmq.engine.zk.acl_check import Access
 from airflow_provider_zkmq.engine.zk.procedure_drivers import arun, run

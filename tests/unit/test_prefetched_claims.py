@@ -10,11 +10,11 @@ from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Multi, Post, Procedure
 from airflow_provider_zkmq.engine.core.read.claim_status import current_claim, lease_path, mark_path
 from airflow_provider_zkmq.engine.core.tasks import interventions, settle
+from airflow_provider_zkmq.engine.core.zk_operations import Multi, Post, Procedure
 from airflow_provider_zkmq.engine.errors import ClaimLost
 from tests.unit.claiming import after_rescue, another, many, queue_of, step
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, NOT_SENT, Client, at, new_queue

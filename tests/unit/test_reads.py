@@ -13,21 +13,21 @@ from airflow_provider_zkmq.engine import Zkmq
 from airflow_provider_zkmq.engine.core.maintenance import consumer_registry
 from airflow_provider_zkmq.engine.core.maintenance.due_work import promote_due
 from airflow_provider_zkmq.engine.core.model.filters import Integer, OrderedEnum, String
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.model.values import moment_of
-from airflow_provider_zkmq.engine.core.protocol import Delete, Exists, GetMany, Op, Pipeline, SetData, Sync
-from airflow_provider_zkmq.engine.core.read import columnar_read, configuration, inspect, znodes
+from airflow_provider_zkmq.engine.core.read import bulk_read, columnar_read, configuration, inspect
 from airflow_provider_zkmq.engine.core.read.configuration import Archive
 from airflow_provider_zkmq.engine.core.read.inspect import COLUMNS, Task, list_tasks, read_task
 from airflow_provider_zkmq.engine.core.read.queue_existence import queue_names
 from airflow_provider_zkmq.engine.core.read.server_clock import now_below
 from airflow_provider_zkmq.engine.core.tasks import admin, settle
+from airflow_provider_zkmq.engine.core.zk_operations import Delete, Exists, GetMany, Op, Pipeline, SetData, Sync
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 from tests.stepping import Stepper
 from tests.unit.world import Client, new_queue
 
-BEYOND_A_CHUNK = znodes.AT_ONCE + 22
+BEYOND_A_CHUNK = bulk_read.AT_ONCE + 22
 ALL = tuple(COLUMNS)
 NAMES = ["finished", "dead", "claimed", "queued", "delayed", "cancelled"]
 
@@ -374,7 +374,7 @@ def test_consumers_tell_who_they_are_and_what_they_have_in_hand() -> None:
     assert len(client.do(consumer_registry.consumers(client.context), log)) == 2 + BEYOND_A_CHUNK, (
         "the dead one is buried"
     )
-    assert max(len(op.paths) for op in log.of(GetMany)) <= znodes.AT_ONCE
+    assert max(len(op.paths) for op in log.of(GetMany)) <= bulk_read.AT_ONCE
 
 
 def test_a_consumer_s_damaged_record_is_reported_and_its_tasks_are_told() -> None:

@@ -10,10 +10,10 @@ from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.claim import ready
 from airflow_provider_zkmq.engine.core.maintenance import consumer_registry
 from airflow_provider_zkmq.engine.core.model.filters import String
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Create, Delete, Wait
 from airflow_provider_zkmq.engine.core.tasks import admin, interventions
+from airflow_provider_zkmq.engine.core.zk_operations import Create, Delete, Wait
 from airflow_provider_zkmq.engine.errors import ConfigError, QueueNotFound
 from tests.stepping import Stepper
 from tests.unit.claiming import ANY, another, queue_of, step

@@ -10,10 +10,10 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance.collect import collect_garbage
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
-from airflow_provider_zkmq.engine.core.protocol import Multi, Op
 from airflow_provider_zkmq.engine.core.read import columnar_read
 from airflow_provider_zkmq.engine.core.read.inspect import read_task
 from airflow_provider_zkmq.engine.core.tasks import interventions
+from airflow_provider_zkmq.engine.core.zk_operations import Multi, Op
 from tests.unit.world import Client, new_queue
 
 TREE: Final = "/zkmq/q/tasks/a"

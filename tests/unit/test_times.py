@@ -28,11 +28,11 @@ from airflow_provider_zkmq.engine.core.claim import claim as ask
 from airflow_provider_zkmq.engine.core.client_state import Clock, ServerTime
 from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
 from airflow_provider_zkmq.engine.core.model.values import LONGEST, milliseconds, moment_of, seconds
-from airflow_provider_zkmq.engine.core.protocol import Delete, Multi, Op, SetData
 from airflow_provider_zkmq.engine.core.read import configuration, inspect, watch_tasks
 from airflow_provider_zkmq.engine.core.read.columnar_read import scan
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.settle import begin
+from airflow_provider_zkmq.engine.core.zk_operations import Delete, Multi, Op, SetData
 from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.unit.world import Client, new_queue
 

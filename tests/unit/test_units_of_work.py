@@ -22,13 +22,13 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.api.transaction_procedures import Transaction
-from airflow_provider_zkmq.engine.config import ConnectionConfig
+from airflow_provider_zkmq.engine.connection_config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.protocol import Delete, Multi, Reconnect, SetData
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, transaction
+from airflow_provider_zkmq.engine.core.zk_operations import Delete, Multi, Reconnect, SetData
 from tests.unit.claiming import another, queue_of, refused, unit_of
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
 

@@ -11,7 +11,7 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol import serialization as wire
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from airflow_provider_zkmq.engine.core.protocol import Check, Create, Delete, SetData
+from airflow_provider_zkmq.engine.core.zk_operations import Check, Create, Delete, SetData
 from airflow_provider_zkmq.engine.zk.connection import (
     FrameReader,
     Listing,

@@ -9,18 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_provider_zkmq.engine.core import protocol
+from airflow_provider_zkmq.engine.core import zk_operations
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.client_state import Claimed, Context, Runtime
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, Selector, parse_selector
 from airflow_provider_zkmq.engine.core.model.message import Message
-from airflow_provider_zkmq.engine.core.model.names import Paths
-from airflow_provider_zkmq.engine.core.model.policy import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.records import HistoryEntry, TaskState, parse_history_name
+from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
-from airflow_provider_zkmq.engine.core.protocol import Multi, Node, Op, Outcome
+from airflow_provider_zkmq.engine.core.model.znode_names import Paths
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle
+from airflow_provider_zkmq.engine.core.zk_operations import Multi, Node, Op, Outcome
 from airflow_provider_zkmq.engine.zk.procedure_drivers import ensure_root
 from airflow_provider_zkmq.engine.zk.session import ThreadSignal
 from tests.simulation.history import listed_task, places_of
@@ -110,33 +110,33 @@ class Faults:
 
 def execute(zk: FakeZooKeeper, session: int, op: Any, faults: Faults) -> Any:
     match op:
-        case protocol.SetTimeout() | protocol.Reconnect() | protocol.Sync():
+        case zk_operations.SetTimeout() | zk_operations.Reconnect() | zk_operations.Sync():
             return None
-        case protocol.Wait(signal, seen, timeout):
+        case zk_operations.Wait(signal, seen, timeout):
             if signal.count <= seen:
                 assert timeout is not None, "waits for ever: nobody else runs"
                 zk.advance(timeout + 0.001)
             return signal.count > seen
-        case protocol.Pipeline(parts):
+        case zk_operations.Pipeline(parts):
             return [execute(zk, session, item, faults) for item in parts]
-        case protocol.Callback(call):
+        case zk_operations.Callback(call):
             return call()
-        case protocol.EnsureRoot(path):
+        case zk_operations.EnsureRoot(path):
             steps, result = ensure_root(path), None
             with contextlib.suppress(StopIteration):
                 while True:
                     result = zk.perform(session, steps.send(result))
             return None
-        case Multi() | protocol.CreateContainer():
+        case Multi() | zk_operations.CreateContainer():
             return _write(zk, session, op, faults)
-        case protocol.Post(multi, lost):
+        case zk_operations.Post(multi, lost):
             if not _write(zk, session, multi, faults).committed:
                 lost()
             return True
     return zk.perform(session, op)
 
 
-def _write(zk: FakeZooKeeper, session: int, op: Multi | protocol.CreateContainer, faults: Faults) -> Outcome:
+def _write(zk: FakeZooKeeper, session: int, op: Multi | zk_operations.CreateContainer, faults: Faults) -> Outcome:
     fault = faults.draw()
     if fault == "crash before":
         raise Crash
@@ -213,12 +213,12 @@ class Client:
                 self.zk.perform(self.session, fault.late.pop())
 
     def _execute(self, op: Any, fault: Fault) -> Any:
-        if isinstance(op, protocol.Pipeline):
+        if isinstance(op, zk_operations.Pipeline):
             return [self._execute(item, fault) for item in op.ops]
         effect = fault(op)
         if isinstance(effect, Exception):
             raise effect
-        if effect == NOT_SENT and isinstance(op, protocol.Post):
+        if effect == NOT_SENT and isinstance(op, zk_operations.Post):
             return False
         result = execute(self.zk, self.session, op, Faults(0, effect or ""))
         if effect == BROKEN_OFF:

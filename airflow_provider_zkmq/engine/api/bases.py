@@ -7,13 +7,13 @@ from functools import cached_property, partial
 from typing import Generic, TypeVar
 
 from ..core.client_state import Claimed, Context
-from ..core.model.outcomes import Handled
-from ..core.protocol import Procedure
+from ..core.model.handler_outcomes import Handled
 from ..core.read.claim_status import lost_with_queue
 from ..core.read.inspect import Task, task_of_claim
 from ..core.read.queue_existence import missing_queue
 from ..core.tasks.settle import settle_later
 from ..core.tasks.settle_by_outcome import Settlement, settle_by_outcome
+from ..core.zk_operations import Procedure
 from ..errors import ZkmqError
 from ..zk.session import Session
 from .calls import Api

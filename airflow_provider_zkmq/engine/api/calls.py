@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from ..core.claim.claim import ClaimRequest
 from ..core.client_state import Caller, Claimed, Context
 from ..core.maintenance.due_work import give_back
-from ..core.protocol import Procedure
+from ..core.zk_operations import Procedure
 from ..coroutine_runners import OF_CALLS
 from ..errors import TransportError, ZkmqError
 from ..log import log

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.model.outcomes import Handled
+from ..core.model.handler_outcomes import Handled
 from ..core.model.states import State
 from ..core.model.values import Duration
 from ..core.tasks import settle, settle_by_outcome

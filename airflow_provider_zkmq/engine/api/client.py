@@ -11,11 +11,11 @@ from collections.abc import Generator
 from typing import Any, Self
 
 from ...environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
-from ..config import ConnectionConfig
+from ..connection_config import ConnectionConfig
 from ..core.client_state import Clock, Context
 from ..core.maintenance.consumer_registry import unregister
-from ..core.model.names import Paths
 from ..core.model.values import Moment, shown
+from ..core.model.znode_names import Paths
 from ..core.read.queue_existence import queue_names
 from ..core.read.server_clock import now_below
 from ..core.tasks.settle import settle_last

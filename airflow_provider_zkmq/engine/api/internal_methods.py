@@ -11,7 +11,7 @@ from ..core.model.message import Message, NewTasks
 from ..core.model.records import Ended
 from ..core.model.states import State
 from ..core.model.values import Duration, Moment
-from ..core.read import columnar_read, completion_log, configuration, inspect, server_clock, watch_tasks, znodes
+from ..core.read import bulk_read, columnar_read, completion_log, configuration, inspect, server_clock, watch_tasks
 from ..core.read.columnar_read import Scanned
 from ..core.read.completion_log import Truncation
 from ..core.read.configuration import Archive
@@ -165,7 +165,9 @@ class AsyncQueueInternals(QueueInternalsBase, AsyncApi):
         """
         return await self._carry_out(completion_log.ended_between(self._context, after, until))
 
-    async def read_ended(self, ended: Sequence[Ended], *, parts: Collection[znodes.Part] = znodes.PARTS) -> list[Task]:
+    async def read_ended(
+        self, ended: Sequence[Ended], *, parts: Collection[bulk_read.Part] = bulk_read.PARTS
+    ) -> list[Task]:
         """Runs that have ended, each as it was then, in the order asked for: what `ended_between` told.
 
         `Task.version` is the transaction in which the run ended. One that has left since is read from where it is kept.
@@ -342,7 +344,7 @@ class QueueInternals(QueueInternalsBase, SyncApi):
         """
         return self._carry_out(completion_log.ended_between(self._context, after, until))
 
-    def read_ended(self, ended: Sequence[Ended], *, parts: Collection[znodes.Part] = znodes.PARTS) -> list[Task]:
+    def read_ended(self, ended: Sequence[Ended], *, parts: Collection[bulk_read.Part] = bulk_read.PARTS) -> list[Task]:
         """Runs that have ended, each as it was then, in the order asked for: what `ended_between` told.
 
         `Task.version` is the transaction in which the run ended. One that has left since is read from where it is kept.

@@ -15,10 +15,10 @@ from ..core.maintenance.consumer_registry import Consumer
 from ..core.maintenance.fsck import FsckReport
 from ..core.model.filters import FilterMethods, FilterType, Selector
 from ..core.model.message import Message, OnConflict
-from ..core.model.policy import RetryPolicy
+from ..core.model.settings import RetryPolicy
 from ..core.model.states import State, Status
 from ..core.model.values import Duration, Moment, WaitFor
-from ..core.read import configuration, inspect, queue_existence, watch_tasks, znodes
+from ..core.read import bulk_read, configuration, inspect, queue_existence, watch_tasks
 from ..core.read.configuration import QueueConf
 from ..core.read.inspect import Explanation, Task
 from ..core.read.watch_tasks import OnChange, OnProgress
@@ -26,8 +26,8 @@ from ..core.tasks import admin, batches, enqueue, interventions
 from ..core.tasks.batches import Batch
 from .bases import QueueBase
 from .calls import AsyncClaiming, SyncClaiming, first, first_or_none
+from .claim_loops import AsyncClaims, Claims
 from .claim_methods import AsyncClaim, Claim
-from .loops import AsyncClaims, Claims
 from .unit_of_work import AsyncUnitOfWork, UnitOfWork
 
 
@@ -303,7 +303,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         status: Status | str | None = None,
         selector: Selector | str | None = None,
         batch: str | None = None,
-        parts: Collection[znodes.Part] = znodes.PARTS,
+        parts: Collection[bulk_read.Part] = bulk_read.PARTS,
         limit: int | None = None,
     ) -> list[Task]:
         """The tasks that every given argument accepts, at most `limit`. Not a snapshot of one moment.
@@ -824,7 +824,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         status: Status | str | None = None,
         selector: Selector | str | None = None,
         batch: str | None = None,
-        parts: Collection[znodes.Part] = znodes.PARTS,
+        parts: Collection[bulk_read.Part] = bulk_read.PARTS,
         limit: int | None = None,
     ) -> list[Task]:
         """The tasks that every given argument accepts, at most `limit`. Not a snapshot of one moment.

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..api import transaction_procedures
 from ..core.model.filters import FilterMethods, Selector
-from ..core.model.outcomes import Handled
+from ..core.model.handler_outcomes import Handled
 from ..core.model.values import Duration
 from ..core.read.inspect import Task
 from ..core.tasks.settle_by_outcome import Settlement

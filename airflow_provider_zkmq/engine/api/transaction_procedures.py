@@ -9,15 +9,15 @@ from ..core.claim.claim import ClaimRequest, claim, wanted
 from ..core.client_state import Caller, Claimed, Context
 from ..core.maintenance.due_work import give_back
 from ..core.model.filters import FilterMethods, Selector
+from ..core.model.handler_outcomes import Handled
 from ..core.model.message import Message
-from ..core.model.outcomes import Handled
 from ..core.model.values import Duration, seconds
-from ..core.protocol import Procedure, SetTimeout, Wait
 from ..core.read.inspect import Task, task_of_claim
 from ..core.read.queue_existence import unless_missing
 from ..core.tasks import transaction
 from ..core.tasks.settle_by_outcome import Settlement, settle_outcome
 from ..core.tasks.transaction import Holder
+from ..core.zk_operations import Procedure, SetTimeout, Wait
 from ..errors import SessionLost, ZkmqError
 from ..zk.connection import left
 from ..zk.session import Session

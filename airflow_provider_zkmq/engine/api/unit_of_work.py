@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ..core.claim.claim import ClaimRequest
-from ..core.protocol import Procedure
 from ..core.read.inspect import Task
+from ..core.zk_operations import Procedure
 from ..coroutine_runners import OF_CALLS
 from ..log import log
 from ..zk.connection import CallDeadline, left

@@ -12,13 +12,13 @@ from os import getpid
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from . import protocol as zk
+from . import zk_operations as zk
 from .model.filters import FilterTypes
-from .model.names import Lane, Paths
-from .model.policy import Conf, Settings
 from .model.records import TaskState, Times
+from .model.settings import Conf, Settings
 from .model.values import Duration, optional_seconds
-from .protocol import Create, Multi, Node, Outcome, Procedure, Signal, Watch, WriteOp
+from .model.znode_names import Lane, Paths
+from .zk_operations import Create, Multi, Node, Outcome, Procedure, Signal, Watch, WriteOp
 
 # --- The server's clock, as writes have told it. Owner: this module; one entry, replaced as a whole.
 

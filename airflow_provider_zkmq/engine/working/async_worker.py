@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from ..core.model.outcomes import Handled, Retry
+from ..core.model.handler_outcomes import Handled, Retry
 from ..coroutine_runners import OF_CALLS, Background
 from . import worker_base
 from .in_flight import NOT_BEGUN, Deliveries, Delivery

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from ..core.model.outcomes import Handled, Retry, Snooze
+from ..core.model.handler_outcomes import Handled, Retry, Snooze
 from ..core.read.inspect import Task
 from ..core.tasks.settle_by_outcome import Settlement
 from .interfaces import WorkerClaim, WorkerTransaction

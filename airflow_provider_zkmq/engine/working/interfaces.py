@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypedDict, Unpack
 
 from ..core.model.filters import FilterMethods, Selector
-from ..core.model.outcomes import Handled
+from ..core.model.handler_outcomes import Handled
 from ..core.model.values import Duration
 from ..core.read.inspect import Task
 from ..core.tasks.settle_by_outcome import Settlement

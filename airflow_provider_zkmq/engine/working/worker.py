@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..core.model.outcomes import Handled, Retry
+from ..core.model.handler_outcomes import Handled, Retry
 from ..coroutine_runners import run_blocking
 from ..errors import ZkmqError
 from ..log import log

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import Any, Final, Generic, TypeVar, cast
 
 from ..core.model.filters import FilterMethods, Selector
-from ..core.model.outcomes import Error, Handled, Retry, Snooze, Success
+from ..core.model.handler_outcomes import Error, Handled, Retry, Snooze, Success
 from ..core.model.states import State
 from ..core.model.values import Duration, optional_seconds, optional_whole_number, seconds, whole_number
 from ..core.read.inspect import Task

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias
 
 from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Permissions, make_digest_acl_credential
 
-from ..config import ConnectionConfig
-from ..core.protocol import Children
+from ..connection_config import ConnectionConfig
+from ..core.zk_operations import Children
 from ..errors import NotSecured
 from ..log import log
 from .connection import rights

@@ -22,8 +22,8 @@ from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, WATCH_XID, Conne
 from kazoo.protocol.states import KeeperState
 from kazoo.security import ACL
 
-from ..config import ConnectionConfig, Tls
-from ..core.protocol import Create, Delete, SetData
+from ..connection_config import ConnectionConfig, Tls
+from ..core.zk_operations import Create, Delete, SetData
 from ..errors import ConfigError
 from ..log import log
 

@@ -15,10 +15,10 @@ from kazoo import exceptions
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization as wire
 
-from ..core import protocol
-from ..core.model.names import LAYOUT, check_layout
-from ..core.protocol import Procedure
+from ..core import zk_operations as zk
+from ..core.model.znode_names import LAYOUT, check_layout
 from ..core.read.queue_existence import refuse_another_layout
+from ..core.zk_operations import Procedure
 from ..coroutine_runners import run_blocking
 from ..errors import HostNotFound, SessionLost, TaskTooLarge, TransportError, ZkmqError
 from .acl_check import ReadAcl
@@ -39,22 +39,13 @@ from .session import CHILD, CLOSING_SECONDS, DATA, NotedReply, Reply, Session, T
 
 # --- Operations to kazoo requests, and replies back.
 
-Request: TypeAlias = (
-    protocol.Get
-    | protocol.Children
-    | protocol.Exists
-    | protocol.GetMany
-    | protocol.Multi
-    | protocol.CreateContainer
-    | protocol.Sync
-    | ReadAcl
-)
+Request: TypeAlias = zk.Get | zk.Children | zk.Exists | zk.GetMany | zk.Multi | zk.CreateContainer | zk.Sync | ReadAcl
 #: Which reads set a watch, and of what kind.
-_WATCHED: dict[type, str] = {protocol.Get: DATA, protocol.Exists: DATA, protocol.Children: CHILD}
+_WATCHED: dict[type, str] = {zk.Get: DATA, zk.Exists: DATA, zk.Children: CHILD}
 #: Requests whose lost reply leaves their outcome unknown.
-WRITES = (protocol.Multi, protocol.CreateContainer)
+WRITES = (zk.Multi, zk.CreateContainer)
 
-UNKNOWN = protocol.Outcome(committed=False, unknown=True)
+UNKNOWN = zk.Outcome(committed=False, unknown=True)
 #: What says that a request may or may not have been carried out.
 LOST = (exceptions.ConnectionLoss, exceptions.SessionExpiredError, exceptions.OperationTimeoutError, KazooTimeoutError)
 #: Requests in flight at once of one operation.
@@ -72,7 +63,7 @@ class SentRequest(NamedTuple):
 def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
     """Send a request; never blocks. `more`: others follow, and then a flush."""
     kind = _WATCHED.get(type(op))
-    watch: protocol.Watch | None = None if kind is None else getattr(op, "watch", None)
+    watch: zk.Watch | None = None if kind is None else getattr(op, "watch", None)
     at = time.monotonic()
     with session.watches.lock:  # what is noted of watches has the order of what is sent
         if kind is None or watch is None:
@@ -82,19 +73,19 @@ def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
             fan = reply.fan
         request: Any
         match op:
-            case protocol.Multi(ops):
+            case zk.Multi(ops):
                 request = MultiRequest(ops, session.access.rights)
-            case protocol.CreateContainer(path):
+            case zk.CreateContainer(path):
                 request = ContainerCreation(path, session.access.rights)
-            case protocol.GetMany(paths):
+            case zk.GetMany(paths):
                 request = MultiRead(paths)
-            case protocol.Get(path, _):
+            case zk.Get(path, _):
                 request = Read(path, fan)
-            case protocol.Children(path, _):
+            case zk.Children(path, _):
                 request = Listing(path, fan)
-            case protocol.Exists(path, _):
+            case zk.Exists(path, _):
                 request = wire.Exists(path, fan)
-            case protocol.Sync(path):
+            case zk.Sync(path):
                 request = wire.Sync(path)
             case ReadAcl(path):
                 request = wire.GetACL(path)
@@ -105,10 +96,10 @@ def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
 def check_sizes(ops: Iterable[Request]) -> None:
     """Refuse what the server would answer by dropping the connection, like an outage. Raises `TaskTooLarge`."""
     for op in ops:
-        if isinstance(op, protocol.Multi) and (size := protocol.request_size(op.ops)) > protocol.MAX_REQUEST:
+        if isinstance(op, zk.Multi) and (size := zk.request_size(op.ops)) > zk.MAX_REQUEST:
             largest = max(op.ops, key=lambda part: len(getattr(part, "data", b"")))
             raise TaskTooLarge(
-                f"a transaction of {size:,} bytes was not sent: ZooKeeper takes {protocol.MAX_REQUEST:,}; "
+                f"a transaction of {size:,} bytes was not sent: ZooKeeper takes {zk.MAX_REQUEST:,}; "
                 f"most of it is {largest.path}"
             )
 
@@ -135,11 +126,11 @@ def gathered(session: Session, ops: Sequence[Request], results: Sequence[Any]) -
 
 #: Of the eleven values of ZooKeeper's Stat, those of ours, in the order of `Stat`.
 _PART_OF_STAT = itemgetter(0, 1, 2, 3, 4, 7, 9, 5, 10)
-_FAILURES: dict[type[Exception], protocol.Failure] = {
-    exceptions.NoNodeError: protocol.Failure.NO_NODE,
-    exceptions.NodeExistsError: protocol.Failure.NODE_EXISTS,
-    exceptions.BadVersionError: protocol.Failure.BAD_VERSION,
-    exceptions.NotEmptyError: protocol.Failure.NOT_EMPTY,
+_FAILURES: dict[type[Exception], zk.Failure] = {
+    exceptions.NoNodeError: zk.Failure.NO_NODE,
+    exceptions.NodeExistsError: zk.Failure.NODE_EXISTS,
+    exceptions.BadVersionError: zk.Failure.BAD_VERSION,
+    exceptions.NotEmptyError: zk.Failure.NOT_EMPTY,
 }
 
 
@@ -147,38 +138,38 @@ def receive(session: Session, sent: SentRequest, value: Any) -> Any:
     """What a procedure gets for a reply. Raises `AccessDenied` where a transaction was refused for its credentials."""
     session.silent = False
     match sent.op:
-        case protocol.Multi():
+        case zk.Multi():
             result = value[0]
             if isinstance(result, Written):
-                return protocol.Outcome(committed=True, time=result.time, zxid=result.zxid, sent=sent.at)
+                return zk.Outcome(committed=True, time=result.time, zxid=result.zxid, sent=sent.at)
             return _refusal(session, result, sent.at)
-        case protocol.CreateContainer():
-            return protocol.Outcome(committed=True, sent=sent.at)
-        case protocol.GetMany():
+        case zk.CreateContainer():
+            return zk.Outcome(committed=True, sent=sent.at)
+        case zk.GetMany():
             return [_many_item(session, item) for item in value]
-        case protocol.Get():
-            return protocol.Node(value[0], protocol.Stat._make(_PART_OF_STAT(value[1])))
-        case protocol.Exists():
-            return None if value is None else protocol.Stat._make(_PART_OF_STAT(value))
-        case protocol.Children():
+        case zk.Get():
+            return zk.Node(value[0], zk.Stat._make(_PART_OF_STAT(value[1])))
+        case zk.Exists():
+            return None if value is None else zk.Stat._make(_PART_OF_STAT(value))
+        case zk.Children():
             return value
         case ReadAcl():
             return value[0]
-        case protocol.Sync():
+        case zk.Sync():
             return None
 
 
 def failed(session: Session, sent: SentRequest, error: BaseException) -> Any:
     """What a procedure gets for a failed request, or the error it is thrown. `LOST` errors are the driver's own."""
     op = sent.op
-    if isinstance(op, protocol.CreateContainer) and isinstance(
+    if isinstance(op, zk.CreateContainer) and isinstance(
         error, exceptions.NodeExistsError | exceptions.NoNodeError | exceptions.UnimplementedError
     ):
-        failure = _FAILURES.get(type(error), protocol.Failure.OTHER)
-        return protocol.Outcome(committed=False, failure=failure, detail=type(error).__name__, sent=sent.at)
+        failure = _FAILURES.get(type(error), zk.Failure.OTHER)
+        return zk.Outcome(committed=False, failure=failure, detail=type(error).__name__, sent=sent.at)
     if isinstance(op, ReadAcl) and op.above and isinstance(error, exceptions.NoAuthError):
         return None
-    if isinstance(error, exceptions.NoNodeError) and not isinstance(op, protocol.Multi):
+    if isinstance(error, exceptions.NoNodeError) and not isinstance(op, zk.Multi):
         return None
     raise mapped(session, error) from error
 
@@ -200,9 +191,9 @@ def mapped(session: Session, error: BaseException) -> BaseException:
     return error
 
 
-def _many_item(session: Session, item: Any) -> protocol.Node | None:
+def _many_item(session: Session, item: Any) -> zk.Node | None:
     if isinstance(item, tuple):
-        return protocol.Node(item[0], protocol.Stat._make(_PART_OF_STAT(item[1])))
+        return zk.Node(item[0], zk.Stat._make(_PART_OF_STAT(item[1])))
     if item == exceptions.NoNodeError.code:
         return None
     if item == exceptions.NoAuthError.code:
@@ -210,22 +201,22 @@ def _many_item(session: Session, item: Any) -> protocol.Node | None:
     raise ZkmqError(f"ZooKeeper refused a read with error {item}")
 
 
-def _refusal(session: Session, result: Refused, sent: float) -> protocol.Outcome:
+def _refusal(session: Session, result: Refused, sent: float) -> zk.Outcome:
     if result.at is None:
-        return protocol.Outcome(
-            committed=False, failure=protocol.Failure.OTHER, detail="the transaction was rolled back", sent=sent
+        return zk.Outcome(
+            committed=False, failure=zk.Failure.OTHER, detail="the transaction was rolled back", sent=sent
         )
     error = exception(result.code)
     if isinstance(error, exceptions.NoAuthError | exceptions.InvalidACLError):
         raise mapped(session, error)
-    failure = _FAILURES.get(type(error), protocol.Failure.OTHER)
-    return protocol.Outcome(committed=False, failed=result.at, failure=failure, detail=type(error).__name__, sent=sent)
+    failure = _FAILURES.get(type(error), zk.Failure.OTHER)
+    return zk.Outcome(committed=False, failed=result.at, failure=failure, detail=type(error).__name__, sent=sent)
 
 
 # --- Transactions that nobody waits for: sent at once by the caller's thread, or not at all.
 
 
-def post(session: Session, op: protocol.Post) -> bool:
+def post(session: Session, op: zk.Post) -> bool:
     """Send a transaction without waiting for anything; whether the system has all of it.
 
     Not where something is to be asked before, nor where only the connection's thread may write: over TLS, say. What
@@ -290,9 +281,7 @@ class Driver(ABC):
         self.call_deadline = call_deadline or session.call_deadline()
 
     @abstractmethod
-    async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: protocol.WaitPlace | None
-    ) -> bool:
+    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: zk.WaitPlace | None) -> bool:
         """Wait until a signal has been fired since `seen`; False when the time was over before."""
 
     @abstractmethod
@@ -316,7 +305,7 @@ class Driver(ABC):
             while True:
                 try:
                     result = await self.execute(op)
-                    if isinstance(op, protocol.Wait | protocol.Reconnect):  # one event wakes many of them at once
+                    if isinstance(op, zk.Wait | zk.Reconnect):  # one event wakes many of them at once
                         await self.give_way()
                 except Exception as error:  # noqa: BLE001  every failure belongs to the procedure that asked
                     op = _resume(session, procedure.throw, error)
@@ -329,31 +318,31 @@ class Driver(ABC):
             with session.memory:
                 procedure.close()
 
-    async def execute(self, op: protocol.Op) -> Any:
+    async def execute(self, op: zk.Op) -> Any:
         """Carry one operation out. What it raises is thrown into its procedure; a cancellation is not."""
         match op:
-            case protocol.Wait(ThreadSignal() as signal, seen, timeout, turn, place):
+            case zk.Wait(ThreadSignal() as signal, seen, timeout, turn, place):
                 if turn:
                     return await self._turn(signal, seen)
                 woken = await self.wait(signal, seen, timeout, place)
                 self.call_deadline.answered()
                 return woken
-            case protocol.Wait(signal):
+            case zk.Wait(signal):
                 raise TypeError(
                     f"{signal!r} is no signal that a thread can wait for: use the one that the runtime makes"
                 )
-            case protocol.SetTimeout(seconds):
+            case zk.SetTimeout(seconds):
                 return self.call_deadline.limit_to(seconds)
-            case protocol.Pipeline(ops):
+            case zk.Pipeline(ops):
                 return await self._pipeline(ops)
-            case protocol.Reconnect(since):
+            case zk.Reconnect(since):
                 self.call_deadline.begin()
                 return await self._connected(self.call_deadline.deadline(since))
-            case protocol.EnsureRoot(path):
+            case zk.EnsureRoot(path):
                 return await self.carry_out(ensure_root(path))
-            case protocol.Callback(call):
+            case zk.Callback(call):
                 return call()
-            case protocol.Post():
+            case zk.Post():
                 return post(self.session, op)
             case _:
                 return await self._single(op)
@@ -388,7 +377,7 @@ class Driver(ABC):
 
     async def _single(self, op: Request) -> Any:
         """What a procedure gets for one request; what the server's rights need to be asked for comes before it."""
-        if isinstance(op, protocol.Multi):
+        if isinstance(op, zk.Multi):
             check_sizes((op,))
         if self.session.access.secured:
             for steps in self.session.access.questions((op,)):
@@ -442,7 +431,7 @@ class Driver(ABC):
                 except LOST:
                     self.call_deadline.missed()
                     if isinstance(sent.op, WRITES):
-                        return protocol.Outcome(committed=False, unknown=True, sent=sent.at)
+                        return zk.Outcome(committed=False, unknown=True, sent=sent.at)
                     await self._connected(deadline)
                     sent = submit(self.session, sent.op)
                 except Exception as error:  # noqa: BLE001  mapped, or raised as it is
@@ -455,7 +444,7 @@ class Driver(ABC):
             return error
 
 
-def _resume(session: Session, go_on: Callable[[Any], protocol.Op], result: Any) -> protocol.Op:
+def _resume(session: Session, go_on: Callable[[Any], zk.Op], result: Any) -> zk.Op:
     """One step of a procedure, alone with its client's memory."""
     with session.memory:
         return go_on(result)
@@ -467,9 +456,7 @@ class ThreadDriver(Driver):
     __slots__ = ()
     gathers = False
 
-    async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: protocol.WaitPlace | None
-    ) -> bool:
+    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: zk.WaitPlace | None) -> bool:
         """Block the thread until the signal is fired."""
         return signal.wait(seen, timeout, place)
 
@@ -490,9 +477,7 @@ class LoopDriver(Driver):
 
     __slots__ = ()
 
-    async def wait(
-        self, signal: ThreadSignal, seen: int, timeout: float | None, place: protocol.WaitPlace | None
-    ) -> bool:
+    async def wait(self, signal: ThreadSignal, seen: int, timeout: float | None, place: zk.WaitPlace | None) -> bool:
         """Await the signal."""
         future = asyncio.get_running_loop().create_future()
         wake = self.session.wakes.line().waker(future)
@@ -544,7 +529,7 @@ def _expire(future: asyncio.Future[Any]) -> None:
 # --- The path under which the queues live.
 
 
-def ensure_root(path: str) -> Generator[protocol.Exists | protocol.Get | protocol.Multi, Any, None]:
+def ensure_root(path: str) -> Generator[zk.Exists | zk.Get | zk.Multi, Any, None]:
     """Create a path's missing parts; the last one is given the version of our layout, also where it is there, empty.
 
     Raises `ConfigError` where it has another.
@@ -552,22 +537,20 @@ def ensure_root(path: str) -> Generator[protocol.Exists | protocol.Get | protoco
     parts = path.strip("/").split("/")
     for depth in range(1, len(parts)):
         above = "/" + "/".join(parts[:depth])
-        while (yield protocol.Exists(above)) is None:
-            yield from _write(protocol.Create(above))
+        while (yield zk.Exists(above)) is None:
+            yield from _write(zk.Create(above))
     version = str(LAYOUT).encode()
-    node: protocol.Node | None = yield protocol.Get(path)
+    node: zk.Node | None = yield zk.Get(path)
     while node is None or not node.data:
-        yield from _write(
-            protocol.Create(path, version) if node is None else protocol.SetData(path, version, node.stat.version)
-        )
-        node = yield protocol.Get(path)
+        yield from _write(zk.Create(path, version) if node is None else zk.SetData(path, version, node.stat.version))
+        node = yield zk.Get(path)
     check_layout(path, node.data)
 
 
-def _write(op: protocol.Create | protocol.SetData) -> Generator[protocol.Multi, Any, None]:
+def _write(op: zk.Create | zk.SetData) -> Generator[zk.Multi, Any, None]:
     """Write, unless somebody else did; whoever asks looks again, also after a lost reply. Raises `ZkmqError`."""
-    outcome: protocol.Outcome = yield protocol.Multi((op,))
-    overtaken = outcome.failure in {protocol.Failure.NODE_EXISTS, protocol.Failure.BAD_VERSION}
+    outcome: zk.Outcome = yield zk.Multi((op,))
+    overtaken = outcome.failure in {zk.Failure.NODE_EXISTS, zk.Failure.BAD_VERSION}
     if not (outcome.committed or outcome.unknown or overtaken):
         raise ZkmqError(f"writing {op.path} was refused: {outcome.detail}")
 

@@ -24,9 +24,9 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
-from ..config import ConnectionConfig
+from ..connection_config import ConnectionConfig
 from ..core.client_state import Runtime
-from ..core.protocol import WaitPlace, WaitQueue, Watch
+from ..core.zk_operations import WaitPlace, WaitQueue, Watch
 from ..errors import AccessDenied, SessionLost, TlsRefused, TransportError, Unavailable
 from ..log import log
 from .acl_check import Access

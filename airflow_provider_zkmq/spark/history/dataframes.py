@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ...delta_tables import open_for_reading
-from .data_files import load, names
 from .gold import CONSUMERS, HOURLY
 from .queue_reader import SCHEMA
 from .silver import DELIVERIES, RUNS
+from .staged_files import load, names
 
 Directory: TypeAlias = str | os.PathLike[str]
 Day: TypeAlias = date | None

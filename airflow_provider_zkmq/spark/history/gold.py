@@ -18,9 +18,9 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from ...delta_tables import Staged, Table
-from .data_files import Counts, day_of, load, milliseconds, stage
 from .queue_reader import DAY_MS
 from .silver import DELIVERIES, RUNS, check_behind
+from .staged_files import Counts, day_of, load, milliseconds, stage
 
 # --- Silver rows as numbers for each hour: of classes and of consumers. Columns only: nothing is read or written here.
 #

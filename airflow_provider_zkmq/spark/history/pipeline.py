@@ -20,10 +20,10 @@ from ...delta_tables import FOLDERS, Table
 from ...engine import ZkmqError, check_name
 from ..source.options import Connect, open_client
 from .bronze import archive_queue
-from .data_files import Counts, check_writable
 from .gold import summarise
 from .retention import Retention, retain
 from .silver import refine
+from .staged_files import Counts, check_writable
 
 #: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
 _OWN_ERRORS: Final = "airflow_provider_zkmq.engine.errors."

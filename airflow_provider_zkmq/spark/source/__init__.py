@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructField, StructType
 
-from . import following, options, reading
-from .following import TaskStream
+from . import options, reading, streaming
 from .options import SECRETS, SourceError, SourceOptions, plainly
 from .reading import TaskReader
+from .streaming import TaskStream
 from .writing import TaskStreamWriter, TaskWriter, WriteReport
 
 FORMAT = "zkmq"
@@ -66,7 +66,7 @@ class ZkmqDataSource(DataSource):
             chosen.check(tuple(dict.fromkeys((*options.READ, *options.STREAM))), "reads and streams")
             query = reading.Query.of(chosen)
             if any(chosen.text(name) for name in options.STREAM if name not in options.READ):
-                following.Settings.of(chosen, query.columns)  # of what its reader would say Spark shows nothing
+                streaming.Settings.of(chosen, query.columns)  # of what its reader would say Spark shows nothing
             with options.connect(chosen) as client:
                 reading.queues_of(chosen, client, query.selector)
             return StructType([StructField(name, reading.COLUMNS[name].spark) for name in query.columns])

@@ -11,14 +11,14 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Final, TypeAlias
 
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import CachedRead, Context, Schedule
 from ..maintenance.consumer_registry import any_of_the_first, back_off, share
-from ..model.names import Lane, entry_task, is_shortened, parse_lane, priority_of
 from ..model.values import MAX_ZXID
-from ..protocol import Procedure
+from ..model.znode_names import Lane, entry_task, is_shortened, parse_lane, priority_of
+from ..read.bulk_read import AT_ONCE, Record, Unread, read_nodes, read_records, unless_corrupt
 from ..read.watch_cache import listing
-from ..read.znodes import AT_ONCE, Record, Unread, read_nodes, read_records, unless_corrupt
+from ..zk_operations import Procedure
 from .take import RankedEntry, Taker, may_be_tried, take_all
 
 # --- Which lanes and which entries a consumer accepts.

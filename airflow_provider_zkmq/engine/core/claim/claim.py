@@ -15,21 +15,21 @@ from ..client_state import Claimed, Context
 from ..maintenance.consumer_registry import register, stagger
 from ..maintenance.due_work import give_back, maintain, promote_task
 from ..model.filters import FilterMethods, Selector, choose
-from ..model.names import check_name, priority_of
-from ..model.outcomes import Success
-from ..model.policy import Conf
+from ..model.handler_outcomes import Success
 from ..model.records import TaskState
+from ..model.settings import Conf
 from ..model.states import State
 from ..model.values import Duration, number_of_claims, optional_seconds, optional_whole_number, seconds
-from ..protocol import Get, Node, Procedure, SetTimeout, Signal, Sync, Wait, WaitPlace
+from ..model.znode_names import check_name, priority_of
+from ..read.bulk_read import WHOLE_AT_ONCE, Record
 from ..read.claim_status import check_token, current_claim
 from ..read.configuration import read_conf
 from ..read.queue_existence import missing_queue, unless_missing
 from ..read.server_clock import server_time
 from ..read.watch_cache import listing
-from ..read.znodes import WHOLE_AT_ONCE, Record
 from ..tasks import settle
 from ..tasks.settle_by_outcome import Settlement, settle_by_outcome
+from ..zk_operations import Get, Node, Procedure, SetTimeout, Signal, Sync, Wait, WaitPlace
 from . import candidates, take
 from .candidates import judged, matching_lanes, rank_of
 

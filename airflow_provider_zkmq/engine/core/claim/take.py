@@ -9,20 +9,20 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import structs
 
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import PACE_SECONDS, Caller, Claimed, Context, ReadAhead, Registered
 from ..model.filters import Selector
-from ..model.names import entry_task
-from ..model.policy import Conf
 from ..model.records import TaskState
+from ..model.settings import Conf
 from ..model.states import State
 from ..model.values import load
-from ..protocol import Procedure, refused
-from ..read import claim_status, queue_existence, server_clock, znodes
+from ..model.znode_names import entry_task
+from ..read import bulk_read, claim_status, queue_existence, server_clock
 from ..tasks.settle import DeferredCompletions, attempts_exhausted, kill_exhausted
 from ..write import transitions
 from ..write.commit import Change, Plan, Refusal, commit, merge, mergeable
 from ..write.transitions import Current
+from ..zk_operations import Procedure, refused
 
 # --- How many claims may be taken where a queue's leases are bounded: counted in the tree, whoever claims meanwhile.
 #
@@ -266,7 +266,7 @@ def _read(context: Context, entries: Sequence[str]) -> Procedure[dict[str, Seque
 def read_tasks(context: Context, ids: Sequence[str]) -> Procedure[list[Sequence[zk.Node | None]]]:
     """Of each task what a claim needs of it: its record, its payload and its metadata."""
     paths = [context.paths.task(task_id, part) for task_id in ids for part in _PARTS]
-    nodes = yield from znodes.read_nodes(paths, len(_PARTS) * znodes.WHOLE_AT_ONCE)
+    nodes = yield from bulk_read.read_nodes(paths, len(_PARTS) * bulk_read.WHOLE_AT_ONCE)
     return [nodes[at : at + len(_PARTS)] for at in range(0, len(nodes), len(_PARTS))]
 
 
@@ -305,7 +305,7 @@ def deliverable(
         if (yield zk.Exists(entry)) is not None and (yield zk.Exists(missing)) is None:
             context.report(entry, "a pending entry without a task; stepped over")
         return None
-    records = znodes.unless_corrupt(context, entry, partial(_records, parts, node, metadata))
+    records = bulk_read.unless_corrupt(context, entry, partial(_records, parts, node, metadata))
     if records is None or not _is_pending_at(context, entry, records[0]):
         return None
     state, _ = records
@@ -375,7 +375,7 @@ def step_over_if_there(context: Context, ranked: RankedEntry) -> Procedure[None]
     state = (
         None
         if node is None
-        else znodes.unless_corrupt(context, ranked.path, partial(TaskState.decode, path, node.data))
+        else bulk_read.unless_corrupt(context, ranked.path, partial(TaskState.decode, path, node.data))
     )
     if state is not None and _is_pending_at(context, ranked.path, state):
         return

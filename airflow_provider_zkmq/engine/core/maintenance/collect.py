@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import SPAN_SECONDS, Context
-from ..model.names import BUCKET_MS, bucket_start, entry_task, entry_time, is_lane, segments_of
-from ..model.policy import Conf
+from ..model.settings import Conf
 from ..model.values import Duration, dump, optional_seconds
-from ..protocol import Procedure, refused
-from ..read import completion_log, queue_existence, server_clock, znodes
+from ..model.znode_names import BUCKET_MS, bucket_start, entry_task, entry_time, is_lane, segments_of
+from ..read import bulk_read, completion_log, queue_existence, server_clock
 from ..read.configuration import known_conf, read_conf
 from ..tasks.batches import delete_batch
 from ..write import batch_end, transitions
 from ..write.commit import Change, Plan, commit, forget_lanes, merge, mergeable, send_together
 from ..write.new_task import WRITING
+from ..zk_operations import Procedure, refused
 from .due_work import bring_back, give_lock_back, take_lock
 
 # --- What clean-up does beside deleting tasks: idle lanes go, batches are ended, old ones deleted.
@@ -47,7 +47,7 @@ def prune_lanes(context: Context, now: int) -> Procedure[None]:
             context.report(f"{lane}/{names[0]}", "no segment of ours; its lane is kept")
             continue
         segments = [f"{lane}/{segment}" for segment in names]
-        stats = yield from znodes.read_stats(segments)
+        stats = yield from bulk_read.read_stats(segments)
         if all(stat and stat.children == 0 and stat.ctime < now - LANE_IDLE_MS for stat in stats):
             outcome = yield zk.Multi((*map(zk.Check, segments), *map(zk.Delete, segments), zk.Delete(lane)))
             if outcome.committed:
@@ -84,14 +84,14 @@ def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
     for name in (yield zk.Children(context.paths.at("batches"))) or ():
         base = context.paths.batch(name)
         parts = (base, f"{base}/open", f"{base}/open/{WRITING}", f"{base}/then")
-        node, members, marker, follow_up = yield from znodes.read_nodes(parts)
+        node, members, marker, follow_up = yield from bulk_read.read_nodes(parts)
         alone = members is not None and members.stat.children == 1
         if alone and marker is not None and marker.stat.mtime <= cutoff:
             last = [zk.Delete(f"{base}/then")] if follow_up is not None else []
             yield zk.Multi((zk.Delete(f"{base}/open/{WRITING}"), zk.Delete(f"{base}/open"), *last))
             yield from delete_batch(context, None, base)
         elif node is not None and members is None:
-            record = znodes.unless_corrupt(context, base, partial(batch_end.load_batch, base, node.data))
+            record = bulk_read.unless_corrupt(context, base, partial(batch_end.load_batch, base, node.data))
             if record is not None and "total" not in record:
                 yield from delete_batch(context, None, base)
 
@@ -130,7 +130,7 @@ def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None
         versions = yield from completion_log.versions_of(context, runs)
         yield from publish_truncation(context, [each.version for each in versions])
     paths = [context.paths.at("unarchived", each.place) for each in runs]
-    for chunk in znodes.chunked([*paths, *{path.rpartition("/")[0] for path in paths}]):
+    for chunk in bulk_read.chunked([*paths, *{path.rpartition("/")[0] for path in paths}]):
         yield zk.Pipeline(
             tuple(zk.Multi((zk.Delete(path),)) for path in chunk)
         )  # that of a bucket is refused while it is used
@@ -145,7 +145,7 @@ def collect_history(context: Context, conf: Conf, cutoff: int) -> Procedure[None
 # being written are kept: whoever tries again to write them is to find them.
 
 #: So many trees are deleted by one transaction; those of what was read at once are in flight together.
-TREES_PER_MULTI: Final = znodes.AT_ONCE // 8
+TREES_PER_MULTI: Final = bulk_read.AT_ONCE // 8
 
 
 @dataclass(slots=True)
@@ -220,7 +220,7 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
     now = began.time
     conf = yield from read_conf(context)  # after what it is to hold for has ended
     names = (yield zk.Children(context.paths.at("batches"))) or ()
-    stats = yield from znodes.read_stats([context.paths.batch(name, "open", WRITING) for name in names])
+    stats = yield from bulk_read.read_stats([context.paths.batch(name, "open", WRITING) for name in names])
     batches = frozenset(name for name, stat in zip(names, stats, strict=True) if stat is not None)
     cutoff = now - int(lifetime * 1000)
     latest = cutoff if lifetime else cutoff + int(SPAN_SECONDS * 1000)
@@ -251,7 +251,7 @@ def _collect_index(context: Context, index: str, rules: _Rules, report: Collecte
             continue
         entries, after = (yield zk.Children(bucket)), rules.latest + 1
         due = [entry for entry in sorted(entries or ()) if (entry_time(entry) or after) < after]
-        for chunk in znodes.chunked(due):
+        for chunk in bulk_read.chunked(due):
             if context.maintenance.closing:
                 break
             plans = yield from _judge(context, bucket, chunk, rules, report)
@@ -264,15 +264,15 @@ def _judge(
     context: Context, bucket: str, names: Sequence[str], rules: _Rules, report: Collected
 ) -> Procedure[list[Plan]]:
     """A plan for each tree that may go, which those who follow the queue have learnt of."""
-    records = yield from znodes.read_records(context, [entry_task(name) or "" for name in names])
+    records = yield from bulk_read.read_records(context, [entry_task(name) or "" for name in names])
     plans: list[Plan] = []
     versions: list[int] = []
     for name, record in zip(names, records, strict=True):
         entry = f"{bucket}/{name}"
-        if record is znodes.Unread.MISSING:
+        if record is bulk_read.Unread.MISSING:
             plans.append(Plan([Change(context, name, [zk.Delete(entry)])]))  # the tree is gone, only its entry is left
             continue
-        if not isinstance(record, znodes.Record):
+        if not isinstance(record, bulk_read.Record):
             report.kept_changed += 1
             continue
         state, stat = record.state, record.stat

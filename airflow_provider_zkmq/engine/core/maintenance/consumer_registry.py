@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Context, Registered
 from ..model.states import State
 from ..model.values import dump, load, shown
-from ..protocol import Children, Procedure, refused
-from ..read import queue_existence, watch_cache, znodes
+from ..read import bulk_read, queue_existence, watch_cache
 from ..read.configuration import read_conf
+from ..zk_operations import Children, Procedure, refused
 
 # --- Many consumers at one queue: they keep out of each other's way, so that what comes does not set all of them going.
 #
@@ -159,12 +159,12 @@ def _listen(context: Context) -> Procedure[None]:
     claimed = list(context.claims.held.values())
     if not claimed or (node is not None and node.stat.version == 0):
         return
-    records = yield from znodes.read_records(context, [each.task_id for each in claimed])
+    records = yield from bulk_read.read_records(context, [each.task_id for each in claimed])
     lost = node is not None
     for claim, record in zip(claimed, records, strict=True):
-        if claim.settling is not None or claim.chained or claim.unsure or record is znodes.Unread.CORRUPT:
+        if claim.settling is not None or claim.chained or claim.unsure or record is bulk_read.Unread.CORRUPT:
             continue
-        now = record.state if isinstance(record, znodes.Record) else None
+        now = record.state if isinstance(record, bulk_read.Record) else None
         if now is not None and now.state is State.CLAIMED:  # its nonce may have changed, as by a requeue
             same = [(each.consumer, each.attempt, each.claimed, each.lease) for each in (now, claim.state)]
             if same[0] == same[1]:
@@ -224,14 +224,14 @@ def consumers(context: Context) -> Procedure[list[Consumer]]:
     registered: list[str] = (yield Children(context.paths.at("consumers"))) or []
     live = frozenset((yield Children(context.paths.at("live"))) or ())
     names = sorted(live.union(registered))
-    nodes = yield from znodes.read_nodes([context.paths.consumer(name) for name in names])
-    in_hand = yield from znodes.list_children([context.paths.consumer(name, "current") for name in names])
+    nodes = yield from bulk_read.read_nodes([context.paths.consumer(name) for name in names])
+    in_hand = yield from bulk_read.list_children([context.paths.consumer(name, "current") for name in names])
     found: list[Consumer] = []
     for name, node, tasks in zip(names, nodes, in_hand, strict=True):
         if node is None:  # it left meanwhile
             continue
         path = context.paths.consumer(name)
-        record: dict[str, Any] = znodes.unless_corrupt(context, path, partial(load, path, node.data)) or {}
+        record: dict[str, Any] = bulk_read.unless_corrupt(context, path, partial(load, path, node.data)) or {}
         own_name, host, pid, accepts = map(record.get, ("name", "host", "pid", "accepts"))
         found.append(
             Consumer(

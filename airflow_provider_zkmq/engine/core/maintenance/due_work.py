@@ -10,19 +10,19 @@ from typing import Final
 
 from ... import errors
 from ...errors import ConfigError, TransportError, ZkmqError
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Claimed, Context, Handover, Schedule, Sending
-from ..model.names import BUCKET_MS, bucket_start, entry_task, entry_time, lease_task
 from ..model.states import State
 from ..model.values import Duration, dump, seconds
-from ..protocol import Procedure
-from ..read import claim_status, server_clock, watch_cache, znodes
+from ..model.znode_names import BUCKET_MS, bucket_start, entry_task, entry_time, lease_task
+from ..read import bulk_read, claim_status, server_clock, watch_cache
 from ..tasks.interventions import rescue_task
 from ..tasks.settle import begin_again, has_overdue, release, seconds_until_deferred, settle_deferred
 from ..write import rerun, transitions
 from ..write.batch_end import close_batches, close_pending
 from ..write.commit import Plan, Sent, Why, commit, mending, send_together
 from ..write.transitions import Current
+from ..zk_operations import Procedure
 from .consumer_registry import check_cancellations, share
 
 # --- Scheduled tasks whose time has come go to their lanes; runs in escrow whose dedupe window has ended are inserted.
@@ -65,13 +65,17 @@ def _promote_bucket(context: Context, path: str, now: int, schedule: Schedule, m
             context.segments.buckets.discard(path)
         return 0
     names = _due_names(context, path, entries, now, schedule)
-    records = yield from znodes.read_records(context, [entry_task(name) or "" for name in names[:most]])
+    records = yield from bulk_read.read_records(context, [entry_task(name) or "" for name in names[:most]])
     due: dict[str, Current] = {}
     for name, record in zip(names[:most], records, strict=True):
         entry = f"{path}/{name}"
-        if record is znodes.Unread.CORRUPT:
+        if record is bulk_read.Unread.CORRUPT:
             context.ignored_paths.add(entry)
-        elif isinstance(record, znodes.Record) and record.state.index and context.paths.at(record.state.index) == entry:
+        elif (
+            isinstance(record, bulk_read.Record)
+            and record.state.index
+            and context.paths.at(record.state.index) == entry
+        ):
             due[entry] = Current(record.task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
         elif context.listings.still_listed(path, name):
             context.report(entry, "an entry whose task is not scheduled by it; stepped over")
@@ -105,7 +109,7 @@ def _due_names(context: Context, path: str, entries: list[str], now: int, schedu
     return due
 
 
-def promote_task(context: Context, record: znodes.Record) -> Procedure[bool]:
+def promote_task(context: Context, record: bulk_read.Record) -> Procedure[bool]:
     """Have a scheduled task in its lane, whose time has come; False where it changed meanwhile, or is damaged."""
     entry = context.paths.at(record.state.index or "")
     current = Current(record.task_id, record.stat.version, record.state, zxid=record.stat.mzxid)

@@ -2,8 +2,8 @@
 
 A task's record says what stands of the task: its parts, where it is listed, whose claim it is. Each task is compared
 with that between two readings of its record, so that a queue in use is judged right; it is repaired by one transaction
-under the record's version. The rest, the layout, is compared with the names that `core.model.names` knows; what is
-found there is looked at twice before it counts.
+under the record's version. The rest, the layout, is compared with the names that `core.model.znode_names` knows;
+what is found there is looked at twice before it counts.
 
 What a crash of ours leaves is no damage: a dead consumer with its tasks, a batch without open members, an empty lane.
 """
@@ -20,9 +20,13 @@ from typing import Any, Final, TypedDict
 from msgspec import structs
 
 from ...errors import CorruptRecord
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Context
-from ..model.names import (
+from ..model.records import HistoryEntry, TaskState, load_claim, load_span, parse_history_name
+from ..model.settings import Settings, load_settings
+from ..model.states import ENDED, FAILED, State
+from ..model.values import Count, Span, Zxid, dump, load, seconds
+from ..model.znode_names import (
     Lane,
     bucket_start,
     entry_name,
@@ -37,16 +41,12 @@ from ..model.names import (
     parse_lane,
     segments_of,
 )
-from ..model.policy import Settings, load_settings
-from ..model.records import HistoryEntry, TaskState, load_claim, load_span, parse_history_name
-from ..model.states import ENDED, FAILED, State
-from ..model.values import Count, Span, Zxid, dump, load, seconds
-from ..protocol import Procedure
-from ..read import queue_existence, server_clock, znodes
+from ..read import bulk_read, queue_existence, server_clock
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES
 from ..write import batch_end, new_task, transitions
 from ..write.commit import make_bucket
 from ..write.new_task import WRITING
+from ..zk_operations import Procedure
 
 # --- The verb, and what it tells.
 
@@ -111,9 +111,9 @@ def _look(context: Context, *, repair: bool) -> Procedure[tuple[int, list[_Fix]]
         listed_id = _listed_task(_below(context, path))
         if listed_id is not None:
             listed.setdefault(listed_id, []).append(path)
-    (names,) = yield from znodes.list_children([context.paths.at("tasks")])
+    (names,) = yield from bulk_read.list_children([context.paths.at("tasks")])
     now = (yield from server_clock.server_time(context)) if repair else 0
-    for chunk in znodes.chunked(sorted({*names, *listed})):
+    for chunk in bulk_read.chunked(sorted({*names, *listed})):
         facts = yield from _read_tasks(context, chunk, listed)
         for task_id in chunk:
             if _TaskCheck(context, task_id, facts[task_id], listed.get(task_id, ()), now).fixes:
@@ -135,9 +135,12 @@ def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, zk.Node
                     kinds["heavy"].append(path)
                 case _:
                     kinds["light"].append(path)
-        stats = yield from znodes.read_stats(kinds["bare"])
+        stats = yield from bulk_read.read_stats(kinds["bare"])
         there = {path: zk.Node(b"", stat) for path, stat in zip(kinds["bare"], stats, strict=True) if stat is not None}
-        for kind, read in (("heavy", partial(znodes.read_nodes, at_once=HEAVY_AT_ONCE)), ("light", znodes.read_nodes)):
+        for kind, read in (
+            ("heavy", partial(bulk_read.read_nodes, at_once=HEAVY_AT_ONCE)),
+            ("light", bulk_read.read_nodes),
+        ):
             nodes = yield from read(kinds[kind])
             there |= {
                 path: node
@@ -148,7 +151,7 @@ def _walk(context: Context, roots: Iterable[str]) -> Procedure[dict[str, zk.Node
             }
         found |= there
         parents = [each for each in there if there[each].stat.children and each != context.paths.at("tasks")]
-        names = yield from znodes.list_children(parents)
+        names = yield from bulk_read.list_children(parents)
         level = [f"{parent}/{name}" for parent, each in zip(parents, names, strict=True) for name in each]
     return found
 
@@ -219,7 +222,7 @@ def _check_layout(context: Context, *, repair: bool) -> Procedure[tuple[dict[str
                     yield from make_bucket(context, op.path.rpartition("/")[0])
             # Unless the queue is deleted meanwhile; what is refused is found again by the next look.
             there = (zk.Create(deleting), zk.Delete(deleting)) if fix.path == conf else (zk.Check(conf),)
-            for ops in znodes.chunked(fix.ops, DELETES_PER_MULTI):
+            for ops in bulk_read.chunked(fix.ops, DELETES_PER_MULTI):
                 yield from zk.transact(zk.Multi((*there, *ops)), zk.never)
         nodes = yield from _walk_queue(context)
     return nodes, fixes
@@ -255,7 +258,7 @@ def _digested(context: Context, nodes: Mapping[str, zk.Node]) -> Procedure[dict[
             continue
         tasks = [entry_task(each.rpartition("/")[2]) for each in nodes if each.startswith(f"{path}/")]
         paths = [context.paths.task(task, "state") for task in tasks if task is not None]
-        for record_path, record in zip(paths, (yield from znodes.read_nodes(paths)), strict=True):
+        for record_path, record in zip(paths, (yield from bulk_read.read_nodes(paths)), strict=True):
             with suppress(CorruptRecord):
                 state = TaskState.decode(record_path, b"" if record is None else record.data)
                 lane = Lane(state.priority, state.filters)
@@ -502,7 +505,7 @@ def _read_tasks(
             base = context.paths.batch(state.batch)
             others[each] |= {base, f"{base}/open", f"{base}/failed", f"{base}/failed/{each}"}
     paths = sorted(set().union(*others.values()))
-    nodes = dict(zip(paths, (yield from znodes.read_nodes(paths)), strict=True))
+    nodes = dict(zip(paths, (yield from bulk_read.read_nodes(paths)), strict=True))
     for each in task_ids:
         facts[each] |= {path: found for path in others[each] if (found := nodes[path]) is not None}
     return facts
@@ -533,9 +536,9 @@ def _examine(
     path, found = context.paths.task(task_id, "state"), list[_Fix]()
     before: list[_Fix] | None = None
     for _ in range(LOOKS):
-        (first,) = yield from znodes.read_stats([path])
+        (first,) = yield from bulk_read.read_stats([path])
         nodes = (yield from _read_tasks(context, [task_id], listed))[task_id]
-        (last,) = yield from znodes.read_stats([path])
+        (last,) = yield from bulk_read.read_stats([path])
         if not first == last == (nodes[path].stat if path in nodes else None):
             continue  # somebody changed the task meanwhile
         check = _TaskCheck(context, task_id, nodes, listed.get(task_id, ()), now)

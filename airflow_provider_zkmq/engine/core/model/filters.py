@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from ...errors import ConfigError
-from .names import check_name
+from .znode_names import check_name
 
 # --- Filter types: the typed tags of a task, as zkmq declares them.
 #

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from ...errors import ConfigError
 from . import values
-from .policy import RetryPolicy
+from .settings import RetryPolicy
 
 #: What an enqueue does where a task has its id; see `Message`.
 OnConflict: TypeAlias = Literal["raise", "skip", "replace", "requeue", "replace-or-requeue"]

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from . import values
-from .names import bucket_of, entry_name, entry_task
-from .policy import RetryPolicy
+from .settings import RetryPolicy
 from .states import State
+from .znode_names import bucket_of, entry_name, entry_task
 
 # --- What the znodes hold: frozen records, whose types say what each field may be; what has no field is not read.
 

@@ -8,15 +8,15 @@ from typing import NamedTuple, TypeVar
 
 from ...errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
 from ..client_state import Claimed, Context
-from ..model.names import is_prefetched, lease_task
 from ..model.records import Attempt, TaskState, load_claim, load_span
 from ..model.states import State, Status, derive_status
 from ..model.values import load
-from ..protocol import Node, Outcome, Procedure, Sync
+from ..model.znode_names import is_prefetched, lease_task
+from ..zk_operations import Node, Outcome, Procedure, Sync
+from .bulk_read import Record, list_children, read_nodes, read_records, unless_corrupt
 from .configuration import read_conf
 from .queue_existence import missing_queue
 from .server_clock import certainly_past
-from .znodes import Record, list_children, read_nodes, read_records, unless_corrupt
 
 # --- Which claim of a task is the current one.
 
@@ -148,7 +148,7 @@ def lease_path(context: Context, state: TaskState) -> str:
 
 
 def mark_path(context: Context, task_id: str, state: TaskState) -> str:
-    """Where a claim prefetched says so; see `core.model.names`."""
+    """Where a claim prefetched says so; see `core.model.znode_names`."""
     if state.bound or state.lease is None:
         return context.paths.current(state.consumer or "", task_id)
     return context.paths.task(task_id, "claim")

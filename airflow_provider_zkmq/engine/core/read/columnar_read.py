@@ -16,12 +16,12 @@ from ..model.filters import Selector, as_selector
 from ..model.records import TaskState
 from ..model.states import State
 from ..model.values import Moment, load, optional_milliseconds, whole_number
-from ..protocol import Node, Procedure, Sync
+from ..zk_operations import Node, Procedure, Sync
+from .bulk_read import SLIM_AT_ONCE, WHOLE_AT_ONCE, read_nodes, read_stats, unless_corrupt
 from .claim_status import Lapsed, lapsed_tasks, status_at
 from .configuration import read_conf
 from .inspect import COLUMNS, PART_OF, Row, as_state, checked_columns, checked_ids
 from .server_clock import certainly_past
-from .znodes import SLIM_AT_ONCE, WHOLE_AT_ONCE, read_nodes, read_stats, unless_corrupt
 
 #: So many znodes without payloads are asked for in one request.
 _ZNODES_AT_ONCE: Final = 256

@@ -9,12 +9,12 @@ from typing import Final, NamedTuple, TypeAlias, TypedDict
 
 from ...errors import CorruptRecord
 from ..client_state import Context
-from ..model.names import bucket_start, entry_task, entry_time, is_name
 from ..model.records import Ended, HistoryEntry, HistoryName, TaskState, Unreadable, clip, parse_history_name
 from ..model.states import ENDED, State
 from ..model.values import Zxid, load
-from ..protocol import Children, Exists, Get, Node, Procedure, Stat, Sync
-from . import znodes
+from ..model.znode_names import bucket_start, entry_task, entry_time, is_name
+from ..zk_operations import Children, Exists, Get, Node, Procedure, Stat, Sync
+from . import bulk_read
 from .configuration import read_conf
 from .inspect import Task, assemble, task_of_history_entry
 from .queue_existence import refuse_missing
@@ -22,14 +22,14 @@ from .queue_existence import refuse_missing
 # --- Runs that have left what lists them and are kept for who reads what ended (`core.write.transitions`).
 
 #: So many znodes without much in them are read in one request: buckets, entries.
-BARE_AT_ONCE: Final = 8 * znodes.AT_ONCE
+BARE_AT_ONCE: Final = 8 * bulk_read.AT_ONCE
 
 
 def list_history(context: Context, after: int = 0) -> Procedure[list[HistoryName]]:
     """The history entries that are kept, of buckets in which something came or went after that transaction."""
     parent = context.paths.at("unarchived")
     buckets = yield from changed_buckets(parent, after)
-    listings = yield from znodes.list_children([f"{parent}/{name}" for name in buckets])
+    listings = yield from bulk_read.list_children([f"{parent}/{name}" for name in buckets])
     places = [f"{bucket}/{entry}" for bucket, names in zip(buckets, listings, strict=True) for entry in names]
     return list(filter(None, map(parse_history_name, places)))
 
@@ -37,7 +37,7 @@ def list_history(context: Context, after: int = 0) -> Procedure[list[HistoryName
 def changed_buckets(parent: str, after: int) -> Procedure[dict[str, bool]]:
     """The buckets of an index in which something has come or gone after that transaction; whether each is new since."""
     names = sorted(name for name in (yield Children(parent)) or () if bucket_start(name) is not None)
-    nodes = yield from znodes.read_nodes([f"{parent}/{name}" for name in names], BARE_AT_ONCE)
+    nodes = yield from bulk_read.read_nodes([f"{parent}/{name}" for name in names], BARE_AT_ONCE)
     return {
         name: node.stat.czxid > after
         for name, node in zip(names, nodes, strict=True)
@@ -49,7 +49,7 @@ def versions_of(context: Context, history_entries: Sequence[HistoryName]) -> Pro
     """The runs that history entries hold: by their names, or by the Stat of an entry written as its run ended."""
     versions = {each.place: each.version for each in history_entries}
     own = [place for place, version in versions.items() if version == 0]
-    stats = yield from znodes.read_stats([context.paths.at("unarchived", place) for place in own])
+    stats = yield from bulk_read.read_stats([context.paths.at("unarchived", place) for place in own])
     for place, stat in zip(own, stats, strict=True):
         versions[place] = 0 if stat is None else stat.czxid
     ended = [Ended(each.task_id, versions[each.place], each.place) for each in history_entries]
@@ -101,7 +101,7 @@ def _standing(context: Context, after: int) -> Procedure[list[Ended]]:
     for index in _BUCKETED:
         parent = context.paths.at(index)
         buckets = yield from changed_buckets(parent, after)
-        listings = yield from znodes.list_children([f"{parent}/{name}" for name in buckets])
+        listings = yield from bulk_read.list_children([f"{parent}/{name}" for name in buckets])
         new: list[str] = []
         mixed: list[str] = []
         for (bucket, is_new), names in zip(buckets.items(), listings, strict=True):
@@ -117,13 +117,13 @@ def _standing(context: Context, after: int) -> Procedure[list[Ended]]:
         dead = yield from _created(entries, after)
         listed |= dict.fromkeys(entry.rpartition("/")[2] for entry in dead)
     ended: list[Ended] = []
-    for chunk in znodes.chunked(list(listed)):
-        nodes = yield from znodes.read_nodes([context.paths.task(each, "state") for each in chunk])
+    for chunk in bulk_read.chunked(list(listed)):
+        nodes = yield from bulk_read.read_nodes([context.paths.task(each, "state") for each in chunk])
         for task_id, node in zip(chunk, nodes, strict=True):
-            record = znodes.record_of(context, task_id, node, "it cannot be archived")
-            if isinstance(record, znodes.Record) and record.state.state in ENDED:
+            record = bulk_read.record_of(context, task_id, node, "it cannot be archived")
+            if isinstance(record, bulk_read.Record) and record.state.state in ENDED:
                 ended.append(Ended(task_id, version_of(record)))
-            elif node is not None and record is znodes.Unread.CORRUPT:
+            elif node is not None and record is bulk_read.Unread.CORRUPT:
                 ended.append(Unreadable(task_id, node.stat.mzxid))
     return ended
 
@@ -132,11 +132,11 @@ def _created(entries: Sequence[str], after: int) -> Procedure[list[str]]:
     """Those entries that were made after a transaction."""
     if not after:
         return list(entries)
-    nodes = yield from znodes.read_nodes(entries, BARE_AT_ONCE)
+    nodes = yield from bulk_read.read_nodes(entries, BARE_AT_ONCE)
     return [entry for entry, node in zip(entries, nodes, strict=True) if node is not None and node.stat.czxid > after]
 
 
-def version_of(record: znodes.Record) -> int:
+def version_of(record: bulk_read.Record) -> int:
     """The transaction in which a run that stands has ended."""
     return record.state.ended_zxid or record.stat.mzxid
 
@@ -150,11 +150,11 @@ def latest_end(context: Context) -> Procedure[int]:
     """
     yield from read_conf(context)
     yield Sync(context.paths.base)
-    listings = yield from znodes.list_children([context.paths.at(name) for name in _PARENTS])
+    listings = yield from bulk_read.list_children([context.paths.at(name) for name in _PARENTS])
     paths = [context.paths.at(name, bucket) for name, names in zip(_PARENTS, listings, strict=True) for bucket in names]
     # Parents come last: of a bucket that went meanwhile, its parent tells more than it did.
     paths += [context.paths.at(name) for name in (*_PARENTS, "dlq")]
-    nodes = yield from znodes.read_nodes(paths, BARE_AT_ONCE)
+    nodes = yield from bulk_read.read_nodes(paths, BARE_AT_ONCE)
     return max((node.stat.pzxid for node in nodes if node is not None), default=0)
 
 
@@ -165,7 +165,7 @@ _Runs: TypeAlias = dict[tuple[str, int], Task]
 
 
 def read_ended(
-    context: Context, ended: Sequence[Ended], *, parts: Collection[znodes.Part] = znodes.PARTS
+    context: Context, ended: Sequence[Ended], *, parts: Collection[bulk_read.Part] = bulk_read.PARTS
 ) -> Procedure[list[Task]]:
     """Runs that have ended, each as it was then, in the order asked for: what `ended_between` told.
 
@@ -175,7 +175,7 @@ def read_ended(
     Raises `ConfigError` for an unknown part, and `QueueNotFound`.
     """
     yield from read_conf(context)
-    chosen = znodes.checked_parts(parts)
+    chosen = bulk_read.checked_parts(parts)
     runs: _Runs = {}
     yield from _add_history(context, [each for each in ended if each.place is not None], runs)
     standing = [each for each in ended if each.place is None]
@@ -198,15 +198,15 @@ def _add_standing(
 ) -> Procedure[None]:
     """Add the runs whose tasks stand as they ended. `torn`: also one that lacks a part, and will go on to."""
     versions = {each.id: each.version for each in ended}
-    for chunk in znodes.chunked(list(versions), znodes.at_once(parts)):
-        for task_id, nodes in (yield from znodes.read_trees(context, chunk, parts)):
+    for chunk in bulk_read.chunked(list(versions), bulk_read.at_once(parts)):
+        for task_id, nodes in (yield from bulk_read.read_trees(context, chunk, parts)):
             record, data, *_ = nodes
             if record is None:
                 continue
             version: int | None = record.stat.mzxid
             if b'"ended_zxid"' in record.data:
-                read = znodes.record_of(context, task_id, record)
-                version = version_of(read) if isinstance(read, znodes.Record) else None
+                read = bulk_read.record_of(context, task_id, record)
+                version = version_of(read) if isinstance(read, bulk_read.Record) else None
             # Reads are no snapshot, and the next run may have come between them.
             last = record.stat.mzxid
             whole = data is not None and all(node is None or node.stat.mzxid <= last for node in nodes)
@@ -224,7 +224,7 @@ def _add_history(context: Context, ended: Sequence[Ended], runs: _Runs) -> Proce
     which it could be mended.
     """
     paths = [context.paths.at("unarchived", each.place or "") for each in ended]
-    nodes = yield from znodes.read_nodes(paths, znodes.WHOLE_AT_ONCE)
+    nodes = yield from bulk_read.read_nodes(paths, bulk_read.WHOLE_AT_ONCE)
     for each, path, node in zip(ended, paths, nodes, strict=True):
         if node is None:
             continue
@@ -270,7 +270,7 @@ def truncated_at(context: Context) -> Procedure[Truncation | None]:
 def read_truncated_at(context: Context, path: str, node: Node) -> int:
     """What the mark says; of one that cannot be read it is known only that nothing was deleted since it was written."""
     read = partial(load, path, node.data, _Mark, "a mark of a queue that is followed")
-    mark = znodes.unless_corrupt(context, path, read, "its last write counts")
+    mark = bulk_read.unless_corrupt(context, path, read, "its last write counts")
     return node.stat.mzxid if mark is None else mark.get("truncated_at", 0)
 
 

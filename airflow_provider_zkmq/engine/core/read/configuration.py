@@ -10,13 +10,13 @@ from typing import Any, Final, TypedDict
 from ...errors import CorruptRecord
 from ..client_state import CachedRead, Context
 from ..model.filters import FilterType
-from ..model.names import Paths
-from ..model.policy import Conf, RetryPolicy, Settings, load_settings
+from ..model.settings import Conf, RetryPolicy, Settings, load_settings
 from ..model.values import SHORTEST_INTERVAL, Zxid, load, seconds, spell_seconds
-from ..protocol import Exists, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
+from ..model.znode_names import Paths
+from ..zk_operations import Exists, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
+from .bulk_read import read_nodes, unless_corrupt
 from .queue_existence import THERE, create_skeleton, queue_missing, refuse_missing
 from .watch_cache import Relay, single_flight
-from .znodes import read_nodes, unless_corrupt
 
 # --- A queue's configuration: read under watches, so that a change takes effect everywhere without a restart.
 

@@ -11,16 +11,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from msgspec import structs
 
 from ...errors import ConfigError, CorruptRecord, TaskNotFound
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Claimed, Context
 from ..model.filters import EVERYTHING, FilterTypes, Selector, as_selector, parse_selector
-from ..model.names import BUCKET_MS, SEPARATOR, bucket_start, check_name, entry_task, entry_time, is_lane, segments_of
-from ..model.policy import Conf
 from ..model.records import Attempt, HistoryEntry, TaskState, claimed_before, load_claim
+from ..model.settings import Conf
 from ..model.states import ENDED, STATE_OF, State, Status, derive_status
 from ..model.values import load, moment_of, optional_moment_of, optional_whole_number
-from ..protocol import Children, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
-from . import znodes
+from ..model.znode_names import (
+    BUCKET_MS,
+    SEPARATOR,
+    bucket_start,
+    check_name,
+    entry_task,
+    entry_time,
+    is_lane,
+    segments_of,
+)
+from ..zk_operations import Children, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
+from . import bulk_read
 from .claim_status import DEADLINES, Lapsed, lapsed_among, lapsed_of, lapsed_tasks, status_of
 from .configuration import read_conf
 from .queue_existence import refuse_missing
@@ -71,7 +80,7 @@ def listed_ids(context: Context, state: State | None) -> Procedure[list[str]]:
             return sorted((yield Children(context.paths.at("dlq"))) or ())
         case State.CLAIMED:
             consumers = sorted((yield Children(context.paths.at("consumers"))) or ())
-            notes = yield from znodes.list_children([context.paths.consumer(name, "current") for name in consumers])
+            notes = yield from bulk_read.list_children([context.paths.consumer(name, "current") for name in consumers])
             leases = (yield Children(context.paths.at("leases"))) or ()
             leased = [name.rpartition(SEPARATOR)[0] for name in leases]
             return sorted({task for names in notes for task in names} | set(filter(None, leased)))
@@ -91,7 +100,7 @@ def listed_ids(context: Context, state: State | None) -> Procedure[list[str]]:
 
 def _two_levels(context: Context, index: str) -> Procedure[list[str]]:
     buckets = yield from _parts(context, index)
-    listings = yield from znodes.list_children([context.paths.at(index, bucket) for bucket in buckets])
+    listings = yield from bulk_read.list_children([context.paths.at(index, bucket) for bucket in buckets])
     return [name for names in listings for name in names]
 
 
@@ -118,8 +127,8 @@ def counts(context: Context) -> Procedure[dict[str, int]]:
     finished = (yield from _count_two(context, "finished")) + (yield from _count_two(context, "requeued"))
     cancelled = yield from _count_two(context, "cancelled")
     consumers = sorted((yield Children(context.paths.at("consumers"))) or ())
-    stats = yield from znodes.read_stats([context.paths.consumer(name, "current") for name in consumers])
-    dlq, leases = yield from znodes.read_stats((context.paths.at("dlq"), context.paths.at("leases")))
+    stats = yield from bulk_read.read_stats([context.paths.consumer(name, "current") for name in consumers])
+    dlq, leases = yield from bulk_read.read_stats((context.paths.at("dlq"), context.paths.at("leases")))
     lapsed = Counter(now.state for now in (yield from lapsed_tasks(context)).values())
     return {
         "inserted": pending + delayed + lapsed[State.INSERTED],
@@ -137,7 +146,7 @@ def _sum(stats: Iterable[Stat | None]) -> int:
 
 def _count_two(context: Context, index: str) -> Procedure[int]:
     buckets = yield from _parts(context, index)
-    return _sum((yield from znodes.read_stats([context.paths.at(index, bucket) for bucket in buckets])))
+    return _sum((yield from bulk_read.read_stats([context.paths.at(index, bucket) for bucket in buckets])))
 
 
 def _count_scheduled(context: Context, buckets: Sequence[str]) -> Procedure[tuple[int, int]]:
@@ -149,9 +158,9 @@ def _count_scheduled(context: Context, buckets: Sequence[str]) -> Procedure[tupl
     begun = {name for name in buckets if (bucket_start(name) or 0) <= past}
     over = {name for name in begun if (bucket_start(name) or 0) + BUCKET_MS <= past}
     whole = [name for name in buckets if name in over or name not in begun]
-    stats = dict(zip(whole, (yield from znodes.read_stats([path[name] for name in whole])), strict=True))
+    stats = dict(zip(whole, (yield from bulk_read.read_stats([path[name] for name in whole])), strict=True))
     listed = [
-        name for names in (yield from znodes.list_children([path[each] for each in begun - over])) for name in names
+        name for names in (yield from bulk_read.list_children([path[each] for each in begun - over])) for name in names
     ]
     counted = {name: 0 if stat is None else stat.children for name, stat in stats.items()}
     later = sum(count for name, count in counted.items() if name not in over)
@@ -227,10 +236,10 @@ def member_ids(context: Context, batch: str) -> Procedure[list[str]]:
         named.update(member_id(batch, number) for number in range(min(total, len(there))))
     members: list[str] = []
     for ids in (sorted(named.intersection(there)), [each for each in there if each not in named]):
-        for chunk in znodes.chunked(ids):
-            records = yield from znodes.read_records(context, chunk)
+        for chunk in bulk_read.chunked(ids):
+            records = yield from bulk_read.read_records(context, chunk)
             members += [
-                each.task_id for each in records if isinstance(each, znodes.Record) and each.state.batch == batch
+                each.task_id for each in records if isinstance(each, bulk_read.Record) and each.state.batch == batch
             ]
         if len(members) == total:
             break
@@ -450,13 +459,13 @@ def read_task(context: Context, task_id: str) -> Procedure[Task]:
 
 
 def read_tasks(
-    context: Context, ids: Sequence[str], *, strict: bool = False, parts: Collection[str] = znodes.PARTS
+    context: Context, ids: Sequence[str], *, strict: bool = False, parts: Collection[str] = bulk_read.PARTS
 ) -> Procedure[list[Task]]:
     """The tasks among `ids` that exist, in order; what is malformed is reported and left out (`strict`: raised)."""
     tasks: list[Task] = []
-    for chunk in znodes.chunked(ids, znodes.at_once(parts)):
+    for chunk in bulk_read.chunked(ids, bulk_read.at_once(parts)):
         rows: list[Row] = []
-        for task_id, nodes in (yield from znodes.read_trees(context, chunk, parts)):
+        for task_id, nodes in (yield from bulk_read.read_trees(context, chunk, parts)):
             row = yield from assemble(context, task_id, nodes, strict=strict)
             rows += [] if row is None else [row]
         lapsed = yield from lapsed_among(context, {row.id: row.record for row in rows})
@@ -476,7 +485,7 @@ def assemble(context: Context, task_id: str, nodes: list[Node | None], *, strict
             return None
         path = context.paths.task(task_id, part)
         look = partial(decode, path, node.data)
-        return look() if strict else znodes.unless_corrupt(context, path, look)
+        return look() if strict else bulk_read.unless_corrupt(context, path, look)
 
     if record is None:
         return None
@@ -502,7 +511,7 @@ def list_tasks(
     status: Status | str | None = None,
     selector: Selector | str | None = None,
     batch: str | None = None,
-    parts: Collection[znodes.Part] = znodes.PARTS,
+    parts: Collection[bulk_read.Part] = bulk_read.PARTS,
     limit: int | None = None,
 ) -> Procedure[list[Task]]:
     """The tasks that every given argument accepts, at most `limit`. Not a snapshot of one moment.
@@ -518,7 +527,7 @@ def list_tasks(
     Raises `ConfigError` for a bad id, an unknown state, status, selector or part, or a negative limit; `QueueNotFound`;
     `TaskNotFound` for a batch that does not exist.
     """
-    most, read = optional_whole_number("limit", limit), znodes.checked_parts(parts)
+    most, read = optional_whole_number("limit", limit), bulk_read.checked_parts(parts)
     named, exact = None if ids is None else checked_ids(ids), as_status(status)
     wanted, bound = as_state(state), as_selector(EVERYTHING)
     types: FilterTypes = {}
@@ -537,7 +546,7 @@ def list_tasks(
     else:
         listed = yield from task_ids(context, STATE_OF[exact] if wanted is None and exact else wanted)
     tasks: list[Task] = []
-    for chunk in znodes.chunked(listed, znodes.at_once(read)):
+    for chunk in bulk_read.chunked(listed, bulk_read.at_once(read)):
         tasks += filter(matches, (yield from read_tasks(context, chunk, parts=read)))
         if most is not None and len(tasks) >= most:
             return tasks[:most]
@@ -581,9 +590,11 @@ def list_ids(
     if bound is None:
         return listed
     matching: list[str] = []
-    for chunk in znodes.chunked(listed):
+    for chunk in bulk_read.chunked(listed):
         records = [
-            record for record in (yield from znodes.read_records(context, chunk)) if isinstance(record, znodes.Record)
+            record
+            for record in (yield from bulk_read.read_records(context, chunk))
+            if isinstance(record, bulk_read.Record)
         ]
         now = yield from lapsed_among(context, {each.task_id: each.state for each in records})
         for each in records:
@@ -678,7 +689,7 @@ def _span(milliseconds: int) -> str:
 def _matches(context: Context, conf: Conf, task: Task) -> Procedure[tuple[ConsumerMatch, ...]]:
     live = sorted((yield Children(context.paths.at("live"))) or ())
     parts = [(context.paths.consumer(name), context.paths.consumer(name, "current")) for name in live]
-    nodes = yield from znodes.read_nodes([path for both in parts for path in both])
+    nodes = yield from bulk_read.read_nodes([path for both in parts for path in both])
     matches: list[ConsumerMatch] = []
     for name, record, current in zip(live, nodes[::2], nodes[1::2], strict=True):
         if record is None:
@@ -715,7 +726,7 @@ def read_tree(context: Context, task_id: str) -> Procedure[list[Znode]]:
     parts = sorted((yield zk.Children(base)) or ())
     filters = sorted((yield zk.Children(f"{base}/filters")) or ())
     paths = (base, *(f"{base}/{part}" for part in parts), *(f"{base}/filters/{name}" for name in filters))
-    nodes = yield from znodes.read_nodes(paths)
+    nodes = yield from bulk_read.read_nodes(paths)
     if nodes[0] is None:
         yield from refuse_missing(context)
     return [

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from ...errors import CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Context, Deadline, never_stopping
-from ..model.names import Paths, check_layout
 from ..model.values import Duration, dump
-from ..protocol import Procedure, refused
-from .znodes import read_stats
+from ..model.znode_names import Paths, check_layout
+from ..zk_operations import Procedure, refused
+from .bulk_read import read_stats
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from ...errors import ZkmqError
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Context
 from ..model.values import Moment, moment_of
-from ..protocol import Failure, Multi, Procedure, SetData, never, refused, transact
+from ..zk_operations import Failure, Multi, Procedure, SetData, never, refused, transact
 from .configuration import read_conf
 from .queue_existence import restored
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import CachedRead, Context
-from ..protocol import Procedure
+from ..zk_operations import Procedure
 from .queue_existence import restored
 
 T = TypeVar("T")

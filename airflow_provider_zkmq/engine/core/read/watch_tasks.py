@@ -10,16 +10,16 @@ from typing import Final, TypeAlias
 from ...errors import ConfigError, QueueNotFound, TaskNotFound, WaitTimeout
 from ..client_state import Context, Deadline
 from ..model.filters import FilterTypes, Selector, as_selector
-from ..model.names import check_name
 from ..model.records import TaskState, load_claim
 from ..model.states import ENDED, FAILED, State
 from ..model.values import Duration, Moment, WaitFor, moment_of, optional_milliseconds, wait_event, whole_number
-from ..protocol import Callback, Children, Procedure, Signal, Sync, Watch
+from ..model.znode_names import check_name
+from ..zk_operations import Callback, Children, Procedure, Signal, Sync, Watch
+from .bulk_read import SLIM_AT_ONCE, chunked
 from .configuration import read_conf
 from .inspect import Task, read_task, read_tasks
 from .queue_existence import exists
 from .watch_cache import shared_nodes, unsubscribe
-from .znodes import SLIM_AT_ONCE, chunked
 
 # --- Waiting for tasks: watches only, one for each task waited for, shared by all waiters of the process.
 

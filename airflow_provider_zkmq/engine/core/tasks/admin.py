@@ -9,15 +9,15 @@ from msgspec import structs
 
 from ... import errors
 from ...errors import ConfigError, QueueError, ZkmqError
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Context
 from ..model.filters import FilterType, check_types, declare_types
-from ..model.policy import ORDERS, RetryPolicy, Settings, checked_policy, load_settings
 from ..model.records import clip
+from ..model.settings import ORDERS, RetryPolicy, Settings, checked_policy, load_settings
 from ..model.values import MAX_ZXID, Duration, abbreviated, dump, interval_seconds, seconds, spell_seconds, whole_number
-from ..protocol import Procedure, refused
-from ..read import queue_existence, znodes
+from ..read import bulk_read, queue_existence
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive
+from ..zk_operations import Procedure, refused
 
 # --- What an operator does to a queue: configure, pause, resume, publish its archive.
 
@@ -229,7 +229,7 @@ def _refuse_what_is_used(context: Context) -> Procedure[None]:
         names = ", ".join(foreign[:5])
         raise QueueError(f"{context.paths.base} holds what is no queue's ({names}); it takes force to delete that, too")
     consumers = (yield zk.Children(context.paths.at("consumers"))) or []
-    stats = yield from znodes.read_stats([context.paths.consumer(name, "current") for name in consumers])
+    stats = yield from bulk_read.read_stats([context.paths.consumer(name, "current") for name in consumers])
     leases: zk.Stat | None = yield zk.Exists(context.paths.at("leases"))
     claimed = sum(stat.children for stat in (*stats, leases) if stat is not None)
     mine = context.registration.consumer
@@ -285,9 +285,9 @@ def _delete_marked(context: Context) -> Procedure[None]:
 
 def _delete_below(paths: Sequence[str], held: zk.Check) -> Procedure[None]:
     """Delete all that is below some siblings, so many in a transaction, while what `held` asks for is so."""
-    listings = yield from znodes.list_children(paths)
+    listings = yield from bulk_read.list_children(paths)
     below = [f"{path}/{name}" for path, names in zip(paths, listings, strict=True) for name in names]
-    for chunk in znodes.chunked(below, DELETES_PER_MULTI):
+    for chunk in bulk_read.chunked(below, DELETES_PER_MULTI):
         yield from _delete_trees(chunk, held)
 
 

@@ -12,14 +12,14 @@ from enum import Enum
 from typing import Any, Final
 
 from ...errors import DuplicateTask, TaskNotFound, WaitTimeout
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Context, Deadline
-from ..model.names import check_name
 from ..model.values import Duration, dump
-from ..protocol import Procedure, refused
-from ..read import queue_existence, watch_cache, watch_tasks, znodes
+from ..model.znode_names import check_name
+from ..read import bulk_read, queue_existence, watch_cache, watch_tasks
 from ..write.batch_end import close_after, close_batch, load_batch
 from ..write.new_task import WRITING, NewTask, pack, stamped
+from ..zk_operations import Procedure, refused
 
 DELETES_PER_MULTI: Final = 500
 
@@ -89,7 +89,7 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
 
 def _read_parts(base: str) -> Procedure[list[zk.Node | None]]:
     """A batch's own znode, that of its open members, and the marker among these, as long as they are being written."""
-    return znodes.read_nodes((base, f"{base}/open", f"{base}/open/{WRITING}"))
+    return bulk_read.read_nodes((base, f"{base}/open", f"{base}/open/{WRITING}"))
 
 
 def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened | None]:
@@ -193,7 +193,7 @@ def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[No
     """
     stat: zk.Stat | None = yield zk.Exists(base)
     same = zk.Check(base, -1 if stat is None else stat.version)
-    for names in znodes.chunked((yield zk.Children(f"{base}/failed")) or (), DELETES_PER_MULTI):
+    for names in bulk_read.chunked((yield zk.Children(f"{base}/failed")) or (), DELETES_PER_MULTI):
         yield zk.Multi((same, *(zk.Delete(f"{base}/failed/{name}") for name in names)))
     listed = [] if entry is None else [zk.Delete(entry)]
     multi = zk.Multi((same, zk.Delete(f"{base}/failed"), zk.Delete(base), *listed))

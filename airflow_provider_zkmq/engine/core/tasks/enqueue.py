@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from msgspec import structs
 
 from ... import errors
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Context, Mark
 from ..model.filters import parse_filters
 from ..model.message import (
@@ -25,17 +25,17 @@ from ..model.message import (
     skips_existing,
     with_on_conflict,
 )
-from ..model.names import SEPARATOR, Lane, check_name, check_priority, entry_name
-from ..model.policy import Conf, RetryPolicy
 from ..model.records import TaskState
+from ..model.settings import Conf, RetryPolicy
 from ..model.states import ENDED, Event, State, Status
 from ..model.values import Duration, Moment, optional_milliseconds
-from ..protocol import Procedure, refused
-from ..read import claim_status, server_clock, znodes
+from ..model.znode_names import SEPARATOR, Lane, check_name, check_priority, entry_name
+from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import known_conf, read_conf
 from ..read.inspect import member_id
 from ..write import new_task, rerun, transitions
 from ..write.commit import Change, Plan, Refusal, Sent, Why, anew, commit, queue_deleted, send, send_together
+from ..zk_operations import Procedure, refused
 from .batches import Batch, Opened, open_batch, read_batch, seal_batch
 from .interventions import rescue_lapsed
 
@@ -56,7 +56,7 @@ def _read(path: str, *, again: bool) -> Procedure[zk.Node | None]:
 
 def refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
     """Raise `CorruptRecord` for a znode that has the id and is no task; the id would never be free."""
-    base, record = yield from znodes.read_nodes((context.paths.task(task_id), context.paths.task(task_id, "state")))
+    base, record = yield from bulk_read.read_nodes((context.paths.task(task_id), context.paths.task(task_id, "state")))
     if base is not None and record is None:
         msg = f"{context.paths.task(task_id)} has no state: it is no task of ours; delete it, or choose another id"
         raise errors.CorruptRecord(msg)
@@ -467,9 +467,9 @@ class _Group:
 
     def _any_stands(self) -> Procedure[bool]:
         """Whether one of its tasks is there as this transaction wrote it."""
-        records = yield from znodes.read_records(self.context, [new.task_id for new in self.new_tasks])
+        records = yield from bulk_read.read_records(self.context, [new.task_id for new in self.new_tasks])
         for new, record in zip(self.new_tasks, records, strict=True):
-            if isinstance(record, znodes.Record) and (new.has_own_id or new.has_written(record.state)):
+            if isinstance(record, bulk_read.Record) and (new.has_own_id or new.has_written(record.state)):
                 return True
         return False
 
@@ -714,7 +714,7 @@ def _load(context: Context, call: Call, batch: str | None, since: int | None) ->
     """Write what is missing, a window of transactions after the other."""
     found, existing = set[str](), set[str]()  # ids for which a transaction was refused, and of tasks that are there
     yield zk.Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
-    for window in znodes.chunked(_grouped(context, call, call.new_tasks), WINDOW):
+    for window in bulk_read.chunked(_grouped(context, call, call.new_tasks), WINDOW):
         if since is not None:
             yield from _refuse_late(context, since)
         looked_for = [new for group in window for new in group.new_tasks]
@@ -752,13 +752,13 @@ def _missing(
 ) -> Procedure[list[new_task.NewTask]]:
     """Those of the new tasks whose ids no task has."""
     requested = [new for new in new_tasks if new.task_id not in existing and new.task_id not in call.written]
-    records = yield from znodes.read_records(context, [new.task_id for new in requested])
+    records = yield from bulk_read.read_records(context, [new.task_id for new in requested])
     missing: list[new_task.NewTask] = []
     for new, record in zip(requested, records, strict=True):
-        state = record.state if isinstance(record, znodes.Record) else None
+        state = record.state if isinstance(record, bulk_read.Record) else None
         if state is not None and new.uncertain and new.has_written(state):
             call.done([new])
-        elif record is not znodes.Unread.MISSING:
+        elif record is not bulk_read.Unread.MISSING:
             call.refused([new])
             existing.add(new.task_id)
             if batch is not None and (state is None or state.batch != batch):

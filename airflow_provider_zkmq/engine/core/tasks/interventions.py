@@ -8,28 +8,32 @@ from functools import partial
 from typing import Final
 
 from ... import errors
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Context
 from ..model.message import encode_data
-from ..model.names import check_name, entry_name, is_prefetched
 from ..model.records import TaskState
 from ..model.states import TRANSITIONS, Event, State, step
-from ..protocol import Procedure
-from ..read import claim_status, server_clock, znodes
+from ..model.znode_names import check_name, entry_name, is_prefetched
+from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import read_conf
 from ..read.inspect import as_state, checked_ids, listed_ids
 from ..write import rerun, transitions
 from ..write.commit import CommitResult, Plan, Why, anew, commit, mending, send_together
 from ..write.rerun import next_run
 from ..write.transitions import Current, next_record, notes_of, rejoin, with_history
+from ..zk_operations import Procedure
 from .settle import cancel_note
 
 
 def rescue_lapsed(context: Context, task_id: str) -> Procedure[bool]:
     """Give a task back whose claim has ended by its deadline, as it is shown already; whether that was so."""
     node: zk.Node | None = yield zk.Get(context.paths.task(task_id, "state"))
-    record = znodes.record_of(context, task_id, node)
-    if not isinstance(record, znodes.Record) or record.state.state is not State.CLAIMED or record.state.lease is None:
+    record = bulk_read.record_of(context, task_id, node)
+    if (
+        not isinstance(record, bulk_read.Record)
+        or record.state.state is not State.CLAIMED
+        or record.state.lease is None
+    ):
         return False
     return (yield from rescue_task(context, task_id, claim_status.lease_path(context, record.state)))
 
@@ -38,11 +42,11 @@ def rescue_task(context: Context, task_id: str, note: str) -> Procedure[bool]:
     """Give one claimed task back: to its old place, or to the dead letters once its attempts are used up."""
     path, claim_path = context.paths.task(task_id, "state"), context.paths.task(task_id, "claim")
     for _ in range(TRIES):  # a requeue may be added meanwhile, an ephemeral vanish, a lease be extended
-        node, claim, noted = yield from znodes.read_nodes((path, claim_path, note))
+        node, claim, noted = yield from bulk_read.read_nodes((path, claim_path, note))
         if noted is None:
             return False  # settled or rescued meanwhile
-        record = znodes.record_of(context, task_id, node)
-        if not isinstance(record, znodes.Record) or not (
+        record = bulk_read.record_of(context, task_id, node)
+        if not isinstance(record, bulk_read.Record) or not (
             record.state.state is State.CLAIMED and note in notes_of(context, task_id, record.state)
         ):
             yield zk.Multi((zk.Delete(note, noted.stat.version),))  # nobody is at it any more: only the note is left
@@ -241,7 +245,7 @@ def redrive_many(context: Context, task_ids: Sequence[str]) -> Procedure[dict[st
     ids = checked_ids(task_ids)
     yield from read_conf(context)
     done: set[str] = set()
-    for group in znodes.chunked(ids, REDRIVEN_TOGETHER):
+    for group in bulk_read.chunked(ids, REDRIVEN_TOGETHER):
         try:
             yield from _redrive_together(context, group, done)
             for task_id in [each for each in group if each not in done]:
@@ -261,10 +265,10 @@ def redrive_many(context: Context, task_ids: Sequence[str]) -> Procedure[dict[st
 
 def _redrive_together(context: Context, ids: Sequence[str], done: set[str]) -> Procedure[None]:
     """Redrive what can be as it was read, and note it; the others are to be read and judged one by one."""
-    records = yield from znodes.read_records(context, ids)
+    records = yield from bulk_read.read_records(context, ids)
     plans: list[Plan] = []
     for task_id, record in zip(ids, records, strict=True):
-        if isinstance(record, znodes.Record) and (record.state.state, Event.REDRIVE) in TRANSITIONS:
+        if isinstance(record, bulk_read.Record) and (record.state.state, Event.REDRIVE) in TRANSITIONS:
             current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
             plans.append((yield from _redriving(context, [], current)))
     for plan, sent in zip(plans, (yield from send_together(plans)) if plans else [], strict=True):
@@ -318,11 +322,11 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     for task_id in [] if wanted is None else (yield from claim_status.lapsed_tasks(context)):
         yield from rescue_lapsed(context, task_id)
     count = 0
-    for chunk in znodes.chunked((yield from listed_ids(context, wanted))):
-        records = yield from znodes.read_records(context, chunk, _KEPT)
+    for chunk in bulk_read.chunked((yield from listed_ids(context, wanted))):
+        records = yield from bulk_read.read_records(context, chunk, _KEPT)
         for task_id, record in zip(chunk, records, strict=True):
             base = context.paths.task(task_id)
-            if record is znodes.Unread.MISSING and (yield zk.Exists(base)) is not None:
+            if record is bulk_read.Unread.MISSING and (yield zk.Exists(base)) is not None:
                 context.report(base, f"has no state: it is no task of ours; {_KEPT}")
             try:
                 count += yield from _delete_task(context, task_id, record, wanted)
@@ -334,11 +338,11 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
 
 
 def _delete_task(
-    context: Context, task_id: str, record: znodes.Record | znodes.Unread, wanted: State | None
+    context: Context, task_id: str, record: bulk_read.Record | bulk_read.Unread, wanted: State | None
 ) -> Procedure[bool]:
     """Delete one tree with all that lists it; again if it changed meanwhile. Raises `CorruptRecord`: it cannot be."""
     tries = zk.Tries(f"deletion of task {task_id!r}")
-    while isinstance(record, znodes.Record) and wanted in {None, record.state.state}:
+    while isinstance(record, bulk_read.Record) and wanted in {None, record.state.state}:
         current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
         current = yield from _with_claim(context, current)
         delete = transitions.delete(context, current, proof=False)
@@ -348,5 +352,5 @@ def _delete_task(
         if committed.refusal is None:
             return True
         yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, record.stat.mzxid)
-        (record,) = yield from znodes.read_records(context, [task_id], _KEPT)
+        (record,) = yield from bulk_read.read_records(context, [task_id], _KEPT)
     return False

@@ -10,19 +10,19 @@ from typing import Any, Final
 from msgspec import structs
 
 from ... import errors
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Claimed, Context, DeferredCompletion, Sender, Turn
 from ..model.message import encode_data
-from ..model.policy import Conf
 from ..model.records import TaskState, clip
+from ..model.settings import Conf
 from ..model.states import Event, State
 from ..model.values import Duration, dump, optional_seconds, seconds
-from ..protocol import Procedure, refused
-from ..read import claim_status, server_clock, znodes
+from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import read_conf
 from ..write import batch_end, rerun, transitions
 from ..write.commit import Chain, CommitResult, Plan, Refusal, Settling, Why, alone, commit, send
 from ..write.transitions import Current, beginning, may_have_dropped, notes_of, result_write
+from ..zk_operations import Procedure, refused
 
 # --- Deferred completions: sent with the client's next claim, or soon by themselves.
 
@@ -389,7 +389,7 @@ def recover_record(context: Context, claimed: Claimed) -> Procedure[bool]:
     # The claim's znode says that the task is still ours, and the version of what is read fences the write to come.
     path, claim_path = (context.paths.task(claimed.task_id, part) for part in ("state", "claim"))
     yield zk.Sync(path)
-    node, claim, escrow = yield from znodes.read_nodes(
+    node, claim, escrow = yield from bulk_read.read_nodes(
         (path, claim_path, context.paths.task(claimed.task_id, "requeue"))
     )
     if node is None or claim is None or claim.stat.czxid != claimed.token:

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple, Protocol
 
 from ...errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
 from ..client_state import Claimed, Context
-from ..model.outcomes import Error, Handled, Retry, Snooze, Success
+from ..model.handler_outcomes import Error, Handled, Retry, Snooze, Success
 from ..model.records import clip
 from ..model.states import State
 from ..model.values import Duration
-from ..protocol import Procedure
+from ..zk_operations import Procedure
 from .settle import complete, failed, recover_record, snooze
 from .transaction import TransactionState, commit, rollback
 

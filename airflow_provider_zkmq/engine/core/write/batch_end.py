@@ -6,14 +6,14 @@ from functools import partial
 from typing import Any, TypedDict
 
 from ...errors import CorruptRecord, TransportError, ZkmqError
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Context
-from ..model.names import index_path
 from ..model.records import clip
 from ..model.values import Count, Milliseconds, Part, dump, load
-from ..protocol import Procedure
-from ..read import server_clock, znodes
+from ..model.znode_names import index_path
+from ..read import bulk_read, server_clock
 from ..read.configuration import read_conf
+from ..zk_operations import Procedure
 from .commit import Change, Plan, Refusal, Why, commit, deleted, known_bucket, remember_batch
 from .new_task import insert, listed_at, unpack
 
@@ -66,7 +66,7 @@ def close_pending(context: Context) -> Procedure[None]:
 def close_batches(context: Context) -> Procedure[None]:
     """End what a crash left without an end. What cannot be read is reported and stepped over."""
     names = (yield zk.Children(context.paths.at("batches"))) or ()
-    stats = yield from znodes.read_stats([context.paths.batch(name, "open") for name in names])
+    stats = yield from bulk_read.read_stats([context.paths.batch(name, "open") for name in names])
     for name, stat in zip(names, stats, strict=True):
         if stat is not None and not stat.children:
             yield from close_after(context, name)
@@ -86,7 +86,7 @@ def close_batch(context: Context, name: str) -> Procedure[None]:
 def _ending(context: Context, name: str) -> Procedure[Plan | None]:
     """How to end a batch as it stands now; None where it is not there any more."""
     base = context.paths.batch(name)
-    node, follow_up = yield from znodes.read_nodes((base, f"{base}/then"))
+    node, follow_up = yield from bulk_read.read_nodes((base, f"{base}/then"))
     if node is None:
         return None
     record = load_batch(base, node.data)

@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from msgspec import structs
 
 from ...errors import OutcomeUnknown, QueueNotFound, TransportError, Unavailable, ZkmqError
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Context, GroupMember, GroupQueue, OpenSegment
-from ..model.names import MAX_LANES, SEGMENT_ENTRIES, Lane, is_lane, next_segment, segments_of
 from ..model.records import TaskState
-from ..protocol import Procedure
+from ..model.znode_names import MAX_LANES, SEGMENT_ENTRIES, Lane, is_lane, next_segment, segments_of
 from ..read.queue_existence import restored
+from ..zk_operations import Procedure
 
 # --- Which transactions can be sent as one: no two may change what another one touches, or one would refuse the other.
 

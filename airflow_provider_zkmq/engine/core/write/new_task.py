@@ -13,14 +13,14 @@ from ...errors import ConfigError, TaskTooLarge
 from ..client_state import Context
 from ..model.filters import parse_filters
 from ..model.message import NO_METADATA, Message, check_on_conflict, encode_data, encode_metadata
-from ..model.names import Lane, check_name, check_priority, entry_name, index_path
-from ..model.policy import Conf, RetryPolicy, checked_policy
 from ..model.records import TaskState
+from ..model.settings import Conf, RetryPolicy, checked_policy
 from ..model.states import State
 from ..model.values import LATEST, Part, Priority, Span, corrupt_unless_read, dump, load, lock_seconds
-from ..protocol import MAX_REQUEST, Create, Delete, Procedure, SetData, WriteOp, request_size
+from ..model.znode_names import Lane, check_name, check_priority, entry_name, index_path
 from ..read.configuration import known_conf
 from ..read.server_clock import ordering_time, server_time
+from ..zk_operations import MAX_REQUEST, Create, Delete, Procedure, SetData, WriteOp, request_size
 from .commit import Change, known_bucket, make_bucket, open_segment
 
 # --- A message, validated and ready to be written as the tree of a task.

@@ -11,17 +11,17 @@ from typing import Any, Final, TypeAlias
 from msgspec import structs
 
 from ...errors import CorruptRecord, OutcomeUnknown
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Claimed, Context, OpenSegment
-from ..model.names import SEPARATOR, Lane, claim_note, consumer_note, index_path
-from ..model.policy import Conf
 from ..model.records import HistoryEntry, TaskState, Times, claimed_before, clip, history_path
+from ..model.settings import Conf
 from ..model.states import ENDED, FAILED, Event, State, step
 from ..model.values import dump
-from ..protocol import Procedure
-from ..read import claim_status, server_clock, znodes
+from ..model.znode_names import SEPARATOR, Lane, claim_note, consumer_note, index_path
+from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import default_conf, known_conf
 from ..read.inspect import ended_ms
+from ..zk_operations import Procedure
 from .batch_end import close_after, load_batch
 from .commit import Change, Plan, deleted, make_bucket, open_segment
 
@@ -132,12 +132,12 @@ def rejoin(context: Context, current: Current) -> Procedure[list[Change]]:
         return []
     base, task_id = context.paths.batch(current.state.batch), current.task_id
     paths = (base, f"{base}/open", f"{base}/open/{task_id}", f"{base}/failed/{task_id}")
-    batch, members, member, failed = yield from znodes.read_nodes(paths)
+    batch, members, member, failed = yield from bulk_read.read_nodes(paths)
     if batch is None:
         return []
     ops: list[zk.WriteOp] = []
     if members is None:  # it is done, or was given up before it was written to its end
-        record = znodes.unless_corrupt(context, base, partial(load_batch, base, batch.data))
+        record = bulk_read.unless_corrupt(context, base, partial(load_batch, base, batch.data))
         if record is None or "total" not in record:
             return []
         done = record.pop("done", None)
@@ -428,7 +428,7 @@ def with_history(context: Context, current: Current, plan: Plan) -> Procedure[Pl
     if audience is None or (version and not audience.wants(version)):
         return plan
     paths = [context.paths.task(current.task_id, part) for part in ("state", "data", "metadata", "result")]
-    record, data, metadata, result = yield from znodes.read_nodes(paths)
+    record, data, metadata, result = yield from bulk_read.read_nodes(paths)
     if record is None or record.stat.version != current.version:
         return plan  # it has changed since it was read, and the plan will be refused
     state = current.state
@@ -459,7 +459,7 @@ def with_ending(
     if (yield from _audience(context)) is None:
         return plan
     task = partial(context.paths.task, current.task_id)
-    data, metadata = yield from znodes.read_nodes((task("data"), task("metadata")))
+    data, metadata = yield from bulk_read.read_nodes((task("data"), task("metadata")))
     enqueued, payload = (now, b"") if data is None else (data.stat.ctime, data.data)
     history_entry = HistoryEntry(current.task_id, 0, enqueued, now, after, _text(metadata), payload, result)
     return (yield from _with(context, history_entry, plan))
@@ -473,7 +473,7 @@ def _audience(context: Context) -> Procedure[Conf | None]:
     conf, watch = context.configuration.conf, context.configuration.watch
     if conf is not None and watch is not None and not watch.fired:
         return conf if conf.follow or conf.archive is not None else None
-    marks = yield from znodes.read_nodes((context.paths.at("archive"), context.paths.at("followed")))
+    marks = yield from bulk_read.read_nodes((context.paths.at("archive"), context.paths.at("followed")))
     return replace(default_conf(), follow=True) if any(mark is not None for mark in marks) else None
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..environment import DEFAULT_HOSTS, DEFAULT_ROOT
-from .core.model.names import check_root
 from .core.model.values import seconds
+from .core.model.znode_names import check_root
 from .errors import ConfigError
 
 #: Servers take no longer packet than 1 MiB.

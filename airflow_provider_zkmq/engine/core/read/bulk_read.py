@@ -9,10 +9,10 @@ from functools import partial
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from ...errors import ConfigError, CorruptRecord
-from .. import protocol as zk
+from .. import zk_operations as zk
 from ..client_state import Context
 from ..model.records import TaskState
-from ..protocol import Procedure
+from ..zk_operations import Procedure
 
 # --- Many znodes, read in requests of a bearable size; what does not hold what it should is reported, once.
 #
