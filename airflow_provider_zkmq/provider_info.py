@@ -58,7 +58,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "hooks": [_modules("hooks")],
         "operators": [
-            _modules("operators", "zkmq", "enqueuing", "claiming", "leases", "settling", "editing", "task_group")
+            _modules("operators", "zkmq", "enqueuing", "claiming", "leases", "settling", "export_import", "task_group")
         ],
         "sensors": [_modules("sensors")],
         "triggers": [_modules("triggers", "zkmq", "asset_watcher", "leases")],

@@ -72,8 +72,12 @@ VERBS = {
     "gc": Verb("delete what ended long ago", "queues", "collect", "add_gc"),
     "fsck": Verb("find what is damaged in a queue's tree, and repair it", "queues", "check", "add_fsck"),
     "redrive": Verb("put dead or cancelled tasks back", "tasks", "redrive", "add_redrive"),
-    "export": Verb("write dead letters to a file that people can read and edit", "editing", "export", "add_export"),
-    "import": Verb("do what an edited export asks for: redrive, drop, new text", "editing", "import_", "add_import"),
+    "export": Verb(
+        "write dead letters to a file that people can read and edit", "export_import", "export", "add_export"
+    ),
+    "import": Verb(
+        "do what an edited export asks for: redrive, drop, new text", "export_import", "import_", "add_import"
+    ),
     "cancel": Verb("withdraw tasks that have not ended", "tasks", "cancel", "add_cancel"),
     "clear": Verb("delete every task of a queue, or every one in a state", "queues", "clear", "add_clear"),
     "pause": Verb("hand out nothing", "queues", "set_paused"),

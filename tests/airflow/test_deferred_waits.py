@@ -18,7 +18,7 @@ from airflow.triggers.base import TaskSuccessEvent
 from cryptography.fernet import Fernet
 
 from airflow_provider_zkmq.engine import Message
-from airflow_provider_zkmq.hooks import compact_task_ids
+from airflow_provider_zkmq.hooks import compact_task_ids, deferring
 from airflow_provider_zkmq.hooks.compact_task_ids import ARGUMENT_BYTES, awaited_ids, first_within, fits, series_ids
 from airflow_provider_zkmq.hooks.deferring import deferral_limit, hold_back
 from airflow_provider_zkmq.hooks.task_instance import origin_of
@@ -83,7 +83,7 @@ def test_of_many_ids_as_many_as_fit_are_waited_for_first():
 
 def test_an_event_is_held_back_for_seconds_and_airflow_waits_longer(monkeypatch):
     """Until some seconds after the deferral, whatever the worker's clock says; Airflow's time-out would forget it."""
-    monkeypatch.setattr(compact_task_ids, "HELD_BACK", 6.0)
+    monkeypatch.setattr(deferring, "HELD_BACK", 6.0)
     said = [hold_back(deferred_at, 100.0) for deferred_at in (None, 99.0, 94.0, 10.0, 100.0, 5000.0)]
     assert said == [0.0, 5.0, 0.0, 0.0, 6.0, 6.0]
     assert deferral_limit(None) is None
@@ -95,7 +95,7 @@ def test_an_event_is_held_back_for_seconds_and_airflow_waits_longer(monkeypatch)
 async def test_the_trigger_holds_its_event_back(monkeypatch):
     """What has happened already is told only when the deferral's process has surely ended."""
     pause, done = AsyncMock(), {"status": "done", "ids": ["a"]}
-    monkeypatch.setattr(compact_task_ids, "HELD_BACK", 6.0)
+    monkeypatch.setattr(deferring, "HELD_BACK", 6.0)
     monkeypatch.setattr("airflow_provider_zkmq.triggers.zkmq.asyncio.sleep", pause)
     monkeypatch.setattr(ZkmqTaskTrigger, "_outcome", AsyncMock(return_value=done))
     assert await fire(ZkmqTaskTrigger(task_ids=["a"], deferred_at=time.time())) == [done]

@@ -16,7 +16,15 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read import server_clock
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, transaction
 from airflow_provider_zkmq.engine.core.tasks.enqueue import enqueue_new
-from airflow_provider_zkmq.engine.core.zk_operations import Create, CreateContainer, Delete, Get, GetMany, Multi
+from airflow_provider_zkmq.engine.core.zk_operations import (
+    Children,
+    Create,
+    CreateContainer,
+    Delete,
+    Get,
+    GetMany,
+    Multi,
+)
 from airflow_provider_zkmq.engine.errors import (
     BadMessage,
     ConfigError,
@@ -354,6 +362,122 @@ def _beside_a_repeat(messages: list[Message], written: int | None, moment: int, 
     with suppress(TaskNotFound):  # it was collected as well
         assert client.do(batches.read_batch(client.context, "b")).done
     return next(at) > moment + 1
+
+
+@pytest.mark.parametrize("fate", ["cancelled", "cancelled and dropped", "died and dropped"])
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_failed_member_stays_one_though_another_task_has_its_id(fate: str, ended: bool) -> None:
+    """It went, and somebody enqueued a task of its own under that id: the repeat seals the batch, and takes it not."""
+    client = new_queue(policy=RetryPolicy(attempts=1))
+    messages = [Message(b"x", task_id="x"), Message(b"y", task_id="y")]
+    begun(client, messages, 1)
+    if fate.startswith("cancelled"):
+        client.cancel("x")
+    else:
+        client.fail(client.claimed(), retry=False)
+    if fate.endswith("dropped"):
+        client.do(interventions.drop(client.context, "x"))
+    client.put(b"other", task_id="x")
+    if ended:
+        client.work()
+    assert client.do(enqueue.enqueue_batch(another(client).context, messages, "b")) == ["x", "y"]
+    assert client.check()["x"].batch is None
+    batch = client.do(batches.read_batch(client.context, "b"))
+    assert (batch.total, batch.failed) == (2, ("x",))
+
+
+@pytest.mark.parametrize("on_conflict", ["skip", None])
+def test_a_member_of_an_earlier_batch_of_the_same_name_is_none(on_conflict: Any) -> None:
+    """It is dead, and its batch was collected: the new batch does not count it as its own, and its caller hears so."""
+    client = new_queue(task_gc_lifetime=100)
+
+    def write() -> Any:
+        client.do(enqueue.open_shared(client.context, "b")) if on_conflict else None
+        messages = [Message(b"x", task_id=task_id) for task_id in ("x", "y")]
+        done = client.do(enqueue.enqueue_each(client.context, messages, batch="b", on_conflict=on_conflict))
+        return client.do(enqueue.seal(client.context, "b")) and done
+
+    write()
+    client.fail(client.claimed(), retry=False)
+    client.work()
+    client.zk.advance(10_000)
+    collected(client)
+    with pytest.raises(DuplicateTask, match="'x' is in use"):
+        write()
+    client.do(interventions.drop(client.context, "x"))
+    assert write() == ["x", "y"]
+    assert sorted(client.work()) == ["x", "y"]
+
+
+def test_who_is_slower_than_the_seal_is_told_what_was_written() -> None:
+    """Two transactions are under way; one is committed, and the other finds its segment gone, and the batch sealed."""
+    client = new_queue()
+    other = another(client)
+    client.put(task_id="w", priority=5)
+    client.work()
+    messages = [Message(b"x", task_id="a", priority=5), Message(b"x", task_id="c")]
+    seen = list[str]()
+
+    def fault(op: Any) -> None:
+        if writes(client, op, "a") and not seen:
+            segment = next(part.path for part in op.ops if "/queue/" in part.path).rpartition("/")[0]
+            seen.append(segment)
+            assert client.zk.multi(client.session, (Delete(segment),)).committed
+        elif seen and isinstance(op, Children) and len(seen) == 1:
+            seen.append("sealed")
+            other.do(enqueue.seal(other.context, "b"))
+
+    told = refused(client, DuplicateTask, enqueue.enqueue_batch(client.context, messages, "b"), "another call", fault)
+    assert (told.enqueued, seen[1:]) == (("c",), ["sealed"])
+    assert client.check().keys() == {"w", "c"}
+
+
+@pytest.mark.parametrize("on_conflict", ["skip", None])
+def test_what_went_with_its_batch_is_written_again(on_conflict: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is deleted and made anew in the middle of a batch: the same client's next call writes all members."""
+    monkeypatch.setattr(enqueue, "TASKS_PER_MULTI", 1)
+    monkeypatch.setattr(enqueue, "WINDOW", 1)
+    client = new_queue()
+    other = another(client)
+    messages = [Message(b"x", task_id=task_id) for task_id in ("a", "c")]
+    client.do(enqueue.open_shared(client.context, "b"))
+
+    def deleted(op: Any) -> None:
+        if writes(client, op, "c") and "a" in other.check():
+            other.do(admin.delete(other.context, confirm=True, force=True))
+            other.do(admin.configure(other.context))
+
+    call = lambda: enqueue.enqueue_each(client.context, messages, batch="b", on_conflict=on_conflict)
+    refused(client, ConfigError, call(), "deleted, or never opened", deleted)
+    client.do(enqueue.open_shared(client.context, "b"))
+    assert client.do(call()) == ["a", "c"]
+    assert client.work() == ["a", "c"]
+
+
+def test_clean_up_gives_no_batch_up_to_which_a_member_was_just_added() -> None:
+    """It has read that nobody wrote the batch for long; then a member comes and ends: the batch stays open."""
+    client = with_batch(task_gc_lifetime=100)
+    other = another(client)
+    client.zk.advance(1_000)
+    added = list[str]()
+
+    def meanwhile(op: Any) -> None:
+        if isinstance(op, Multi) and isinstance(op.ops[0], Delete) and "~writing" in op.ops[0].path and not added:
+            added.append("a")
+            load(other, "a", batch="b")
+            other.work()
+
+    client.do(collect.collect_garbage(client.context), meanwhile)
+    assert added == ["a"]
+    assert load(client, "a", "c", batch="b") == NewTasks(("c",), ("a",))
+
+
+def test_a_batch_that_lost_its_list_of_the_failed_takes_members() -> None:
+    """A batch that lacks a part holds up none of its members: it gets an empty list."""
+    client = with_batch()
+    client.zk.multi(client.session, (Delete(client.context.paths.batch("b", "failed")),))
+    assert load(client, "a", "c", batch="b") == NewTasks(("a", "c"), ())
+    assert seal(client).total == 2
 
 
 def test_what_went_with_its_queue_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:

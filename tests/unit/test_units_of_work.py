@@ -28,7 +28,7 @@ from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, transaction
-from airflow_provider_zkmq.engine.core.zk_operations import Delete, Multi, Reconnect, SetData
+from airflow_provider_zkmq.engine.core.zk_operations import Children, Create, Delete, Multi, Reconnect, SetData
 from tests.unit.claiming import another, queue_of, refused, unit_of
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
 
@@ -150,6 +150,40 @@ def taken() -> tuple[Client, transaction.TransactionState]:
 
 def holder(over: Any) -> transaction.Holder:
     return transaction.Holder(over, lambda: iter(()))
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_commit_that_was_sent_is_asked_for_though_no_other_plan_could_be_made(late: bool) -> None:
+    """Lost on its way, refused as its segment had gone, then no server: it may come late, once the segment is back."""
+    client, sent = queue_of(["a"]), list[Any]()
+    other = another(client)
+    client.put(task_id="w")
+    unit = unit_of(client)
+    other.complete(other.claimed())
+    transaction.put(unit.put, client.context, Message(b"x", task_id="p"))
+    segments = client.context.paths.at("queue")
+
+    def fault(op: Any) -> Any:
+        if isinstance(op, Multi) and any(each.path == client.context.paths.task("p") for each in op.ops):
+            sent.append(op)
+            if len(sent) == 1:
+                entry = next(
+                    each.path for each in op.ops if isinstance(each, Create) and each.path.startswith(segments)
+                )
+                sent.append(entry.rpartition("/")[0])
+                assert client.zk.multi(0, (Delete(sent[1]),)).committed
+                return LOST_REQUEST
+        elif len(sent) == 3 and isinstance(op, Children):
+            return Unavailable("no server")
+        return None
+
+    refused(client, OutcomeUnknown, transaction.commit(unit), None, fault)
+    if late:
+        assert client.zk.multi(0, (Create(sent[1]),)).committed
+        assert client.zk.multi(client.session, sent[0].ops).committed
+    assert client.do(transaction.commit(unit)) == ["p"]
+    states = {name: record.state for name, record in client.check().items()}
+    assert states == {"a": State.FINISHED, "w": State.FINISHED, "p": State.INSERTED}
 
 
 def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:

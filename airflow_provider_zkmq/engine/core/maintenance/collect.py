@@ -88,7 +88,8 @@ def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
         alone = members is not None and members.stat.children == 1
         if alone and marker is not None and marker.stat.mtime <= cutoff:
             last = [zk.Delete(f"{base}/then")] if follow_up is not None else []
-            yield zk.Multi((zk.Delete(f"{base}/open/{WRITING}"), zk.Delete(f"{base}/open"), *last))
+            unchanged = zk.Delete(f"{base}/open/{WRITING}", marker.stat.version)  # no member was added meanwhile
+            yield zk.Multi((unchanged, zk.Delete(f"{base}/open"), *last))
             yield from delete_batch(context, None, base)
         elif node is not None and members is None:
             record = bulk_read.unless_corrupt(context, base, partial(batch_end.load_batch, base, node.data))

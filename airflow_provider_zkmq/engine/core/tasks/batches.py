@@ -111,6 +111,13 @@ def _as_it_stands(context: Context, name: str, nonce: str) -> Procedure[Opened |
     raise DuplicateTask(msg)
 
 
+def is_sealed(context: Context, name: str) -> Procedure[bool]:
+    """Whether a batch is there and was written to its end. Raises `CorruptRecord`."""
+    base = context.paths.batch(name)
+    yield zk.Sync(base)
+    return "total" in (yield from _record(base))
+
+
 def _record(base: str) -> Procedure[dict[str, Any]]:
     """A batch's record; empty where there is no such batch. Raises `CorruptRecord`."""
     node: zk.Node | None = yield zk.Get(base)

@@ -36,7 +36,7 @@ from ..read.inspect import member_id
 from ..write import new_task, rerun, transitions
 from ..write.commit import Change, Plan, Refusal, Sent, Why, anew, commit, queue_deleted, send, send_together
 from ..zk_operations import Procedure, refused
-from .batches import Batch, Opened, open_batch, read_batch, seal_batch
+from .batches import Batch, Opened, is_sealed, open_batch, read_batch, seal_batch
 from .interventions import rescue_lapsed
 
 # --- An id that exists already: what an enqueue makes of it.
@@ -62,15 +62,32 @@ def refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
         raise errors.CorruptRecord(msg)
 
 
-def _same_member(context: Context, new: new_task.NewTask, state: TaskState) -> Procedure[bool]:
-    """Whether an earlier call wrote the same message as a member of the same batch; one that has ended stays so."""
-    if new.batch is None or state.batch != new.batch:
+def _is_member(context: Context, new: new_task.NewTask, record: bulk_read.Record) -> Procedure[bool]:
+    """Whether the task with an id is a member of its batch, not of an earlier one of that name, which was deleted."""
+    if new.batch is None or record.state.batch != new.batch:
         return False
-    if state.state in ENDED:
+    stat: zk.Stat | None = yield zk.Exists(context.paths.batch(new.batch))
+    return stat is not None and stat.czxid < record.stat.mzxid
+
+
+def _is_written(context: Context, new: new_task.NewTask, record: bulk_read.Record) -> Procedure[bool]:
+    """Whether the task with an id is what is to be written: an earlier try of ours, or an earlier call's same member.
+
+    A member stays one once it has ended, and also where it failed, was dropped, and its id was used for another task.
+    """
+    state = record.state
+    if new.uncertain and (new.has_own_id or new.has_written(state)):  # an id that was made for it is ours
         return True
-    node: zk.Node | None = yield zk.Get(context.paths.task(new.task_id, "data"))
-    same = (state.filters, state.priority) == (new.filters, new.lane.priority)
-    return same and node is not None and node.data == new.data
+    if new.batch is None:
+        return False
+    if (yield from _is_member(context, new, record)):
+        if state.state in ENDED:
+            return True
+        node: zk.Node | None = yield zk.Get(context.paths.task(new.task_id, "data"))
+        same = (state.filters, state.priority) == (new.filters, new.lane.priority)
+        if same and node is not None and node.data == new.data:
+            return True
+    return (yield zk.Exists(new.failed_name(context))) is not None
 
 
 Action = Callable[[Context, new_task.NewTask, transitions.Current], Procedure[Plan]]
@@ -111,7 +128,7 @@ def run_anew(context: Context, new: new_task.NewTask, current: transitions.Curre
     if state.result:
         extra.append(zk.Delete(context.paths.task(new.task_id, "result")))
     if new.batch is not None:
-        extra += [*new.joins(context), new_task.is_written(context, new.batch)]
+        extra += [*new.joins(context), new_task.touch_marker(context, new.batch)]
     before = current
     if state.state is State.FINISHED:
         before = current.with_state(state.with_attempt("finished", state.ended or 0, None, state.started))
@@ -229,8 +246,11 @@ def run_call(context: Context, call: Call, procedure: Procedure[T]) -> Procedure
         result = yield from procedure
         check_written(context, call)
         return result
-    except (errors.DuplicateTask, errors.QueueNotFound):
-        raise  # it tells which were written; with the queue all of it went
+    except errors.DuplicateTask as error:
+        error.enqueued = tuple(new.task_id for new in call.new_tasks if new.task_id in call.written)
+        raise
+    except (errors.ConfigError, errors.QueueNotFound):
+        raise  # what was written went with its queue, or ends with a batch that takes no more
     except errors.TransportError as error:
         if not (call.sent or call.opened):
             raise
@@ -345,7 +365,7 @@ class _Group:
         for new in self.new_tasks:
             changes.append((yield from new_task.insert(self.context, new)))
         if (batch := self.first.batch) is not None:
-            changes.append(Change(self.context, batch, [new_task.is_written(self.context, batch)]))
+            changes.append(Change(self.context, batch, [new_task.touch_marker(self.context, batch)]))
         return Plan(changes)
 
     def carry_out(self, plan: Plan, sent: Sent | None = None) -> Procedure[list[_Group]]:
@@ -369,42 +389,42 @@ class _Group:
             refusal = committed.refusal
             if refusal.outcome.failure is not zk.Failure.NO_NODE:
                 raise refused("enqueue", refusal.outcome, refusal.multi)
-            yield from self._refuse_a_closed_batch(refusal)
-            raise queue_deleted(self.context)
+            raise (yield from self._batch_is_closed(refusal)) or queue_deleted(self.context)
         return []
 
-    def _refuse_a_closed_batch(self, refusal: Refusal) -> Procedure[None]:
-        """Raise for a batch that takes no members any more: another call sealed it, or clean-up gave it up."""
-        name, paths = self.first.batch, self.context.paths
-        if name is None or not refusal.path.startswith(paths.batch(name) + "/"):
-            return
-        msg = f"batch {name!r} of queue {self.context.queue!r} is not open for new tasks: it was "
-        if not self.first.only_new and (yield zk.Exists(paths.batch(name))) is not None:
-            raise errors.DuplicateTask(msg + "written to its end by another call", enqueued=sorted(self.call.written))
-        raise errors.ConfigError(msg + "written to its end, or deleted")
+    def _batch_is_closed(self, refusal: Refusal) -> Procedure[errors.ZkmqError | None]:
+        """The error for a batch that takes no members any more: it was sealed, or given up. None: that is not why."""
+        name = self.first.batch
+        if name is None or refusal.outcome.failure is not zk.Failure.NO_NODE:
+            return None
+        if not refusal.path.startswith(self.context.paths.batch(name, "open") + "/"):
+            return None
+        msg = f"batch {name!r} of queue {self.context.queue!r} is not open for new tasks: "
+        if not (yield from is_sealed(self.context, name)):
+            return errors.ConfigError(msg + "it was deleted, or never opened")
+        msg += "it was written to its end by another call"
+        return errors.ConfigError(msg) if self.first.only_new else errors.DuplicateTask(msg)
 
     def _anew(self, refusal: Refusal) -> Procedure[Plan | None]:
         """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
         if refusal.uncertain:
             self._doubt()
-        met = dropped = None
-        if refusal.outcome.failure is zk.Failure.NODE_EXISTS:
-            paths = self.context.paths
-            met = next((new for new in self.new_tasks if paths.task(new.task_id) == refusal.path), None)
-            batch = self.first.batch or ""
-            named = (new for new in self.new_tasks if paths.batch(batch, "failed", new.task_id) == refusal.path)
-            dropped = next(named, None)
+        path, there = refusal.path, refusal.outcome.failure is zk.Failure.NODE_EXISTS
+        task = self.context.paths.task
+        met = next((new for new in self.new_tasks if there and task(new.task_id) == path), None)
+        failed = next((new for new in self.new_tasks if new.failed_name(self.context) == path), None)
         # What does not stand of a transaction that was carried out has been dropped, or collected.
         if self.doubted and ((met is not None and met.has_own_id) or (yield from self._any_stands())):
             self.written = True
             return None
         self._not_written()
-        if dropped is not None:  # a member that was written, failed and was dropped: it never runs again
-            self.new_tasks.remove(dropped)
-            (self.call.refused if dropped.only_new else self.call.done)([dropped])
+        if failed is not None:
+            yield from self._leave_out_failed(there=there)
             if not self.new_tasks:
                 self.written = True
                 return None
+            self.tries = self.tries or zk.Tries(f"enqueue of task {self.first.task_id!r}")
+            yield from self.tries.refused(refusal.outcome, refusal.multi, None)
         elif refusal.why is not Why.PLACE:
             if met is None:
                 return None
@@ -422,31 +442,48 @@ class _Group:
         self.call.sending(self.new_tasks)
         return plan
 
+    def _leave_out_failed(self, *, there: bool) -> Procedure[None]:
+        """Leave out the members that failed already: their tasks were dropped, and do not run again.
+
+        Not `there`: a batch that has lost its list of the failed gets an empty one.
+        """
+        path = self.first.failed_name(self.context).rpartition("/")[0]
+        if not there:
+            yield zk.Multi((zk.Create(path),))
+            return
+        names = set((yield zk.Children(path)) or ())
+        failed = [new for new in self.new_tasks if new.task_id in names]
+        self.new_tasks = [new for new in self.new_tasks if new.task_id not in names]
+        if failed and failed[0].only_new:
+            self.call.refused(failed)  # told as one that was there
+        else:
+            self.call.done(failed)
+
     def _resolve_conflict(self) -> Procedure[bool]:
         """Deal with the task that has the only one's id: it is replaced or changed, or refuses; whether it has gone.
 
         An earlier try of the same enqueue may have written it, which its stamp or nonce tells.
         """
-        context, new, uncertain = self.context, self.first, self.first.uncertain
+        context, new = self.context, self.first
         path = context.paths.task(new.task_id, "state")
         tries = zk.Tries(f"enqueue of task {new.task_id!r}")
         while not self.written:
-            node = yield from _read(path, again=uncertain)
-            if node is None and uncertain and new.batch is None:  # members are kept until theirs is sealed
+            node = yield from _read(path, again=new.uncertain)
+            if node is None and new.uncertain and new.batch is None:  # a batch tells itself what became of its members
                 msg = f"task {new.task_id!r} was written or not, and what stood there has been collected meanwhile"
                 raise errors.OutcomeUnknown(msg)
             if node is None:
                 yield from refuse_a_torso(context, new.task_id)
                 return True
             state = TaskState.decode(path, node.data)
-            # One whose id was made for it is ours, whatever became of it since.
-            written = uncertain and (new.has_own_id or new.has_written(state))
-            if written or (yield from _same_member(context, new, state)):
-                self.written = True
+            self.written = yield from _is_written(context, new, bulk_read.Record(new.task_id, node.stat, state))
+            if self.written:
                 break
             status = yield from claim_status.status_of(context, state)
             action = _action(new, state, status)
             if action is None:
+                if (yield zk.Exists(path)) is None:
+                    continue
                 if new.update and state.state is State.CLAIMED and (yield from rescue_lapsed(context, new.task_id)):
                     continue
                 self.call.refused(self.new_tasks)
@@ -460,8 +497,9 @@ class _Group:
             if committed.refusal is not None:
                 if committed.uncertain:
                     self._doubt()
-                uncertain = new.uncertain
-                yield from self._refuse_a_closed_batch(committed.refusal)
+                closed = yield from self._batch_is_closed(committed.refusal)
+                if closed is not None:
+                    raise closed
                 yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, node.stat.mzxid)
         return False
 
@@ -495,13 +533,12 @@ def write_all(context: Context, new_tasks: Sequence[new_task.NewTask], call: Cal
         for start in range(0, len(made), WINDOW):
             refusals += yield from _write(call, made[start : start + WINDOW])
     if refusals:
-        done = [new.task_id for new in new_tasks if new.task_id in call.written]
         ids, more = [each.first.task_id for each in refusals], len(refusals) - 1
         msg = (
             f"task id {ids[0]!r}{f' (and {more} more)' if more else ''} is in use (status: {refusals[0].status}); "
             "choose another or wait until it is collected"
         )
-        raise errors.DuplicateTask(msg, status=refusals[0].status, duplicates=ids, enqueued=done)
+        raise errors.DuplicateTask(msg, status=refusals[0].status, duplicates=ids)
 
 
 def _grouped(context: Context, call: Call, new_tasks: Sequence[new_task.NewTask]) -> list[_Group]:
@@ -707,10 +744,10 @@ def enqueue_new(
     new_tasks = [prepare_new(context, conf, position, message, name) for position, message in enumerate(messages)]
     refuse_repeated_ids(new_tasks)
     call = begin(context, new_tasks)
-    return (yield from run_call(context, call, _load(context, call, name, began)))
+    return (yield from run_call(context, call, _load(context, call, began)))
 
 
-def _load(context: Context, call: Call, batch: str | None, since: int | None) -> Procedure[NewTasks]:
+def _load(context: Context, call: Call, since: int | None) -> Procedure[NewTasks]:
     """Write what is missing, a window of transactions after the other."""
     found, existing = set[str](), set[str]()  # ids for which a transaction was refused, and of tasks that are there
     yield zk.Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
@@ -718,7 +755,7 @@ def _load(context: Context, call: Call, batch: str | None, since: int | None) ->
         if since is not None:
             yield from _refuse_late(context, since)
         looked_for = [new for group in window for new in group.new_tasks]
-        while missing := (yield from _missing(context, call, batch, looked_for, found, existing)):
+        while missing := (yield from _missing(context, call, looked_for, found, existing)):
             again = yield from _write(call, _grouped(context, call, missing))
             found.update(group.in_use for group in again if group.in_use is not None)
             if again:  # the server that we read from may lag behind the one that refused
@@ -745,7 +782,6 @@ def _refuse_late(context: Context, since: int) -> Procedure[None]:
 def _missing(
     context: Context,
     call: Call,
-    batch: str | None,
     new_tasks: Sequence[new_task.NewTask],
     found: set[str],
     existing: set[str],
@@ -761,9 +797,10 @@ def _missing(
         elif record is not bulk_read.Unread.MISSING:
             call.refused([new])
             existing.add(new.task_id)
-            if batch is not None and (state is None or state.batch != batch):
-                msg = f"task id {new.task_id!r} is in use by a task that is no member of batch {batch!r}"
-                raise errors.DuplicateTask(msg, duplicates=[new.task_id], enqueued=sorted(call.written))
+            member = isinstance(record, bulk_read.Record) and (yield from _is_member(context, new, record))
+            if new.batch is not None and not member:
+                msg = f"task id {new.task_id!r} is in use by a task that is no member of batch {new.batch!r}"
+                raise errors.DuplicateTask(msg, duplicates=[new.task_id])
         elif new.task_id in found:  # met a moment ago: it was deleted meanwhile, unless it never was a task
             yield from refuse_a_torso(context, new.task_id)
             existing.add(new.task_id)

@@ -204,7 +204,8 @@ def _anew(transaction: TransactionState, result: bytes, refusal: Refusal) -> Pro
 
     Raises `DuplicateTask` for an id whose task does not run anew.
     """
-    transaction.sent = None
+    if not refusal.uncertain:  # else what was sent is asked for again, should there be no other plan
+        transaction.sent = None
     if not (yield from _other_than_thought(transaction, refusal)):
         changed = refusal.why is Why.CHANGED and refusal.outcome.failure is Failure.BAD_VERSION
         if not changed and refusal.why is not Why.PLACE:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from ...errors import OutcomeUnknown, QueueNotFound, TransportError, Unavailable, ZkmqError
+from ...errors import OutcomeUnknown, QueueNotFound, SessionLost, TransportError, Unavailable, ZkmqError
 from .. import zk_operations as zk
 from ..client_state import Context, GroupMember, GroupQueue, OpenSegment
 from ..model.records import TaskState
@@ -766,7 +766,7 @@ def commit(
             tries = tries or zk.Tries(plan)
             yield from tries.refused(outcome, multi, None)
             plan = better
-    except Unavailable as error:
+    except (Unavailable, SessionLost) as error:
         if not doubted:
             raise
         raise OutcomeUnknown(f"{plan} was sent, and its outcome is not known: {error}") from error

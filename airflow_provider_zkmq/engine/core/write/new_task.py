@@ -111,11 +111,15 @@ class NewTask:
         ]
 
     def joins(self, context: Context) -> list[WriteOp]:
-        """What makes it an open member of its batch; refused for one that failed: who drops that leaves its name."""
+        """What makes it an open member of its batch. Refused for one that failed already, though its task is gone."""
         if self.batch is None:
             return []
-        failed = context.paths.batch(self.batch, "failed", self.task_id)
+        failed = self.failed_name(context)
         return [Create(context.paths.batch(self.batch, "open", self.task_id)), Create(failed), Delete(failed)]
+
+    def failed_name(self, context: Context) -> str:
+        """Where its batch keeps its name once it has ended in failure."""
+        return context.paths.batch(self.batch or "", "failed", self.task_id)
 
     def size(self, context: Context) -> int:
         """An upper estimate of the bytes that its transaction takes."""
@@ -191,10 +195,10 @@ def stamped(context: Context, new: NewTask) -> Procedure[None]:
         new.stamp = context.marks.stamp((yield from ordering_time(context)))
 
 
-def is_written(context: Context, batch: str) -> SetData:
-    """Say that members are added to a batch, in their transaction: refused once the batch is sealed.
+def touch_marker(context: Context, batch: str) -> SetData:
+    """Note that members are added to a batch, in the transaction that adds them: refused once the batch is sealed.
 
-    So clean-up knows when it was written to last, and keeps all members until then (`core.maintenance.collect`).
+    Until then clean-up keeps all members; and it knows when one was added last (`core.maintenance.collect`).
     """
     return SetData(context.paths.batch(batch, "open", WRITING), b"", -1)
 
