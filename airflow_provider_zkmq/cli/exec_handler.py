@@ -11,8 +11,8 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from . import process_guard
-from .process_guard import TERMINATE_SECONDS, end_commands
+from . import command_reaper
+from .command_reaper import TERMINATE_SECONDS, end_commands
 
 if TYPE_CHECKING:
     from ..engine import Running
@@ -34,7 +34,7 @@ class Guard:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = {**environment, "GUARD": process_guard.__file__}
+        self._environment = {**environment, "GUARD": command_reaper.__file__}
         self.leaders: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._missing = False
@@ -83,7 +83,7 @@ class Guard:
             env=self._environment,
             start_new_session=True,
         )
-        if process.stdout is not None and process.stdout.readline().strip() == process_guard.READY.encode():
+        if process.stdout is not None and process.stdout.readline().strip() == command_reaper.READY.encode():
             self._process = process
             return
         self._missing = True

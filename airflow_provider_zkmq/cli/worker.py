@@ -12,10 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from .command_reaper import TERMINATE_SECONDS
 from .exec_handler import Commands
 from .options import DURATION, PATIENT, Common, UsageError, on_stop_signals
 from .output import say
-from .process_guard import TERMINATE_SECONDS
 from .tasks import add_wanted, wanted
 
 _MARGIN = 1.0

@@ -4,7 +4,7 @@ from .api.client import AsyncZkmq as AsyncZkmq
 from .api.claim_methods import AsyncClaim as AsyncClaim, Claim as Claim
 from .api.claim_loops import AsyncClaims as AsyncClaims, Claims as Claims
 from .api.queue import AsyncQueue as AsyncQueue, Queue as Queue
-from .api.unit_of_work import AsyncUnitOfWork as AsyncUnitOfWork, UnitOfWork as UnitOfWork
+from .api.transactions import AsyncUnitOfWork as AsyncUnitOfWork, UnitOfWork as UnitOfWork
 from .connection_config import ConnectionConfig as ConnectionConfig, Tls as Tls
 from .connect import AnyClaim as AnyClaim, AnyClient as AnyClient, AnyQueue as AnyQueue, Zkmq as Zkmq
 from .core.maintenance.fsck import Finding as Finding, FsckReport as FsckReport

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Self, TypeAlias
 
 from ..environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
-from ..filequeue.claims import FileClaim
 from ..filequeue.client import FileClient
+from ..filequeue.file_claim import FileClaim
 from ..filequeue.queue import FileQueue
 from .api.client import Client
 from .api.queue import Claim, Queue

@@ -19,11 +19,11 @@ from ..engine.core.read.bulk_read import PARTS, Part, checked_parts
 from ..engine.core.read.configuration import QueueConf
 from ..engine.core.read.inspect import Task, as_state, as_status, checked_ids
 from ..engine.core.read.watch_tasks import OnChange, OnProgress, not_reached
-from ..engine.working.in_flight import Handler
+from ..engine.working.deliveries import Handler
 from ..engine.working.worker import Worker
 from . import operations, refusals
-from .claims import FileClaim, FileClaims
 from .directory import Directory, conf_path, end_of, look_until
+from .file_claim import FileClaim, FileClaims
 from .operations import Putting
 from .queue_internals import FileQueueInternals
 from .refusals import BOUNDS, PROGRESS, TRANSACTIONS, OnlyWhatFilesHave, refuse

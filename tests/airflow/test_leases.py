@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine import (
     Unavailable,
     Zkmq,
 )
-from airflow_provider_zkmq.filequeue.claims import FileClaim
+from airflow_provider_zkmq.filequeue.file_claim import FileClaim
 from airflow_provider_zkmq.hooks.arguments import MOST, claim_reference
 from airflow_provider_zkmq.hooks.outages import Backoff
 from airflow_provider_zkmq.operators.leases import ZkmqKeepOperator

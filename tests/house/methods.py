@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from airflow_provider_zkmq.engine.api import transaction_procedures
-from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim import claim, claim_loop, ready
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumer_registry, due_work, fsck
 from airflow_provider_zkmq.engine.core.read import (
     columnar_read,
@@ -69,7 +69,7 @@ OF_API: Final = {
     "calls": "AsyncApi AsyncClaiming SyncApi SyncClaiming first first_or_none",
     "claim_methods": "AsyncClaim Claim",
     "claim_loops": "AsyncClaims Claims",
-    "unit_of_work": "AsyncUnitOfWork UnitOfWork",
+    "transactions": "AsyncUnitOfWork UnitOfWork",
 }
 MODULES: Final = [
     Written(
@@ -94,8 +94,8 @@ MODULES: Final = [
         ("self._context",),
         {
             enqueue: "enqueue=enqueue_one enqueue_many=enqueue_each open_batch=open_shared seal_batch=seal",
-            claim: "claim=request_claim claim_many=request_claims claims=request_loop claim_task=request_by_id"
-            " claim_handle=request_handle ready",
+            claim: "claim=request_claim claim_many=request_claims claim_task=request_by_id claim_handle=request_handle",
+            claim_loop: "claims=request_loop", ready: "ready",
             read: "task=read_task tasks=list_tasks counts explain",
             watch_tasks: "wait follow", batches: "wait_batch batch=read_batch",
             configuration: "conf", consumer_registry: "consumers", queue_existence: "exists", fsck: "fsck",

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.cli import exec_handler, main, options, process_guard, worker
+from airflow_provider_zkmq.cli import command_reaper, exec_handler, main, options, worker
+from airflow_provider_zkmq.cli.command_reaper import Process, _started_by
 from airflow_provider_zkmq.cli.exec_handler import CommandFailed, Commands, Guard
-from airflow_provider_zkmq.cli.process_guard import Process, _started_by
 from tests.support import eventually
 from tests.unit.test_cli import InHand, a_task
 
@@ -116,7 +116,7 @@ def test_exec_ends_the_command_of_a_task_that_is_lost(
     alive = tmp_path / "alive"
     command = trap + held_open(alive)
     if not proc:
-        monkeypatch.setattr(process_guard, "_processes", set)
+        monkeypatch.setattr(command_reaper, "_processes", set)
         command = command.replace("setsid ", "")
     run = Commands(command, "q")
     with ThreadPoolExecutor(1) as pool:
@@ -215,7 +215,7 @@ def test_exec_says_that_there_is_no_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where none can be started the log says so once, and the commands are run."""
-    monkeypatch.setattr(process_guard, "__file__", str(tmp_path / "nothing.py"))
+    monkeypatch.setattr(command_reaper, "__file__", str(tmp_path / "nothing.py"))
     run = Commands("cat", "q")
     assert [run(a_task()), run(a_task())] == [b"payload", b"payload"]
     run.end()

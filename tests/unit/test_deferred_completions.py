@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claim.claim import claim_many, go_on
+from airflow_provider_zkmq.engine.core.claim.claim import claim_many
+from airflow_provider_zkmq.engine.core.claim.claim_loop import go_on
 from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.client_state import FIRST_PAUSE, Caller, Claimed, RetryTimes, Schedule
 from airflow_provider_zkmq.engine.core.maintenance import due_work

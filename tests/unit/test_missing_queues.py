@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, WaitTimeout
 from airflow_provider_zkmq.engine.api.internal_methods import QueueInternals
 from airflow_provider_zkmq.engine.api.queue_methods import QueueMethods
-from airflow_provider_zkmq.engine.core.claim import claim
+from airflow_provider_zkmq.engine.core.claim import claim, claim_loop
 from airflow_provider_zkmq.engine.core.client_state import Caller
 from airflow_provider_zkmq.engine.core.model.message import Message
 from airflow_provider_zkmq.engine.core.read import inspect, queue_existence, watch_tasks
@@ -63,7 +63,7 @@ def asked(request: Any) -> Any:
 
 def called(name: str, context: Any) -> Any:
     if name == "claims":
-        return claim.go_on(claim.request_loop(context, timeout=0), Caller())
+        return claim_loop.go_on(claim_loop.request_loop(context, timeout=0), Caller())
     if name == "claim_handle":
         return asked(claim.request_handle(context, "a", 1))
     options = {"confirm": True} if name == "delete" else {}

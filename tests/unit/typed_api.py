@@ -14,7 +14,7 @@ import pendulum
 from airflow_provider_zkmq.engine import Duration, Retry, RetryPolicy, Snooze, Success, parse_duration
 from airflow_provider_zkmq.engine.api.client import AsyncZkmq
 from airflow_provider_zkmq.engine.api.queue import AsyncClaim, AsyncQueue, Claim, Queue
-from airflow_provider_zkmq.engine.api.unit_of_work import AsyncUnitOfWork, UnitOfWork
+from airflow_provider_zkmq.engine.api.transactions import AsyncUnitOfWork, UnitOfWork
 from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
 from airflow_provider_zkmq.engine.core.model.message import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State

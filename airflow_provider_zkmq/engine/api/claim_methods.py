@@ -9,7 +9,7 @@ from ..core.tasks import settle, settle_by_outcome
 from ..core.tasks.settle_by_outcome import Settlement
 from .bases import ClaimBase
 from .calls import AsyncApi, SyncApi
-from .unit_of_work import AsyncUnitOfWork, UnitOfWork
+from .transactions import AsyncUnitOfWork, UnitOfWork
 
 
 class AsyncClaim(ClaimBase[AsyncUnitOfWork], AsyncApi):

@@ -28,7 +28,7 @@ from .background import MaintenanceThread, finish_later
 from .calls import Api, AsyncApi, SyncApi, in_thread, not_cleaned_up
 from .queue import AsyncQueue, Queue
 from .transaction_procedures import Transaction
-from .unit_of_work import AsyncUnitOfWork, UnitOfWork
+from .transactions import AsyncUnitOfWork, UnitOfWork
 
 
 def new_context(session: Session, queue: str, clock: Clock | None = None) -> Context:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import errors
 from ..core import client_state
-from ..core.claim import claim, take
+from ..core.claim import claim, claim_loop, ready, take
 from ..core.client_state import Claimed, Context, never_stopping
 from ..core.maintenance import collect, consumer_registry, fsck
 from ..core.maintenance.collect import Collected
@@ -28,7 +28,7 @@ from .bases import QueueBase
 from .calls import AsyncClaiming, SyncClaiming, first, first_or_none
 from .claim_loops import AsyncClaims, Claims
 from .claim_methods import AsyncClaim, Claim
-from .unit_of_work import AsyncUnitOfWork, UnitOfWork
+from .transactions import AsyncUnitOfWork, UnitOfWork
 
 
 class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
@@ -199,48 +199,6 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
             list,
         )
 
-    def claims(
-        self,
-        node: Mapping[str, object] | None = None,
-        filter_method: FilterMethods = "absolute",
-        *,
-        selector: Selector | str | None = None,
-        timeout: Duration | None = None,
-        lease: Duration | None = None,
-        prefetch: int = 1,
-        stopping: Callable[[], bool] = client_state.never_stopping,
-    ) -> AsyncClaims[AsyncClaim]:
-        """Loop over the tasks that fit, one after the other: ``for claim in q.claims():``.
-
-        What the body has not settled when the loop comes back is completed, with ``claim.result``, which the body may
-        set; the next one is claimed in the same transaction. The loop ends when nothing came for `timeout` seconds
-        (None: it waits for ever; 0: it ends when the queue is empty), or when `stopping` says so. `prefetch`: so many
-        are claimed together (1 to 64), which costs less; all but the first are prefetched, and count no attempt before
-        they begin. What is handled then is completed with the claim of the next ones, or after 50 ms. For bodies that
-        are done fast: nobody extends what waits.
-
-        A loop that is left early, or closed, fails what its body has in hand, gives back uncounted what it has
-        prefetched, and completes what was handled. A completion that is refused is raised by the step that finds out
-        (`ClaimLost`, say); a loop that is still referred to goes on after that. Of a loop that was left it is logged.
-        One loop is for one thread. The other arguments are `claim`'s. Raises `ConfigError`; each step raises what
-        `claim` and `Claim.complete` do.
-        """
-        self._used(self._context)
-        return AsyncClaims(
-            self._session,
-            claim.request_loop(
-                self._context,
-                node,
-                filter_method,
-                selector=selector,
-                timeout=timeout,
-                lease=lease,
-                prefetch=prefetch,
-                stopping=stopping,
-            ),
-            self._receive,
-        )
-
     async def claim_task(
         self, task_id: str, *, lease: Duration | None = None, attempt: int | None = None, prefetch: bool = False
     ) -> AsyncClaim | None:
@@ -270,6 +228,48 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         """
         return await self._take(claim.request_handle(self._context, task_id, token, lease=lease), first)
 
+    def claims(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: FilterMethods = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+        prefetch: int = 1,
+        stopping: Callable[[], bool] = client_state.never_stopping,
+    ) -> AsyncClaims[AsyncClaim]:
+        """Loop over the tasks that fit, one after the other: ``for claim in q.claims():``.
+
+        What the body has not settled when the loop comes back is completed, with ``claim.result``, which the body may
+        set; the next one is claimed in the same transaction. The loop ends when nothing came for `timeout` seconds
+        (None: it waits for ever; 0: it ends when the queue is empty), or when `stopping` says so. `prefetch`: so many
+        are claimed together (1 to 64), which costs less; all but the first are prefetched, and count no attempt before
+        they begin. What is handled then is completed with the claim of the next ones, or after 50 ms. For bodies that
+        are done fast: nobody extends what waits.
+
+        A loop that is left early, or closed, fails what its body has in hand, gives back uncounted what it has
+        prefetched, and completes what was handled. A completion that is refused is raised by the step that finds out
+        (`ClaimLost`, say); a loop that is still referred to goes on after that. Of a loop that was left it is logged.
+        One loop is for one thread. The other arguments are `claim`'s. Raises `ConfigError`; each step raises what
+        `claim` and `Claim.complete` do.
+        """
+        self._used(self._context)
+        return AsyncClaims(
+            self._session,
+            claim_loop.request_loop(
+                self._context,
+                node,
+                filter_method,
+                selector=selector,
+                timeout=timeout,
+                lease=lease,
+                prefetch=prefetch,
+                stopping=stopping,
+            ),
+            self._receive,
+        )
+
     async def ready(
         self,
         node: Mapping[str, object] | Selector | str | None = None,
@@ -288,7 +288,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         queue's declarations refuse, and `QueueNotFound`, also while it waits.
         """
         return await self._carry_out(
-            claim.ready(self._context, node, filter_method, selector=selector, timeout=timeout, stopping=stopping)
+            ready.ready(self._context, node, filter_method, selector=selector, timeout=timeout, stopping=stopping)
         )
 
     async def task(self, task_id: str) -> Task:
@@ -720,48 +720,6 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
             list,
         )
 
-    def claims(
-        self,
-        node: Mapping[str, object] | None = None,
-        filter_method: FilterMethods = "absolute",
-        *,
-        selector: Selector | str | None = None,
-        timeout: Duration | None = None,
-        lease: Duration | None = None,
-        prefetch: int = 1,
-        stopping: Callable[[], bool] = client_state.never_stopping,
-    ) -> Claims[Claim]:
-        """Loop over the tasks that fit, one after the other: ``for claim in q.claims():``.
-
-        What the body has not settled when the loop comes back is completed, with ``claim.result``, which the body may
-        set; the next one is claimed in the same transaction. The loop ends when nothing came for `timeout` seconds
-        (None: it waits for ever; 0: it ends when the queue is empty), or when `stopping` says so. `prefetch`: so many
-        are claimed together (1 to 64), which costs less; all but the first are prefetched, and count no attempt before
-        they begin. What is handled then is completed with the claim of the next ones, or after 50 ms. For bodies that
-        are done fast: nobody extends what waits.
-
-        A loop that is left early, or closed, fails what its body has in hand, gives back uncounted what it has
-        prefetched, and completes what was handled. A completion that is refused is raised by the step that finds out
-        (`ClaimLost`, say); a loop that is still referred to goes on after that. Of a loop that was left it is logged.
-        One loop is for one thread. The other arguments are `claim`'s. Raises `ConfigError`; each step raises what
-        `claim` and `Claim.complete` do.
-        """
-        self._used(self._context)
-        return Claims(
-            self._session,
-            claim.request_loop(
-                self._context,
-                node,
-                filter_method,
-                selector=selector,
-                timeout=timeout,
-                lease=lease,
-                prefetch=prefetch,
-                stopping=stopping,
-            ),
-            self._receive,
-        )
-
     def claim_task(
         self, task_id: str, *, lease: Duration | None = None, attempt: int | None = None, prefetch: bool = False
     ) -> Claim | None:
@@ -791,6 +749,48 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         """
         return self._take(claim.request_handle(self._context, task_id, token, lease=lease), first)
 
+    def claims(
+        self,
+        node: Mapping[str, object] | None = None,
+        filter_method: FilterMethods = "absolute",
+        *,
+        selector: Selector | str | None = None,
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+        prefetch: int = 1,
+        stopping: Callable[[], bool] = client_state.never_stopping,
+    ) -> Claims[Claim]:
+        """Loop over the tasks that fit, one after the other: ``for claim in q.claims():``.
+
+        What the body has not settled when the loop comes back is completed, with ``claim.result``, which the body may
+        set; the next one is claimed in the same transaction. The loop ends when nothing came for `timeout` seconds
+        (None: it waits for ever; 0: it ends when the queue is empty), or when `stopping` says so. `prefetch`: so many
+        are claimed together (1 to 64), which costs less; all but the first are prefetched, and count no attempt before
+        they begin. What is handled then is completed with the claim of the next ones, or after 50 ms. For bodies that
+        are done fast: nobody extends what waits.
+
+        A loop that is left early, or closed, fails what its body has in hand, gives back uncounted what it has
+        prefetched, and completes what was handled. A completion that is refused is raised by the step that finds out
+        (`ClaimLost`, say); a loop that is still referred to goes on after that. Of a loop that was left it is logged.
+        One loop is for one thread. The other arguments are `claim`'s. Raises `ConfigError`; each step raises what
+        `claim` and `Claim.complete` do.
+        """
+        self._used(self._context)
+        return Claims(
+            self._session,
+            claim_loop.request_loop(
+                self._context,
+                node,
+                filter_method,
+                selector=selector,
+                timeout=timeout,
+                lease=lease,
+                prefetch=prefetch,
+                stopping=stopping,
+            ),
+            self._receive,
+        )
+
     def ready(
         self,
         node: Mapping[str, object] | Selector | str | None = None,
@@ -809,7 +809,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         queue's declarations refuse, and `QueueNotFound`, also while it waits.
         """
         return self._carry_out(
-            claim.ready(self._context, node, filter_method, selector=selector, timeout=timeout, stopping=stopping)
+            ready.ready(self._context, node, filter_method, selector=selector, timeout=timeout, stopping=stopping)
         )
 
     def task(self, task_id: str) -> Task:

@@ -1,4 +1,4 @@
-"""What procedures yield: requests to ZooKeeper, waits, signals; and transactions whose reply may be lost."""
+"""What procedures yield: requests to ZooKeeper, waits and signals; and how a transaction ends."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
-
-from ..errors import CorruptRecord, OutcomeUnknown, SessionLost, Unavailable, ZkmqError
 
 # --- Who waits for a signal, in which order, and who is woken by what: news of the queue wakes one of each kind.
 #
@@ -364,126 +362,3 @@ class EnsureRoot:
 Op: TypeAlias = Exchange | Post | Pipeline | Wait | SetTimeout | Reconnect | Sync | Callback | EnsureRoot
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Op, Any, T]
-
-# --- Writes whose outcome is never guessed.
-#
-# A transaction whose reply was lost may have been carried out, may be on its way, or may be lost. Reading alone
-# cannot tell, since a delayed request can commit after the read. So the same conditional transaction is issued
-# again: whichever of the two commits first makes the other one fail, and the nonce in what was written tells
-# whose it was.
-
-#: How often a write of unknown outcome is issued again before the caller is told that it is not known.
-TRIES: Final = 10
-
-
-def transact(multi: Multi | CreateContainer, proof: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
-    """Carry out `multi` and know its outcome.
-
-    `proof` is asked when a re-issued transaction was refused: it reads what the first try would have written and
-    returns that try's outcome, or None if the refusal is another's doing. Raises `Unavailable` where nothing was
-    sent, and `OutcomeUnknown` when the connection does not come back in time, or is lost again and again: once
-    something was sent, nothing else tells that it may have been written.
-    """
-    outcome: Outcome = yield multi
-    return (yield from resolved(multi, outcome, proof))
-
-
-def resolved(
-    multi: Multi | CreateContainer, outcome: Outcome, proof: Callable[[], Procedure[Outcome | None]]
-) -> Procedure[Outcome]:
-    """What became of a transaction that was sent: its outcome; an unknown one is found out as by `transact`."""
-    if not outcome.unknown:
-        return outcome
-    unknown, sent = "a write was sent and its outcome is not known", outcome.sent
-    try:
-        for _ in range(TRIES):
-            yield Reconnect(sent)  # its caller waits no longer for it than for any other operation
-            outcome = yield multi
-            if outcome.committed:
-                return outcome
-            if not outcome.unknown:
-                mine = yield from proof()
-                return mine or outcome
-    except (Unavailable, SessionLost) as error:
-        raise OutcomeUnknown(f"{unknown}: {error}") from error
-    raise OutcomeUnknown(f"{unknown}: the connection was lost each time that its outcome was asked for")
-
-
-def never() -> Procedure[Outcome | None]:
-    """For transactions that may be repeated without harm: a refusal is taken as it is."""
-    return None
-    yield  # pragma: no cover
-
-
-def refused(what: str, outcome: Outcome, multi: Multi) -> ZkmqError:
-    """The error for a refusal that no procedure expects."""
-    where = "" if outcome.failed is None else f" at {failed_at(outcome, multi)}"
-    reason = outcome.failure.value if outcome.failure else "refused"
-    return ZkmqError(f"{what} was refused{where}: {outcome.detail or reason}")
-
-
-def failed_at(outcome: Outcome, multi: Multi) -> str:
-    """The path at which a transaction was refused."""
-    return "" if outcome.failed is None else multi.ops[outcome.failed].path
-
-
-def ensure_bucket(path: str) -> Procedure[None]:
-    """Create a bucket of an index unless it exists; the server clears it away once it has been emptied."""
-    outcome = yield from transact(CreateContainer(path), never)
-    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
-        yield from ensure_node(path)  # a server older than 3.5.3 knows no containers: clean-up deletes it there
-
-
-def ensure_node(path: str, data: bytes = b"") -> Procedure[None]:
-    """Create one persistent znode unless it exists; its parent must exist."""
-    multi = Multi((Create(path, data),))
-    outcome = yield from transact(multi, never)
-    if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
-        raise refused("creating a znode", outcome, multi)
-
-
-# --- Bounding what is tried again: a refusal makes sense of another try only where something has changed.
-
-_WHY: Final = {
-    Failure.NO_NODE: "is missing",
-    Failure.NODE_EXISTS: "stands where nothing should",
-    Failure.NOT_EMPTY: "holds znodes that are not ours",
-    Failure.BAD_VERSION: "does not have the version that is read of it",
-}
-
-
-class Tries:
-    """The tries of one call at one thing: what was refused is tried again while that gets on, three times where not."""
-
-    def __init__(self, what: object) -> None:
-        self._what, self._equal = what, 0
-        self._last: object = None
-
-    def refused(self, outcome: Outcome, multi: Multi, sign: object) -> Procedure[None]:
-        """Go on to another try. `sign` tells what was read before this one: a record's transaction, say; None: nothing.
-
-        The same refusal for the same sign may come from a server that lags behind, so it is asked to catch up; once
-        more, and it is no race: `CorruptRecord` names the path. Raises `ZkmqError` for a refusal nobody expects.
-        """
-        if outcome.failure not in _WHY:
-            raise refused(str(self._what), outcome, multi)
-        op = None if outcome.failed is None else multi.ops[outcome.failed]
-        # What was refused: its kind, its path and the version that it asked for, which changes where others get on.
-        now = (sign, type(op), failed_at(outcome, multi), getattr(op, "version", None), outcome.failure)
-        self._equal = self._equal + 1 if now == self._last else 0
-        self._last = now
-        if self._equal == 1:
-            yield Sync(failed_at(outcome, multi))
-        elif self._equal > 1:
-            raise damaged(str(self._what), outcome, multi)
-
-
-def damaged(what: str, outcome: Outcome, multi: Multi) -> CorruptRecord:
-    """The error for a task whose tree is not as its record says."""
-    return CorruptRecord(f"{what} was refused, nothing was changed: {described(outcome, multi)}")
-
-
-def described(outcome: Outcome, multi: Multi) -> str:
-    """Where a refusal happened, and what is the matter there."""
-    why = None if outcome.failure is None else _WHY.get(outcome.failure)
-    return f"{failed_at(outcome, multi)} {why or outcome.detail or 'is not as its record says'}"

@@ -19,10 +19,11 @@ from ..model.values import load
 from ..model.znode_names import entry_task
 from ..read import bulk_read, claim_status, queue_existence, server_clock
 from ..tasks.settle import DeferredCompletions, attempts_exhausted, kill_exhausted
+from ..transaction_retries import described, refused
 from ..write import transitions
 from ..write.commit import Change, Plan, Refusal, commit, merge, mergeable
 from ..write.transitions import Current
-from ..zk_operations import Procedure, refused
+from ..zk_operations import Procedure
 
 # --- How many claims may be taken where a queue's leases are bounded: counted in the tree, whoever claims meanwhile.
 #
@@ -202,7 +203,7 @@ def _refused(context: Context, consumer: Registered, claimed: Claimed, refusal: 
         raise refused("claim", refusal.outcome, refusal.multi)
     entry, record = context.paths.entry(claimed.state.place), context.paths.task(claimed.task_id, "state")
     if failure in {zk.Failure.NODE_EXISTS, zk.Failure.NOT_EMPTY} or refusal.path not in {entry, record}:
-        context.report(entry, f"it cannot be claimed, {zk.described(refusal.outcome, refusal.multi)}; stepped over")
+        context.report(entry, f"it cannot be claimed, {described(refusal.outcome, refusal.multi)}; stepped over")
 
 
 # --- The tasks that pending entries stand for, read before they are claimed: each is judged by its record.

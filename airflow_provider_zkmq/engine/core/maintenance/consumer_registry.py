@@ -13,7 +13,8 @@ from ..model.states import State
 from ..model.values import dump, load, shown
 from ..read import bulk_read, queue_existence, watch_cache
 from ..read.configuration import read_conf
-from ..zk_operations import Children, Procedure, refused
+from ..transaction_retries import failed_at, refused, transact
+from ..zk_operations import Children, Procedure
 
 # --- Many consumers at one queue: they keep out of each other's way, so that what comes does not set all of them going.
 #
@@ -119,8 +120,8 @@ def _join(context: Context, session: int, accepts: str | None) -> Procedure[None
         return None if node is None else zk.Outcome(committed=True, time=node.stat.ctime)
 
     while True:  # until nothing is missing any more in which it stands
-        outcome = yield from zk.transact(joining, proof)
-        if outcome.committed or not (yield from queue_existence.restored(context, zk.failed_at(outcome, joining))):
+        outcome = yield from transact(joining, proof)
+        if outcome.committed or not (yield from queue_existence.restored(context, failed_at(outcome, joining))):
             break
     if not outcome.committed:
         raise refused("registering as a consumer", outcome, joining)

@@ -18,6 +18,7 @@ from ..model.znode_names import BUCKET_MS, bucket_start, entry_task, entry_time,
 from ..read import bulk_read, claim_status, server_clock, watch_cache
 from ..tasks.interventions import rescue_task
 from ..tasks.settle import begin_again, has_overdue, release, seconds_until_deferred, settle_deferred
+from ..transaction_retries import damaged, never, transact
 from ..write import rerun, transitions
 from ..write.batch_end import close_batches, close_pending
 from ..write.commit import Plan, Sent, Why, commit, mending, send_together
@@ -159,7 +160,7 @@ def _committed(plan: Plan, build: Callable[[], Procedure[Plan]], first: Sent | N
     """Carry a promotion out; False where the task changed meanwhile. Raises `CorruptRecord`."""
     refusal = (yield from commit(plan, mending(build), first=first)).refusal
     if refusal is not None and refusal.why is not Why.CHANGED:
-        raise zk.damaged("a promotion", refusal.outcome, refusal.multi)
+        raise damaged("a promotion", refusal.outcome, refusal.multi)
     return refusal is None
 
 
@@ -193,7 +194,7 @@ def take_lock(context: Context) -> Procedure[bool]:
     content = context.maintenance.content or dump({"nonce": context.marks.nonce(), **context.describe}).decode()
     context.maintenance.content, context.maintenance.left = content, True
     lock = zk.Create(context.paths.at("lock"), content.encode(), ephemeral=True)
-    outcome = yield from zk.transact(zk.Multi((lock,)), lambda: _proof(context))
+    outcome = yield from transact(zk.Multi((lock,)), lambda: _proof(context))
     if not outcome.committed:
         outcome = (yield from _proof(context)) or outcome
     context.maintenance.left = outcome.committed
@@ -212,7 +213,7 @@ def give_lock_back(context: Context) -> Procedure[None]:
     """End the lock, if there is one of ours. Where the connection is lost it is remembered: what was done was done."""
     if context.maintenance.left:
         with suppress(TransportError):
-            yield from zk.transact(zk.Multi((zk.Delete(context.paths.at("lock")),)), zk.never)
+            yield from transact(zk.Multi((zk.Delete(context.paths.at("lock")),)), never)
             context.maintenance.left = False
 
 
@@ -486,7 +487,7 @@ def _outcome_of(context: Context, sending: Sending) -> Procedure[zk.Outcome | No
     if first.ends_with_session and first.session != context.run.session():
         return None  # it ended with its session
     stands = partial(claim_status.one_stands, context, sending.claims)
-    outcome = yield from zk.transact(sending.multi, stands)
+    outcome = yield from transact(sending.multi, stands)
     if not outcome.committed:
         outcome = (yield from stands()) or outcome
     return outcome if outcome.committed else None

@@ -43,6 +43,7 @@ from ..model.znode_names import (
 )
 from ..read import bulk_read, queue_existence, server_clock
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES
+from ..transaction_retries import never, transact
 from ..write import batch_end, new_task, transitions
 from ..write.commit import make_bucket
 from ..write.new_task import WRITING
@@ -223,7 +224,7 @@ def _check_layout(context: Context, *, repair: bool) -> Procedure[tuple[dict[str
             # Unless the queue is deleted meanwhile; what is refused is found again by the next look.
             there = (zk.Create(deleting), zk.Delete(deleting)) if fix.path == conf else (zk.Check(conf),)
             for ops in bulk_read.chunked(fix.ops, DELETES_PER_MULTI):
-                yield from zk.transact(zk.Multi((*there, *ops)), zk.never)
+                yield from transact(zk.Multi((*there, *ops)), never)
         nodes = yield from _walk_queue(context)
     return nodes, fixes
 
@@ -551,7 +552,7 @@ def _examine(
         found = check.fixes
         for bucket in check.buckets():
             yield from make_bucket(context, bucket)
-        outcome: zk.Outcome = yield from zk.transact(zk.Multi(check.multi()), zk.never)
+        outcome: zk.Outcome = yield from transact(zk.Multi(check.multi()), never)
         if outcome.committed:
             yield from batch_end.close_after(context, check.batch)
             break

@@ -8,7 +8,8 @@ from ...errors import ZkmqError
 from .. import zk_operations as zk
 from ..client_state import Context
 from ..model.values import Moment, moment_of
-from ..zk_operations import Failure, Multi, Procedure, SetData, never, refused, transact
+from ..transaction_retries import never, refused, transact
+from ..zk_operations import Failure, Multi, Procedure, SetData
 from .configuration import read_conf
 from .queue_existence import restored
 
@@ -20,10 +21,10 @@ def now_below(root: str) -> Procedure[Moment]:
     """
     path = f"{root}/~now"
     multi = zk.Multi((zk.Create(path), zk.SetData(path, b"", -1), zk.Delete(path)))
-    outcome = yield from zk.transact(multi, zk.never)
+    outcome = yield from transact(multi, never)
     if outcome.failure is zk.Failure.NO_NODE:
         yield zk.EnsureRoot(root)
-        outcome = yield from zk.transact(multi, zk.never)
+        outcome = yield from transact(multi, never)
     if not outcome.committed:
         raise refused("reading the server's clock", outcome, multi)
     if outcome.time is None:

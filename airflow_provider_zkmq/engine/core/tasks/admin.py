@@ -17,7 +17,8 @@ from ..model.settings import ORDERS, RetryPolicy, Settings, checked_policy, load
 from ..model.values import MAX_ZXID, Duration, abbreviated, dump, interval_seconds, seconds, spell_seconds, whole_number
 from ..read import bulk_read, queue_existence
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive
-from ..zk_operations import Procedure, refused
+from ..transaction_retries import Tries, failed_at, never, refused, transact
+from ..zk_operations import Procedure
 
 # --- What an operator does to a queue: configure, pause, resume, publish its archive.
 
@@ -91,7 +92,7 @@ def _set(
 
     Returns the settings before. Those that are damaged are written over by `configure` only.
     """
-    missing, tries, settings = set[str](), zk.Tries(what), DEFAULT_SETTINGS
+    missing, tries, settings = set[str](), Tries(what), DEFAULT_SETTINGS
     wanted = {context.paths.at(name): (name, yes) for name, yes in (marks or {}).items()}
     while True:
         ops: list[zk.WriteOp] = []
@@ -110,10 +111,10 @@ def _set(
         if not ops:
             return settings
         multi = zk.Multi(tuple(ops))
-        outcome = yield from zk.transact(multi, zk.never)
+        outcome = yield from transact(multi, never)
         if outcome.committed:
             return settings
-        path = zk.failed_at(outcome, multi)
+        path = failed_at(outcome, multi)
         if path in wanted and outcome.failure in {zk.Failure.NODE_EXISTS, zk.Failure.NO_NODE}:
             del wanted[path]  # it is as it is to be: one that is there tells more, and stays
         elif outcome.failure is zk.Failure.NO_NODE and path not in missing:
@@ -164,7 +165,7 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
     record = dump({"watermark": watermark, "directory": clip(reached.directory), "run": reached.run})
     path, version = context.paths.at("archive"), reached.version
     multi = zk.Multi((zk.Create(path, record) if version is None else zk.SetData(path, record, version),))
-    outcome = yield from zk.transact(multi, zk.never)
+    outcome = yield from transact(multi, never)
     if outcome.committed:
         return
     if outcome.failure not in {zk.Failure.BAD_VERSION, zk.Failure.NODE_EXISTS, zk.Failure.NO_NODE}:
@@ -253,7 +254,7 @@ def _mark(context: Context) -> Procedure[None]:
         values = [f"{conf}/{name}" for name in names or ()]
         gone = [] if names is None else [*values, conf]
         multi = zk.Multi((*map(zk.Delete, gone), zk.Create(marker)))
-        outcome = yield from zk.transact(multi, proof)
+        outcome = yield from transact(multi, proof)
         if outcome.committed or (yield zk.Exists(marker)) is not None:
             return
         if outcome.failure is zk.Failure.NOT_EMPTY:
@@ -275,8 +276,8 @@ def _delete_marked(context: Context) -> Procedure[None]:
                 yield from _delete_trees([f"{base}/{name}"], marked)
         yield from _delete_below([marker], marked)  # somebody else's: the mark has no children
         last = zk.Multi((zk.Delete(marker), zk.Delete(base)))
-        outcome = yield from zk.transact(last, zk.never)
-        if outcome.committed or (outcome.failure is zk.Failure.NO_NODE and zk.failed_at(outcome, last) == marker):
+        outcome = yield from transact(last, never)
+        if outcome.committed or (outcome.failure is zk.Failure.NO_NODE and failed_at(outcome, last) == marker):
             return
         if outcome.failure is not zk.Failure.NOT_EMPTY:
             raise refused("deleting the queue", outcome, last)
@@ -294,7 +295,7 @@ def _delete_below(paths: Sequence[str], held: zk.Check) -> Procedure[None]:
 def _delete_trees(paths: Sequence[str], held: zk.Check) -> Procedure[None]:
     yield from _delete_below(paths, held)
     multis = [zk.Multi((held, *map(zk.Delete, paths)))]
-    outcomes: list[zk.Outcome] = [(yield from zk.transact(multis[0], zk.never))]
+    outcomes: list[zk.Outcome] = [(yield from transact(multis[0], never))]
     if not outcomes[0].committed and len(paths) > 1:  # one is gone, or has got children, since it was listed
         multis = [zk.Multi((held, zk.Delete(path))) for path in paths]
         outcomes = yield zk.Pipeline(tuple(multis))  # what is left of them is seen by the next pass

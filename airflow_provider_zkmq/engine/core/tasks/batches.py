@@ -17,9 +17,10 @@ from ..client_state import Context, Deadline
 from ..model.values import Duration, dump
 from ..model.znode_names import check_name
 from ..read import bulk_read, queue_existence, watch_cache, watch_tasks
+from ..transaction_retries import Tries, failed_at, never, refused, transact
 from ..write.batch_end import close_after, close_batch, load_batch
 from ..write.new_task import WRITING, NewTask, pack, stamped
-from ..zk_operations import Procedure, refused
+from ..zk_operations import Procedure
 
 DELETES_PER_MULTI: Final = 500
 
@@ -72,9 +73,9 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
     def proof() -> Procedure[zk.Outcome | None]:
         return zk.Outcome(committed=True) if (yield from _record(base)).get("nonce") == nonce else None
 
-    tries = zk.Tries(f"creating batch {name!r}")
+    tries = Tries(f"creating batch {name!r}")
     while True:
-        outcome = yield from zk.transact(multi, proof)
+        outcome = yield from transact(multi, proof)
         if outcome.committed:
             return Opened.FRESH
         if outcome.failure is zk.Failure.NO_NODE and (yield from queue_existence.restored(context, base)):
@@ -136,7 +137,7 @@ def seal_batch(context: Context, name: str, total: int, version: int = -1) -> Pr
     def proof() -> Procedure[zk.Outcome | None]:
         return zk.Outcome(committed=True) if "total" in (yield from _record(base)) else None
 
-    outcome = yield from zk.transact(multi, proof)
+    outcome = yield from transact(multi, proof)
     if outcome.failure is zk.Failure.BAD_VERSION:
         return False
     if not outcome.committed and outcome.failure is not zk.Failure.NO_NODE:  # another call wrote the same batch
@@ -204,11 +205,11 @@ def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[No
         yield zk.Multi((same, *(zk.Delete(f"{base}/failed/{name}") for name in names)))
     listed = [] if entry is None else [zk.Delete(entry)]
     multi = zk.Multi((same, zk.Delete(f"{base}/failed"), zk.Delete(base), *listed))
-    outcome = yield from zk.transact(multi, zk.never)
+    outcome = yield from transact(multi, never)
     if outcome.committed:
         return
     if entry is not None and (yield zk.Exists(base)) is None:  # the batch itself is gone: then its entry goes as well
         yield zk.Multi((zk.Delete(entry),))
         return
     if outcome.failure is zk.Failure.NOT_EMPTY:
-        context.report(zk.failed_at(outcome, multi), "holds znodes that are not ours; the batch is kept")
+        context.report(failed_at(outcome, multi), "holds znodes that are not ours; the batch is kept")

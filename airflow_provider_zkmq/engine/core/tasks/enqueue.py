@@ -33,9 +33,10 @@ from ..model.znode_names import SEPARATOR, Lane, check_name, check_priority, ent
 from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import known_conf, read_conf
 from ..read.inspect import member_id
+from ..transaction_retries import Tries, refused
 from ..write import new_task, rerun, transitions
 from ..write.commit import Change, Plan, Refusal, Sent, Why, anew, commit, queue_deleted, send, send_together
-from ..zk_operations import Procedure, refused
+from ..zk_operations import Procedure
 from .batches import Batch, Opened, is_sealed, open_batch, read_batch, seal_batch
 from .interventions import rescue_lapsed
 
@@ -353,7 +354,7 @@ class _Group:
     """Its outcome was not known once, and nobody had sent its tasks before: what stands of one tells of all."""
     met_others: bool = False
     """Another call has written some of its tasks: each is to go alone."""
-    tries: zk.Tries | None = None
+    tries: Tries | None = None
 
     @property
     def first(self) -> new_task.NewTask:
@@ -423,7 +424,7 @@ class _Group:
             if not self.new_tasks:
                 self.written = True
                 return None
-            self.tries = self.tries or zk.Tries(f"enqueue of task {self.first.task_id!r}")
+            self.tries = self.tries or Tries(f"enqueue of task {self.first.task_id!r}")
             yield from self.tries.refused(refusal.outcome, refusal.multi, None)
         elif refusal.why is not Why.PLACE:
             if met is None:
@@ -436,7 +437,7 @@ class _Group:
                 return None
             if not (yield from self._resolve_conflict()):
                 return None
-            self.tries = self.tries or zk.Tries(f"enqueue of task {self.first.task_id!r}")
+            self.tries = self.tries or Tries(f"enqueue of task {self.first.task_id!r}")
             yield from self.tries.refused(refusal.outcome, refusal.multi, None)
         plan = yield from self.plan()
         self.call.sending(self.new_tasks)
@@ -466,7 +467,7 @@ class _Group:
         """
         context, new = self.context, self.first
         path = context.paths.task(new.task_id, "state")
-        tries = zk.Tries(f"enqueue of task {new.task_id!r}")
+        tries = Tries(f"enqueue of task {new.task_id!r}")
         while not self.written:
             node = yield from _read(path, again=new.uncertain)
             if node is None and new.uncertain and new.batch is None:  # a batch tells itself what became of its members

@@ -17,6 +17,7 @@ from ..model.znode_names import check_name, entry_name, is_prefetched
 from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import read_conf
 from ..read.inspect import as_state, checked_ids, listed_ids
+from ..transaction_retries import Tries, damaged
 from ..write import rerun, transitions
 from ..write.commit import CommitResult, Plan, Why, anew, commit, mending, send_together
 from ..write.rerun import next_run
@@ -70,7 +71,7 @@ def rescue_task(context: Context, task_id: str, note: str) -> Procedure[bool]:
         if refusal is None:
             return True
         if refusal.why is not Why.CHANGED and refusal.path not in guards:
-            raise zk.damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
+            raise damaged(f"giving back task {task_id!r}", refusal.outcome, refusal.multi)
     return False
 
 
@@ -119,7 +120,7 @@ def _change(
     deleted task the one that was read. Raises `ConfigError`, `TaskNotFound`, `CorruptRecord`, `IllegalTransition`.
     """
     path = context.paths.task(check_name("task id", task_id), "state")
-    tries = zk.Tries(f"{what} task {task_id!r}")
+    tries = Tries(f"{what} task {task_id!r}")
     while True:
         node: zk.Node | None = yield zk.Get(path)
         if node is None:
@@ -341,7 +342,7 @@ def _delete_task(
     context: Context, task_id: str, record: bulk_read.Record | bulk_read.Unread, wanted: State | None
 ) -> Procedure[bool]:
     """Delete one tree with all that lists it; again if it changed meanwhile. Raises `CorruptRecord`: it cannot be."""
-    tries = zk.Tries(f"deletion of task {task_id!r}")
+    tries = Tries(f"deletion of task {task_id!r}")
     while isinstance(record, bulk_read.Record) and wanted in {None, record.state.state}:
         current = Current(task_id, record.stat.version, record.state, zxid=record.stat.mzxid)
         current = yield from _with_claim(context, current)

@@ -19,10 +19,11 @@ from ..model.states import Event, State
 from ..model.values import Duration, dump, optional_seconds, seconds
 from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import read_conf
+from ..transaction_retries import Tries, failed_at, never, refused, transact
 from ..write import batch_end, rerun, transitions
 from ..write.commit import Chain, CommitResult, Plan, Refusal, Settling, Why, alone, commit, send
 from ..write.transitions import Current, beginning, may_have_dropped, notes_of, result_write
-from ..zk_operations import Procedure, refused
+from ..zk_operations import Procedure
 
 # --- Deferred completions: sent with the client's next claim, or soon by themselves.
 
@@ -176,7 +177,7 @@ class Holding:
     context: Context
     claimed: Claimed
     what: str
-    tries: zk.Tries | None = None
+    tries: Tries | None = None
 
     def after(self, outcome: zk.Outcome, multi: zk.Multi, tried: int, verb: str = "") -> Procedure[TaskState | None]:
         """After a refusal: see `still_held`. One that says that the claim's note is gone has it written anew.
@@ -187,9 +188,9 @@ class Holding:
         claimed = self.claimed
         ended = yield from still_held(self.context, claimed, verb)
         if ended is None and claimed.version == tried:
-            self.tries = self.tries or zk.Tries(self.what)
+            self.tries = self.tries or Tries(self.what)
             yield from self.tries.refused(outcome, multi, tried)
-            path = zk.failed_at(outcome, multi)
+            path = failed_at(outcome, multi)
             if outcome.failure is zk.Failure.NO_NODE and path in notes_of(self.context, claimed.task_id, claimed.state):
                 # A rescue takes it off together with the record's state: without it nobody would ever end the claim.
                 span = {"seconds": claimed.span, "consumer": claimed.state.consumer}
@@ -290,7 +291,7 @@ def check_and_set(
     while True:
         tried = claimed.version
         multi = zk.Multi((zk.Check(context.paths.task(claimed.task_id, "state"), tried), *more, op))
-        outcome = yield from zk.transact(multi, zk.never)
+        outcome = yield from transact(multi, never)
         if outcome.committed:
             context.clock.learn(outcome)
             return

@@ -12,12 +12,13 @@ from ..client_state import Claimed, Context, UnsettledClaim
 from ..model.message import Message, encode_data
 from ..read.configuration import default_conf, fresh_conf, read_conf
 from ..read.server_clock import server_time
+from ..transaction_retries import damaged, refused
 from ..write import rerun, transitions
 from ..write.commit import Plan, Proof, Refusal, Why, known_bucket, merge, queue_deleted
 from ..write.commit import commit as commit_plan
 from ..write.new_task import NewTask, insert, prepare, with_filters
 from ..write.transitions import Current, notes_of, written
-from ..zk_operations import MAX_REQUEST, Failure, Outcome, Procedure, damaged, refused, request_size
+from ..zk_operations import MAX_REQUEST, Failure, Outcome, Procedure, request_size
 from .enqueue import ended_before, run_anew
 from .settle import fail, recover_record, still_held
 

@@ -13,6 +13,7 @@ from ..model.values import Count, Milliseconds, Part, dump, load
 from ..model.znode_names import index_path
 from ..read import bulk_read, server_clock
 from ..read.configuration import read_conf
+from ..transaction_retries import never, transact
 from ..zk_operations import Procedure
 from .commit import Change, Plan, Refusal, Why, commit, deleted, known_bucket, remember_batch
 from .new_task import insert, listed_at, unpack
@@ -133,5 +134,5 @@ def _anew(context: Context, name: str, refusal: Refusal) -> Procedure[Plan | Non
         why = f"task {task_id!r}, which should follow the batch, was not enqueued: its id is in use"
         context.report(base, why)
         refused = dump(load_batch(base, node.data) | {"refused": clip(why)})
-        yield from zk.transact(zk.Multi((zk.SetData(base, refused),)), zk.never)
+        yield from transact(zk.Multi((zk.SetData(base, refused),)), never)
     return (yield from _ending(context, name))

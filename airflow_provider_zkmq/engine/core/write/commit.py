@@ -16,6 +16,7 @@ from ..client_state import Context, GroupMember, GroupQueue, OpenSegment
 from ..model.records import TaskState
 from ..model.znode_names import MAX_LANES, SEGMENT_ENTRIES, Lane, is_lane, next_segment, segments_of
 from ..read.queue_existence import restored
+from ..transaction_retries import Tries, described, ensure_bucket, failed_at, never, resolved
 from ..zk_operations import Procedure
 
 # --- Which transactions can be sent as one: no two may change what another one touches, or one would refuse the other.
@@ -398,7 +399,7 @@ def known_bucket(context: Context, index: str) -> Procedure[None]:
 def make_bucket(context: Context, bucket: str) -> Procedure[None]:
     """Create a bucket unless it exists, and the index in which it stands if that is missing. Raises `QueueNotFound`."""
     try:
-        yield from zk.ensure_bucket(bucket)
+        yield from ensure_bucket(bucket)
     except TransportError:
         raise
     except ZkmqError as error:
@@ -406,7 +407,7 @@ def make_bucket(context: Context, bucket: str) -> Procedure[None]:
             if (yield zk.Exists(context.paths.at("tasks"))) is None:
                 raise queue_deleted(context) from error
             raise
-        yield from zk.ensure_bucket(bucket)
+        yield from ensure_bucket(bucket)
 
 
 def queue_deleted(context: Context) -> QueueNotFound:
@@ -450,7 +451,7 @@ class Change:
     """The nonce of the record that it was made from."""
     superseded: bool = False
     """That record is another task's by now: one of the same id that was enqueued after it was dropped."""
-    proof: Proof = zk.never
+    proof: Proof = never
     """Asked where its reply was lost: whether it was carried out."""
     preconditions: dict[str, frozenset[zk.Failure]] = field(default_factory=dict)
     """The znodes it is based on, each with the refusals that say that it was changed."""
@@ -589,7 +590,7 @@ class Plan:
 
     def explain(self, multi: zk.Multi, outcome: zk.Outcome, *, uncertain: bool) -> Refusal:
         """What a refusal says."""
-        path = zk.failed_at(outcome, multi)
+        path = failed_at(outcome, multi)
         for change in self.changes:
             why = _why(change, path, multi, outcome)
             if why is not None:
@@ -708,9 +709,7 @@ def mending(build: Callable[[], Procedure[Plan]]) -> Rebuild:
         if change.before is not None and (node is None or TaskState.decode(record, node.data).nonce != change.before):
             change.superseded = True
             return None
-        change.context.warn_once(
-            path, f"{zk.described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on"
-        )
+        change.context.warn_once(path, f"{described(refusal.outcome, refusal.multi)}; task {change.task_id!r} goes on")
         change.drop(path)
         return Plan([change])
 
@@ -741,7 +740,7 @@ def commit(
                 if outcome.unknown:
                     doubted = True
                     plan.learn(multi, outcome)  # a segment that it may have opened is looked for again
-                    outcome = yield from zk.resolved(multi, outcome, plan.proof)
+                    outcome = yield from resolved(multi, outcome, plan.proof)
                 elif unproven and not outcome.committed:
                     outcome = (yield from plan.proof()) or outcome
             except BaseException:
@@ -763,7 +762,7 @@ def commit(
             if better is None:
                 why = Why.CHANGED if refusal.change.superseded else refusal.why
                 return CommitResult(plan, outcome, replace(refusal, why=why))
-            tries = tries or zk.Tries(plan)
+            tries = tries or Tries(plan)
             yield from tries.refused(outcome, multi, None)
             plan = better
     except (Unavailable, SessionLost) as error:
@@ -791,7 +790,7 @@ def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild | None) -> Procedure[Pl
     if gone and (yield from restored(change.context, refusal.path)):
         return plan
     if change.turns(refusal.path):
-        why = f"{zk.described(outcome, refusal.multi)}, whatever its task's record tells; it is written all the same"
+        why = f"{described(outcome, refusal.multi)}, whatever its task's record tells; it is written all the same"
         change.context.warn_once(refusal.path, why)
         return plan
     match refusal.why:

@@ -17,19 +17,8 @@ from ..client_state import Context
 from ..model.records import TaskState
 from ..model.states import Event, State
 from ..read.server_clock import server_time
-from ..zk_operations import (
-    MAX_REQUEST,
-    Create,
-    Delete,
-    Failure,
-    Get,
-    Node,
-    Procedure,
-    SetData,
-    WriteOp,
-    damaged,
-    refused,
-)
+from ..transaction_retries import damaged, refused
+from ..zk_operations import MAX_REQUEST, Create, Delete, Failure, Get, Node, Procedure, SetData, WriteOp
 from .commit import CommitResult, Plan, Refusal, Why, commit
 from .new_task import NewTask, content_ops, due_of, pack, unpack
 from .transitions import Current, Ops, next_record, relist, rewrite, still_ended, with_ending, with_history

@@ -21,6 +21,7 @@ from ..model.znode_names import SEPARATOR, Lane, claim_note, consumer_note, inde
 from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import default_conf, known_conf
 from ..read.inspect import ended_ms
+from ..transaction_retries import ensure_bucket, ensure_node
 from ..zk_operations import Procedure
 from .batch_end import close_after, load_batch
 from .commit import Change, Plan, deleted, make_bucket, open_segment
@@ -498,5 +499,5 @@ def _with(context: Context, history_entry: HistoryEntry, plan: Plan) -> Procedur
 
 def _ensure_parent(bucket: str) -> Procedure[None]:
     """Create the bucket of a history entry, and where it is the queue's first one what holds all of them."""
-    yield from zk.ensure_node(bucket.rpartition("/")[0])
-    yield from zk.ensure_bucket(bucket)
+    yield from ensure_node(bucket.rpartition("/")[0])
+    yield from ensure_bucket(bucket)
