@@ -3,67 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ..environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, KEY_PASSWORD, environment_options
+from .reachability import anybody_listens
 
 if TYPE_CHECKING:
     from ..engine import AnyClient
 
-# --- Whether anybody listens where ZooKeeper should be.
-
-
-def anybody_listens(hosts: str, seconds: float) -> bool:
-    """Whether one of ``host:port,host:port`` takes connections, as far as that is known within so many seconds."""
-    answers, deadline = SimpleQueue[bool](), time.monotonic() + seconds
-    servers = hosts.split(",")
-
-    def look(server: str) -> None:
-        host, _, port = server.strip().rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), seconds).close()
-        except (OSError, ValueError):
-            answers.put(False)
-        else:
-            answers.put(True)
-
-    for server in servers:  # each in a thread: nothing bounds how long the system looks a name up
-        threading.Thread(target=look, args=(server,), daemon=True).start()
-    try:
-        return any(answers.get(timeout=max(0.0, deadline - time.monotonic())) for _ in servers)
-    except Empty:
-        return False
-
-
-# --- Being stopped by a signal.
-
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-
-
-@contextlib.contextmanager
-def on_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call `handler` for SIGTERM and SIGINT inside the block, also where a shell in the background ignores SIGINT."""
-    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-# --- The options that every verb takes, and the text forms of values.
 
 STATES = ("inserted", "claimed", "finished", "dead", "cancelled")
 #: The statuses that tell more than the state does.

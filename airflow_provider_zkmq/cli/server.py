@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ..embedded import EmbeddedServer, ServerTls, is_loopback
-from .options import STOP_SIGNALS, UsageError, on_stop_signals
+from .options import UsageError
+from .stop_signals import STOP_SIGNALS, on_stop_signals
 
 if TYPE_CHECKING:
     import argparse

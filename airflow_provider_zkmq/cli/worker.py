@@ -14,8 +14,9 @@ from typing import Any
 
 from .command_reaper import TERMINATE_SECONDS
 from .exec_handler import Commands
-from .options import DURATION, PATIENT, Common, UsageError, on_stop_signals
+from .options import DURATION, PATIENT, Common, UsageError
 from .output import say
+from .stop_signals import on_stop_signals
 from .tasks import add_wanted, wanted
 
 _MARGIN = 1.0

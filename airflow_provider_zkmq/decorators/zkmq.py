@@ -19,7 +19,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from .. import engine
 from ..engine.queue_internals import internals
-from ..hooks import arguments, connection_options, deferring, lineage, metrics, outages, xcom_results
+from ..hooks import arguments, claim_references, connection_options, deferring, lineage, metrics, outages, xcom_results
+from ..hooks.claim_references import ClaimReference
 from ..hooks.zkmq import ZkmqHook
 from ..operators.claiming import (
     Taken,
@@ -212,7 +213,7 @@ _ANEW: Final = 60.0
 class _Waiting:
     """A claim that waits for a thread; `taken_over`: it, to be extended from `due` on, by the monotonic clock."""
 
-    reference: arguments.ClaimReference
+    reference: ClaimReference
     taken_over: AnyClaim | None = None
     due: float = 0.0
 
@@ -228,7 +229,7 @@ class ClaimsOfOthers:
     def __init__(
         self,
         queue: AnyQueue,
-        claims: Iterable[arguments.ClaimReference],
+        claims: Iterable[ClaimReference],
         lease: float | None,
         log: Any,
         *,
@@ -327,11 +328,11 @@ class ClaimsOfOthers:
         except engine.ZkmqError as error:  # its task is damaged, say: the others are to be handled
             self._refused = error
             self._log.warning(
-                "Claim %d of %s is passed over: %s", reference["token"], arguments.shown(reference), error
+                "Claim %d of %s is passed over: %s", reference["token"], claim_references.shown(reference), error
             )
         return False
 
-    def _taken_over(self, reference: arguments.ClaimReference) -> AnyClaim | None:
+    def _taken_over(self, reference: ClaimReference) -> AnyClaim | None:
         claim: AnyClaim | None = None
         with suppress(engine.ClaimLost, engine.TaskNotFound):
             claim = self._queue.claim_handle(reference["id"], reference["token"], lease=self._lease)
@@ -342,7 +343,7 @@ class ClaimsOfOthers:
             task = self._queue.task(reference["id"])
             now = f"it is {task.status}, attempt {task.attempt}"
             self._log.info(
-                "Claim %d of %s does not hold any more: %s", reference["token"], arguments.shown(reference), now
+                "Claim %d of %s does not hold any more: %s", reference["token"], claim_references.shown(reference), now
             )
         return claim
 
@@ -354,7 +355,7 @@ class ClaimsOfOthers:
         return self
 
 
-def queue_of(claims: Iterable[arguments.ClaimReference], queue: str | None) -> str | None:
+def queue_of(claims: Iterable[ClaimReference], queue: str | None) -> str | None:
     """Return the one queue of the claims. Raises `ConfigError` where they are of several, or of another."""
     names = {claim["queue"] for claim in claims} | ({queue} if queue else set())
     if len(names) > 1:
@@ -516,7 +517,7 @@ class ZkmqDecoratedOperator(lineage.ReadsQueue, DecoratedOperator):
 
     def _consume_claims_of_others(self, context: Context) -> dict[str, Any]:
         """Handle claims that others made. What failed has lost its claim, so no other try could handle it again."""
-        claims = arguments.read_claims("claims", self.claims)
+        claims = claim_references.read_claims("claims", self.claims)
         self.zkmq_queue = queue_of(claims, self.zkmq_queue)
         if claims:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:

@@ -22,12 +22,13 @@ from ..engine.core.read.watch_tasks import OnChange, OnProgress, not_reached
 from ..engine.working.deliveries import Handler
 from ..engine.working.worker import Worker
 from . import operations, refusals
-from .directory import Directory, conf_path, end_of, look_until
+from .directory import Directory, conf_path
 from .file_claim import FileClaim, FileClaims
 from .operations import Putting
 from .queue_internals import FileQueueInternals
 from .refusals import BOUNDS, PROGRESS, TRANSACTIONS, OnlyWhatFilesHave, refuse
 from .task_store import FileConf, QueueFile, TaskLines, delete_results, lock_span, write_conf
+from .waiting import end_of, look_until
 
 # --- `FileQueue`: the interface of `Queue` over one file.
 

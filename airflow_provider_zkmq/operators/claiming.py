@@ -13,7 +13,8 @@ from airflow.sdk import BaseOperator, Context, conf
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from ..engine import ClaimLost, ConfigError, Duration, QueueNotFound, TaskNotFound, TransportError, ZkmqError
-from ..hooks import arguments, connection_options, deferring, metrics, outages, task_instance
+from ..hooks import arguments, claim_references, connection_options, deferring, metrics, outages, task_instance
+from ..hooks.claim_references import ClaimReference
 from ..hooks.deferring import deferral
 from ..hooks.zkmq import ZkmqHook
 from ..triggers.leases import checked_lease
@@ -62,7 +63,7 @@ _TOGETHER: Final = 64
 class Taken(NamedTuple):
     """A claim, and when its task was enqueued, in milliseconds since 1970: an id may be enqueued again."""
 
-    claim: arguments.ClaimReference
+    claim: ClaimReference
     enqueued: int
 
 
@@ -74,13 +75,13 @@ def give_back(queue_of: Callable[[str], AnyQueue], taken: Iterable[Taken], log: 
         try:
             queue_of(claim["queue"]).claim_handle(claim["id"], claim["token"]).release()
         except TransportError as error:  # whoever is told to end has no time to wait for each of them
-            log.warning("Not given back: %s and %d more: %s", arguments.shown(claim), len(left), error)
+            log.warning("Not given back: %s and %d more: %s", claim_references.shown(claim), len(left), error)
             return
         except ZkmqError as error:
-            log.warning("Not given back: %s: %s", arguments.shown(claim), error)
+            log.warning("Not given back: %s: %s", claim_references.shown(claim), error)
 
 
-def still_held(hook: ZkmqHook, claim: arguments.ClaimReference, lease: float, log: Any) -> bool:
+def still_held(hook: ZkmqHook, claim: ClaimReference, lease: float, log: Any) -> bool:
     """Whether a claim is the current one, which then holds for `lease` seconds from now."""
     with logging_lost_claim(claim, log):
         hook.queue(claim["queue"]).claim_handle(claim["id"], claim["token"]).extend(lease)
@@ -89,21 +90,21 @@ def still_held(hook: ZkmqHook, claim: arguments.ClaimReference, lease: float, lo
 
 
 @contextmanager
-def logging_lost_claim(claim: arguments.ClaimReference, log: Any) -> Iterator[None]:
+def logging_lost_claim(claim: ClaimReference, log: Any) -> Iterator[None]:
     """Go on after a block that finds a claim over, with a line in the log."""
     try:
         yield
     except (ClaimLost, TaskNotFound, QueueNotFound) as error:
-        log.info("Claim %d of %s does not hold any more: %s", claim["token"], arguments.shown(claim), error)
+        log.info("Claim %d of %s does not hold any more: %s", claim["token"], claim_references.shown(claim), error)
 
 
-def claims_of_events(context: Context, queue: str | None, log: Any) -> list[arguments.ClaimReference] | None:
+def claims_of_events(context: Context, queue: str | None, log: Any) -> list[ClaimReference] | None:
     """Return the claims of the events that started a run; None where it is to claim, as with those of ``"wake"``.
 
     `queue`: only those of this one. Of very many the latest: a slow DAG is sent again what it has not accepted in time.
     """
     by_asset = context.get("triggering_asset_events") or {}
-    unique: dict[tuple[str, str, int], arguments.ClaimReference] = {}
+    unique: dict[tuple[str, str, int], ClaimReference] = {}
     named = woken = False
     for event in [event for asset in by_asset for event in by_asset[asset]]:
         payload = (event.extra or {}).get("payload")
@@ -113,7 +114,7 @@ def claims_of_events(context: Context, queue: str | None, log: Any) -> list[argu
         if "claims" not in payload:
             continue
         try:
-            claims = arguments.read_claims("the claims of an asset event", payload["claims"])
+            claims = claim_references.read_claims("the claims of an asset event", payload["claims"])
         except ConfigError as error:  # another's event is no reason to leave ours to their leases
             log.warning("An asset event is passed over: %s", error)
             continue
@@ -122,7 +123,7 @@ def claims_of_events(context: Context, queue: str | None, log: Any) -> list[argu
     mine = [claim for claim in unique.values() if queue in {None, claim["queue"]}]
     if len(mine) < len(unique):
         log.info("%d claim(s) of other queues than %r are left to others", len(unique) - len(mine), queue)
-    return mine[-arguments.MOST :] if mine or (named and not woken) else None
+    return mine[-claim_references.MOST :] if mine or (named and not woken) else None
 
 
 _NOTE: Final = "zkmq_claims"
@@ -197,7 +198,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        arguments.check_number("ZkmqClaimOperator: max_tasks", max_tasks, most=arguments.MOST)
+        arguments.check_number("ZkmqClaimOperator: max_tasks", max_tasks, most=claim_references.MOST)
         arguments.check_choice("ZkmqClaimOperator: on_empty", on_empty, ("skip", "wait", "fail"))
         if claims is not None and (from_events or on_empty == "wait"):
             raise ValueError(
@@ -217,7 +218,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         self.is_setup = True
         self.do_xcom_push = True  # `default_args` of another mind would have the run settle nothing, and be green
 
-    def execute(self, context: Context) -> list[arguments.ClaimReference]:
+    def execute(self, context: Context) -> list[ClaimReference]:
         """Take tasks, waiting if asked to.
 
         Raises `AirflowSkipException` where there was nothing to take, or nothing is left of what an earlier try took,
@@ -229,7 +230,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
 
     def execute_complete(
         self, context: Context, event: dict[str, Any], deadline: float | None = None
-    ) -> list[arguments.ClaimReference]:
+    ) -> list[ClaimReference]:
         """Go on after the trigger: there was work; wait again where others were faster.
 
         Raises what `execute` does, and `AirflowException` where nothing came before the end of `execution_timeout`.
@@ -244,7 +245,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         kept = self.prefetch or any(getattr(class_of(each), "holds_claims", False) for each in followers)
         return max(_UNTIL_KEPT, self.lease) if kept else self.lease
 
-    def _take(self, context: Context, deadline: float | None) -> list[arguments.ClaimReference]:
+    def _take(self, context: Context, deadline: float | None) -> list[ClaimReference]:
         """Take tasks and note them. What cannot be noted is given back: a later try could not take it back."""
         state_store = task_instance.TaskStateStore(context)
         noted = state_store.read(_NOTE)
@@ -278,7 +279,9 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
                 give_back(hook.queue, taken, self.log)
                 raise
             for claim, _ in taken:
-                self.log.info("Took %s, attempt %d, token %d", arguments.shown(claim), claim["attempt"], claim["token"])
+                self.log.info(
+                    "Took %s, attempt %d, token %d", claim_references.shown(claim), claim["attempt"], claim["token"]
+                )
         return [each.claim for each in taken]
 
     def _take_back(self, hook: ZkmqHook, noted: list[dict[str, Any]]) -> list[Taken]:
@@ -290,7 +293,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
         places: list[Taken] = []
         held = 0
         for at, note in enumerate(noted):
-            [claim] = arguments.read_claims("what an earlier try noted", note["claim"])
+            [claim] = claim_references.read_claims("what an earlier try noted", note["claim"])
             place = Taken(claim, note["enqueued"])
             mine = place if still_held(hook, claim, self._first_lease, self.log) else self._claim_again(hook, place)
             if mine is not None:
@@ -309,21 +312,21 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
             lease, prefetch = self._first_lease, self.prefetch
             again = None if anew else queue.claim_task(claim["id"], lease=lease, prefetch=prefetch)
         except (TaskNotFound, QueueNotFound) as error:
-            self.log.info("Left out: %s: %s", arguments.shown(claim), error)
+            self.log.info("Left out: %s: %s", claim_references.shown(claim), error)
             return None
         if again is None:
             why = "its id was enqueued anew" if anew else f"it is {task.status}, attempt {task.attempt}"
-            self.log.info("Left out: %s: %s", arguments.shown(claim), why)
+            self.log.info("Left out: %s: %s", claim_references.shown(claim), why)
             return None
         metrics.count_claimed(queue.name, [again.task])
-        return Taken(arguments.claim_reference(queue.name, again), enqueued)
+        return Taken(claim_references.claim_reference(queue.name, again), enqueued)
 
     def _fresh(
         self, context: Context, hook: ZkmqHook, deadline: float | None, reached: Callable[[], None]
     ) -> list[Taken]:
         passed = claims_of_events(context, self.zkmq_queue or None, self.log) if self.from_events else None
         if self.claims is not None:
-            passed = arguments.read_claims("claims", self.claims)
+            passed = claim_references.read_claims("claims", self.claims)
         if passed is not None:
             taken = self._accept(hook, passed)
             if taken or self.on_empty != "wait":
@@ -338,7 +341,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
             block_until_ready(queue, self.selector or None, _STEP)
         return taken
 
-    def _accept(self, hook: ZkmqHook, claims: Iterable[arguments.ClaimReference]) -> list[Taken]:
+    def _accept(self, hook: ZkmqHook, claims: Iterable[ClaimReference]) -> list[Taken]:
         """Take over claims that another process took: those that still hold begin, and are extended.
 
         An interrupt gives back what has begun. An error does not: whoever asks again begins it once more.
@@ -371,7 +374,8 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
                     prefetch="all" if self.prefetch else False,
                 )
                 taken += [
-                    Taken(arguments.claim_reference(queue.name, claim), claim.task.enqueued_ms) for claim in claims
+                    Taken(claim_references.claim_reference(queue.name, claim), claim.task.enqueued_ms)
+                    for claim in claims
                 ]
                 metrics.count_claimed(queue.name, [claim.task for claim in claims])
                 if len(claims) < wanted:

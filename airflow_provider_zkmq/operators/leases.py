@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipExcept
 
 from ..engine import Duration, ZkmqError
 from ..environment import FILES
-from ..hooks.arguments import ClaimReference, read_claims, shown
+from ..hooks.claim_references import ClaimReference, read_claims, shown
 from ..hooks.connection_options import DEFAULT_CONN_ID, connection_options
 from ..hooks.zkmq import ZkmqHook
 from ..triggers.leases import ZkmqLeaseTrigger, checked_lease, end_of

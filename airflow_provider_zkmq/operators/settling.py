@@ -15,7 +15,8 @@ from airflow.sdk import BaseOperator, Context, TaskGroup, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
 from ..engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, TaskTooLarge, ZkmqError
-from ..hooks import arguments, connection_options, metrics, outages, task_instance, xcom_results
+from ..hooks import arguments, claim_references, connection_options, metrics, outages, task_instance, xcom_results
+from ..hooks.claim_references import ClaimReference
 from ..hooks.zkmq import ZkmqHook
 from .claiming import AGAIN, LEASE, still_held
 from .work_states import (
@@ -173,7 +174,7 @@ class Settlements:
         self.lost: list[str] = []
         self.trouble: list[str] = []
 
-    def settle(self, claim: arguments.ClaimReference, settle_result: SettleResult, result: bytes | str | None) -> None:
+    def settle(self, claim: ClaimReference, settle_result: SettleResult, result: bytes | str | None) -> None:
         """Settle one claim, or find that an earlier try did; what keeps it from that is in `lost` or `trouble`."""
         name = f"{claim['queue']}/{claim['id']}/{claim['token']}"
         queue = self._hook.queue(claim["queue"])
@@ -194,18 +195,20 @@ class Settlements:
                     due = "" if task.due_at is None else f" at {task.due_at}"
                     outlook = f"is tried again{due}, after attempt {task.attempt}"
                 ends = self.retried if task.state == "inserted" else self.failed
-                ends.append(f"{arguments.shown(claim)} {outlook}: {settle_result.reason}")
-                self._log.error("Failed: %s, which %s: %s", arguments.shown(claim), outlook, settle_result.reason)
+                ends.append(f"{claim_references.shown(claim)} {outlook}: {settle_result.reason}")
+                self._log.error(
+                    "Failed: %s, which %s: %s", claim_references.shown(claim), outlook, settle_result.reason
+                )
             elif settle_result.kind == "release":
-                self.released.append(f"{arguments.shown(claim)}: {settle_result.reason}")
-                self._log.warning("Given back: %s: %s", arguments.shown(claim), settle_result.reason)
+                self.released.append(f"{claim_references.shown(claim)}: {settle_result.reason}")
+                self._log.warning("Given back: %s: %s", claim_references.shown(claim), settle_result.reason)
             else:
-                self._log.info("Completed: %s", arguments.shown(claim))
+                self._log.info("Completed: %s", claim_references.shown(claim))
         except (ClaimLost, TaskNotFound, QueueNotFound) as error:
             metrics.count_settled(claim["queue"], "lost")
             self.lost.append(f"{type(error).__name__}: {error}")
         except ZkmqError as error:
-            self.trouble.append(f"{arguments.shown(claim)}: {type(error).__name__}: {error}")
+            self.trouble.append(f"{claim_references.shown(claim)}: {type(error).__name__}: {error}")
 
     def remember(self) -> None:
         """Note what is settled, and how, for later tries."""
@@ -217,7 +220,11 @@ class Settlements:
         return {**self._done, "lost": len(self.lost)}
 
     def _settle(
-        self, queue: AnyQueue, claim: arguments.ClaimReference, settle_result: SettleResult, result: bytes | str | None
+        self,
+        queue: AnyQueue,
+        claim: ClaimReference,
+        settle_result: SettleResult,
+        result: bytes | str | None,
     ) -> SettleResult:
         """Settle; return how, which may be another way. Raises `ClaimLost` where no earlier try did so."""
         try:
@@ -238,7 +245,7 @@ class Settlements:
             task, (states, attempts) = queue.task(claim["id"]), _ENDS[settle_result.kind]
             if task.state not in states or task.attempt != claim["attempt"] + attempts:
                 raise
-            self._log.info("Settled by an earlier try: %s", arguments.shown(claim))
+            self._log.info("Settled by an earlier try: %s", claim_references.shown(claim))
         return settle_result
 
 
@@ -258,7 +265,7 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
     named = task.partial_kwargs if task.is_mapped else vars(task)
     also = named.get("pre_execute")  # of a task that two claims are settled by, or of its author's
 
-    def hold(mine: list[arguments.ClaimReference], log: Any) -> None:
+    def hold(mine: list[ClaimReference], log: Any) -> None:
         """Extend the claims, through an outage, too; skip the task where none of them holds any more."""
         with ZkmqHook(conn_id) as hook:
             held = outages.outlast(
@@ -268,7 +275,7 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
                 lambda _: [still_held(hook, claim, lease, log) for claim in mine],
             )
         lost = [
-            f"{arguments.shown(claim)} (claim {claim['token']})"
+            f"{claim_references.shown(claim)} (claim {claim['token']})"
             for claim, kept in zip(mine, held, strict=True)
             if not kept
         ]
@@ -287,7 +294,9 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
         # After a clear a task may run for the first time when its claim was settled.
         if instance.try_number > 1 or getattr(run, "clear_number", 0):
             index = instance.map_index if in_group else -1
-            mine = arguments.read_claims("claims", instance.xcom_pull(task_ids=claimer.task_id, map_indexes=index))
+            mine = claim_references.read_claims(
+                "claims", instance.xcom_pull(task_ids=claimer.task_id, map_indexes=index)
+            )
             if each and not in_group and 0 <= instance.map_index < len(mine):
                 mine = [mine[instance.map_index]]
             if mine:
@@ -428,7 +437,7 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         XCom of claims, or none that is understood: then nothing is settled, and they are left to their leases.
         """
         try:
-            claims = arguments.read_claims("claims", self.claims)
+            claims = claim_references.read_claims("claims", self.claims)
         except ConfigError as error:  # no other try would understand them
             raise AirflowFailException(f"nothing is settled: {error}") from None
         work = self._work(context)
@@ -502,9 +511,7 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
                 kept.append((settle_result if settle_result.reason else SettleResult("fail", str(error)), None))
         return kept
 
-    def _log_settled(
-        self, claims: list[arguments.ClaimReference], settlements: Settlements, overall: SettleResult
-    ) -> None:
+    def _log_settled(self, claims: list[ClaimReference], settlements: Settlements, overall: SettleResult) -> None:
         """Raise what the run is to be seen by. What is tried again comes first: it may go well.
 
         Work that is no claim's that was settled counts as well: Airflow judges the run by this task alone.

@@ -18,6 +18,6 @@ from .history.retention import Retention as Retention
 from .reporting.report import Report as Report, report as report
 from .session import spark_session as spark_session
 from .source import enqueue as enqueue, register as register
-from .source.options import py_files as py_files
+from .source.executor_zip import py_files as py_files
 from .source.reading import ReadReport as ReadReport, read_report as read_report
 from .source.writing import WriteReport as WriteReport

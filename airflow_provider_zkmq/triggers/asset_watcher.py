@@ -13,7 +13,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from ..engine import ConfigError, Duration, QueueNotFound, check_name, parse_selector
 from ..engine.queue_internals import internals
-from ..hooks import arguments, connection_options, metrics, outages
+from ..hooks import arguments, claim_references, connection_options, metrics, outages
 from .sessions import HeldSession
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class ZkmqEventTrigger(BaseEventTrigger):
         entries: list[dict[str, Any]] = []
         room = DATA_BYTES if self.include_data else 0
         for claim in claims:  # the first payloads that fit are in the event, too
-            entry: dict[str, Any] = {**arguments.claim_reference(queue.name, claim)}
+            entry: dict[str, Any] = {**claim_references.claim_reference(queue.name, claim)}
             data, size = claim.task.data, (len(claim.task.data) + 2) // 3 * 4
             if room and size <= room:
                 entry["data"] = base64.b64encode(data).decode()

@@ -25,7 +25,7 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.engine.api.queue import Claim, Queue
 from airflow_provider_zkmq.hooks import outages
-from airflow_provider_zkmq.hooks.arguments import MOST, claim_reference, read_claims
+from airflow_provider_zkmq.hooks.claim_references import MOST, claim_reference, read_claims
 from airflow_provider_zkmq.operators import claiming
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.triggers.zkmq import ZkmqReadyTrigger

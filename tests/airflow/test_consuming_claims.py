@@ -11,7 +11,7 @@ from airflow.sdk.execution_time.timeout import timeout as airflow_timeout
 
 from airflow_provider_zkmq.decorators.zkmq import ZkmqDecoratedOperator
 from airflow_provider_zkmq.engine import AccessDenied, Claim, ConfigError, Message, Queue, RetryPolicy, Unavailable
-from airflow_provider_zkmq.hooks.arguments import claim_reference
+from airflow_provider_zkmq.hooks.claim_references import claim_reference
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from tests.airflow.conftest import instance
 from tests.airflow.test_consume import extended, log_of, operator, time_out  # noqa: F401  `extended` is a fixture

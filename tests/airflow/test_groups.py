@@ -12,7 +12,7 @@ from airflow.sdk import DAG, TaskGroup, task, task_group
 from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_provider_zkmq.hooks.arguments import claim_reference as claimed
+from airflow_provider_zkmq.hooks.claim_references import claim_reference as claimed
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
 from airflow_provider_zkmq.operators.leases import ZkmqKeepOperator
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator

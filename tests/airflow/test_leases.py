@@ -25,7 +25,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.filequeue.file_claim import FileClaim
-from airflow_provider_zkmq.hooks.arguments import MOST, claim_reference
+from airflow_provider_zkmq.hooks.claim_references import MOST, claim_reference
 from airflow_provider_zkmq.hooks.outages import Backoff
 from airflow_provider_zkmq.operators.leases import ZkmqKeepOperator
 from airflow_provider_zkmq.triggers import leases

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_zkmq.engine import CorruptRecord, Message, RetryPolicy, Unavailable
 from airflow_provider_zkmq.engine.api.queue import Claim
-from airflow_provider_zkmq.hooks.arguments import claim_reference
+from airflow_provider_zkmq.hooks.claim_references import claim_reference
 from airflow_provider_zkmq.operators import settling
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
 from airflow_provider_zkmq.operators.work_states import (

@@ -28,7 +28,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from airflow_provider_zkmq.engine import Message, OrderedEnum, Queue, String, Zkmq
 from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.spark import WriteReport, enqueue, read_report, register
-from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions
+from airflow_provider_zkmq.spark.source.errors import SourceError
+from airflow_provider_zkmq.spark.source.options import SourceOptions
 from airflow_provider_zkmq.spark.source.writing import PIECE_ROWS, TaskWriter
 from tests.integration.spark_programs import CLUSTER, PARTITIONS, TOP, program, shown
 from tests.support import eventually

@@ -29,7 +29,7 @@ from airflow_provider_zkmq.spark.history.dataframes import percentiles, read_his
 from airflow_provider_zkmq.spark.history.gold import HOURLY, summarise
 from airflow_provider_zkmq.spark.history.retention import Retention, retain
 from airflow_provider_zkmq.spark.history.silver import refine
-from airflow_provider_zkmq.spark.history.staged_files import load, stage
+from airflow_provider_zkmq.spark.history.table_files import load, stage
 from airflow_provider_zkmq.spark.source.options import SourceOptions
 from tests.integration import histories as made
 from tests.integration.ended import ended_tasks, finish

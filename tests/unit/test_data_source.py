@@ -17,8 +17,9 @@ from pyspark.sql import types
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from airflow_provider_zkmq.engine import AnyQueue, ConfigError, OrderedEnum, QueueNotFound, Scanned, Zkmq
-from airflow_provider_zkmq.spark.source import ZkmqDataSource, options, reading
-from airflow_provider_zkmq.spark.source.options import READ, SourceError, SourceOptions
+from airflow_provider_zkmq.spark.source import ZkmqDataSource, connecting, errors, options, reading
+from airflow_provider_zkmq.spark.source.errors import SourceError
+from airflow_provider_zkmq.spark.source.options import READ, SourceOptions
 from airflow_provider_zkmq.spark.source.reading import (
     COLUMNS,
     Query,
@@ -227,36 +228,36 @@ def test_a_process_has_one_connection_for_each_way_to_connect(hosts: str, monkey
 
     A reader that is pickled holds none. Options win over hosts and root of the environment.
     """
-    first = options.cached(SourceOptions.of({"hosts": hosts}))
-    assert options.cached(SourceOptions.of({"hosts": hosts, "queues": "q"})) is first
-    assert options.cached(SourceOptions.of({"hosts": f"{hosts}/others"})) is not first
+    first = connecting.cached(SourceOptions.of({"hosts": hosts}))
+    assert connecting.cached(SourceOptions.of({"hosts": hosts, "queues": "q"})) is first
+    assert connecting.cached(SourceOptions.of({"hosts": f"{hosts}/others"})) is not first
     first.close()
-    assert options.cached(SourceOptions.of({"hosts": hosts})) is not first
+    assert connecting.cached(SourceOptions.of({"hosts": hosts})) is not first
     for name, value in (("AUTH", "ann:s3cr3t"), ("HOSTS", "elsewhere:2181"), ("ROOT", "/elsewhere")):
         monkeypatch.setenv(f"ZKMQ_{name}", value)
     shipped = reader("127.0.0.1:2181", "task_id")
     assert b"s3cr3t" not in pickle.dumps(shipped)
-    assert options.connection(shipped.options)["auth"] == "ann:s3cr3t"
-    assert options.connection(SourceOptions.of({}))["hosts"] == "elsewhere:2181"
-    chosen = options.connection(SourceOptions.of({"hosts": "here:2181", "connectTimeout": "1m"}))
+    assert connecting.connection(shipped.options)["auth"] == "ann:s3cr3t"
+    assert connecting.connection(SourceOptions.of({}))["hosts"] == "elsewhere:2181"
+    chosen = connecting.connection(SourceOptions.of({"hosts": "here:2181", "connectTimeout": "1m"}))
     assert (chosen["hosts"], chosen["root"], chosen["connect_timeout"]) == ("here:2181", "/elsewhere", 60)
-    assert options.connection(SourceOptions.of({"hosts": "textqueue:///q"}))["auth"] is None
+    assert connecting.connection(SourceOptions.of({"hosts": "textqueue:///q"}))["auth"] is None
     monkeypatch.delenv("ZKMQ_AUTH")
-    assert options.connection(shipped.options)["auth"] is None
+    assert connecting.connection(shipped.options)["auth"] is None
     monkeypatch.setenv("ZKMQ_TLS_CA", "ca.pem")
     monkeypatch.setenv("ZKMQ_TLS_KEY_PASSWORD_FILE", "/nowhere/password")
     with pytest.raises(ConfigError, match="/nowhere/password cannot be read"):
-        options.connection(SourceOptions.of({}))
+        connecting.connection(SourceOptions.of({}))
 
 
 def test_errors_in_a_worker_are_all_that_spark_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the way to them through Spark's code; elsewhere nothing is set."""
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
-    with pytest.raises(SourceError, match="^queue 'x'"), options.plainly():
+    with pytest.raises(SourceError, match="^queue 'x'"), errors.plainly():
         raise QueueNotFound("queue 'x' does not exist")
     assert "SPARK_HIDE_TRACEBACK" not in options.os.environ
     monkeypatch.setenv("PYTHON_WORKER_FACTORY_PORT", "1")
-    with pytest.raises(SourceError), options.plainly():
+    with pytest.raises(SourceError), errors.plainly():
         raise SourceError("no")
     assert options.os.environ["SPARK_HIDE_TRACEBACK"] == "1"
     monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")

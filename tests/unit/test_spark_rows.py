@@ -22,7 +22,8 @@ from airflow_provider_zkmq.engine import BadMessage, ConfigError, Integer, Messa
 from airflow_provider_zkmq.engine import errors as engine_errors
 from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.spark.source import writing
-from airflow_provider_zkmq.spark.source.options import STREAM_WRITE, WRITE, SourceError, SourceOptions
+from airflow_provider_zkmq.spark.source.errors import SourceError
+from airflow_provider_zkmq.spark.source.options import STREAM_WRITE, WRITE, SourceOptions
 from airflow_provider_zkmq.spark.source.writing import (
     PartitionReport,
     RowMapping,

@@ -18,7 +18,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import MapType, StringType, StructType
 
 from airflow_provider_zkmq.engine import State, Unavailable
-from airflow_provider_zkmq.spark.source.options import SourceError, SourceOptions
+from airflow_provider_zkmq.spark.source.errors import SourceError
+from airflow_provider_zkmq.spark.source.options import SourceOptions
 from airflow_provider_zkmq.spark.source.streaming import TaskStream
 from tests.unit.followed import FakeQueues, Interrupted, Query
 

@@ -21,9 +21,9 @@ from ... import engine
 from ...delta_tables import Mark, Table
 from ...engine import AnyQueue, Archive, ConfigError, Ended, Unreadable
 from ...engine.queue_internals import internals
-from ..source.options import Connect, open_client
+from ..source.connecting import Connect, open_client
 from .queue_reader import ENDED, SCHEMA, reader
-from .staged_files import stage
+from .table_files import stage
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.

@@ -18,12 +18,12 @@ from pyspark.sql import SparkSession
 
 from ...delta_tables import FOLDERS, Table
 from ...engine import ZkmqError, check_name
-from ..source.options import Connect, open_client
+from ..source.connecting import Connect, open_client
 from .bronze import archive_queue
 from .gold import summarise
 from .retention import Retention, retain
 from .silver import refine
-from .staged_files import Counts, check_writable
+from .table_files import Counts, check_writable
 
 #: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
 _OWN_ERRORS: Final = "airflow_provider_zkmq.engine.errors."

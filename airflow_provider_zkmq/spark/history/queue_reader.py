@@ -14,7 +14,7 @@ from pyspark.sql import types
 
 from ...engine import AnyQueue, Ended
 from ...engine.queue_internals import internals
-from ..source.options import Connect, open_client
+from ..source.connecting import Connect, open_client
 from ..source.reading import COLUMNS, Column, parts
 from ..source.reading import batch as rows
 

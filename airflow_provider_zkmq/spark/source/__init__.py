@@ -11,8 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructField, StructType
 
-from . import options, reading, streaming
-from .options import SECRETS, SourceError, SourceOptions, plainly
+from . import connecting, options, reading, streaming
+from .errors import SourceError, plainly
+from .options import SECRETS, SourceOptions
 from .reading import TaskReader
 from .streaming import TaskStream
 from .writing import TaskStreamWriter, TaskWriter, WriteReport
@@ -67,7 +68,7 @@ class ZkmqDataSource(DataSource):
             query = reading.Query.of(chosen)
             if any(chosen.text(name) for name in options.STREAM if name not in options.READ):
                 streaming.Settings.of(chosen, query.columns)  # of what its reader would say Spark shows nothing
-            with options.connect(chosen) as client:
+            with connecting.connect(chosen) as client:
                 reading.queues_of(chosen, client, query.selector)
             return StructType([StructField(name, reading.COLUMNS[name].spark) for name in query.columns])
 

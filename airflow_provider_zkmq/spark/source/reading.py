@@ -22,8 +22,10 @@ from pyspark.sql.pandas.types import to_arrow_type
 from ... import engine
 from ...engine import AnyClient, AnyQueue, Attempt, ConfigError, QueueNotFound, Scanned, State
 from ...engine.queue_internals import internals
+from . import connecting
 from . import options as access
-from .options import SourceError, SourceOptions, plainly, unknown
+from .errors import SourceError, plainly, unknown
+from .options import SourceOptions
 
 # --- The columns of the data source: their names, their types, and how they are made of tasks.
 
@@ -303,7 +305,7 @@ class TaskReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The ids of the tasks there are now, in shares."""
-        with plainly(), access.connect(self.options) as client:
+        with plainly(), connecting.connect(self.options) as client:
             known = self.query.selector is None and self.query.since is None and LISTED.issuperset(self.query.columns)
             listed = []
             for name in queues_of(self.options, client, self.query.selector):
@@ -327,7 +329,7 @@ class TaskReader(DataSourceReader):
             name, count = partition.queue, 0
             missing: dict[str, list[str]] = {"vanished": [], "corrupt": []}
             if partition.states is None:
-                scans = _scans_in_turn(access.cached(self.options).queue(name), partition.ids, self.query)
+                scans = _scans_in_turn(connecting.cached(self.options).queue(name), partition.ids, self.query)
             else:
                 scans = iter([Scanned({"id": list(partition.ids), "state": list(partition.states)}, (), ())])
             for scanned in scans:

@@ -21,8 +21,10 @@ from pyspark.sql.types import StructType
 from ... import engine
 from ...engine import AnyClient, AnyQueue, ConfigError, Ended, QueueNotFound, State, Task
 from ...engine.queue_internals import internals
+from . import connecting
 from . import options as access
-from .options import SourceError, SourceOptions, plainly
+from .errors import SourceError, plainly
+from .options import SourceOptions
 from .reading import Query, batch, columns_of, parts
 
 # --- How far a stream has come, as Spark's checkpoint holds it: a position in each queue, by zxid.
@@ -435,7 +437,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end_offsets(self) -> EndOffsets:
         """What is known of the queues, once a batch is to be planned. The connection stays to the stream's end."""
         settings = self._settings  # refuses what the options may not be, before anything is connected
-        self._client = access.connect(self._options)
+        self._client = connecting.connect(self._options)
         return EndOffsets(self._client, settings)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
@@ -493,7 +495,7 @@ class TaskStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, RunsPartition):
             raise TypeError(type(partition).__name__)
         with plainly():
-            client = access.cached(self._options)
+            client = connecting.cached(self._options)
             runs = sorted(partition.runs, key=attrgetter("queue", "version"))
             for name, share in groupby(runs, attrgetter("queue")):
                 yield from rows(self._settings, client.queue(name), list(share), partition.positions[name])

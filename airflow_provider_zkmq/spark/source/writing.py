@@ -23,8 +23,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from ... import engine
 from ...engine import AnyQueue, ConfigError, FilterType, Message
 from ...engine.queue_internals import internals
+from . import connecting
 from . import options as access
-from .options import SourceError, SourceOptions, cached, plainly
+from .connecting import cached
+from .errors import SourceError, plainly
+from .options import SourceOptions
 
 # --- Which column of a DataFrame becomes which part of a task: decided once, where the write is planned.
 
@@ -421,7 +424,7 @@ class _Writer:
             raise SourceError(f"option report: the folder of {report!r} is not there, or cannot be written to")
         if self.stream and batch is not None:
             raise SourceError("option batch is for writes of a DataFrame: a stream has no end at which it is complete")
-        with access.connect(options) as zk:
+        with connecting.connect(options) as zk:
             queue = zk.queue(name)
             mapping = map_columns(schema, options, queue.conf().filters)
             since = internals(queue).now() if batch is None and not self.stream else None
@@ -449,7 +452,7 @@ class TaskWriter(_Writer, DataSourceArrowWriter):
         target = self.target
         with plainly():
             if target.batch is not None:
-                with access.connect(target.options) as zk:
+                with connecting.connect(target.options) as zk:
                     zk.queue(target.queue).seal_batch(target.batch)
         self._report(messages, complete=True)
 
