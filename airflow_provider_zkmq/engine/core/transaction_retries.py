@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from ..errors import CorruptRecord, OutcomeUnknown, SessionLost, Unavailable, ZkmqError
-from .zk_operations import Create, CreateContainer, Failure, Multi, Outcome, Procedure, Reconnect, Sync
+from .model.records import TaskState
+from .zk_operations import (
+    Create,
+    CreateContainer,
+    Exists,
+    Failure,
+    Get,
+    GetMany,
+    Multi,
+    Node,
+    Outcome,
+    Procedure,
+    Reconnect,
+    Sync,
+)
 
 # --- Writes whose outcome is never guessed.
 #
@@ -15,25 +29,80 @@ from .zk_operations import Create, CreateContainer, Failure, Multi, Outcome, Pro
 # again: whichever of the two commits first makes the other one fail, and the nonce in what was written tells
 # whose it was.
 
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """A znode that the transaction creates holds a mark of its own. Of several, one tells of all."""
+
+    marks: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A znode that the transaction deletes is not there."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A task's record, or the name of its entry, has the mark. ``settled``: the marks that the record had before."""
+
+    path: str
+    task_id: str
+    mark: str
+    settled: tuple[str, ...] | None = None
+
+
+#: What shows that a transaction was carried out.
+Proof: TypeAlias = Holds | Gone | Recorded
+
+
+def proven(proof: Proof | None) -> Procedure[Outcome | None]:
+    """The outcome of a transaction that was carried out, or None where nothing shows that it was.
+
+    Raises `OutcomeUnknown` for a collected task, and where its record has had so many marks since then that it may have
+    dropped this one.
+    """
+    match proof:
+        case Holds(marks):
+            nodes: list[Node | None] = yield GetMany(tuple(path for path, _ in marks))
+            for (_, mark), node in zip(marks, nodes, strict=True):
+                if node is not None and mark in node.data:
+                    return Outcome(committed=True, time=node.stat.ctime, zxid=node.stat.czxid)
+        case Gone(path):
+            if (yield Exists(path)) is None:
+                return Outcome(committed=True)
+        case Recorded(path, task_id, mark, settled):
+            record: Node | None = yield Get(path)
+            if record is None:
+                raise OutcomeUnknown(f"task {task_id!r} was changed or not, and has been collected meanwhile")
+            state = TaskState.decode(path, record.data)
+            if mark in state.settled or state.entry.startswith(mark):
+                return Outcome(committed=True)
+            if settled is not None and state.may_have_dropped(settled[-1:]):
+                msg = f"whether task {task_id!r} was changed cannot be told any more: others have changed it since"
+                raise OutcomeUnknown(msg)
+    return None
+
+
 #: How often a write of unknown outcome is issued again before the caller is told that it is not known.
 TRIES: Final = 10
 
 
-def transact(multi: Multi | CreateContainer, proof: Callable[[], Procedure[Outcome | None]]) -> Procedure[Outcome]:
+def transact(multi: Multi | CreateContainer, proof: Proof | None = None) -> Procedure[Outcome]:
     """Carry out `multi` and know its outcome.
 
-    `proof` is asked when a re-issued transaction was refused: it reads what the first try would have written and
-    returns that try's outcome, or None if the refusal is another's doing. Raises `Unavailable` where nothing was
-    sent, and `OutcomeUnknown` when the connection does not come back in time, or is lost again and again: once
-    something was sent, nothing else tells that it may have been written.
+    `proof` is looked for when a re-issued transaction was refused: the first try was carried out, or the refusal is
+    another's doing. None: it may be repeated without harm, and a refusal is taken as it is. Raises `Unavailable` where
+    nothing was sent, and `OutcomeUnknown` when the connection does not come back in time, or is lost again and again:
+    once something was sent, nothing else tells that it may have been written.
     """
     outcome: Outcome = yield multi
     return (yield from resolved(multi, outcome, proof))
 
 
-def resolved(
-    multi: Multi | CreateContainer, outcome: Outcome, proof: Callable[[], Procedure[Outcome | None]]
-) -> Procedure[Outcome]:
+def resolved(multi: Multi | CreateContainer, outcome: Outcome, proof: Proof | None) -> Procedure[Outcome]:
     """What became of a transaction that was sent: its outcome; an unknown one is found out as by `transact`."""
     if not outcome.unknown:
         return outcome
@@ -45,17 +114,11 @@ def resolved(
             if outcome.committed:
                 return outcome
             if not outcome.unknown:
-                mine = yield from proof()
+                mine = yield from proven(proof)
                 return mine or outcome
     except (Unavailable, SessionLost) as error:
         raise OutcomeUnknown(f"{unknown}: {error}") from error
     raise OutcomeUnknown(f"{unknown}: the connection was lost each time that its outcome was asked for")
-
-
-def never() -> Procedure[Outcome | None]:
-    """For transactions that may be repeated without harm: a refusal is taken as it is."""
-    return None
-    yield  # pragma: no cover
 
 
 def refused(what: str, outcome: Outcome, multi: Multi) -> ZkmqError:
@@ -72,7 +135,7 @@ def failed_at(outcome: Outcome, multi: Multi) -> str:
 
 def ensure_bucket(path: str) -> Procedure[None]:
     """Create a bucket of an index unless it exists; the server clears it away once it has been emptied."""
-    outcome = yield from transact(CreateContainer(path), never)
+    outcome = yield from transact(CreateContainer(path))
     if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
         yield from ensure_node(path)  # a server older than 3.5.3 knows no containers: clean-up deletes it there
 
@@ -80,7 +143,7 @@ def ensure_bucket(path: str) -> Procedure[None]:
 def ensure_node(path: str, data: bytes = b"") -> Procedure[None]:
     """Create one persistent znode unless it exists; its parent must exist."""
     multi = Multi((Create(path, data),))
-    outcome = yield from transact(multi, never)
+    outcome = yield from transact(multi)
     if not outcome.committed and outcome.failure is not Failure.NODE_EXISTS:
         raise refused("creating a znode", outcome, multi)
 

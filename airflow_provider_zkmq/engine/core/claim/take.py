@@ -170,7 +170,7 @@ def claim_together(
         if guard is not None:
             plan.changes.append(guard)
         # any of them may be taken away meanwhile
-        plan.changes[0].proof = partial(claim_status.one_stands, context, claims)
+        plan.changes[0].proof = claim_status.standing(context, claims)
         sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
         registration, heard = context.registration, context.registration.cancel_watch
         committed = yield from commit(plan, by=taker.deferred.send)

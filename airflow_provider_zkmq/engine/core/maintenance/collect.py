@@ -16,7 +16,7 @@ from ..model.znode_names import BUCKET_MS, bucket_start, entry_task, entry_time,
 from ..read import bulk_read, completion_log, queue_existence, server_clock
 from ..read.configuration import known_conf, read_conf
 from ..tasks.batches import delete_batch
-from ..transaction_retries import never, refused, transact
+from ..transaction_retries import refused, transact
 from ..write import batch_end, transitions
 from ..write.commit import Change, Plan, commit, forget_lanes, merge, mergeable, send_together
 from ..write.new_task import WRITING
@@ -109,7 +109,7 @@ def publish_truncation(context: Context, versions: Iterable[int]) -> Procedure[N
         if node is None or completion_log.read_truncated_at(context, path, node) >= highest:
             return
         multi = zk.Multi((zk.SetData(path, dump({"truncated_at": highest}), node.stat.version),))
-        outcome = yield from transact(multi, never)
+        outcome = yield from transact(multi)
         if outcome.committed:
             return
         if outcome.failure not in {zk.Failure.BAD_VERSION, zk.Failure.NO_NODE}:

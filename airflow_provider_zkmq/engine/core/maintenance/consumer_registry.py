@@ -13,7 +13,7 @@ from ..model.states import State
 from ..model.values import dump, load, shown
 from ..read import bulk_read, queue_existence, watch_cache
 from ..read.configuration import read_conf
-from ..transaction_retries import failed_at, refused, transact
+from ..transaction_retries import Holds, failed_at, refused, transact
 from ..zk_operations import Children, Procedure
 
 # --- Many consumers at one queue: they keep out of each other's way, so that what comes does not set all of them going.
@@ -115,12 +115,8 @@ def _join(context: Context, session: int, accepts: str | None) -> Procedure[None
         (zk.SetData(paths.at("clock"), b"", -1), live, record, zk.Create(paths.consumer(name, "current")))
     )
 
-    def proof() -> Procedure[zk.Outcome | None]:
-        node: zk.Node | None = yield zk.Get(live.path)
-        return None if node is None else zk.Outcome(committed=True, time=node.stat.ctime)
-
     while True:  # until nothing is missing any more in which it stands
-        outcome = yield from transact(joining, proof)
+        outcome = yield from transact(joining, Holds(((live.path, b""),)))
         if outcome.committed or not (yield from queue_existence.restored(context, failed_at(outcome, joining))):
             break
     if not outcome.committed:

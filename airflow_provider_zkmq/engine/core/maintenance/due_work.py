@@ -18,7 +18,7 @@ from ..model.znode_names import BUCKET_MS, bucket_start, entry_task, entry_time,
 from ..read import bulk_read, claim_status, server_clock, watch_cache
 from ..tasks.interventions import rescue_task
 from ..tasks.settle import begin_again, has_overdue, release, seconds_until_deferred, settle_deferred
-from ..transaction_retries import damaged, never, transact
+from ..transaction_retries import Holds, damaged, proven, transact
 from ..write import rerun, transitions
 from ..write.batch_end import close_batches, close_pending
 from ..write.commit import Plan, Sent, Why, commit, mending, send_together
@@ -194,26 +194,25 @@ def take_lock(context: Context) -> Procedure[bool]:
     content = context.maintenance.content or dump({"nonce": context.marks.nonce(), **context.describe}).decode()
     context.maintenance.content, context.maintenance.left = content, True
     lock = zk.Create(context.paths.at("lock"), content.encode(), ephemeral=True)
-    outcome = yield from transact(zk.Multi((lock,)), lambda: _proof(context))
+    outcome = yield from transact(zk.Multi((lock,)))
     if not outcome.committed:
-        outcome = (yield from _proof(context)) or outcome
+        outcome = (yield from proven(_is_ours(context))) or outcome
     context.maintenance.left = outcome.committed
     if outcome.failure is zk.Failure.OTHER:
         context.warn_once(lock.path, f"clean-up goes on without its lock, which cannot be made: {outcome.detail}")
     return outcome.committed or outcome.failure is zk.Failure.OTHER
 
 
-def _proof(context: Context) -> Procedure[zk.Outcome | None]:
-    node: zk.Node | None = yield zk.Get(context.paths.at("lock"))
-    mine = node is not None and node.data == (context.maintenance.content or "").encode()
-    return zk.Outcome(committed=True) if mine else None
+def _is_ours(context: Context) -> Holds:
+    """What shows that the lock is this client's."""
+    return Holds(((context.paths.at("lock"), (context.maintenance.content or "").encode()),))
 
 
 def give_lock_back(context: Context) -> Procedure[None]:
     """End the lock, if there is one of ours. Where the connection is lost it is remembered: what was done was done."""
     if context.maintenance.left:
         with suppress(TransportError):
-            yield from transact(zk.Multi((zk.Delete(context.paths.at("lock")),)), never)
+            yield from transact(zk.Multi((zk.Delete(context.paths.at("lock")),)))
             context.maintenance.left = False
 
 
@@ -226,7 +225,7 @@ def release_abandoned_lock(context: Context) -> Procedure[None]:
         return
     context.maintenance.busy = True
     try:
-        if (yield from _proof(context)) is not None:
+        if (yield from proven(_is_ours(context))) is not None:
             yield from give_lock_back(context)
         else:
             context.maintenance.left = False
@@ -486,10 +485,9 @@ def _outcome_of(context: Context, sending: Sending) -> Procedure[zk.Outcome | No
     first = sending.claims[0]
     if first.ends_with_session and first.session != context.run.session():
         return None  # it ended with its session
-    stands = partial(claim_status.one_stands, context, sending.claims)
-    outcome = yield from transact(sending.multi, stands)
+    outcome = yield from transact(sending.multi)
     if not outcome.committed:
-        outcome = (yield from stands()) or outcome
+        outcome = (yield from proven(claim_status.standing(context, sending.claims))) or outcome
     return outcome if outcome.committed else None
 
 

@@ -22,7 +22,7 @@ from msgspec import structs
 from ...errors import CorruptRecord
 from .. import zk_operations as zk
 from ..client_state import Context
-from ..model.records import HistoryEntry, TaskState, load_claim, load_span, parse_history_name
+from ..model.records import KEPT_NONCES, HistoryEntry, TaskState, load_claim, load_span, parse_history_name
 from ..model.settings import Settings, load_settings
 from ..model.states import ENDED, FAILED, State
 from ..model.values import Count, Span, Zxid, dump, load, seconds
@@ -43,7 +43,7 @@ from ..model.znode_names import (
 )
 from ..read import bulk_read, queue_existence, server_clock
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES
-from ..transaction_retries import never, transact
+from ..transaction_retries import transact
 from ..write import batch_end, new_task, transitions
 from ..write.commit import make_bucket
 from ..write.new_task import WRITING
@@ -224,7 +224,7 @@ def _check_layout(context: Context, *, repair: bool) -> Procedure[tuple[dict[str
             # Unless the queue is deleted meanwhile; what is refused is found again by the next look.
             there = (zk.Create(deleting), zk.Delete(deleting)) if fix.path == conf else (zk.Check(conf),)
             for ops in bulk_read.chunked(fix.ops, DELETES_PER_MULTI):
-                yield from transact(zk.Multi((*there, *ops)), never)
+                yield from transact(zk.Multi((*there, *ops)))
         nodes = yield from _walk_queue(context)
     return nodes, fixes
 
@@ -552,7 +552,7 @@ def _examine(
         found = check.fixes
         for bucket in check.buckets():
             yield from make_bucket(context, bucket)
-        outcome: zk.Outcome = yield from transact(zk.Multi(check.multi()), never)
+        outcome: zk.Outcome = yield from transact(zk.Multi(check.multi()))
         if outcome.committed:
             yield from batch_end.close_after(context, check.batch)
             break
@@ -609,7 +609,7 @@ class _TaskCheck:
             nonce, before, ended = self._context.marks.nonce(), self._state, after.ended_zxid
             if before is not None and node is not None and after.state in ENDED and after.state is before.state:
                 ended = before.ended_zxid or node.stat.mzxid
-            settled = (*after.settled, nonce)[-transitions.KEPT_NONCES :]
+            settled = (*after.settled, nonce)[-KEPT_NONCES:]
             record = structs.replace(after, nonce=nonce, settled=settled, ended_zxid=ended).encode()
             return (
                 zk.Create(path, record) if node is None else zk.SetData(path, record, node.stat.version),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
@@ -23,6 +24,8 @@ Index: TypeAlias = Annotated[
 ]
 
 MAX_HISTORY: Final = 10
+#: How many of the last moves' nonces a record keeps: by them a repeated call knows its own.
+KEPT_NONCES: Final = 4
 MAX_ERROR: Final = 4_000
 MAX_PAST_ERROR: Final = 1_000
 
@@ -122,6 +125,10 @@ class TaskState(Struct, frozen=True, omit_defaults=True):
         claimed, text = claimed_before(self.claimed, started) or 0, clip(error, MAX_PAST_ERROR)
         done = Attempt(self.attempt, self.consumer or "", claimed, ended, outcome, text, started)
         return structs.replace(self, history=(*self.history, done)[-MAX_HISTORY:])
+
+    def may_have_dropped(self, known: Iterable[str]) -> bool:
+        """Whether it has had so many moves that it keeps none of these nonces: a later one may be gone as well."""
+        return len(self.settled) >= KEPT_NONCES and not set(known) & set(self.settled)
 
     def retry(self, default: RetryPolicy) -> RetryPolicy:
         """The task's own policy, else the queue's."""

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from ...errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
+from ...errors import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, ZkmqError
 from ..client_state import Claimed, Context
 from ..model.records import Attempt, TaskState, load_claim, load_span
 from ..model.states import State, Status, derive_status
 from ..model.values import load
 from ..model.znode_names import is_prefetched, lease_task
-from ..zk_operations import Node, Outcome, Procedure, Sync
+from ..transaction_retries import Holds
+from ..zk_operations import Node, Procedure, Sync
 from .bulk_read import Record, list_children, read_nodes, read_records, unless_corrupt
 from .configuration import read_conf
 from .queue_existence import missing_queue
@@ -23,17 +24,10 @@ from .server_clock import certainly_past
 T = TypeVar("T")
 
 
-def one_stands(context: Context, claims: Sequence[Claimed]) -> Procedure[Outcome | None]:
-    """Whether what one transaction claimed stands, or at least one of them: one tells of all."""
-    paths = [context.paths.task(claimed.task_id, "claim") for claimed in claims]
-    nodes = yield from read_nodes(paths)
-    for claimed, path, node in zip(claims, paths, nodes, strict=True):
-        try:
-            if node is not None and load(path, node.data).get("nonce") == claimed.state.nonce:
-                return Outcome(committed=True, zxid=node.stat.czxid)
-        except CorruptRecord:  # whatever it is, it is not this one
-            continue
-    return None
+def standing(context: Context, claims: Sequence[Claimed]) -> Holds:
+    """What shows that one transaction claimed these: that at least one of them stands."""
+    at = context.paths.task
+    return Holds(tuple((at(each.task_id, "claim"), each.state.nonce.encode()) for each in claims))
 
 
 def current_claim(

@@ -10,7 +10,7 @@ from .. import zk_operations as zk
 from ..client_state import Context, Deadline, never_stopping
 from ..model.values import Duration, dump
 from ..model.znode_names import Paths, check_layout
-from ..transaction_retries import never, refused, transact
+from ..transaction_retries import refused, transact
 from ..zk_operations import Procedure
 from .bulk_read import read_stats
 
@@ -69,7 +69,7 @@ def create_skeleton(
     ops += [zk.Create(context.paths.at("conf", name), value) for name, value in times.items()]
     ops += [zk.Create(context.paths.at(name), MARKS[name]) for name in marks]
     multi = zk.Multi(tuple(ops))
-    outcome = yield from transact(multi, never)
+    outcome = yield from transact(multi)
     context.clock.learn(outcome)
     if not outcome.committed and outcome.failure is not zk.Failure.NODE_EXISTS:
         raise refused("creating the queue", outcome, multi)

@@ -8,7 +8,7 @@ from ...errors import ZkmqError
 from .. import zk_operations as zk
 from ..client_state import Context
 from ..model.values import Moment, moment_of
-from ..transaction_retries import never, refused, transact
+from ..transaction_retries import refused, transact
 from ..zk_operations import Failure, Multi, Procedure, SetData
 from .configuration import read_conf
 from .queue_existence import restored
@@ -21,10 +21,10 @@ def now_below(root: str) -> Procedure[Moment]:
     """
     path = f"{root}/~now"
     multi = zk.Multi((zk.Create(path), zk.SetData(path, b"", -1), zk.Delete(path)))
-    outcome = yield from transact(multi, never)
+    outcome = yield from transact(multi)
     if outcome.failure is zk.Failure.NO_NODE:
         yield zk.EnsureRoot(root)
-        outcome = yield from transact(multi, never)
+        outcome = yield from transact(multi)
     if not outcome.committed:
         raise refused("reading the server's clock", outcome, multi)
     if outcome.time is None:
@@ -78,9 +78,9 @@ def now(context: Context) -> Procedure[Moment]:
 def tick(context: Context) -> Procedure[Tick]:
     """Write the queue's clock: the server's time and the transaction number (zxid) of now."""
     multi = Multi((SetData(context.paths.at("clock"), b"", -1),))
-    outcome = yield from transact(multi, never)
+    outcome = yield from transact(multi)
     if outcome.failure is Failure.NO_NODE and (yield from restored(context, multi.ops[0].path)):
-        outcome = yield from transact(multi, never)
+        outcome = yield from transact(multi)
     if not outcome.committed:
         raise refused("reading the server's clock", outcome, multi)
     if outcome.time is None or outcome.zxid is None:

@@ -17,7 +17,7 @@ from ..model.settings import ORDERS, RetryPolicy, Settings, checked_policy, load
 from ..model.values import MAX_ZXID, Duration, abbreviated, dump, interval_seconds, seconds, spell_seconds, whole_number
 from ..read import bulk_read, queue_existence
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive
-from ..transaction_retries import Tries, failed_at, never, refused, transact
+from ..transaction_retries import Holds, Tries, failed_at, refused, transact
 from ..zk_operations import Procedure
 
 # --- What an operator does to a queue: configure, pause, resume, publish its archive.
@@ -111,7 +111,7 @@ def _set(
         if not ops:
             return settings
         multi = zk.Multi(tuple(ops))
-        outcome = yield from transact(multi, never)
+        outcome = yield from transact(multi)
         if outcome.committed:
             return settings
         path = failed_at(outcome, multi)
@@ -165,7 +165,7 @@ def publish_archive(context: Context, reached: Archive) -> Procedure[None]:
     record = dump({"watermark": watermark, "directory": clip(reached.directory), "run": reached.run})
     path, version = context.paths.at("archive"), reached.version
     multi = zk.Multi((zk.Create(path, record) if version is None else zk.SetData(path, record, version),))
-    outcome = yield from transact(multi, never)
+    outcome = yield from transact(multi)
     if outcome.committed:
         return
     if outcome.failure not in {zk.Failure.BAD_VERSION, zk.Failure.NODE_EXISTS, zk.Failure.NO_NODE}:
@@ -245,16 +245,12 @@ def _refuse_what_is_used(context: Context) -> Procedure[None]:
 def _mark(context: Context) -> Procedure[None]:
     """Take the configuration away and set the mark, at once. Raises `QueueNotFound` where others deleted the queue."""
     conf, marker = context.paths.at(queue_existence.THERE), context.paths.at("deleting")
-
-    def proof() -> Procedure[zk.Outcome | None]:
-        return None if (yield zk.Exists(marker)) is None else zk.Outcome(committed=True)
-
     for _ in range(PASSES):
         names: list[str] | None = yield zk.Children(conf)
         values = [f"{conf}/{name}" for name in names or ()]
         gone = [] if names is None else [*values, conf]
         multi = zk.Multi((*map(zk.Delete, gone), zk.Create(marker)))
-        outcome = yield from transact(multi, proof)
+        outcome = yield from transact(multi, Holds(((marker, b""),)))
         if outcome.committed or (yield zk.Exists(marker)) is not None:
             return
         if outcome.failure is zk.Failure.NOT_EMPTY:
@@ -276,7 +272,7 @@ def _delete_marked(context: Context) -> Procedure[None]:
                 yield from _delete_trees([f"{base}/{name}"], marked)
         yield from _delete_below([marker], marked)  # somebody else's: the mark has no children
         last = zk.Multi((zk.Delete(marker), zk.Delete(base)))
-        outcome = yield from transact(last, never)
+        outcome = yield from transact(last)
         if outcome.committed or (outcome.failure is zk.Failure.NO_NODE and failed_at(outcome, last) == marker):
             return
         if outcome.failure is not zk.Failure.NOT_EMPTY:
@@ -295,7 +291,7 @@ def _delete_below(paths: Sequence[str], held: zk.Check) -> Procedure[None]:
 def _delete_trees(paths: Sequence[str], held: zk.Check) -> Procedure[None]:
     yield from _delete_below(paths, held)
     multis = [zk.Multi((held, *map(zk.Delete, paths)))]
-    outcomes: list[zk.Outcome] = [(yield from transact(multis[0], never))]
+    outcomes: list[zk.Outcome] = [(yield from transact(multis[0]))]
     if not outcomes[0].committed and len(paths) > 1:  # one is gone, or has got children, since it was listed
         multis = [zk.Multi((held, zk.Delete(path))) for path in paths]
         outcomes = yield zk.Pipeline(tuple(multis))  # what is left of them is seen by the next pass

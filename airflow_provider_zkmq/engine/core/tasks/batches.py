@@ -17,7 +17,7 @@ from ..client_state import Context, Deadline
 from ..model.values import Duration, dump
 from ..model.znode_names import check_name
 from ..read import bulk_read, queue_existence, watch_cache, watch_tasks
-from ..transaction_retries import Tries, failed_at, never, refused, transact
+from ..transaction_retries import Holds, Tries, failed_at, refused, transact
 from ..write.batch_end import close_after, close_batch, load_batch
 from ..write.new_task import WRITING, NewTask, pack, stamped
 from ..zk_operations import Procedure
@@ -70,12 +70,9 @@ def open_batch(context: Context, name: str, then: NewTask | None, nonce: str) ->
     ]
     multi = zk.Multi(tuple(ops))
 
-    def proof() -> Procedure[zk.Outcome | None]:
-        return zk.Outcome(committed=True) if (yield from _record(base)).get("nonce") == nonce else None
-
     tries = Tries(f"creating batch {name!r}")
     while True:
-        outcome = yield from transact(multi, proof)
+        outcome = yield from transact(multi, Holds(((base, nonce.encode()),)))
         if outcome.committed:
             return Opened.FRESH
         if outcome.failure is zk.Failure.NO_NODE and (yield from queue_existence.restored(context, base)):
@@ -133,11 +130,7 @@ def seal_batch(context: Context, name: str, total: int, version: int = -1) -> Pr
     base = context.paths.batch(name)
     record = yield from _record(base)
     multi = zk.Multi((zk.Delete(f"{base}/open/{WRITING}", version), zk.SetData(base, dump(record | {"total": total}))))
-
-    def proof() -> Procedure[zk.Outcome | None]:
-        return zk.Outcome(committed=True) if "total" in (yield from _record(base)) else None
-
-    outcome = yield from transact(multi, proof)
+    outcome = yield from transact(multi, Holds(((base, b'"total":'),)))
     if outcome.failure is zk.Failure.BAD_VERSION:
         return False
     if not outcome.committed and outcome.failure is not zk.Failure.NO_NODE:  # another call wrote the same batch
@@ -205,7 +198,7 @@ def delete_batch(context: Context, entry: str | None, base: str) -> Procedure[No
         yield zk.Multi((same, *(zk.Delete(f"{base}/failed/{name}") for name in names)))
     listed = [] if entry is None else [zk.Delete(entry)]
     multi = zk.Multi((same, zk.Delete(f"{base}/failed"), zk.Delete(base), *listed))
-    outcome = yield from transact(multi, never)
+    outcome = yield from transact(multi)
     if outcome.committed:
         return
     if entry is not None and (yield zk.Exists(base)) is None:  # the batch itself is gone: then its entry goes as well

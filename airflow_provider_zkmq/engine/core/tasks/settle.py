@@ -19,10 +19,10 @@ from ..model.states import Event, State
 from ..model.values import Duration, dump, optional_seconds, seconds
 from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import read_conf
-from ..transaction_retries import Tries, failed_at, never, refused, transact
+from ..transaction_retries import Tries, failed_at, refused, transact
 from ..write import batch_end, rerun, transitions
 from ..write.commit import Chain, CommitResult, Plan, Refusal, Settling, Why, alone, commit, send
-from ..write.transitions import Current, beginning, may_have_dropped, notes_of, result_write
+from ..write.transitions import Current, beginning, notes_of, result_write
 from ..zk_operations import Procedure
 
 # --- Deferred completions: sent with the client's next claim, or soon by themselves.
@@ -228,7 +228,7 @@ def settled_before(context: Context, claimed: Claimed, verb: str) -> Procedure[T
     node: zk.Node | None = yield zk.Get(path)
     state = None if node is None else TaskState.decode(path, node.data)
     known = (*claimed.state.settled[-1:], *claimed.nonces.values())
-    if state is None or may_have_dropped(state, known):
+    if state is None or state.may_have_dropped(known):
         context.claims.let_go(claimed)  # asked once more it is lost: no later look would tell more
         claimed.unsure, claimed.forgotten = False, True
         raise errors.OutcomeUnknown(str(over(claimed)))
@@ -291,7 +291,7 @@ def check_and_set(
     while True:
         tried = claimed.version
         multi = zk.Multi((zk.Check(context.paths.task(claimed.task_id, "state"), tried), *more, op))
-        outcome = yield from transact(multi, never)
+        outcome = yield from transact(multi)
         if outcome.committed:
             context.clock.learn(outcome)
             return

@@ -12,13 +12,13 @@ from ..client_state import Claimed, Context, UnsettledClaim
 from ..model.message import Message, encode_data
 from ..read.configuration import default_conf, fresh_conf, read_conf
 from ..read.server_clock import server_time
-from ..transaction_retries import damaged, refused
+from ..transaction_retries import Recorded, damaged, proven, refused
 from ..write import rerun, transitions
-from ..write.commit import Plan, Proof, Refusal, Why, known_bucket, merge, queue_deleted
+from ..write.commit import Plan, Refusal, Why, known_bucket, merge, queue_deleted
 from ..write.commit import commit as commit_plan
 from ..write.new_task import NewTask, insert, prepare, with_filters
-from ..write.transitions import Current, notes_of, written
-from ..zk_operations import MAX_REQUEST, Failure, Outcome, Procedure, request_size
+from ..write.transitions import Current, notes_of
+from ..zk_operations import MAX_REQUEST, Failure, Procedure, request_size
 from .enqueue import ended_before, run_anew
 from .settle import fail, recover_record, still_held
 
@@ -102,12 +102,12 @@ def commit(transaction: TransactionState, result: bytes | str | None = None) -> 
         return ids
     requested = transaction.sent is not None
     plan = transaction.sent if transaction.sent is not None else (yield from _plan(transaction, data))
-    if requested:
-        plan.changes[0].proof = partial(_outcome_once, transaction, plan.changes[0].proof)
     try:
         transaction.sent = plan  # before it is sent: whoever is interrupted here does not know what became of it
         committed = yield from commit_plan(plan, partial(_anew, transaction, data), requested=requested)
     except errors.OutcomeUnknown:
+        if requested:
+            yield from _forget_if_untold(transaction, plan)
         raise
     except errors.ZkmqError as error:  # not sent, or refused before it was sent
         if requested and transaction.sent is not None and isinstance(error, errors.TransportError):
@@ -121,13 +121,14 @@ def commit(transaction: TransactionState, result: bytes | str | None = None) -> 
     return ids
 
 
-def _outcome_once(transaction: TransactionState, proof: Proof) -> Procedure[Outcome | None]:
-    """What became of a commit that was sent by an earlier call; where nothing tells any more, no later call asks."""
+def _forget_if_untold(transaction: TransactionState, plan: Plan) -> Procedure[None]:
+    """Where nothing tells any more what became of a commit that an earlier call sent, no later call asks."""
     try:
-        return (yield from proof())
+        yield from proven(plan.proof)
     except errors.OutcomeUnknown:
         transaction.sent = None
-        raise
+    except errors.TransportError:
+        return
 
 
 def _not_known_yet(error: errors.ZkmqError) -> errors.OutcomeUnknown:
@@ -166,7 +167,7 @@ def _plan(transaction: TransactionState, result: bytes) -> Procedure[Plan]:
             plans.append((yield from run_anew(put.context, put.new_task, put.ended)))
         else:
             change = yield from insert(put.context, put.new_task)
-            change.proof = partial(written, put.context, put.task_id, put.new_task.stamp)
+            change.proof = Recorded(put.context.paths.task(put.task_id, "state"), put.task_id, put.new_task.stamp)
             plans.append(Plan([change]))
     plan = merge(plans)
     size = request_size(plan.multi().ops)
@@ -193,7 +194,8 @@ def _finish(context: Context, claimed: Claimed, result: bytes, *, runs_follow: b
             plan = yield from rerun.next_run(context, before, nonce, kept, result=True)
     if plan is None:
         plan = yield from transitions.finish(context, current, nonce, result, now, times)
-    plan.changes[0].proof = partial(written, context, claimed.task_id, nonce, claimed.state.settled)
+    record = context.paths.task(claimed.task_id, "state")
+    plan.changes[0].proof = Recorded(record, claimed.task_id, nonce, claimed.state.settled)
     for change in plan.changes:
         if change.after is not None and change.after.index is not None:
             yield from known_bucket(context, change.after.index)
@@ -310,7 +312,7 @@ def _not_committed(transaction: TransactionState) -> Procedure[None]:
     if transaction.sent is None:
         return
     try:
-        outcome = yield from transaction.sent.proof()
+        outcome = yield from proven(transaction.sent.proof)
     except errors.OutcomeUnknown:  # what it wrote has been collected meanwhile
         transaction.sent = None
         raise

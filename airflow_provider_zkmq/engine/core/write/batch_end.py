@@ -13,9 +13,9 @@ from ..model.values import Count, Milliseconds, Part, dump, load
 from ..model.znode_names import index_path
 from ..read import bulk_read, server_clock
 from ..read.configuration import read_conf
-from ..transaction_retries import never, transact
+from ..transaction_retries import Gone, transact
 from ..zk_operations import Procedure
-from .commit import Change, Plan, Refusal, Why, commit, deleted, known_bucket, remember_batch
+from .commit import Change, Plan, Refusal, Why, commit, known_bucket, remember_batch
 from .new_task import insert, listed_at, unpack
 
 # --- Ending a batch: ``open`` is deleted in the transaction that enqueues what follows, once no member is left in it.
@@ -110,7 +110,7 @@ def _ending(context: Context, name: str) -> Procedure[Plan | None]:
     yield from known_bucket(context, index)
     done = dump(record | {"done": now} | ({"refused": clip(lost)} if lost else {}))
     closing = Change(context, name, [zk.Delete(f"{base}/open"), zk.SetData(base, done, node.stat.version)])
-    closing.proof = partial(deleted, f"{base}/open")
+    closing.proof = Gone(f"{base}/open")
     closing.preconditions[base] = frozenset({zk.Failure.BAD_VERSION})
     if lost:
         closing.on_commit = partial(_notify, context, path, lost)
@@ -134,5 +134,5 @@ def _anew(context: Context, name: str, refusal: Refusal) -> Procedure[Plan | Non
         why = f"task {task_id!r}, which should follow the batch, was not enqueued: its id is in use"
         context.report(base, why)
         refused = dump(load_batch(base, node.data) | {"refused": clip(why)})
-        yield from transact(zk.Multi((zk.SetData(base, refused),)), never)
+        yield from transact(zk.Multi((zk.SetData(base, refused),)))
     return (yield from _ending(context, name))

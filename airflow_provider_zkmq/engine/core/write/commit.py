@@ -16,7 +16,7 @@ from ..client_state import Context, GroupMember, GroupQueue, OpenSegment
 from ..model.records import TaskState
 from ..model.znode_names import MAX_LANES, SEGMENT_ENTRIES, Lane, is_lane, next_segment, segments_of
 from ..read.queue_existence import restored
-from ..transaction_retries import Tries, described, ensure_bucket, failed_at, never, resolved
+from ..transaction_retries import Proof, Tries, described, ensure_bucket, failed_at, proven, resolved
 from ..zk_operations import Procedure
 
 # --- Which transactions can be sent as one: no two may change what another one touches, or one would refuse the other.
@@ -423,9 +423,6 @@ def queue_deleted(context: Context) -> QueueNotFound:
 # carries them out.
 
 
-Proof: TypeAlias = Callable[[], Procedure[zk.Outcome | None]]
-
-
 class Why(Enum):
     """What a refusal says."""
 
@@ -451,8 +448,8 @@ class Change:
     """The nonce of the record that it was made from."""
     superseded: bool = False
     """That record is another task's by now: one of the same id that was enqueued after it was dropped."""
-    proof: Proof = never
-    """Asked where its reply was lost: whether it was carried out."""
+    proof: Proof | None = None
+    """Looked for where its reply was lost: what shows that it was carried out."""
     preconditions: dict[str, frozenset[zk.Failure]] = field(default_factory=dict)
     """The znodes it is based on, each with the refusals that say that it was changed."""
     make_parent: dict[str, Callable[[], Procedure[None]]] = field(default_factory=dict)
@@ -571,9 +568,10 @@ class Plan:
             ops += change.listing
         return zk.Multi(tuple(ops))
 
-    def proof(self) -> Procedure[zk.Outcome | None]:
-        """Whether an earlier try was carried out: what became of the first change tells of the whole."""
-        return self.changes[0].proof()
+    @property
+    def proof(self) -> Proof | None:
+        """What shows that it was carried out: what became of the first change tells of the whole."""
+        return self.changes[0].proof
 
     def learn(self, multi: zk.Multi, outcome: zk.Outcome) -> None:
         """Remember the server's clock, and which segments are open."""
@@ -742,7 +740,7 @@ def commit(
                     plan.learn(multi, outcome)  # a segment that it may have opened is looked for again
                     outcome = yield from resolved(multi, outcome, plan.proof)
                 elif unproven and not outcome.committed:
-                    outcome = (yield from plan.proof()) or outcome
+                    outcome = (yield from proven(plan.proof)) or outcome
             except BaseException:
                 _remember_batches(plan)
                 raise
@@ -819,8 +817,3 @@ def send_together(plans: Sequence[Plan]) -> Procedure[list[Sent]]:
     for plan, each in zip(plans, sent, strict=True):
         plan.learn(*each)
     return sent
-
-
-def deleted(path: str) -> Procedure[zk.Outcome | None]:
-    """Whether a znode is gone: a task, or that of a batch's open members."""
-    return zk.Outcome(committed=True) if (yield zk.Exists(path)) is None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,10 +10,10 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import structs
 
-from ...errors import CorruptRecord, OutcomeUnknown
+from ...errors import CorruptRecord
 from .. import zk_operations as zk
 from ..client_state import Claimed, Context, OpenSegment
-from ..model.records import HistoryEntry, TaskState, Times, claimed_before, clip, history_path
+from ..model.records import KEPT_NONCES, HistoryEntry, TaskState, Times, claimed_before, clip, history_path
 from ..model.settings import Conf
 from ..model.states import ENDED, FAILED, Event, State, step
 from ..model.values import dump
@@ -21,22 +21,14 @@ from ..model.znode_names import SEPARATOR, Lane, claim_note, consumer_note, inde
 from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import default_conf, known_conf
 from ..read.inspect import ended_ms
-from ..transaction_retries import ensure_bucket, ensure_node
+from ..transaction_retries import Gone, Recorded, ensure_bucket, ensure_node
 from ..zk_operations import Procedure
 from .batch_end import close_after, load_batch
-from .commit import Change, Plan, deleted, make_bucket, open_segment
+from .commit import Change, Plan, make_bucket, open_segment
 
 Ops: TypeAlias = Sequence[zk.WriteOp]
 
 # --- The record of a task after an event: every change of state but the claim's is spelt here.
-
-#: How many of the last moves' nonces a record keeps: by them a repeated call knows its own.
-KEPT_NONCES: Final = 4
-
-
-def may_have_dropped(state: TaskState, known: Iterable[str]) -> bool:
-    """Whether a record has had so many moves that it keeps none of these nonces: a later one may be gone as well."""
-    return len(state.settled) >= KEPT_NONCES and not set(known) & set(state.settled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,31 +83,6 @@ def still_ended(current: Current) -> int | None:
     """
     known = current.state.ended_zxid or current.zxid or None
     return known if current.state.state is State.FINISHED else None
-
-
-# --- Whether an earlier try of a transaction whose reply was lost is what stands in the tree.
-
-
-def written(
-    context: Context, task_id: str, mark: str, settled: Sequence[str] | None = None
-) -> Procedure[zk.Outcome | None]:
-    """Whether a task's record, or the name of its entry, has the mark.
-
-    `settled`: the marks that the record had before. Raises `OutcomeUnknown` for a collected task, and where the record
-    has had so many marks since then that it may have dropped this one.
-    """
-    path = context.paths.task(task_id, "state")
-    node: zk.Node | None = yield zk.Get(path)
-    if node is None:
-        raise OutcomeUnknown(f"task {task_id!r} was changed or not, and has been collected meanwhile")
-    state = TaskState.decode(path, node.data)
-    if mark in state.settled or state.entry.startswith(mark):
-        return zk.Outcome(committed=True)
-    if settled is not None and may_have_dropped(state, settled[-1:]):
-        raise OutcomeUnknown(
-            f"whether task {task_id!r} was changed cannot be told any more: others have changed it since"
-        )
-    return None
 
 
 # --- A redriven task is a member of its batch again: the batch waits for it, and opens again if it was done.
@@ -348,7 +315,7 @@ def delete(context: Context, current: Current, *, proof: bool = True) -> Plan:
     # The record goes first: if that is another by now, the refusal says so.
     change = _change(context, current, None, [record, *unlist(context, current), *parts, *off])
     if proof:
-        change.proof = partial(deleted, context.paths.task(current.task_id))
+        change.proof = Gone(context.paths.task(current.task_id))
     _leave(change, current.state.batch)
     return Plan([change])
 
@@ -405,7 +372,7 @@ def _change(context: Context, current: Current, after: TaskState | None, ops: li
         if op.path == result and isinstance(op, zk.Create | zk.SetData):
             change.upsert[result] = op.data
     if after is not None:
-        change.proof = partial(written, context, current.task_id, after.nonce)
+        change.proof = Recorded(record, current.task_id, after.nonce)
     change.preconditions[record] = _CHANGED
     change.preconditions[context.paths.task(current.task_id, "claim")] = _GONE
     return change
