@@ -101,7 +101,7 @@ def queues() -> list[str]:
 def tend(name: str) -> dict[str, Any]:
     """Have clean-up keep what no archive holds, rescue and promote; in a dry run tell what would be done."""
     from airflow_provider_zkmq.hooks.maintenance import bring_back, foresee
-    from airflow_provider_zkmq.spark.history.table_files import check_writable
+    from airflow_provider_zkmq.spark.history.stage_and_load import check_writable
 
     with ZkmqHook(param("connection"), name) as hook:
         queue = hook.queue()
@@ -205,7 +205,7 @@ def numbers(name: str, steps: dict[str, dict[str, dict[str, Any]]]) -> dict[str,
 def archived(name: str, directory: str, params: dict[str, Any], run_id: str) -> dict[str, Any]:
     """Run the pipeline for one queue; returns its numbers. Raises `PipelineFailed`."""
     from airflow_provider_zkmq.spark import Retention, run_pipeline, spark_session
-    from airflow_provider_zkmq.spark.history.table_files import check_writable
+    from airflow_provider_zkmq.spark.history.stage_and_load import check_writable
 
     check_writable(directory)
     keep = Retention(*(params[f"keep_{table}"] for table in ("bronze", "silver", "gold")))

@@ -1,8 +1,8 @@
 # The public names of the package, each with the module that holds it: see `airflow_provider_zkmq.lazy_imports`.
 
 from .api.client import AsyncZkmq as AsyncZkmq
-from .api.claim_methods import AsyncClaim as AsyncClaim, Claim as Claim
-from .api.claim_loops import AsyncClaims as AsyncClaims, Claims as Claims
+from .api.claims import AsyncClaim as AsyncClaim, Claim as Claim
+from .api.claim_iterators import AsyncClaims as AsyncClaims, Claims as Claims
 from .api.queue import AsyncQueue as AsyncQueue, Queue as Queue
 from .api.transactions import AsyncUnitOfWork as AsyncUnitOfWork, UnitOfWork as UnitOfWork
 from .connection_config import ConnectionConfig as ConnectionConfig, Tls as Tls
@@ -11,7 +11,7 @@ from .core.maintenance.fsck import Finding as Finding, FsckReport as FsckReport
 from .core.model.znode_names import check_name as check_name
 from .core.model.settings import ConsumeOnce as ConsumeOnce, ConsumeTimes as ConsumeTimes, RetryPolicy as RetryPolicy
 from .core.model.records import Attempt as Attempt, Ended as Ended, Unreadable as Unreadable
-from .core.model.message import (
+from .core.model.new_message import (
     Message as Message,
     NewTasks as NewTasks,
     OnConflict as OnConflict,

@@ -14,7 +14,7 @@ from ..engine.errors import ConfigError, CorruptRecord, QueueNotFound, SessionLo
 from ..engine.log import log
 from ..environment import FILES
 from ..textqueue import HostileFile, LockHeld, StaleMessage, TextQueue, TextQueueError
-from ..textqueue.mutex_variable import new_owner
+from ..textqueue.message_mutex import new_owner
 from .task_store import CachedFiles, QueueFile, read_conf
 from .waiting import Alarms
 

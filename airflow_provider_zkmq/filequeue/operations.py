@@ -12,14 +12,14 @@ from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from ..engine.core.model.filters import Selector, parse_filters
-from ..engine.core.model.message import Message, check_on_conflict, encode_data, encode_metadata
+from ..engine.core.model.new_message import Message, check_on_conflict, encode_data, encode_metadata
 from ..engine.core.model.states import State
 from ..engine.core.model.values import dump, lock_seconds
 from ..engine.core.model.znode_names import check_name
 from ..engine.core.read.inspect import Task
 from ..engine.core.zk_operations import MAX_PAYLOAD
 from ..engine.errors import BadMessage, ClaimLost, ConfigError, DuplicateTask, TaskTooLarge
-from ..textqueue import StaleMessage, Status, mutex_variable
+from ..textqueue import StaleMessage, Status, message_mutex
 from .refusals import ESCROW, PRIORITIES, UPDATES, refuse
 from .task_store import ROOMS, FileConf, QueueFile, TaskLines, body_of, clipped, lock_span, spell_time
 
@@ -249,4 +249,4 @@ def extend(queue_file: QueueFile, task_id: str, token: int, span: float) -> None
 def expire(queue_file: QueueFile, task_id: str, token: int) -> None:
     """End the claim as if its time were over; the next one is another attempt. Raises `ClaimLost`."""
     lines, owner = current(queue_file, task_id, token)
-    lines.set("mutex", mutex_variable.held(owner, queue_file.now - 1))
+    lines.set("mutex", message_mutex.held(owner, queue_file.now - 1))

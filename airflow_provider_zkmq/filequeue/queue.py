@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeVar
 from ..engine import errors
 from ..engine.core.model import values
 from ..engine.core.model.filters import FilterMethods, FilterType, Selector, check_types, choose
-from ..engine.core.model.message import Message, OnConflict, keyed, skips_existing, with_on_conflict
+from ..engine.core.model.new_message import Message, OnConflict, keyed, skips_existing, with_on_conflict
 from ..engine.core.model.settings import ORDERS, RetryPolicy
 from ..engine.core.model.states import ENDED, FAILED, State, Status
 from ..engine.core.model.znode_names import check_name
@@ -19,7 +19,7 @@ from ..engine.core.read.bulk_read import PARTS, Part, checked_parts
 from ..engine.core.read.configuration import QueueConf
 from ..engine.core.read.inspect import Task, as_state, as_status, checked_ids
 from ..engine.core.read.watch_tasks import OnChange, OnProgress, not_reached
-from ..engine.working.deliveries import Handler
+from ..engine.working.held_deliveries import Handler
 from ..engine.working.worker import Worker
 from . import operations, refusals
 from .directory import Directory, conf_path

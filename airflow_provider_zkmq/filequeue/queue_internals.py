@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ..engine.core.model.filters import FilterMethods, Selector, choose
-from ..engine.core.model.message import Message, NewTasks
+from ..engine.core.model.new_message import Message, NewTasks
 from ..engine.core.model.states import State
 from ..engine.core.model.values import Duration, Moment, optional_milliseconds, seconds, whole_number
 from ..engine.core.read.columnar_read import Scanned

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..engine.core.model.filters import FilterType, Selector, as_selector, declare_types
-from ..engine.core.model.message import encode_metadata
+from ..engine.core.model.new_message import encode_metadata
 from ..engine.core.model.settings import RetryPolicy, load_settings
 from ..engine.core.model.states import State, derive_status
 from ..engine.core.model.values import dump, load, parse_duration, seconds
@@ -26,10 +26,10 @@ from ..engine.core.read.inspect import Task
 from ..engine.core.zk_operations import MAX_PAYLOAD
 from ..engine.errors import ConfigError, CorruptRecord, TaskNotFound
 from ..engine.log import log
-from ..textqueue import HostileFile, Message, Status, TextQueue, mutex_variable
-from ..textqueue.line_reader import read_plain, replace_plain
+from ..textqueue import HostileFile, Message, Status, TextQueue, message_mutex
 from ..textqueue.message import BYTE, encode, whole_number
-from ..textqueue.mutex_variable import RESERVED
+from ..textqueue.message_mutex import RESERVED
+from ..textqueue.plain_files import read_plain, replace_plain
 from ..textqueue.text_queue import ALL
 from .refusals import ENDLESS, refusal
 
@@ -217,9 +217,9 @@ class TaskLines:
         places: dict[str, int] = {}
         for index, variable in enumerate(self.message.variables):
             name, separator, _ = variable.partition("=")
-            if separator and not mutex_variable.is_mutex(variable):
+            if separator and not message_mutex.is_mutex(variable):
                 places.setdefault(name, index)
-        at = mutex_variable.place(self.message.variables)
+        at = message_mutex.place(self.message.variables)
         return places if at is None else places | {"mutex": at}
 
     def value(self, name: str) -> str:
@@ -267,7 +267,7 @@ class TaskLines:
     def holder(self) -> tuple[str, float] | None:
         """Who has it, or had, and until when (seconds since 1970)."""
         at = self._at.get("mutex")
-        return None if at is None else mutex_variable.holder(self.message.variables[at])
+        return None if at is None else message_mutex.holder(self.message.variables[at])
 
     @property
     def due(self) -> float:
@@ -465,7 +465,7 @@ class QueueFile:
         own, foreign = {"id", MOVED, *ROOMS, *KEPT}, []
         for variable in lines.message.variables:
             name, separator, _ = variable.partition("=")
-            if not (mutex_variable.is_mutex(variable) or (separator and name in own)):
+            if not (message_mutex.is_mutex(variable) or (separator and name in own)):
                 foreign.append(variable)  # it stays as it stands
         try:
             self.append(lines.message.data, values, [*foreign, came])

@@ -19,7 +19,7 @@ from ..hooks.deferring import deferral
 from ..hooks.zkmq import ZkmqHook
 from ..triggers.leases import checked_lease
 from ..triggers.zkmq import ZkmqReadyTrigger
-from .work_states import NotMappable, class_of
+from .dag_run_work import NotMappable, class_of
 
 if TYPE_CHECKING:
     from ..engine import AnyQueue

@@ -16,7 +16,7 @@ from ..hooks.connection_options import DEFAULT_CONN_ID, connection_options
 from ..hooks.zkmq import ZkmqHook
 from ..triggers.leases import ZkmqLeaseTrigger, checked_lease, end_of
 from .claiming import AGAIN, LEASE, still_held
-from .work_states import NotMappable
+from .dag_run_work import NotMappable
 
 #: Where worker slots are few, what holds the claims comes before the work.
 _PRIORITY: Final = 1_000

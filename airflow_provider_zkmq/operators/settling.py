@@ -19,7 +19,7 @@ from ..hooks import arguments, claim_references, connection_options, metrics, ou
 from ..hooks.claim_references import ClaimReference
 from ..hooks.zkmq import ZkmqHook
 from .claiming import AGAIN, LEASE, still_held
-from .work_states import (
+from .dag_run_work import (
     _MOST_CHECKED,
     END_KEY,
     ERROR_KEY,

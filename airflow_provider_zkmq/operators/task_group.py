@@ -11,9 +11,9 @@ from airflow.sdk import TaskGroup, XComArg
 from ..engine import Duration
 from ..hooks.connection_options import DEFAULT_CONN_ID
 from .claiming import LEASE, ZkmqClaimOperator
+from .dag_run_work import check_each, waited_for, work_ids
 from .leases import ZkmqKeepOperator
 from .settling import ZkmqSettleOperator, prepare_work
-from .work_states import check_each, waited_for, work_ids
 
 
 class ZkmqTaskGroup(TaskGroup):

@@ -6,7 +6,7 @@ from .history.pipeline import (
     PipelineReport as PipelineReport,
     run_pipeline as run_pipeline,
 )
-from .history.dataframes import (
+from .history.table_reader import (
     percentiles as percentiles,
     read_consumers as read_consumers,
     read_deliveries as read_deliveries,

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _pipeline(chosen: argparse.Namespace, queues: list[str] | None) -> None:
     from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
     from airflow_provider_zkmq.spark.history.retention import Retention
-    from airflow_provider_zkmq.spark.history.table_files import check_writable
+    from airflow_provider_zkmq.spark.history.stage_and_load import check_writable
     from airflow_provider_zkmq.spark.session import spark_session
     from airflow_provider_zkmq.spark.source.options import SourceOptions
 

@@ -1,6 +1,7 @@
 """TextQueue: queues in files that people can read and edit. The format is that of the PyPI package ``textqueue``."""
 
-from .line_reader import HostileFile, Limits, LockHeld, StaleMessage, TextQueueError
+from .errors import HostileFile, LockHeld, StaleMessage, TextQueueError
+from .line_reader import Limits
 from .message import Message, Status
 from .text_queue import TextQueue, read_all
 

@@ -9,8 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from . import mutex_variable
-from .line_reader import CRLF, NEWLINE, HostileFile, Line, StaleMessage, TextQueueError
+from . import message_mutex
+from .errors import HostileFile, StaleMessage, TextQueueError
+from .line_reader import CRLF, NEWLINE, Line
 from .shared_file import Place, SharedFile
 
 
@@ -170,17 +171,17 @@ class Message:
             if not self.refresh() or self.status is not Status.QUEUED:
                 return False
             index = self._mutex()
-            holder = mutex_variable.holder(self.variables[index])
+            holder = message_mutex.holder(self.variables[index])
             if holder is not None and holder[0] != owner and holder[1] > time.time():
                 return False
-            self.set_variable(index, mutex_variable.taken(self.variables[index], owner, time.time() + seconds))
+            self.set_variable(index, message_mutex.taken(self.variables[index], owner, time.time() + seconds))
             return True
 
     def holds(self, owner: str) -> bool:
         """Whether `owner` has the message, which is still queued, and its time is not over."""
         if not self.refresh() or self.status is not Status.QUEUED:
             return False
-        holder = mutex_variable.holder(self.variables[self._mutex()])
+        holder = message_mutex.holder(self.variables[self._mutex()])
         return holder is not None and holder[0] == owner and holder[1] > time.time()
 
     @property
@@ -200,10 +201,10 @@ class Message:
             if status is not None:  # first: a crash in between leaves an ended message with a mutex nobody heeds
                 self._mark(status)
             index = self._mutex()
-            self.set_variable(index, mutex_variable.free(self.variables[index]))
+            self.set_variable(index, message_mutex.free(self.variables[index]))
 
     def _mutex(self) -> int:
-        index = mutex_variable.place(self.variables)
+        index = message_mutex.place(self.variables)
         if index is None:
             msg = f"{self.path}: the message at byte {self.offset} has no mutex variable; append it with mutex=True"
             raise TextQueueError(msg)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from .line_reader import HostileFile, Limits, LockHeld, StaleMessage, newline_of
+from .errors import HostileFile, LockHeld, StaleMessage
+from .line_reader import Limits, newline_of
 
 #: Between two looks at a lock that is held by another, in seconds.
 _FIRST_PAUSE: Final = 0.0005

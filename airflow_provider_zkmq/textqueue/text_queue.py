@@ -9,9 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from .line_reader import BOM, NEWLINE, HostileFile, Limits, TextQueueError, check_lines, open_plain, scan
+from .errors import HostileFile, TextQueueError
+from .line_reader import BOM, NEWLINE, Limits, check_lines, scan
 from .message import Message, Status, read_messages, spell
-from .mutex_variable import RESERVED, is_mutex
+from .message_mutex import RESERVED, is_mutex
+from .plain_files import open_plain
 from .shared_file import SharedFile
 
 # --- Following a file: waiting for its next change without polling, where the platform allows.

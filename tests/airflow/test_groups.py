@@ -14,10 +14,10 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_zkmq.hooks.claim_references import claim_reference as claimed
 from airflow_provider_zkmq.operators.claiming import ZkmqClaimOperator
+from airflow_provider_zkmq.operators.dag_run_work import note_end, note_error
 from airflow_provider_zkmq.operators.leases import ZkmqKeepOperator
 from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
 from airflow_provider_zkmq.operators.task_group import ZkmqTaskGroup
-from airflow_provider_zkmq.operators.work_states import note_end, note_error
 from tests.airflow.conftest import Heard, batch_of, instance
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow's standard provider warns of its core

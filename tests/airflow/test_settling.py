@@ -12,8 +12,7 @@ from airflow_provider_zkmq.engine import CorruptRecord, Message, RetryPolicy, Un
 from airflow_provider_zkmq.engine.api.queue import Claim
 from airflow_provider_zkmq.hooks.claim_references import claim_reference
 from airflow_provider_zkmq.operators import settling
-from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
-from airflow_provider_zkmq.operators.work_states import (
+from airflow_provider_zkmq.operators.dag_run_work import (
     END_KEY,
     ERROR_KEY,
     Work,
@@ -23,6 +22,7 @@ from airflow_provider_zkmq.operators.work_states import (
     note_error,
     share,
 )
+from airflow_provider_zkmq.operators.settling import ZkmqSettleOperator
 from tests.airflow.test_claiming import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow warns of `execute` outside of its task runner

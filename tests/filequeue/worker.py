@@ -14,7 +14,7 @@ from pathlib import Path
 from airflow_provider_zkmq.engine import Message, Running, Zkmq
 from airflow_provider_zkmq.textqueue import Message as TextMessage
 from airflow_provider_zkmq.textqueue import StaleMessage, Status, TextQueue
-from airflow_provider_zkmq.textqueue.mutex_variable import new_owner
+from airflow_provider_zkmq.textqueue.message_mutex import new_owner
 
 QUEUE = "chaos"
 HANG = "hang"

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from airflow_provider_zkmq.engine.api import transaction_procedures
-from airflow_provider_zkmq.engine.core.claim import claim, claim_loop, ready
+from airflow_provider_zkmq.engine.core.claim import claim, claim_iterator, wait_until_ready
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumer_registry, due_work, fsck
 from airflow_provider_zkmq.engine.core.read import (
     columnar_read,
@@ -67,8 +67,8 @@ USING: Final = {"claims", "enqueue", "enqueue_many", "enqueue_new", "open_batch"
 OF_API: Final = {
     "bases": "ClaimBase QueueBase QueueInternalsBase TransactionBase",
     "calls": "AsyncApi AsyncClaiming SyncApi SyncClaiming first first_or_none",
-    "claim_methods": "AsyncClaim Claim",
-    "claim_loops": "AsyncClaims Claims",
+    "claims": "AsyncClaim Claim",
+    "claim_iterators": "AsyncClaims Claims",
     "transactions": "AsyncUnitOfWork UnitOfWork",
 }
 MODULES: Final = [
@@ -79,7 +79,7 @@ MODULES: Final = [
         {transaction_procedures: "try_take put commit rollback settle"},
     ),
     Written(
-        "claim_methods", "AsyncClaim", "ClaimBase[AsyncUnitOfWork], AsyncApi",
+        "claims", "AsyncClaim", "ClaimBase[AsyncUnitOfWork], AsyncApi",
         ("A task in hand; see `Claim`.",
          """A task in hand. Settle it with exactly one of `complete`, `fail`, `release` and `snooze`.
 
@@ -95,7 +95,7 @@ MODULES: Final = [
         {
             enqueue: "enqueue=enqueue_one enqueue_many=enqueue_each open_batch=open_shared seal_batch=seal",
             claim: "claim=request_claim claim_many=request_claims claim_task=request_by_id claim_handle=request_handle",
-            claim_loop: "claims=request_loop", ready: "ready",
+            claim_iterator: "claims=request_loop", wait_until_ready: "ready",
             read: "task=read_task tasks=list_tasks counts explain",
             watch_tasks: "wait follow", batches: "wait_batch batch=read_batch",
             configuration: "conf", consumer_registry: "consumers", queue_existence: "exists", fsck: "fsck",

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from airflow_provider_zkmq.engine import Message, Running, Task, UnitOfWork, Zkmq
-from airflow_provider_zkmq.engine.working import deliveries
+from airflow_provider_zkmq.engine.working import held_deliveries
 
 POISON = "poison"
 SIZES = (1, 1, 1, 5, 40)
@@ -93,7 +93,7 @@ def consume(told: Told, log: int) -> None:
 
 def ahead(told: Told, log: int) -> None:
     """Handle tasks of ``in`` for ever, many prefetched; what is begun is logged."""
-    deliveries.HELD_SECONDS = 3600.0  # type: ignore[misc]  what waits behind a stuck handler is to be there at the end
+    held_deliveries.HELD_SECONDS = 3600.0  # type: ignore[misc]  what waits behind a stuck handler is to be there at the end
 
     def handler(task: Running) -> str:
         append(log, task.id, task.data == STUCK)

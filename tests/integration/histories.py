@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.delta_tables import Table
 from airflow_provider_zkmq.spark.history.queue_reader import SCHEMA
-from airflow_provider_zkmq.spark.history.table_files import stage
+from airflow_provider_zkmq.spark.history.stage_and_load import stage
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

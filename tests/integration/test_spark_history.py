@@ -23,13 +23,13 @@ from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
 from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.history import table
-from airflow_provider_zkmq.spark.history import dataframes
+from airflow_provider_zkmq.spark.history import table_reader
 from airflow_provider_zkmq.spark.history.bronze import ArchiveIncomplete, ArchiveReport, archive_queue
-from airflow_provider_zkmq.spark.history.dataframes import percentiles, read_history, read_runs
 from airflow_provider_zkmq.spark.history.gold import HOURLY, summarise
 from airflow_provider_zkmq.spark.history.retention import Retention, retain
 from airflow_provider_zkmq.spark.history.silver import refine
-from airflow_provider_zkmq.spark.history.table_files import load, stage
+from airflow_provider_zkmq.spark.history.stage_and_load import load, stage
+from airflow_provider_zkmq.spark.history.table_reader import percentiles, read_history, read_runs
 from airflow_provider_zkmq.spark.source.options import SourceOptions
 from tests.integration import histories as made
 from tests.integration.ended import ended_tasks, finish
@@ -302,12 +302,12 @@ def check(spark, directory, histories) -> None:
     runs, deliveries = made.runs_by_pandas(histories.rows), made.deliveries_by_pandas(histories.rows)
     stored = sorted((row.task_id, row.version) for row in read_runs(spark, directory).collect())
     assert stored == sorted(zip(runs["task_id"], runs["version"], strict=True))
-    each = dataframes.read_deliveries(spark, directory).collect()
+    each = table_reader.read_deliveries(spark, directory).collect()
     keys = sorted((row.task_id, row.number, int(row.claimed_at.timestamp() * 1000), row.version) for row in each)
     columns = ("task_id", "number", "claimed", "version")
     assert keys == sorted(zip(*(deliveries[name] for name in columns), strict=True))
-    check_table(dataframes.read_hourly(spark, directory), "class", made.hourly_by_pandas(runs, deliveries))
-    check_table(dataframes.read_consumers(spark, directory), "consumer", made.consumers_by_pandas(deliveries))
+    check_table(table_reader.read_hourly(spark, directory), "class", made.hourly_by_pandas(runs, deliveries))
+    check_table(table_reader.read_consumers(spark, directory), "consumer", made.consumers_by_pandas(deliveries))
 
 
 def test_gold_equals_what_pandas_computes_of_the_raw_histories(spark, tmp_path) -> None:
@@ -350,10 +350,10 @@ def test_a_late_row_changes_its_own_hours_and_no_other(spark, tmp_path) -> None:
     brought_up_to_date(spark, home, first, 100)
     last = max(row["ended"] for row in first)
     late = cancelled("late", 101, last - 5 * HOUR, last - 2 * HOUR)
-    before = {(row["class"], row.hour): row for row in dataframes.read_hourly(spark, tmp_path).collect()}
+    before = {(row["class"], row.hour): row for row in table_reader.read_hourly(spark, tmp_path).collect()}
     mark_everything(spark, home)
     brought_up_to_date(spark, home, [late], 200)
-    after = {(row["class"], row.hour): row for row in dataframes.read_hourly(spark, tmp_path).collect()}
+    after = {(row["class"], row.hour): row for row in table_reader.read_hourly(spark, tmp_path).collect()}
     begin, end, marked = late["enqueued"] // HOUR, late["ended"] // HOUR, 0
     for (name, hour), row in after.items():
         number, old = hour_of(hour), before.get((name, hour))
@@ -415,18 +415,18 @@ def test_small_files_become_one_and_retention_drops_nothing_that_the_next_table_
     assert retain(home, Retention(bronze=1), today=today) == len(rows) - recent
     assert read_history(spark, tmp_path, "q").count() == Table.open(home, "bronze").mark.rows == recent
     assert read_runs(spark, tmp_path, "q").count() == len(rows)
-    before = dataframes.read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first()
+    before = table_reader.read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first()
     retain(home, Retention(silver=1), today=today)
     assert read_runs(spark, tmp_path, "q").count() == recent
     late = {**rows[0], "version": 500, "id": "late"}  # ended on the first day, which silver has forgotten
     brought_up_to_date(spark, home, [late], 500)
-    assert dataframes.read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first() == before
+    assert table_reader.read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first() == before
 
     came, end = START + 20 * DAY, START + 24 * DAY  # who came on a day that gold has forgotten waits still
     for row in (cancelled("a", 600, came, end + 5 * HOUR), cancelled("b", 700, came + 2 * DAY, end + 6 * HOUR)):
         brought_up_to_date(spark, home, [row], row["version"])
         retain(home, Retention(gold=2), today=date(2026, 1, 25))
-    hours = sorted(dataframes.read_hourly(spark, tmp_path).collect(), key=lambda row: row.hour)
+    hours = sorted(table_reader.read_hourly(spark, tmp_path).collect(), key=lambda row: row.hour)
     assert [row.depth_start for row in hours] == [2] * 30 + [1]
     assert sum(row.ended for row in hours) == 2
 
@@ -458,7 +458,7 @@ def test_others_read_each_table_as_spark_does(spark, tmp_path, subtests) -> None
     brought_up_to_date(spark, tmp_path / "q", rows, 100)
     compared = {"id", "task_id", "number", "version", "class", "consumer", "run_ms", "busy_ms", "data", "day"}
     for kind in FOLDERS:
-        frame = getattr(dataframes, "read_history" if kind == "bronze" else f"read_{kind}")(spark, tmp_path, "q")
+        frame = getattr(table_reader, "read_history" if kind == "bronze" else f"read_{kind}")(spark, tmp_path, "q")
         names = sorted(compared & set(frame.columns))
         expected = rows_in_order(frame.select(names).collect())
         for read in (by_arrow, by_polars, by_duckdb):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import Integer, Message, Queue, RetryPolicy, Zkmq
-from airflow_provider_zkmq.engine.api import background
+from airflow_provider_zkmq.engine.api import background_maintenance
 from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.zk_operations import Wait
 from airflow_provider_zkmq.engine.queue_internals import internals
@@ -111,9 +111,9 @@ def test_a_clean_up_that_does_not_end_holds_up_no_close(
         entered.append(context.run.new_signal())
         yield Wait(entered[0], 0, 600)
 
-    for task_id, instead in (("b", stuck), ("c", background.collect_if_due)):
+    for task_id, instead in (("b", stuck), ("c", background_maintenance.collect_if_due)):
         with monkeypatch.context() as patch:
-            patch.setattr(background, "collect_if_due", instead)
+            patch.setattr(background_maintenance, "collect_if_due", instead)
             with Zkmq.connect(zookeeper, root=root) as producer:
                 producer.queue("q").enqueue(b"y", task_id=task_id)
         assert (len(entered), producer.closed) == (1, True)

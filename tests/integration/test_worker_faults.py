@@ -26,7 +26,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
     ZkmqError,
 )
-from airflow_provider_zkmq.engine.api import background
+from airflow_provider_zkmq.engine.api import background_maintenance
 from airflow_provider_zkmq.engine.core.tasks import settle_by_outcome
 from airflow_provider_zkmq.engine.coroutine_runners import run_blocking
 from airflow_provider_zkmq.engine.errors import OutcomeUnknown, Unavailable
@@ -254,7 +254,7 @@ def test_one_queue_s_trouble_ends_no_clean_up(
     zk: Zkmq, zookeeper: str, root: str, q: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clean-up that raises what nobody expected is logged, and the other queues are cleaned up for ever."""
-    collect = background.collect_if_due
+    collect = background_maintenance.collect_if_due
     failed: list[str] = []
 
     def stumble(context: Any) -> Any:
@@ -263,7 +263,7 @@ def test_one_queue_s_trouble_ends_no_clean_up(
             raise RuntimeError("dictionary changed size during iteration")
         return collect(context)
 
-    monkeypatch.setattr(background, "collect_if_due", stumble)
+    monkeypatch.setattr(background_maintenance, "collect_if_due", stumble)
     for name in ("bad", "census"):
         zk.queue(name).configure(task_gc_lifetime=0, task_gc_interval=1)
     with Zkmq.connect(zookeeper, root=root) as other:

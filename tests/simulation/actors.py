@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.claim import claim, ready, take
-from airflow_provider_zkmq.engine.core.claim.claim_loop import Loop, go_on
+from airflow_provider_zkmq.engine.core.claim import claim, take, wait_until_ready
+from airflow_provider_zkmq.engine.core.claim.claim_iterator import Loop, go_on
 from airflow_provider_zkmq.engine.core.client_state import Caller, Context
 from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, as_selector
 from airflow_provider_zkmq.engine.core.model.handler_outcomes import Error, Retry, Snooze, Success
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.read.claim_status import current_claim
 from airflow_provider_zkmq.engine.core.tasks import admin, interventions, settle, transaction
 from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Settlement, settle_by_outcome, settle_outcome
@@ -48,7 +48,7 @@ def looking(client: Client, *, selector: str | None, timeout: float) -> Call:
     """A look for work, which claims nothing."""
     about = claiming(client, lease=None, selector=selector, timeout=timeout).about
     requested = {"selector": as_selector(selector).bind(TYPES) if selector else None, "timeout": timeout}
-    return Call("ready", ready.ready(client.context(), **requested), about, timeout)
+    return Call("ready", wait_until_ready.ready(client.context(), **requested), about, timeout)
 
 
 def watcher(client: Client, rand: random.Random, rounds: int) -> Program:

@@ -50,7 +50,7 @@ MUTANTS: Final = (
         "            outcome = (yield from proof()) or Outcome(committed=False, failure=Failure.BAD_VERSION)\n            if outcome.committed:",
     ),
     Mutant(
-        "a claim's lost reply ignored", "claim.take", "plan.changes[0].proof = partial(claim_status.one_stands, context, claims)", "plan.changes[0].proof = lambda: iter(())"
+        "a claim's lost reply ignored", "claim.take", "plan.changes[0].proof = claim_status.standing(context, claims)", "plan.changes[0].proof = None"
     ),
     Mutant("what a cancelled claim took is kept", "maintenance.due_work", "handover is not None and handover.caller.left:", "False:"),
     Mutant(
@@ -69,8 +69,8 @@ MUTANTS: Final = (
     ),
     Mutant("wake-up dropped", "zk_operations", "        self.fired = True\n        self.signal.notify()", "        self.fired = True"),
     Mutant("seat left without a word", "claim.claim", "deferred.close()\n        if place.kept:", "deferred.close()\n        if False:"),
-    Mutant("who has looked leaves without a word", "claim.ready", "        return False\n    finally:\n        if place.kept:", "        return False\n    finally:\n        if False:"),
-    Mutant("who looks heeds no delays", "claim.ready", "    yield from maintain(context, schedule)\n    if conf.paused:\n        return False\n", "    if conf.paused:\n        return False\n"),
+    Mutant("who has looked leaves without a word", "claim.wait_until_ready", "        return False\n    finally:\n        if place.kept:", "        return False\n    finally:\n        if False:"),
+    Mutant("who looks heeds no delays", "claim.wait_until_ready", "    yield from maintain(context, schedule)\n    if conf.paused:\n        return False\n", "    if conf.paused:\n        return False\n"),
     Mutant(
         "listing reused although spent",
         "claim.candidates",
@@ -95,7 +95,7 @@ MUTANTS: Final = (
     ),
     Mutant("heartbeat lost", "tasks.settle", '    span = seconds("lease", lease)\n    if claimed.lost:', "    return\n    if claimed.lost:"),
     Mutant("a run anew forgets the run before", "tasks.enqueue", "    return (yield from transitions.with_history(context, current, plan))", "    return plan"),
-    Mutant("a run in escrow forgets the run before", "write.rerun", "    return (yield from with_ending(context, current, after, now, written, plan))", "    return plan"),
+    Mutant("a run in escrow forgets the run before", "write.next_run", "    return (yield from with_ending(context, current, after, now, written, plan))", "    return plan"),
     Mutant("trimmed without telling", "maintenance.collect", "    if rules.conf.follow:\n", "    if False:\n"),
     Mutant(
         "what has left is read first",
@@ -113,7 +113,7 @@ MUTANTS: Final = (
     Mutant("a settlement and the claim after it are refused together", "write.commit", "    if outcome.failed is None:\n", "    if True:\n"),
     Mutant("what was handled is forgotten by a call that is cut off", "client_state", "self.sender is None or self.sender.over", "self.sender is None"),
     Mutant("what is put down waits for the next claim", "maintenance.due_work", "    if has_overdue(context):\n", "    if False:\n"),
-    Mutant("what a loop had ready is kept when it is left", "claim.claim_loop", "        for claimed in ready:\n", "        for claimed in ():\n"),
+    Mutant("what a loop had ready is kept when it is left", "claim.claim_iterator", "        for claimed in ready:\n", "        for claimed in ():\n"),
     Mutant("a bound that nobody guards", "claim.take", "            plan.changes.append(guard)\n", "            pass\n"),
     Mutant("begun by token and not marked", "read.claim_status", "prefetched=prefetched, claim=plain", "claim=plain"),
     Mutant("results of commit unchecked", "claim.take", "        if refusal is None:\n", "        if True:\n"),
@@ -130,7 +130,7 @@ MUTANTS: Final = (
     Mutant("letters go before the archive has them", "maintenance.collect", "    if conf.archive is not None:\n", "    if False:\n"),
     Mutant("a batch is given up while it is written", "maintenance.collect", "marker is not None and marker.stat.mtime <= cutoff:", "marker is not None:",
            test="tests/unit/test_enqueue_new.py::test_a_batch_that_clean_up_gave_up_takes_no_members"),
-    Mutant("another's lock is taken for one's own", "maintenance.due_work", "    mine = node is not None and node.data == ", "    mine = node is not None or node == ",
+    Mutant("another's lock is taken for one's own", "maintenance.due_work", '(context.maintenance.content or "").encode()),))', 'b""),))',
            test="tests/unit/test_clean_up.py::test_two_that_look_at_the_same_time_make_one_run"),
     Mutant("nobody hears of a cancel", "maintenance.consumer_registry", '(consumer.id, "current"), watch)', '(consumer.id, "current"))'),
     Mutant("what comes back from a delay has lost its place", "maintenance.due_work", "has_place = current.state.rank is not None and current.state.placed", "has_place = False",

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum
-from airflow_provider_zkmq.engine.core.model.message import Message, OnConflict
+from airflow_provider_zkmq.engine.core.model.new_message import Message, OnConflict
 from airflow_provider_zkmq.engine.core.read import watch_tasks
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue
 from airflow_provider_zkmq.engine.errors import TransportError

@@ -13,7 +13,7 @@ from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.client_state import Caller, Claimed
 from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from airflow_provider_zkmq.engine.core.tasks.transaction import TransactionState
 from airflow_provider_zkmq.engine.core.zk_operations import Multi, Procedure, Reconnect, SetTimeout, Wait

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from airflow_provider_zkmq.engine.core import client_state
 from airflow_provider_zkmq.engine.core.model.filters import Integer, String
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle

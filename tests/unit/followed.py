@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from pyspark.sql.types import StructType
 
 from airflow_provider_zkmq.engine import Ended, QueueNotFound, State, Status, Task, Truncation, Unreadable
-from airflow_provider_zkmq.spark.source import options as access
+from airflow_provider_zkmq.spark.source import connecting as access
 from airflow_provider_zkmq.spark.source.errors import SourceError
 from airflow_provider_zkmq.spark.source.options import SourceOptions
 from airflow_provider_zkmq.spark.source.streaming import TaskStream

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_zkmq.engine.core.claim.claim_loop import Loop, go_on, request_loop
+from airflow_provider_zkmq.engine.core.claim.claim_iterator import Loop, go_on, request_loop
 from airflow_provider_zkmq.engine.core.client_state import Caller, Claimed
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.tasks import enqueue
 from tests.unit.world import Client, new_queue
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read import inspect, watch_tasks
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, interventions, settle, transaction

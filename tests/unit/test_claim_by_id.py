@@ -11,7 +11,7 @@ from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read.inspect import explain

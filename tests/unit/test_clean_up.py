@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.api import background
+from airflow_provider_zkmq.engine.api import background_maintenance
 from airflow_provider_zkmq.engine.core.client_state import ServerTime
 from airflow_provider_zkmq.engine.core.maintenance import collect as turns
 from airflow_provider_zkmq.engine.core.maintenance import due_work
@@ -326,9 +326,9 @@ def finishing(
         client.zk.ms += max(1, round(seconds * 1000))
 
     changed, connected = SimpleNamespace(count=0, wait=wait), SimpleNamespace(is_set=lambda: True)
-    monkeypatch.setattr(background, "run", lambda _session, procedure: client.do(procedure, fault))
+    monkeypatch.setattr(background_maintenance, "run", lambda _session, procedure: client.do(procedure, fault))
     session = SimpleNamespace(memory=contextlib.nullcontext(), changed=changed, closed=closed, connected=connected)
-    background._finish_pending(session, client.context)
+    background_maintenance._finish_pending(session, client.context)
     assert not client.context.pending.finishing
     return pauses
 
@@ -367,5 +367,5 @@ def test_other_debts_that_cannot_be_paid_hold_nothing_back(error: Exception, mon
         yield
 
     monkeypatch.setattr("airflow_provider_zkmq.engine.core.maintenance.due_work.close_pending", refused)
-    assert all(pause >= background.RETRY_SECONDS for pause in finishing(client, monkeypatch))
+    assert all(pause >= background_maintenance.RETRY_SECONDS for pause in finishing(client, monkeypatch))
     assert told == {"a": [None], "b": [None]}

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_zkmq.engine.core.claim import claim, take
 from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle, transaction

@@ -17,7 +17,7 @@ from pyspark.sql import types
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from airflow_provider_zkmq.engine import AnyQueue, ConfigError, OrderedEnum, QueueNotFound, Scanned, Zkmq
-from airflow_provider_zkmq.spark.source import ZkmqDataSource, connecting, errors, options, reading
+from airflow_provider_zkmq.spark.source import ZkmqDataSource, connecting, errors, reading
 from airflow_provider_zkmq.spark.source.errors import SourceError
 from airflow_provider_zkmq.spark.source.options import READ, SourceOptions
 from airflow_provider_zkmq.spark.source.reading import (
@@ -255,9 +255,9 @@ def test_errors_in_a_worker_are_all_that_spark_shows(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
     with pytest.raises(SourceError, match="^queue 'x'"), errors.plainly():
         raise QueueNotFound("queue 'x' does not exist")
-    assert "SPARK_HIDE_TRACEBACK" not in options.os.environ
+    assert "SPARK_HIDE_TRACEBACK" not in connecting.os.environ
     monkeypatch.setenv("PYTHON_WORKER_FACTORY_PORT", "1")
     with pytest.raises(SourceError), errors.plainly():
         raise SourceError("no")
-    assert options.os.environ["SPARK_HIDE_TRACEBACK"] == "1"
+    assert connecting.os.environ["SPARK_HIDE_TRACEBACK"] == "1"
     monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim.claim import claim_many
-from airflow_provider_zkmq.engine.core.claim.claim_loop import go_on
+from airflow_provider_zkmq.engine.core.claim.claim_iterator import go_on
 from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.client_state import FIRST_PAUSE, Caller, Claimed, RetryTimes, Schedule
 from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum, parse_selector
 from airflow_provider_zkmq.engine.core.model.handler_outcomes import Retry
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.tasks import enqueue, settle
 from airflow_provider_zkmq.engine.core.tasks.settle import DeferredCompletions

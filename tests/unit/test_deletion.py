@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.read import claim_status, queue_existence
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, settle, transaction
 from airflow_provider_zkmq.engine.core.zk_operations import Children, Create, Delete, Multi, Op

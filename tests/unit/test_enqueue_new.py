@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import collect
-from airflow_provider_zkmq.engine.core.model.message import Message, NewTasks
+from airflow_provider_zkmq.engine.core.model.new_message import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read import server_clock

@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine.core.client_state import Context
 from airflow_provider_zkmq.engine.core.maintenance import collect, consumer_registry, due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.handler_outcomes import Error, Retry, Snooze, Success
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.records import TaskState
 from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy, load_settings
 from airflow_provider_zkmq.engine.core.model.znode_names import Lane

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import enqueue, interventions, settle, transaction
 from airflow_provider_zkmq.engine.core.write import transitions

@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.core import client_state
 from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.client_state import Caller, Claimed
 from airflow_provider_zkmq.engine.core.maintenance.consumer_registry import register
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.tasks import batches, enqueue, interventions, settle, transaction

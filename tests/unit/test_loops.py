@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.engine.core.claim.claim_loop import Loop, go_on
+from airflow_provider_zkmq.engine.core.claim.claim_iterator import Loop, go_on
 from airflow_provider_zkmq.engine.core.client_state import Caller
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.tasks import admin

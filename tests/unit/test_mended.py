@@ -12,13 +12,13 @@ from airflow_provider_zkmq.engine.core.claim.take import RankedEntry, Wanted, st
 from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, String
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.read.watch_cache import listing
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, settle
-from airflow_provider_zkmq.engine.core.write import batch_end, rerun
+from airflow_provider_zkmq.engine.core.write import batch_end, next_run
 from airflow_provider_zkmq.engine.core.write.commit import Change, Plan, Refusal, commit
 from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from airflow_provider_zkmq.engine.core.zk_operations import (
@@ -265,7 +265,7 @@ def test_a_task_with_a_damaged_run_in_escrow_ends_as_it_would_without(data: byte
 def test_a_run_that_cannot_be_inserted_is_given_up() -> None:
     """A stranger under the task's data leaves no room for the next run: the present one is finished all the same."""
     [run] = (maker := new_queue()).do(enqueue.prepare_many(maker.context, [Message(b"x", task_id="a")]))
-    client, claimed = escrowed(rerun.pack(run))
+    client, claimed = escrowed(next_run.pack(run))
     assert client.write(Create(client.context.paths.task("a", "data") + "/foreign")).committed
     client.complete(claimed)
     assert client.check()["a"].state is State.FINISHED

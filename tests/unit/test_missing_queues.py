@@ -9,9 +9,9 @@ import pytest
 from airflow_provider_zkmq.engine import ClaimLost, QueueNotFound, TaskNotFound, WaitTimeout
 from airflow_provider_zkmq.engine.api.internal_methods import QueueInternals
 from airflow_provider_zkmq.engine.api.queue_methods import QueueMethods
-from airflow_provider_zkmq.engine.core.claim import claim, claim_loop
+from airflow_provider_zkmq.engine.core.claim import claim, claim_iterator
 from airflow_provider_zkmq.engine.core.client_state import Caller
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.read import inspect, queue_existence, watch_tasks
 from airflow_provider_zkmq.engine.core.read.configuration import Archive
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, settle
@@ -63,7 +63,7 @@ def asked(request: Any) -> Any:
 
 def called(name: str, context: Any) -> Any:
     if name == "claims":
-        return claim_loop.go_on(claim_loop.request_loop(context, timeout=0), Caller())
+        return claim_iterator.go_on(claim_iterator.request_loop(context, timeout=0), Caller())
     if name == "claim_handle":
         return asked(claim.request_handle(context, "a", 1))
     options = {"confirm": True} if name == "delete" else {}

@@ -29,7 +29,7 @@ from airflow_provider_zkmq.engine.core.model.filters import (
     parse_filters,
     parse_selector,
 )
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.records import Attempt, TaskState, clip
 from airflow_provider_zkmq.engine.core.model.settings import (
     ConsumeOnce,

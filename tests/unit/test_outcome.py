@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.model.handler_outcomes import Handled, Retry, Snooze, Success
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read.claim_status import current_claim
 from airflow_provider_zkmq.engine.core.tasks import settle, transaction

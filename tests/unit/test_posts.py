@@ -11,7 +11,7 @@ import pytest
 from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import KeeperState
 
-from airflow_provider_zkmq.engine.api import background
+from airflow_provider_zkmq.engine.api import background_maintenance
 from airflow_provider_zkmq.engine.api.client import new_context
 from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.model.records import TaskState
@@ -153,7 +153,7 @@ def test_a_lost_mark_is_paid_while_another_thread_has_the_memory(
         return
         yield
 
-    monkeypatch.setattr(background, "finish_pending", finish_later)
+    monkeypatch.setattr(background_maintenance, "finish_pending", finish_later)
     session.connected.set()
     claimed = claimed_one(session)
     run(session, settle.begin(context, claimed))
@@ -183,5 +183,5 @@ def test_where_no_thread_is_to_be_had_the_debt_stays(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
         session.client._notify_pending(KeeperState.CONNECTING)
-    assert background.has_pending(context)
+    assert background_maintenance.has_pending(context)
     assert not context.pending.finishing

@@ -12,8 +12,8 @@ import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ClaimLost, ConfigError, Success, Worker
 from airflow_provider_zkmq.engine.coroutine_runners import Background, run_blocking
-from airflow_provider_zkmq.engine.working import deliveries, worker_base
-from airflow_provider_zkmq.engine.working.deliveries import NOT_BEGUN, Delivery, PrefetchedDeliveries
+from airflow_provider_zkmq.engine.working import held_deliveries, worker_base
+from airflow_provider_zkmq.engine.working.held_deliveries import NOT_BEGUN, Delivery, PrefetchedDeliveries
 from tests.integration.fronts import KINDS
 from tests.support import eventually
 from tests.unit.listed import Made, workers
@@ -130,11 +130,11 @@ def test_what_waits_comes_in_order_and_is_overdue_in_time(monkeypatch: pytest.Mo
     first, second, third = (Delivery(ListClaim(prefetched=True), None) for _ in range(3))
     taken.put([first, second])
     assert (taken.overdue(), taken.until_overdue(0.5)) == ([], 0.5)
-    monkeypatch.setattr(deliveries, "HELD_SECONDS", 0.0)
+    monkeypatch.setattr(held_deliveries, "HELD_SECONDS", 0.0)
     assert taken.until_overdue(0.5) == 0.0
     assert taken.overdue() == [first, second]
     assert (taken.take(), taken.until_overdue(0.5)) == (None, 0.5)
-    monkeypatch.setattr(deliveries, "HELD_SECONDS", 3600.0)
+    monkeypatch.setattr(held_deliveries, "HELD_SECONDS", 3600.0)
     taken.put([third])
     assert taken.overdue(every=True) == [third]
 
@@ -199,9 +199,9 @@ def test_a_handler_that_turns_out_slow_holds_up_nothing(
     def handler(task: Any) -> None:
         called.append(task)
         if len(called) == 2:  # the first of a group
-            monkeypatch.setattr(deliveries, "HELD_SECONDS", 0.0)
+            monkeypatch.setattr(held_deliveries, "HELD_SECONDS", 0.0)
             eventually(lambda: ends(queue).count(NOT_BEGUN) == 7)
-            monkeypatch.setattr(deliveries, "HELD_SECONDS", 3600.0)
+            monkeypatch.setattr(held_deliveries, "HELD_SECONDS", 3600.0)
 
     it = made(queue, handler, prefetch=8)
     it.run(until_empty=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine.core.claim import claim
-from airflow_provider_zkmq.engine.core.claim.ready import ready
+from airflow_provider_zkmq.engine.core.claim.wait_until_ready import ready
 from airflow_provider_zkmq.engine.core.maintenance import consumer_registry
 from airflow_provider_zkmq.engine.core.model.filters import String
 from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy

@@ -24,7 +24,7 @@ from airflow_provider_zkmq.engine import (
 from airflow_provider_zkmq.engine.api.transaction_procedures import Transaction
 from airflow_provider_zkmq.engine.connection_config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.maintenance import due_work
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, transaction

@@ -8,14 +8,14 @@ import pytest
 
 from airflow_provider_zkmq.engine.core.maintenance import collect, due_work
 from airflow_provider_zkmq.engine.core.model.filters import String
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read import completion_log, configuration, inspect, server_clock
 from airflow_provider_zkmq.engine.core.read.claim_status import current_claim
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, settle
 from airflow_provider_zkmq.engine.core.write import commit
-from airflow_provider_zkmq.engine.core.write.rerun import ESCROW_ROOM
+from airflow_provider_zkmq.engine.core.write.next_run import ESCROW_ROOM
 from airflow_provider_zkmq.engine.core.write.transitions import Current
 from airflow_provider_zkmq.engine.core.zk_operations import MAX_REQUEST, Check, Multi, SetData
 from airflow_provider_zkmq.engine.errors import DuplicateTask, TaskTooLarge

@@ -16,7 +16,7 @@ from airflow_provider_zkmq.engine.api.client import AsyncZkmq
 from airflow_provider_zkmq.engine.api.queue import AsyncClaim, AsyncQueue, Claim, Queue
 from airflow_provider_zkmq.engine.api.transactions import AsyncUnitOfWork, UnitOfWork
 from airflow_provider_zkmq.engine.connect import AnyClaim, Zkmq
-from airflow_provider_zkmq.engine.core.model.message import Message, NewTasks
+from airflow_provider_zkmq.engine.core.model.new_message import Message, NewTasks
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read.inspect import Task
 from airflow_provider_zkmq.engine.queue_internals import internals

@@ -14,7 +14,7 @@ from airflow_provider_zkmq.engine.core.claim import claim
 from airflow_provider_zkmq.engine.core.claim.take import Wanted
 from airflow_provider_zkmq.engine.core.client_state import Claimed, Context, Runtime
 from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING, Selector, parse_selector
-from airflow_provider_zkmq.engine.core.model.message import Message
+from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.records import HistoryEntry, TaskState, parse_history_name
 from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State

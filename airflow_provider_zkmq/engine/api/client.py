@@ -24,7 +24,7 @@ from ..log import log
 from ..zk.connection import CallDeadline, left
 from ..zk.procedure_drivers import open_session, run
 from ..zk.session import Session, ThreadSignal
-from .background import MaintenanceThread, finish_later
+from .background_maintenance import MaintenanceThread, finish_later
 from .calls import Api, AsyncApi, SyncApi, in_thread, not_cleaned_up
 from .queue import AsyncQueue, Queue
 from .transaction_procedures import Transaction

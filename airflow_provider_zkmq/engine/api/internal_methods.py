@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ..core.claim import claim, take
 from ..core.maintenance import due_work
 from ..core.model.filters import FilterMethods, Selector
-from ..core.model.message import Message, NewTasks
+from ..core.model.new_message import Message, NewTasks
 from ..core.model.records import Ended
 from ..core.model.states import State
 from ..core.model.values import Duration, Moment

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..working.async_worker import AsyncWorker
 from ..working.worker import Worker
-from .claim_methods import AsyncClaim, Claim
+from .claims import AsyncClaim, Claim
 from .internal_methods import AsyncQueueInternals, QueueInternals
 from .queue_methods import AsyncQueueMethods, QueueMethods
 

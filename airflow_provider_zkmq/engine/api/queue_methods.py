@@ -7,14 +7,14 @@ from typing import Any
 
 from .. import errors
 from ..core import client_state
-from ..core.claim import claim, claim_loop, ready, take
+from ..core.claim import claim, claim_iterator, take, wait_until_ready
 from ..core.client_state import Claimed, Context, never_stopping
 from ..core.maintenance import collect, consumer_registry, fsck
 from ..core.maintenance.collect import Collected
 from ..core.maintenance.consumer_registry import Consumer
 from ..core.maintenance.fsck import FsckReport
 from ..core.model.filters import FilterMethods, FilterType, Selector
-from ..core.model.message import Message, OnConflict
+from ..core.model.new_message import Message, OnConflict
 from ..core.model.settings import RetryPolicy
 from ..core.model.states import State, Status
 from ..core.model.values import Duration, Moment, WaitFor
@@ -26,8 +26,8 @@ from ..core.tasks import admin, batches, enqueue, interventions
 from ..core.tasks.batches import Batch
 from .bases import QueueBase
 from .calls import AsyncClaiming, SyncClaiming, first, first_or_none
-from .claim_loops import AsyncClaims, Claims
-from .claim_methods import AsyncClaim, Claim
+from .claim_iterators import AsyncClaims, Claims
+from .claims import AsyncClaim, Claim
 from .transactions import AsyncUnitOfWork, UnitOfWork
 
 
@@ -257,7 +257,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         self._used(self._context)
         return AsyncClaims(
             self._session,
-            claim_loop.request_loop(
+            claim_iterator.request_loop(
                 self._context,
                 node,
                 filter_method,
@@ -288,7 +288,9 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         queue's declarations refuse, and `QueueNotFound`, also while it waits.
         """
         return await self._carry_out(
-            ready.ready(self._context, node, filter_method, selector=selector, timeout=timeout, stopping=stopping)
+            wait_until_ready.ready(
+                self._context, node, filter_method, selector=selector, timeout=timeout, stopping=stopping
+            )
         )
 
     async def task(self, task_id: str) -> Task:
@@ -778,7 +780,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         self._used(self._context)
         return Claims(
             self._session,
-            claim_loop.request_loop(
+            claim_iterator.request_loop(
                 self._context,
                 node,
                 filter_method,
@@ -809,7 +811,9 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         queue's declarations refuse, and `QueueNotFound`, also while it waits.
         """
         return self._carry_out(
-            ready.ready(self._context, node, filter_method, selector=selector, timeout=timeout, stopping=stopping)
+            wait_until_ready.ready(
+                self._context, node, filter_method, selector=selector, timeout=timeout, stopping=stopping
+            )
         )
 
     def task(self, task_id: str) -> Task:

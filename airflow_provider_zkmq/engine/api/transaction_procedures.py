@@ -10,7 +10,7 @@ from ..core.client_state import Caller, Claimed, Context
 from ..core.maintenance.due_work import give_back
 from ..core.model.filters import FilterMethods, Selector
 from ..core.model.handler_outcomes import Handled
-from ..core.model.message import Message
+from ..core.model.new_message import Message
 from ..core.model.values import Duration, seconds
 from ..core.read.inspect import Task, task_of_claim
 from ..core.read.queue_existence import unless_missing

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from ..core.model.handler_outcomes import Handled, Retry
 from ..coroutine_runners import OF_CALLS, Background
 from . import worker_base
-from .deliveries import NOT_BEGUN, Deliveries, Delivery
+from .held_deliveries import NOT_BEGUN, Deliveries, Delivery
 from .interfaces import WorkerClaim, WorkerQueue
 
 #: How long a cancelled task is waited for, and how often it is told again to end.

@@ -12,7 +12,7 @@ from ..coroutine_runners import run_blocking
 from ..errors import ZkmqError
 from ..log import log
 from . import worker_base
-from .deliveries import NOT_BEGUN, Delivery
+from .held_deliveries import NOT_BEGUN, Delivery
 from .interfaces import BlockingWorkerQueue, WorkerClaim
 
 

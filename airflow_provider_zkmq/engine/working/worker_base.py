@@ -23,7 +23,7 @@ from ..core.read.inspect import Task
 from ..core.tasks.settle_by_outcome import error_text
 from ..errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, SessionLost, TransportError, ZkmqError
 from ..log import log
-from .deliveries import NOT_BEGUN, Budget, Deliveries, Delivery, Handler, PrefetchedDeliveries, Settled
+from .held_deliveries import NOT_BEGUN, Budget, Deliveries, Delivery, Handler, PrefetchedDeliveries, Settled
 from .interfaces import Choice, ClaimOptions, WorkerClaim, WorkerQueue, WorkerTransaction
 
 # --- One task, handled: what its handler gets, and what becomes of what it returns or raises.

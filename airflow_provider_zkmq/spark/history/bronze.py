@@ -23,7 +23,7 @@ from ...engine import AnyQueue, Archive, ConfigError, Ended, Unreadable
 from ...engine.queue_internals import internals
 from ..source.connecting import Connect, open_client
 from .queue_reader import ENDED, SCHEMA, reader
-from .table_files import stage
+from .stage_and_load import stage
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.

@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 from ...delta_tables import Staged, Table
 from .queue_reader import DAY_MS
 from .silver import DELIVERIES, RUNS, check_behind
-from .table_files import Counts, day_of, load, milliseconds, stage
+from .stage_and_load import Counts, day_of, load, milliseconds, stage
 
 # --- Silver rows as numbers for each hour: of classes and of consumers. Columns only: nothing is read or written here.
 #

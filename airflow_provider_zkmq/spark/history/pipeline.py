@@ -23,7 +23,7 @@ from .bronze import archive_queue
 from .gold import summarise
 from .retention import Retention, retain
 from .silver import refine
-from .table_files import Counts, check_writable
+from .stage_and_load import Counts, check_writable
 
 #: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
 _OWN_ERRORS: Final = "airflow_provider_zkmq.engine.errors."

@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from ...delta_tables import Table
 from ...engine import ConfigError
 from .queue_reader import SCHEMA
-from .table_files import Counts, day_of, load, milliseconds, names, stage
+from .stage_and_load import Counts, day_of, load, milliseconds, names, stage
 
 # --- Bronze rows as silver rows: one for each run, one for each delivery. Only columns: nothing is read or written.
 

@@ -10,8 +10,8 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from ..history import dataframes
-from ..history.dataframes import Directory
+from ..history import table_reader
+from ..history.table_reader import Directory
 from .rendering import Row, Section, Table, label, moment, printable, several, span, spell
 
 # --- The tables of the history, cut to the time and the queues that are asked for.
@@ -57,7 +57,12 @@ def read(
     only = queues[0] if len(queues) == 1 else None
     first, last = (None if when is None else when.astimezone(UTC).date() for when in (since, until))
     found = []
-    for table in (dataframes.read_runs, dataframes.read_deliveries, dataframes.read_hourly, dataframes.read_consumers):
+    for table in (
+        table_reader.read_runs,
+        table_reader.read_deliveries,
+        table_reader.read_hourly,
+        table_reader.read_consumers,
+    ):
         frame = table(spark, directory, only, since=first, until=last)
         moment = f.col("hour" if "hour" in frame.columns else "ended_at")
         frame = frame if since is None else frame.where(moment >= f.lit(since))

@@ -19,7 +19,7 @@ from ..read import bulk_read, claim_status, server_clock, watch_cache
 from ..tasks.interventions import rescue_task
 from ..tasks.settle import begin_again, has_overdue, release, seconds_until_deferred, settle_deferred
 from ..transaction_retries import Holds, damaged, proven, transact
-from ..write import rerun, transitions
+from ..write import next_run, transitions
 from ..write.batch_end import close_batches, close_pending
 from ..write.commit import Plan, Sent, Why, commit, mending, send_together
 from ..write.transitions import Current
@@ -151,7 +151,7 @@ def _promote_one(context: Context, current: Current) -> Procedure[bool]:
     state = current.state
     if state.state is State.FINISHED:  # its dedupe window has ended, and a run is held in escrow
         ended = state.with_attempt("finished", state.ended or 0, None, state.started)
-        return (yield from rerun.rerun(context, current.with_state(ended), context.marks.nonce())).committed
+        return (yield from next_run.rerun(context, current.with_state(ended), context.marks.nonce())).committed
     build = partial(transitions.promote, context, current)
     return (yield from _committed((yield from build()), build))
 
@@ -196,14 +196,14 @@ def take_lock(context: Context) -> Procedure[bool]:
     lock = zk.Create(context.paths.at("lock"), content.encode(), ephemeral=True)
     outcome = yield from transact(zk.Multi((lock,)))
     if not outcome.committed:
-        outcome = (yield from proven(_is_ours(context))) or outcome
+        outcome = (yield from proven(_lock_proof(context))) or outcome
     context.maintenance.left = outcome.committed
     if outcome.failure is zk.Failure.OTHER:
         context.warn_once(lock.path, f"clean-up goes on without its lock, which cannot be made: {outcome.detail}")
     return outcome.committed or outcome.failure is zk.Failure.OTHER
 
 
-def _is_ours(context: Context) -> Holds:
+def _lock_proof(context: Context) -> Holds:
     """What shows that the lock is this client's."""
     return Holds(((context.paths.at("lock"), (context.maintenance.content or "").encode()),))
 
@@ -225,7 +225,7 @@ def release_abandoned_lock(context: Context) -> Procedure[None]:
         return
     context.maintenance.busy = True
     try:
-        if (yield from proven(_is_ours(context))) is not None:
+        if (yield from proven(_lock_proof(context))) is not None:
             yield from give_lock_back(context)
         else:
             context.maintenance.left = False

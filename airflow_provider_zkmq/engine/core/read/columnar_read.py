@@ -170,7 +170,7 @@ class _Scan:
         """When the present run of each was enqueued: the data's znode is made anew for each run of an id.
 
         The metadata's is not: as long as it was never written again, it came with the data, and nobody need ask for
-        these. Where there is none, the data came with the record (`core.write.rerun`). Of others the data are asked
+        these. Where there is none, the data came with the record (`core.write.next_run`). Of others the data are asked
         for, but for their bytes.
         """
         unknown: list[Row] = []

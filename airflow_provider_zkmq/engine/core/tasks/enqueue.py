@@ -15,7 +15,7 @@ from ... import errors
 from .. import zk_operations as zk
 from ..client_state import Context, Mark
 from ..model.filters import parse_filters
-from ..model.message import (
+from ..model.new_message import (
     Message,
     NewTasks,
     OnConflict,
@@ -34,7 +34,7 @@ from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import known_conf, read_conf
 from ..read.inspect import member_id
 from ..transaction_retries import Tries, refused
-from ..write import new_task, rerun, transitions
+from ..write import new_task, next_run, transitions
 from ..write.commit import Change, Plan, Refusal, Sent, Why, anew, commit, queue_deleted, send, send_together
 from ..zk_operations import Procedure
 from .batches import Batch, Opened, is_sealed, open_batch, read_batch, seal_batch
@@ -102,7 +102,7 @@ def _action(new: new_task.NewTask, state: TaskState, status: Status) -> Action |
         case Status.QUEUED | Status.QUEUED_WITH_BACKOFF:
             return _update if new.update else None
         case Status.LOCKED | Status.LOCKED_WITH_REQUEUE | Status.DONE_WITH_BACKOFF | Status.DONE_WITH_REQUEUE:
-            return rerun.hold_in_escrow if new.requeue and (new.update or not state.requeue) else None
+            return next_run.hold_in_escrow if new.requeue and (new.update or not state.requeue) else None
         case _:
             return None
 
@@ -133,7 +133,7 @@ def run_anew(context: Context, new: new_task.NewTask, current: transitions.Curre
     before = current
     if state.state is State.FINISHED:
         before = current.with_state(state.with_attempt("finished", state.ended or 0, None, state.started))
-    plan = yield from rerun.insert_run(context, before, new, Event.ENQUEUE_AGAIN, extra, result=False)
+    plan = yield from next_run.insert_run(context, before, new, Event.ENQUEUE_AGAIN, extra, result=False)
     return (yield from transitions.with_history(context, current, plan))
 
 
@@ -156,7 +156,7 @@ def _update(context: Context, new: new_task.NewTask, current: transitions.Curren
     updated = structs.replace(updated, metadata=state.metadata or new.has_metadata)
 
     def after(place: str) -> TaskState:
-        return structs.replace(rerun.as_requested(updated, new, place), rank=rank)
+        return structs.replace(next_run.as_requested(updated, new, place), rank=rank)
 
     place = state.place if stays else f"{new.lane.name}//{entry}"
     if due == state.due and (stays or due is not None):

@@ -10,7 +10,7 @@ from typing import Final
 from ... import errors
 from .. import zk_operations as zk
 from ..client_state import Context
-from ..model.message import encode_data
+from ..model.new_message import encode_data
 from ..model.records import TaskState
 from ..model.states import TRANSITIONS, Event, State, step
 from ..model.znode_names import check_name, entry_name, is_prefetched
@@ -18,9 +18,9 @@ from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import read_conf
 from ..read.inspect import as_state, checked_ids, listed_ids
 from ..transaction_retries import Tries, damaged
-from ..write import rerun, transitions
+from ..write import next_run, transitions
 from ..write.commit import CommitResult, Plan, Why, anew, commit, mending, send_together
-from ..write.rerun import next_run
+from ..write.next_run import next_run_plan
 from ..write.transitions import Current, next_record, notes_of, rejoin, with_history
 from ..zk_operations import Procedure
 from .settle import cancel_note
@@ -90,7 +90,7 @@ def _give_back_lapsed(
     if not state.retry(conf.policy).exhausted(state.attempt):
         build = partial(transitions.rescue, context, current, nonce, why, checks)
     elif state.requeue:
-        return (yield from rerun.rerun(context, current, nonce, guards=checks))
+        return (yield from next_run.rerun(context, current, nonce, guards=checks))
     else:
         build = partial(transitions.to_dead, context, current, Event.RESCUE_FINAL, nonce, why, now, checks)
     return (yield from commit((yield from build()), mending(build)))
@@ -200,7 +200,7 @@ def revoke(
             due = now + int(policy.backoff(state.attempt, rand) * 1000)
             return (yield from transitions.fail(context, current, nonce, error, due if due > now else None, guards))
         if state.requeue:
-            return (yield from next_run(context, current, nonce, guards))
+            return (yield from next_run_plan(context, current, nonce, guards))
         return (yield from transitions.to_dead(context, current, Event.FAIL_FINAL, nonce, error, now, guards))
 
     after = yield from _change(context, task_id, "taking away of", build, version)

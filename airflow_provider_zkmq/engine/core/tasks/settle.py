@@ -12,7 +12,7 @@ from msgspec import structs
 from ... import errors
 from .. import zk_operations as zk
 from ..client_state import Claimed, Context, DeferredCompletion, Sender, Turn
-from ..model.message import encode_data
+from ..model.new_message import encode_data
 from ..model.records import TaskState, clip
 from ..model.settings import Conf
 from ..model.states import Event, State
@@ -20,7 +20,7 @@ from ..model.values import Duration, dump, optional_seconds, seconds
 from ..read import bulk_read, claim_status, server_clock
 from ..read.configuration import read_conf
 from ..transaction_retries import Tries, failed_at, refused, transact
-from ..write import batch_end, rerun, transitions
+from ..write import batch_end, next_run, transitions
 from ..write.commit import Chain, CommitResult, Plan, Refusal, Settling, Why, alone, commit, send
 from ..write.transitions import Current, beginning, notes_of, result_write
 from ..zk_operations import Procedure
@@ -375,7 +375,7 @@ def kill_exhausted(context: Context, current: Current, now: int) -> Procedure[bo
     """Move a pending task to the dead letters instead of handing it out; False if it changed meanwhile."""
     nonce, state = context.marks.nonce(), current.state
     if state.requeue:
-        return (yield from rerun.rerun(context, current, nonce)).committed
+        return (yield from next_run.rerun(context, current, nonce)).committed
     why = f"it was delivered {state.attempt} times, and its policy has been lowered to allow no more"
     error = f"{why}; the last delivery ended with: {state.error}" if state.error else why
     plan = yield from transitions.to_dead(context, current, Event.ATTEMPTS_EXHAUSTED, nonce, error, now)
@@ -434,7 +434,7 @@ def complete(
         if current.state.requeue and until is None:
             before = current.with_state(current.state.with_attempt("finished", times.ended, None, times.started))
             extra = [result_write(context, current, data)]
-            return rerun.rerun(context, before, nonce, extra, result=True)
+            return next_run.rerun(context, before, nonce, extra, result=True)
         finish = partial(transitions.finish, context, current, nonce, data, now, times, until)
         return _carry_out(claimed, finish)
 
@@ -484,7 +484,7 @@ def failed(
             due = now + int(pause * 1000) if pause >= 0.001 else None
             return _carry_out(claimed, partial(transitions.fail, context, before, nonce, text, due))
         if state.requeue:
-            return rerun.rerun(context, before, nonce)
+            return next_run.rerun(context, before, nonce)
         to_dead = partial(transitions.to_dead, context, before, Event.FAIL_FINAL, nonce, text, now)
         return _carry_out(claimed, to_dead)
 

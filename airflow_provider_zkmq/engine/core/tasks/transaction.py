@@ -9,11 +9,11 @@ from functools import partial
 
 from ... import errors
 from ..client_state import Claimed, Context, UnsettledClaim
-from ..model.message import Message, encode_data
+from ..model.new_message import Message, encode_data
 from ..read.configuration import default_conf, fresh_conf, read_conf
 from ..read.server_clock import server_time
 from ..transaction_retries import Recorded, damaged, proven, refused
-from ..write import rerun, transitions
+from ..write import next_run, transitions
 from ..write.commit import Plan, Refusal, Why, known_bucket, merge, queue_deleted
 from ..write.commit import commit as commit_plan
 from ..write.new_task import NewTask, insert, prepare, with_filters
@@ -191,7 +191,7 @@ def _finish(context: Context, claimed: Claimed, result: bytes, *, runs_follow: b
         before = current.with_state(claimed.state.with_attempt("finished", times.ended, None, times.started))
         kept = [transitions.result_write(context, current, result)]
         with suppress(errors.CorruptRecord):
-            plan = yield from rerun.next_run(context, before, nonce, kept, result=True)
+            plan = yield from next_run.next_run_plan(context, before, nonce, kept, result=True)
     if plan is None:
         plan = yield from transitions.finish(context, current, nonce, result, now, times)
     record = context.paths.task(claimed.task_id, "state")

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from ...errors import ConfigError, TaskTooLarge
 from ..client_state import Context
 from ..model.filters import parse_filters
-from ..model.message import NO_METADATA, Message, check_on_conflict, encode_data, encode_metadata
+from ..model.new_message import NO_METADATA, Message, check_on_conflict, encode_data, encode_metadata
 from ..model.records import TaskState
 from ..model.settings import Conf, RetryPolicy, checked_policy
 from ..model.states import State

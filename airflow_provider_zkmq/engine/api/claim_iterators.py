@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
-from ..core.claim.claim_loop import Loop, go_on, wind_up
+from ..core.claim.claim_iterator import Loop, go_on, wind_up
 from ..core.client_state import Caller, Claimed, Context
 from ..coroutine_runners import OF_CALLS
 from ..errors import TransportError

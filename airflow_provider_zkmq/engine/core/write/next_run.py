@@ -115,7 +115,9 @@ def rerun(
         return given_up
 
 
-def next_run(context: Context, current: Current, nonce: str, extra: Ops, *, result: bool = False) -> Procedure[Plan]:
+def next_run_plan(
+    context: Context, current: Current, nonce: str, extra: Ops, *, result: bool = False
+) -> Procedure[Plan]:
     """The plan of `rerun`, to be carried out with others. Raises `CorruptRecord`."""
     result = result or current.state.result
     node: Node | None = yield Get(context.paths.task(current.task_id, "requeue"))

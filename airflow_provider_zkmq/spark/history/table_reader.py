@@ -14,7 +14,7 @@ from ...delta_tables import open_for_reading
 from .gold import CONSUMERS, HOURLY
 from .queue_reader import SCHEMA
 from .silver import DELIVERIES, RUNS
-from .table_files import load, names
+from .stage_and_load import load, names
 
 Directory: TypeAlias = str | os.PathLike[str]
 Day: TypeAlias = date | None
