@@ -191,7 +191,7 @@ class IdempotentEnqueue:
         try:
             self.outlasting.call(lambda: self.queue.enqueue_many(messages, batch=batch, then=then))
         except engine.DuplicateTask as error:
-            if error.duplicates:
+            if error.duplicates or error.enqueued:
                 raise
             if self._adopts and self._one_written([message.task_id or "" for message in named(messages, batch)]):
                 return len(messages)

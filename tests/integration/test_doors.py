@@ -35,7 +35,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from airflow_provider_zkmq.engine.core.maintenance.due_work import give_lock_back, take_lock
-from airflow_provider_zkmq.engine.zk import access_control
+from airflow_provider_zkmq.engine.zk import acl_check
 from airflow_provider_zkmq.engine.zk.procedure_drivers import run
 from tests.certificates import Authority, Pem
 from tests.integration.clients import kazoo
@@ -227,7 +227,7 @@ def test_a_server_that_asks_for_no_certificate_gets_nothing(doors: Doors, root: 
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
     """What owners were told in this test."""
-    monkeypatch.setattr(access_control, "_WARNED", set())
+    monkeypatch.setattr(acl_check, "_WARNED", set())
     caplog.set_level(logging.WARNING)
     return lambda: "\n".join(record.getMessage() for record in caplog.records)
 

@@ -21,11 +21,13 @@ from airflow_provider_zkmq.engine.core.zk_operations import (
     Create,
     CreateContainer,
     Delete,
+    Exists,
     Get,
     GetMany,
     Multi,
 )
 from airflow_provider_zkmq.engine.errors import (
+    AccessDenied,
     BadMessage,
     ConfigError,
     CorruptRecord,
@@ -366,7 +368,8 @@ def _beside_a_repeat(messages: list[Message], written: int | None, moment: int, 
 
 @pytest.mark.parametrize("fate", ["cancelled", "cancelled and dropped", "died and dropped"])
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_failed_member_stays_one_though_another_task_has_its_id(fate: str, ended: bool) -> None:
+@pytest.mark.parametrize("on_conflict", ["skip", None])
+def test_a_failed_member_stays_one_though_another_task_has_its_id(fate: str, ended: bool, on_conflict: Any) -> None:
     """It went, and somebody enqueued a task of its own under that id: the repeat seals the batch, and takes it not."""
     client = new_queue(policy=RetryPolicy(attempts=1))
     messages = [Message(b"x", task_id="x"), Message(b"y", task_id="y")]
@@ -380,8 +383,10 @@ def test_a_failed_member_stays_one_though_another_task_has_its_id(fate: str, end
     client.put(b"other", task_id="x")
     if ended:
         client.work()
-    assert client.do(enqueue.enqueue_batch(another(client).context, messages, "b")) == ["x", "y"]
+    repeat = enqueue.enqueue_each(another(client).context, messages, batch="b", on_conflict=on_conflict)
+    assert client.do(repeat) == ["x", "y"]
     assert client.check()["x"].batch is None
+    client.do(enqueue.seal(client.context, "b"))
     batch = client.do(batches.read_batch(client.context, "b"))
     assert (batch.total, batch.failed) == (2, ("x",))
 
@@ -472,12 +477,86 @@ def test_clean_up_gives_no_batch_up_to_which_a_member_was_just_added() -> None:
     assert load(client, "a", "c", batch="b") == NewTasks(("c",), ("a",))
 
 
+@pytest.mark.parametrize("verb", ["many", "replace", "batch", "load"])
+def test_what_was_sent_is_known_again_though_credentials_are_refused_meanwhile(verb: str) -> None:
+    """The reply is lost, and the same is refused for its rights when it is sent again: it may have been carried out."""
+    client, sent = new_queue(), count()
+    client.do(enqueue.open_shared(client.context, "b"))
+    on_conflict: Any = {"replace": "replace", "load": "skip"}.get(verb)
+    messages = [Message(b"x", task_id=task_id) for task_id in ("a", "c")]
+    options: dict[str, Any] = {"on_conflict": on_conflict, "batch": "b" if verb in {"batch", "load"} else None}
+
+    def fault(op: Any) -> Any:
+        if writes(client, op, "a"):
+            return {0: LOST_REPLY, 1: AccessDenied("no rights")}.get(next(sent))
+        return None
+
+    told = refused(client, OutcomeUnknown, enqueue.enqueue_each(client.context, messages, **options), None, fault)
+    assert told.task_ids == ("a", "c")
+    ran = client.work()
+    assert client.do(enqueue.enqueue_each(client.context, messages, **options)) == ["a", "c"]
+    assert sorted(ran + client.work()) == ["a", "c"]
+
+
+def test_a_load_that_is_repeated_asks_once_for_its_batch() -> None:
+    """However many members are there: nothing is asked for each of them."""
+    client, seen = with_batch(), list[Any]()
+    load(client, *IDS, batch="b")
+    load(another(client), *IDS, batch="b", fault=lambda op: seen.append(op) if isinstance(op, Exists) else None)
+    assert len([op for op in seen if "/batches/" in op.path]) == 1
+
+
+def test_clean_up_touches_nothing_of_a_batch_that_it_could_not_give_up() -> None:
+    """A member was added meanwhile, or its request was lost: who failed stays failed, and is not written again."""
+    for lost in (False, True):
+        client = with_batch(task_gc_lifetime=100)
+        load(client, "a", batch="b")
+        client.do(interventions.drop(client.context, "a"))
+        client.zk.advance(1_000)
+
+        def meanwhile(op: Any, client: Client = client, lost: bool = lost) -> Any:
+            if isinstance(op, Multi) and isinstance(op.ops[0], Delete) and "~writing" in op.ops[0].path:
+                return LOST_REQUEST if lost else load(another(client), "n", batch="b") and None
+            return None
+
+        client.do(collect.collect_garbage(client.context), meanwhile)
+        assert client.do(batches.read_batch(client.context, "b")).failed == ("a",)
+        assert "a" in load(client, "a", "n", batch="b").existing
+        assert client.work() == ["n"]
+
+
+def test_a_redriven_task_of_an_earlier_batch_is_no_member_of_the_new_one() -> None:
+    """The new batch was refused for its id; redriven, it runs as it was, and the repeat of the batch writes its own."""
+    client = new_queue(task_gc_lifetime=100, policy=RetryPolicy(attempts=1))
+    write = lambda data: enqueue.enqueue_batch(
+        client.context, [Message(data, task_id=task_id) for task_id in ("a", "c")], "b"
+    )
+    client.do(write(b"old"))
+    client.fail(client.claimed(), retry=False)
+    client.work()
+    client.zk.advance(10_000)
+    collected(client)
+    refused(client, DuplicateTask, write(b"new"), "'a' is in use")
+    client.do(interventions.redrive(client.context, "a"))
+    assert client.check()["a"].batch is None
+    assert sorted(client.work()) == ["a", "c"]
+    assert client.do(write(b"new")) == ["a", "c"]
+    assert client.work() == ["a"]
+    batch = client.do(batches.read_batch(client.context, "b"))
+    assert (batch.total, batch.done, batch.failed) == (2, True, ())
+
+
 def test_a_batch_that_lost_its_list_of_the_failed_takes_members() -> None:
     """A batch that lacks a part holds up none of its members: it gets an empty list."""
     client = with_batch()
     client.zk.multi(client.session, (Delete(client.context.paths.batch("b", "failed")),))
+    client.put(task_id="d")
+    client.work()
+    messages = [Message(b"x", task_id=task_id) for task_id in ("a", "c", "d")]
     assert load(client, "a", "c", batch="b") == NewTasks(("a", "c"), ())
-    assert seal(client).total == 2
+    client.zk.multi(client.session, (Delete(client.context.paths.batch("b", "failed")),))
+    assert client.do(enqueue.enqueue_batch(client.context, messages, "b")) == ["a", "c", "d"]
+    assert client.do(batches.read_batch(client.context, "b")).total == 3
 
 
 def test_what_went_with_its_queue_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:

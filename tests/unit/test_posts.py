@@ -19,7 +19,7 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.tasks import settle
 from airflow_provider_zkmq.engine.core.zk_operations import MAX_REQUEST, Get, Multi, Post, SetData
 from airflow_provider_zkmq.engine.errors import TaskTooLarge
-from airflow_provider_zkmq.engine.zk.access_control import Access
+from airflow_provider_zkmq.engine.zk.acl_check import Access
 from airflow_provider_zkmq.engine.zk.procedure_drivers import arun, run
 from airflow_provider_zkmq.engine.zk.session import Session
 from tests.support import eventually

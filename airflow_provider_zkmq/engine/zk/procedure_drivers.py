@@ -21,7 +21,7 @@ from ..core.read.queue_existence import refuse_another_layout
 from ..core.zk_operations import Procedure
 from ..coroutine_runners import run_blocking
 from ..errors import HostNotFound, SessionLost, TaskTooLarge, TransportError, ZkmqError
-from .access_control import ReadAcl
+from .acl_check import ReadAcl
 from .connection import (
     CallDeadline,
     ContainerCreation,

@@ -29,7 +29,7 @@ from ..core.client_state import Runtime
 from ..core.zk_operations import WaitPlace, WaitQueue, Watch
 from ..errors import AccessDenied, SessionLost, TlsRefused, TransportError, Unavailable
 from ..log import log
-from .access_control import Access
+from .acl_check import Access
 from .connection import CallDeadline, Dialer, Limit, RemoveWatches, ZooKeeperClient, is_address, left
 
 # --- Signals for threads and event loops.

@@ -90,8 +90,9 @@ def _forsaken(context: Context, cutoff: int) -> Procedure[None]:
         if alone and marker is not None and marker.stat.mtime <= cutoff:
             last = [zk.Delete(f"{base}/then")] if follow_up is not None else []
             unchanged = zk.Delete(f"{base}/open/{WRITING}", marker.stat.version)  # no member was added meanwhile
-            yield zk.Multi((unchanged, zk.Delete(f"{base}/open"), *last))
-            yield from delete_batch(context, None, base)
+            outcome: zk.Outcome = yield zk.Multi((unchanged, zk.Delete(f"{base}/open"), *last))
+            if outcome.committed:
+                yield from delete_batch(context, None, base)
         elif node is not None and members is None:
             record = bulk_read.unless_corrupt(context, base, partial(batch_end.load_batch, base, node.data))
             if record is not None and "total" not in record:

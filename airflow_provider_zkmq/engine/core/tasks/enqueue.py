@@ -63,15 +63,19 @@ def refuse_a_torso(context: Context, task_id: str) -> Procedure[None]:
         raise errors.CorruptRecord(msg)
 
 
-def _is_member(context: Context, new: new_task.NewTask, record: bulk_read.Record) -> Procedure[bool]:
+def _is_member(context: Context, call: Call, new: new_task.NewTask, record: bulk_read.Record) -> Procedure[bool]:
     """Whether the task with an id is a member of its batch, not of an earlier one of that name, which was deleted."""
     if new.batch is None or record.state.batch != new.batch:
         return False
-    stat: zk.Stat | None = yield zk.Exists(context.paths.batch(new.batch))
-    return stat is not None and stat.czxid < record.stat.mzxid
+    if call.created is None:
+        stat: zk.Stat | None = yield zk.Exists(context.paths.batch(new.batch))
+        if stat is None:
+            return False
+        call.created = stat.czxid
+    return call.created < (record.state.ended_zxid or record.stat.mzxid)
 
 
-def _is_written(context: Context, new: new_task.NewTask, record: bulk_read.Record) -> Procedure[bool]:
+def _is_written(context: Context, call: Call, new: new_task.NewTask, record: bulk_read.Record) -> Procedure[bool]:
     """Whether the task with an id is what is to be written: an earlier try of ours, or an earlier call's same member.
 
     A member stays one once it has ended, and also where it failed, was dropped, and its id was used for another task.
@@ -81,7 +85,7 @@ def _is_written(context: Context, new: new_task.NewTask, record: bulk_read.Recor
         return True
     if new.batch is None:
         return False
-    if (yield from _is_member(context, new, record)):
+    if (yield from _is_member(context, call, new, record)):
         if state.state in ENDED:
             return True
         node: zk.Node | None = yield zk.Get(context.paths.task(new.task_id, "data"))
@@ -199,6 +203,8 @@ class Call:
     restored: int = 0
     """How often the servers had gone back when it began."""
     opened: bool = False
+    created: int | None = None
+    """The transaction that created the batch, where that was read."""
     sent: dict[str, new_task.NewTask] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
 
@@ -214,6 +220,12 @@ class Call:
     def done(self, new_tasks: Iterable[new_task.NewTask]) -> None:
         """These are written."""
         self.written.update(new.task_id for new in new_tasks)
+
+    def gone(self) -> None:
+        """What was written went with its batch."""
+        self.sent.clear()
+        self.written.clear()
+        self.opened = False
 
 
 def begin(
@@ -250,8 +262,8 @@ def run_call(context: Context, call: Call, procedure: Procedure[T]) -> Procedure
     except errors.DuplicateTask as error:
         error.enqueued = tuple(new.task_id for new in call.new_tasks if new.task_id in call.written)
         raise
-    except (errors.ConfigError, errors.QueueNotFound):
-        raise  # what was written went with its queue, or ends with a batch that takes no more
+    except errors.QueueNotFound:
+        raise  # what was written went with it
     except errors.TransportError as error:
         if not (call.sent or call.opened):
             raise
@@ -402,6 +414,7 @@ class _Group:
             return None
         msg = f"batch {name!r} of queue {self.context.queue!r} is not open for new tasks: "
         if not (yield from is_sealed(self.context, name)):
+            self.call.gone()
             return errors.ConfigError(msg + "it was deleted, or never opened")
         msg += "it was written to its end by another call"
         return errors.ConfigError(msg) if self.first.only_new else errors.DuplicateTask(msg)
@@ -477,7 +490,8 @@ class _Group:
                 yield from refuse_a_torso(context, new.task_id)
                 return True
             state = TaskState.decode(path, node.data)
-            self.written = yield from _is_written(context, new, bulk_read.Record(new.task_id, node.stat, state))
+            record = bulk_read.Record(new.task_id, node.stat, state)
+            self.written = yield from _is_written(context, self.call, new, record)
             if self.written:
                 break
             status = yield from claim_status.status_of(context, state)
@@ -501,6 +515,9 @@ class _Group:
                 closed = yield from self._batch_is_closed(committed.refusal)
                 if closed is not None:
                     raise closed
+                missing = committed.refusal.outcome.failure is zk.Failure.NO_NODE
+                if missing and committed.refusal.path == new.failed_name(context):
+                    yield from self._leave_out_failed(there=False)
                 yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, node.stat.mzxid)
         return False
 
@@ -798,8 +815,10 @@ def _missing(
         elif record is not bulk_read.Unread.MISSING:
             call.refused([new])
             existing.add(new.task_id)
-            member = isinstance(record, bulk_read.Record) and (yield from _is_member(context, new, record))
-            if new.batch is not None and not member:
+            if new.batch is None:
+                continue
+            member = isinstance(record, bulk_read.Record) and (yield from _is_member(context, call, new, record))
+            if not member and (yield zk.Exists(new.failed_name(context))) is None:
                 msg = f"task id {new.task_id!r} is in use by a task that is no member of batch {new.batch!r}"
                 raise errors.DuplicateTask(msg, duplicates=[new.task_id])
         elif new.task_id in found:  # met a moment ago: it was deleted meanwhile, unless it never was a task

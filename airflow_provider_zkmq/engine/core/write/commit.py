@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from ...errors import OutcomeUnknown, QueueNotFound, SessionLost, TransportError, Unavailable, ZkmqError
+from ...errors import AccessDenied, OutcomeUnknown, QueueNotFound, SessionLost, TransportError, Unavailable, ZkmqError
 from .. import zk_operations as zk
 from ..client_state import Context, GroupMember, GroupQueue, OpenSegment
 from ..model.records import TaskState
@@ -763,7 +763,7 @@ def commit(
             tries = tries or Tries(plan)
             yield from tries.refused(outcome, multi, None)
             plan = better
-    except (Unavailable, SessionLost) as error:
+    except (Unavailable, SessionLost, AccessDenied) as error:
         if not doubted:
             raise
         raise OutcomeUnknown(f"{plan} was sent, and its outcome is not known: {error}") from error

@@ -94,14 +94,15 @@ def still_ended(current: Current) -> int | None:
 def rejoin(context: Context, current: Current) -> Procedure[list[Change]]:
     """What makes a task that has ended an open member of its batch again; nothing where that is gone by now.
 
-    It stands under the batch's znodes as they were read: where the batch ends at the same moment, this is refused.
+    A batch that was created since is another one of the same name. It stands under the batch's znodes as they were
+    read: where the batch ends at the same moment, this is refused.
     """
     if current.state.batch is None:
         return []
     base, task_id = context.paths.batch(current.state.batch), current.task_id
     paths = (base, f"{base}/open", f"{base}/open/{task_id}", f"{base}/failed/{task_id}")
     batch, members, member, failed = yield from bulk_read.read_nodes(paths)
-    if batch is None:
+    if batch is None or batch.stat.czxid > (current.state.ended_zxid or current.zxid):
         return []
     ops: list[zk.WriteOp] = []
     if members is None:  # it is done, or was given up before it was written to its end
