@@ -18,6 +18,7 @@ from .model.records import TaskState, Times
 from .model.settings import Conf, Settings
 from .model.values import Duration, optional_seconds
 from .model.znode_names import Lane, Paths
+from .transaction_retries import Holds
 from .zk_operations import Create, Multi, Node, Outcome, Procedure, Signal, Watch, WriteOp
 
 # --- The server's clock, as writes have told it. Owner: this module; one entry, replaced as a whole.
@@ -175,6 +176,11 @@ class Claimed:
     def ends_with_session(self) -> bool:
         """Whether it ends with its session, with a lock or without."""
         return self.state.bound or self.state.lease is None
+
+
+def standing(paths: Paths, claims: Sequence[Claimed]) -> Holds:
+    """What shows that one transaction claimed these: that at least one of them stands."""
+    return Holds(tuple((paths.task(each.task_id, "claim"), each.state.nonce.encode()) for each in claims))
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from ..errors import AccessDenied, CorruptRecord, OutcomeUnknown, SessionLost, Unavailable, ZkmqError
+from ..errors import CorruptRecord, OutcomeUnknown, SessionLost, Unavailable, ZkmqError
 from .model.records import TaskState
 from .zk_operations import (
     Create,
@@ -116,7 +116,7 @@ def resolved(multi: Multi | CreateContainer, outcome: Outcome, proof: Proof | No
             if not outcome.unknown:
                 mine = yield from proven(proof)
                 return mine or outcome
-    except (Unavailable, SessionLost, AccessDenied) as error:
+    except (Unavailable, SessionLost) as error:
         raise OutcomeUnknown(f"{unknown}: {error}") from error
     raise OutcomeUnknown(f"{unknown}: the connection was lost each time that its outcome was asked for")
 

@@ -10,14 +10,14 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import structs
 
 from .. import zk_operations as zk
-from ..client_state import PACE_SECONDS, Caller, Claimed, Context, ReadAhead, Registered
+from ..client_state import PACE_SECONDS, Caller, Claimed, Context, ReadAhead, Registered, standing
 from ..model.filters import Selector
 from ..model.records import TaskState
 from ..model.settings import Conf
 from ..model.states import State
 from ..model.values import load
 from ..model.znode_names import entry_task
-from ..read import bulk_read, claim_status, queue_existence, server_clock
+from ..read import bulk_read, queue_existence, server_clock
 from ..tasks.settle import DeferredCompletions, attempts_exhausted, kill_exhausted
 from ..transaction_retries import described, refused
 from ..write import transitions
@@ -170,7 +170,7 @@ def claim_together(
         if guard is not None:
             plan.changes.append(guard)
         # any of them may be taken away meanwhile
-        plan.changes[0].proof = claim_status.standing(context, claims)
+        plan.changes[0].proof = standing(context.paths, claims)
         sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
         registration, heard = context.registration, context.registration.cancel_watch
         committed = yield from commit(plan, by=taker.deferred.send)

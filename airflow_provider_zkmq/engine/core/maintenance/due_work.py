@@ -11,7 +11,7 @@ from typing import Final
 from ... import errors
 from ...errors import ConfigError, TransportError, ZkmqError
 from .. import zk_operations as zk
-from ..client_state import Claimed, Context, Handover, Schedule, Sending
+from ..client_state import Claimed, Context, Handover, Schedule, Sending, standing
 from ..model.states import State
 from ..model.values import Duration, dump, seconds
 from ..model.znode_names import BUCKET_MS, bucket_start, entry_task, entry_time, lease_task
@@ -487,7 +487,7 @@ def _outcome_of(context: Context, sending: Sending) -> Procedure[zk.Outcome | No
         return None  # it ended with its session
     outcome = yield from transact(sending.multi)
     if not outcome.committed:
-        outcome = (yield from proven(claim_status.standing(context, sending.claims))) or outcome
+        outcome = (yield from proven(standing(context.paths, sending.claims))) or outcome
     return outcome if outcome.committed else None
 
 

@@ -12,7 +12,6 @@ from ..model.records import Attempt, TaskState, load_claim, load_span
 from ..model.states import State, Status, derive_status
 from ..model.values import load
 from ..model.znode_names import is_prefetched, lease_task
-from ..transaction_retries import Holds
 from ..zk_operations import Node, Procedure, Sync
 from .bulk_read import Record, list_children, read_nodes, read_records, unless_corrupt
 from .configuration import read_conf
@@ -22,12 +21,6 @@ from .server_clock import certainly_past
 # --- Which claim of a task is the current one.
 
 T = TypeVar("T")
-
-
-def standing(context: Context, claims: Sequence[Claimed]) -> Holds:
-    """What shows that one transaction claimed these: that at least one of them stands."""
-    at = context.paths.task
-    return Holds(tuple((at(each.task_id, "claim"), each.state.nonce.encode()) for each in claims))
 
 
 def current_claim(

@@ -92,7 +92,13 @@ def _is_written(context: Context, call: Call, new: new_task.NewTask, record: bul
         same = (state.filters, state.priority) == (new.filters, new.lane.priority)
         if same and node is not None and node.data == new.data:
             return True
-    return (yield zk.Exists(new.failed_name(context))) is not None
+    return (yield from _has_failed(context, call, new))
+
+
+def _has_failed(context: Context, call: Call, new: new_task.NewTask) -> Procedure[bool]:
+    """Whether a member has failed already, whatever has its id by now."""
+    named = context.paths.batch(new.batch or "", "failed", new.task_id)
+    return new.task_id in call.failed or (yield zk.Exists(named)) is not None
 
 
 Action = Callable[[Context, new_task.NewTask, transitions.Current], Procedure[Plan]]
@@ -133,7 +139,8 @@ def run_anew(context: Context, new: new_task.NewTask, current: transitions.Curre
     if state.result:
         extra.append(zk.Delete(context.paths.task(new.task_id, "result")))
     if new.batch is not None:
-        extra += [*new.joins(context), new_task.touch_marker(context, new.batch)]
+        extra.append(zk.Create(context.paths.batch(new.batch, "open", new.task_id)))
+        extra += new_task.adding_members(context, new.batch, new.failures)
     before = current
     if state.state is State.FINISHED:
         before = current.with_state(state.with_attempt("finished", state.ended or 0, None, state.started))
@@ -205,6 +212,10 @@ class Call:
     opened: bool = False
     created: int | None = None
     """The transaction that created the batch, where that was read."""
+    failures: int = 0
+    """The version of its batch's list of failed members when that was read."""
+    failed: frozenset[str] = frozenset()
+    """The members that stood there: they were written, and do not run again."""
     sent: dict[str, new_task.NewTask] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
 
@@ -372,14 +383,28 @@ class _Group:
     def first(self) -> new_task.NewTask:
         return self.new_tasks[0]
 
-    def plan(self) -> Procedure[Plan]:
-        """The transaction that writes them."""
+    def plan(self) -> Procedure[Plan | None]:
+        """The transaction that writes them, without members that have failed already; None where nothing is left."""
+        if self.call.failed:
+            self._leave_out_failed()
+        if not self.new_tasks:
+            self.written = True
+            return None
         changes = []
         for new in self.new_tasks:
             changes.append((yield from new_task.insert(self.context, new)))
         if (batch := self.first.batch) is not None:
-            changes.append(Change(self.context, batch, [new_task.touch_marker(self.context, batch)]))
+            adding = new_task.adding_members(self.context, batch, self.call.failures)
+            changes.append(Change(self.context, batch, adding))
         return Plan(changes)
+
+    def _leave_out_failed(self) -> None:
+        failed = [new for new in self.new_tasks if new.task_id in self.call.failed]
+        self.new_tasks = [new for new in self.new_tasks if new.task_id not in self.call.failed]
+        if failed and failed[0].only_new:
+            self.call.refused(failed)  # told as one that was there
+        else:
+            self.call.done(failed)
 
     def carry_out(self, plan: Plan, sent: Sent | None = None) -> Procedure[list[_Group]]:
         """Carry the transaction to its end, which may be sent already; returns the groups for which an id is in use."""
@@ -423,22 +448,16 @@ class _Group:
         """What follows a refusal: the same elsewhere, or what the task that has the id allows."""
         if refusal.uncertain:
             self._doubt()
-        path, there = refusal.path, refusal.outcome.failure is zk.Failure.NODE_EXISTS
-        task = self.context.paths.task
-        met = next((new for new in self.new_tasks if there and task(new.task_id) == path), None)
-        failed = next((new for new in self.new_tasks if new.failed_name(self.context) == path), None)
+        there, task = refusal.outcome.failure is zk.Failure.NODE_EXISTS, self.context.paths.task
+        met = next((new for new in self.new_tasks if there and task(new.task_id) == refusal.path), None)
         # What does not stand of a transaction that was carried out has been dropped, or collected.
         if self.doubted and ((met is not None and met.has_own_id) or (yield from self._any_stands())):
             self.written = True
             return None
         self._not_written()
-        if failed is not None:
-            yield from self._leave_out_failed(there=there)
-            if not self.new_tasks:
-                self.written = True
-                return None
+        if (yield from self._read_failed(refusal)):
             self.tries = self.tries or Tries(f"enqueue of task {self.first.task_id!r}")
-            yield from self.tries.refused(refusal.outcome, refusal.multi, None)
+            yield from self.tries.refused(refusal.outcome, refusal.multi, self.call.failures)
         elif refusal.why is not Why.PLACE:
             if met is None:
                 return None
@@ -456,22 +475,20 @@ class _Group:
         self.call.sending(self.new_tasks)
         return plan
 
-    def _leave_out_failed(self, *, there: bool) -> Procedure[None]:
-        """Leave out the members that failed already: their tasks were dropped, and do not run again.
+    def _read_failed(self, refusal: Refusal) -> Procedure[bool]:
+        """Where a member has failed since that was looked for, read which have; whether that was the refusal's reason.
 
-        Not `there`: a batch that has lost its list of the failed gets an empty one.
+        A batch that has lost its list of the failed gets an empty one.
         """
-        path = self.first.failed_name(self.context).rpartition("/")[0]
-        if not there:
+        path = self.context.paths.batch(self.first.batch or "", "failed")
+        if refusal.path != path:
+            return False
+        stat: zk.Stat | None = yield zk.Exists(path)
+        if stat is None:
             yield zk.Multi((zk.Create(path),))
-            return
-        names = set((yield zk.Children(path)) or ())
-        failed = [new for new in self.new_tasks if new.task_id in names]
-        self.new_tasks = [new for new in self.new_tasks if new.task_id not in names]
-        if failed and failed[0].only_new:
-            self.call.refused(failed)  # told as one that was there
-        else:
-            self.call.done(failed)
+        self.call.failures = 0 if stat is None else stat.version
+        self.call.failed = frozenset((yield zk.Children(path)) or ())  # after the version: later ones are refused
+        return True
 
     def _resolve_conflict(self) -> Procedure[bool]:
         """Deal with the task that has the only one's id: it is replaced or changed, or refuses; whether it has gone.
@@ -506,20 +523,23 @@ class _Group:
                 break
             self.call.sending(self.new_tasks)
             current = transitions.Current(new.task_id, node.stat.version, state, zxid=node.stat.mzxid)
+            new.failures = self.call.failures
             build = partial(action, context, new, current)
             committed = yield from commit((yield from build()), anew(build))
             self.written = committed.refusal is None
             if committed.refusal is not None:
-                if committed.uncertain:
-                    self._doubt()
-                closed = yield from self._batch_is_closed(committed.refusal)
-                if closed is not None:
-                    raise closed
-                missing = committed.refusal.outcome.failure is zk.Failure.NO_NODE
-                if missing and committed.refusal.path == new.failed_name(context):
-                    yield from self._leave_out_failed(there=False)
-                yield from tries.refused(committed.refusal.outcome, committed.refusal.multi, node.stat.mzxid)
+                yield from self._look_again(committed.refusal, tries, node)
         return False
+
+    def _look_again(self, refusal: Refusal, tries: Tries, node: zk.Node) -> Procedure[None]:
+        """What was to be done to the task that has the id was refused."""
+        if refusal.uncertain:
+            self._doubt()
+        closed = yield from self._batch_is_closed(refusal)
+        if closed is not None:
+            raise closed
+        yield from self._read_failed(refusal)
+        yield from tries.refused(refusal.outcome, refusal.multi, (node.stat.mzxid, self.call.failures))
 
     def _any_stands(self) -> Procedure[bool]:
         """Whether one of its tasks is there as this transaction wrote it."""
@@ -544,9 +564,9 @@ def write_all(context: Context, new_tasks: Sequence[new_task.NewTask], call: Cal
     left = [new for new in new_tasks if new.task_id not in call.written] if call.written else new_tasks
     made = [_Group(context, call, list(left))] if len(left) == 1 else _grouped(context, call, left)
     if len(made) == 1 and not made[0].new_tasks[0].only_new:  # it may go together with what other calls send
-        plan = yield from made[0].plan()
-        call.sending(made[0].new_tasks)
-        refusals = yield from made[0].carry_out(plan)
+        if (plan := (yield from made[0].plan())) is not None:
+            call.sending(made[0].new_tasks)
+            refusals = yield from made[0].carry_out(plan)
     else:
         for start in range(0, len(made), WINDOW):
             refusals += yield from _write(call, made[start : start + WINDOW])
@@ -576,19 +596,20 @@ def _grouped(context: Context, call: Call, new_tasks: Sequence[new_task.NewTask]
 
 def _write(call: Call, groups: Sequence[_Group]) -> Procedure[list[_Group]]:
     """One window of transactions in flight together, each carried to its end; those for which an id is in use."""
-    plans: list[Plan] = []
+    planned: list[tuple[_Group, Plan]] = []
     for group in groups:
-        plans.append((yield from group.plan()))
-    new_tasks = [new for group in groups for new in group.new_tasks]
+        if (plan := (yield from group.plan())) is not None:
+            planned.append((group, plan))
+    new_tasks = [new for group, _ in planned for new in group.new_tasks]
     before = set(call.sent)
     call.sending(new_tasks)
     try:
-        ended = yield from send_together(plans)
+        ended = yield from send_together([plan for _, plan in planned])
     except errors.Unavailable:  # nothing was sent
         call.refused(new for new in new_tasks if new.task_id not in before)
         raise
     in_use, failed = list[_Group](), list[errors.ZkmqError]()
-    for group, plan, sent in zip(groups, plans, ended, strict=True):
+    for (group, plan), sent in zip(planned, ended, strict=True):
         try:
             in_use += yield from group.carry_out(plan, sent)
         except errors.TransportError:
@@ -818,7 +839,7 @@ def _missing(
             if new.batch is None:
                 continue
             member = isinstance(record, bulk_read.Record) and (yield from _is_member(context, call, new, record))
-            if not member and (yield zk.Exists(new.failed_name(context))) is None:
+            if not (member or (yield from _has_failed(context, call, new))):
                 msg = f"task id {new.task_id!r} is in use by a task that is no member of batch {new.batch!r}"
                 raise errors.DuplicateTask(msg, duplicates=[new.task_id])
         elif new.task_id in found:  # met a moment ago: it was deleted meanwhile, unless it never was a task

@@ -109,6 +109,8 @@ def commit(transaction: TransactionState, result: bytes | str | None = None) -> 
         if requested:
             yield from _forget_if_untold(transaction, plan)
         raise
+    except errors.AccessDenied:  # an earlier try of the same may have been carried out
+        raise
     except errors.ZkmqError as error:  # not sent, or refused before it was sent
         if requested and transaction.sent is not None and isinstance(error, errors.TransportError):
             raise _not_known_yet(error) from error

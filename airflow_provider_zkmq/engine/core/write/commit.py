@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from ...errors import AccessDenied, OutcomeUnknown, QueueNotFound, SessionLost, TransportError, Unavailable, ZkmqError
+from ...errors import OutcomeUnknown, QueueNotFound, SessionLost, TransportError, Unavailable, ZkmqError
 from .. import zk_operations as zk
 from ..client_state import Context, GroupMember, GroupQueue, OpenSegment
 from ..model.records import TaskState
@@ -474,6 +474,9 @@ class Change:
         if path == paths.batch(batch, "failed", self.task_id):
             self.drop(path)
             return
+        if path == paths.batch(batch, "failed"):
+            self.drop(path, f"{path}/{self.task_id}")
+            return
         self.context.report(path, f"task {self.task_id!r} is no member of its batch any more; it goes on without it")
         record = paths.task(self.task_id, "state")
         if self.after is not None:
@@ -763,7 +766,7 @@ def commit(
             tries = tries or Tries(plan)
             yield from tries.refused(outcome, multi, None)
             plan = better
-    except (Unavailable, SessionLost, AccessDenied) as error:
+    except (Unavailable, SessionLost) as error:
         if not doubted:
             raise
         raise OutcomeUnknown(f"{plan} was sent, and its outcome is not known: {error}") from error

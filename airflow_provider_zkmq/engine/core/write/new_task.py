@@ -20,7 +20,7 @@ from ..model.values import LATEST, Part, Priority, Span, corrupt_unless_read, du
 from ..model.znode_names import Lane, check_name, check_priority, entry_name, index_path
 from ..read.configuration import known_conf
 from ..read.server_clock import ordering_time, server_time
-from ..zk_operations import MAX_REQUEST, Create, Delete, Procedure, SetData, WriteOp, request_size
+from ..zk_operations import MAX_REQUEST, Check, Create, Delete, Procedure, SetData, WriteOp, request_size
 from .commit import Change, known_bucket, make_bucket, open_segment
 
 # --- A message, validated and ready to be written as the tree of a task.
@@ -57,6 +57,8 @@ class NewTask:
     """Whether it is written only where no task has its id."""
     uncertain: bool = False
     """An earlier call may have written it, see `core.tasks.enqueue`."""
+    failures: int = 0
+    """Of a member of a batch, see `adding_members`."""
     _fixed: tuple[str, list[WriteOp], int] | None = None
     """What does not depend on the task's place, for the id it was made with, and its size: made once."""
 
@@ -107,19 +109,8 @@ class NewTask:
             *self._parts(context)[1],
             Create(paths.task(at, "state"), self.record(place, index, due).encode()),
             Create(paths.at(index) if index else paths.entry(place)),
-            *self.joins(context),
+            *([Create(paths.batch(self.batch, "open", at))] if self.batch else []),
         ]
-
-    def joins(self, context: Context) -> list[WriteOp]:
-        """What makes it an open member of its batch. Refused for one that failed already, though its task is gone."""
-        if self.batch is None:
-            return []
-        failed = self.failed_name(context)
-        return [Create(context.paths.batch(self.batch, "open", self.task_id)), Create(failed), Delete(failed)]
-
-    def failed_name(self, context: Context) -> str:
-        """Where its batch keeps its name once it has ended in failure."""
-        return context.paths.batch(self.batch or "", "failed", self.task_id)
 
     def size(self, context: Context) -> int:
         """An upper estimate of the bytes that its transaction takes."""
@@ -135,11 +126,10 @@ class NewTask:
                 parts.append(Create(task(at, "filters")))
             for name, value in self.filters.items():
                 parts.append(Create(task(at, "filters", name), value.encode()))
-            named = len(self.task_id) + len(self.lane.name)
+            named = len(self.task_id) + len(self.lane.name) + len(self.batch or "")
             if self.filters or self.policy:
                 named += len(dump([self.filters, self.policy]))
-            size = request_size([*parts, *self.joins(context)])
-            self._fixed = self.task_id, parts, size + 3 * named + RECORD_ROOM
+            self._fixed = self.task_id, parts, request_size(parts) + 3 * named + RECORD_ROOM
         return self._fixed
 
 
@@ -195,12 +185,14 @@ def stamped(context: Context, new: NewTask) -> Procedure[None]:
         new.stamp = context.marks.stamp((yield from ordering_time(context)))
 
 
-def touch_marker(context: Context, batch: str) -> SetData:
-    """Note that members are added to a batch, in the transaction that adds them: refused once the batch is sealed.
+def adding_members(context: Context, batch: str, failures: int) -> list[WriteOp]:
+    """What stands in each transaction that adds members to a batch: refused once the batch is sealed.
 
-    Until then clean-up keeps all members; and it knows when one was added last (`core.maintenance.collect`).
+    Until then clean-up keeps all members; and it knows when one was added last (`core.maintenance.collect`). Refused,
+    too, where a member has failed since `failures` was read: it may have been dropped, and is not to be written again.
     """
-    return SetData(context.paths.batch(batch, "open", WRITING), b"", -1)
+    marker, failed = context.paths.batch(batch, "open", WRITING), context.paths.batch(batch, "failed")
+    return [Check(failed, failures), SetData(marker, b"", -1)]
 
 
 def due_of(context: Context, new: NewTask) -> Procedure[int | None]:

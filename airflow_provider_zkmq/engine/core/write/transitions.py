@@ -158,7 +158,9 @@ def membership(context: Context, task_id: str, state: TaskState, *, failed: bool
         return []
     ops: list[zk.WriteOp] = [zk.Delete(context.paths.batch(state.batch, "open", task_id))]
     if failed:
+        # Who writes members of a batch that is not sealed yet sees by the version that one has failed.
         ops.append(zk.Create(context.paths.batch(state.batch, "failed", task_id)))
+        ops.append(zk.SetData(context.paths.batch(state.batch, "failed"), b"", -1))
     return ops
 
 
