@@ -115,12 +115,14 @@ class OutcomeUnknown(TransportError):
     needs no such call: what it took is given back before the client claims again.
 
     ``task_ids``: of an enqueue, the ids of its messages, in their order, whether they were written or not. The same
-    messages with these ids, enqueued again by the same client, are the same tasks, and each is written once.
+    messages with these ids, enqueued again by the same client, are the same tasks, and each is written once. ``final``:
+    what would tell has gone; the same call made again does not learn it either.
     """
 
-    def __init__(self, message: str, *, task_ids: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, *, task_ids: Sequence[str] = (), final: bool = False) -> None:
         super().__init__(message)
         self.task_ids = tuple(task_ids)
+        self.final = final
 
 
 class QueueError(ZkmqError):

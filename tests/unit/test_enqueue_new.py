@@ -25,6 +25,7 @@ from airflow_provider_zkmq.engine.core.zk_operations import (
     Get,
     GetMany,
     Multi,
+    Reconnect,
 )
 from airflow_provider_zkmq.engine.errors import (
     AccessDenied,
@@ -435,6 +436,23 @@ def test_who_is_slower_than_the_seal_is_told_what_was_written() -> None:
     told = refused(client, DuplicateTask, enqueue.enqueue_batch(client.context, messages, "b"), "another call", fault)
     assert (told.enqueued, seen[1:]) == (("c",), ["sealed"])
     assert client.check().keys() == {"w", "c"}
+
+
+def test_a_batch_that_a_repeat_has_sealed_is_told_to_be_complete() -> None:
+    """Its own seal, whose reply was lost: nothing is told of as written by this call, so that it may be adopted."""
+    client = new_queue()
+    messages = [Message(b"x", task_id=task_id) for task_id in ("a", "c")]
+    begun(another(client), messages, 0)
+
+    def lost(op: Any) -> Any:
+        if isinstance(op, Multi) and isinstance(op.ops[0], Delete) and "~writing" in op.ops[0].path:
+            return LOST_REPLY
+        return Unavailable("no server") if isinstance(op, Reconnect) else None
+
+    refused(client, OutcomeUnknown, enqueue.enqueue_batch(client.context, messages, "b"), None, lost)
+    told = refused(client, DuplicateTask, enqueue.enqueue_batch(client.context, messages, "b"), "a name of its own")
+    assert (told.enqueued, told.duplicates) == ((), ())
+    assert client.do(batches.read_batch(client.context, "b")).total == 2
 
 
 @pytest.mark.parametrize("on_conflict", ["skip", None])

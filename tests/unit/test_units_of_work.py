@@ -186,6 +186,26 @@ def test_a_commit_that_was_sent_is_asked_for_though_no_other_plan_could_be_made(
     assert states == {"a": State.FINISHED, "w": State.FINISHED, "p": State.INSERTED}
 
 
+def test_a_commit_that_may_still_come_is_asked_for_until_something_tells() -> None:
+    """Twice it was sent and no server answered: that nothing stands says nothing, as the request may be on its way."""
+    client, sent = new_queue(), list[Multi]()
+    unit = transaction.TransactionState()
+    transaction.put(unit.put, client.context, Message(b"x", task_id="p"))
+
+    def fault(op: Any) -> Any:
+        if isinstance(op, Multi) and any(each.path == client.context.paths.task("p") for each in op.ops):
+            sent.append(op)
+            return LOST_REQUEST
+        return Unavailable("no server") if isinstance(op, Reconnect) else None
+
+    for _ in range(2):
+        refused(client, OutcomeUnknown, transaction.commit(unit), None, fault)
+    assert client.zk.multi(client.session, sent[0].ops).committed
+    assert client.work() == ["p"]
+    assert client.do(transaction.commit(unit)) == ["p"]
+    assert client.work() == []
+
+
 def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:
     """The server gave back what the session held: the rollback is over at once, and others take the task.
 

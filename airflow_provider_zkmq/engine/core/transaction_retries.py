@@ -32,7 +32,10 @@ from .zk_operations import (
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """A znode that the transaction creates holds a mark of its own. Of several, one tells of all."""
+    """A znode that the transaction writes holds its mark. Of several, one tells of all.
+
+    The outcome's time and number are those of the transaction that created the znode.
+    """
 
     marks: tuple[tuple[str, bytes], ...]
 
@@ -76,13 +79,14 @@ def proven(proof: Proof | None) -> Procedure[Outcome | None]:
         case Recorded(path, task_id, mark, settled):
             record: Node | None = yield Get(path)
             if record is None:
-                raise OutcomeUnknown(f"task {task_id!r} was changed or not, and has been collected meanwhile")
+                msg = f"task {task_id!r} was changed or not, and has been collected meanwhile"
+                raise OutcomeUnknown(msg, final=True)
             state = TaskState.decode(path, record.data)
             if mark in state.settled or state.entry.startswith(mark):
                 return Outcome(committed=True)
             if settled is not None and state.may_have_dropped(settled[-1:]):
                 msg = f"whether task {task_id!r} was changed cannot be told any more: others have changed it since"
-                raise OutcomeUnknown(msg)
+                raise OutcomeUnknown(msg, final=True)
     return None
 
 
@@ -94,7 +98,7 @@ def transact(multi: Multi | CreateContainer, proof: Proof | None = None) -> Proc
     """Carry out `multi` and know its outcome.
 
     `proof` is looked for when a re-issued transaction was refused: the first try was carried out, or the refusal is
-    another's doing. None: it may be repeated without harm, and a refusal is taken as it is. Raises `Unavailable` where
+    another's doing. None: a refusal is taken as it is. Raises `Unavailable` where
     nothing was sent, and `OutcomeUnknown` when the connection does not come back in time, or is lost again and again:
     once something was sent, nothing else tells that it may have been written.
     """

@@ -232,11 +232,9 @@ class Call:
         """These are written."""
         self.written.update(new.task_id for new in new_tasks)
 
-    def gone(self) -> None:
-        """What was written went with its batch."""
-        self.sent.clear()
-        self.written.clear()
-        self.opened = False
+    def written_ids(self) -> tuple[str, ...]:
+        """The ids of what is written, in the call's order."""
+        return tuple(new.task_id for new in self.new_tasks if new.task_id in self.written)
 
 
 def begin(
@@ -270,11 +268,8 @@ def run_call(context: Context, call: Call, procedure: Procedure[T]) -> Procedure
         result = yield from procedure
         check_written(context, call)
         return result
-    except errors.DuplicateTask as error:
-        error.enqueued = tuple(new.task_id for new in call.new_tasks if new.task_id in call.written)
-        raise
-    except errors.QueueNotFound:
-        raise  # what was written went with it
+    except (errors.DuplicateTask, errors.QueueNotFound):
+        raise  # it tells which were written; with the queue all of it went
     except errors.TransportError as error:
         if not (call.sent or call.opened):
             raise
@@ -439,7 +434,7 @@ class _Group:
             return None
         msg = f"batch {name!r} of queue {self.context.queue!r} is not open for new tasks: "
         if not (yield from is_sealed(self.context, name)):
-            self.call.gone()
+            self.call.written.clear()  # what was, is no member of the batch that is to be written
             return errors.ConfigError(msg + "it was deleted, or never opened")
         msg += "it was written to its end by another call"
         return errors.ConfigError(msg) if self.first.only_new else errors.DuplicateTask(msg)
@@ -576,7 +571,7 @@ def write_all(context: Context, new_tasks: Sequence[new_task.NewTask], call: Cal
             f"task id {ids[0]!r}{f' (and {more} more)' if more else ''} is in use (status: {refusals[0].status}); "
             "choose another or wait until it is collected"
         )
-        raise errors.DuplicateTask(msg, status=refusals[0].status, duplicates=ids)
+        raise errors.DuplicateTask(msg, status=refusals[0].status, duplicates=ids, enqueued=call.written_ids())
 
 
 def _grouped(context: Context, call: Call, new_tasks: Sequence[new_task.NewTask]) -> list[_Group]:
@@ -617,6 +612,8 @@ def _write(call: Call, groups: Sequence[_Group]) -> Procedure[list[_Group]]:
         except errors.ZkmqError as error:  # raised when all have been carried to their end
             failed.append(error)
     if failed:
+        if isinstance(failed[0], errors.DuplicateTask):
+            failed[0].enqueued = call.written_ids()
         raise failed[0]
     return in_use
 
@@ -826,6 +823,7 @@ def _missing(
     existing: set[str],
 ) -> Procedure[list[new_task.NewTask]]:
     """Those of the new tasks whose ids no task has."""
+    call.created = None
     requested = [new for new in new_tasks if new.task_id not in existing and new.task_id not in call.written]
     records = yield from bulk_read.read_records(context, [new.task_id for new in requested])
     missing: list[new_task.NewTask] = []
@@ -841,7 +839,7 @@ def _missing(
             member = isinstance(record, bulk_read.Record) and (yield from _is_member(context, call, new, record))
             if not (member or (yield from _has_failed(context, call, new))):
                 msg = f"task id {new.task_id!r} is in use by a task that is no member of batch {new.batch!r}"
-                raise errors.DuplicateTask(msg, duplicates=[new.task_id])
+                raise errors.DuplicateTask(msg, duplicates=[new.task_id], enqueued=call.written_ids())
         elif new.task_id in found:  # met a moment ago: it was deleted meanwhile, unless it never was a task
             yield from refuse_a_torso(context, new.task_id)
             existing.add(new.task_id)

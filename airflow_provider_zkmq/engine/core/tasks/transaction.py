@@ -105,9 +105,9 @@ def commit(transaction: TransactionState, result: bytes | str | None = None) -> 
     try:
         transaction.sent = plan  # before it is sent: whoever is interrupted here does not know what became of it
         committed = yield from commit_plan(plan, partial(_anew, transaction, data), requested=requested)
-    except errors.OutcomeUnknown:
-        if requested:
-            yield from _forget_if_untold(transaction, plan)
+    except errors.OutcomeUnknown as error:
+        if requested and error.final:  # no later call asks
+            transaction.sent = None
         raise
     except errors.AccessDenied:  # an earlier try of the same may have been carried out
         raise
@@ -121,16 +121,6 @@ def commit(transaction: TransactionState, result: bytes | str | None = None) -> 
         raise _refusal(transaction, committed.refusal)
     _end(transaction)
     return ids
-
-
-def _forget_if_untold(transaction: TransactionState, plan: Plan) -> Procedure[None]:
-    """Where nothing tells any more what became of a commit that an earlier call sent, no later call asks."""
-    try:
-        yield from proven(plan.proof)
-    except errors.OutcomeUnknown:
-        transaction.sent = None
-    except errors.TransportError:
-        return
 
 
 def _not_known_yet(error: errors.ZkmqError) -> errors.OutcomeUnknown:
