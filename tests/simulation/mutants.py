@@ -145,7 +145,7 @@ MUTANTS: Final = (
     Mutant("an enqueue made again is not known", "client_state", "mark.said == said", "False"),
     Mutant("another message passes for the same enqueue", "client_state", "mark.said == said", "True",
            test="tests/unit/test_in_doubt.py::test_what_is_remembered_ends"),
-    Mutant("members that failed and are gone are loaded again", "write.new_task", "[Check(failed, failures), ", "[",
+    Mutant("members that failed and are gone are loaded again", "write.new_task", "[Check(failed, drops), ", "[",
            test="tests/unit/test_enqueue_new.py::test_a_task_of_another_batch_is_no_member_and_one_that_was_dropped_is_not_written_again"),
     Mutant("a tightened policy binds nothing that is pending", "tasks.settle", "return state.retry(conf.policy).exhausted(state.attempt)", "return False",
            test="tests/unit/test_updates.py::test_a_tightened_policy_buries_what_used_up_its_attempts"),

@@ -75,18 +75,23 @@ def _is_member(context: Context, call: Call, new: new_task.NewTask, record: bulk
     return call.created < (record.state.ended_zxid or record.stat.mzxid)
 
 
+def _tried_before(context: Context, call: Call, new: new_task.NewTask, record: bulk_read.Record) -> Procedure[bool]:
+    """Whether an earlier try of the same enqueue wrote the task that has the id; that of an id made for it did."""
+    if not (new.uncertain and (new.has_own_id or new.has_written(record.state))):
+        return False
+    return new.batch is None or (yield from _is_member(context, call, new, record))
+
+
 def _is_written(context: Context, call: Call, new: new_task.NewTask, record: bulk_read.Record) -> Procedure[bool]:
     """Whether the task with an id is what is to be written: an earlier try of ours, or an earlier call's same member.
 
     A member stays one once it has ended, and also where it failed, was dropped, and its id was used for another task.
     """
     state = record.state
-    if new.uncertain and (new.has_own_id or new.has_written(state)):  # an id that was made for it is ours
-        return True
     if new.batch is None:
-        return False
+        return (yield from _tried_before(context, call, new, record))
     if (yield from _is_member(context, call, new, record)):
-        if state.state in ENDED:
+        if state.state in ENDED or (new.uncertain and new.has_written(state)):
             return True
         node: zk.Node | None = yield zk.Get(context.paths.task(new.task_id, "data"))
         same = (state.filters, state.priority) == (new.filters, new.lane.priority)
@@ -140,7 +145,7 @@ def run_anew(context: Context, new: new_task.NewTask, current: transitions.Curre
         extra.append(zk.Delete(context.paths.task(new.task_id, "result")))
     if new.batch is not None:
         extra.append(zk.Create(context.paths.batch(new.batch, "open", new.task_id)))
-        extra += new_task.adding_members(context, new.batch, new.failures)
+        extra += new_task.adding_members(context, new.batch, new.drops)
     before = current
     if state.state is State.FINISHED:
         before = current.with_state(state.with_attempt("finished", state.ended or 0, None, state.started))
@@ -212,8 +217,8 @@ class Call:
     opened: bool = False
     created: int | None = None
     """The transaction that created the batch, where that was read."""
-    failures: int = 0
-    """The version of its batch's list of failed members when that was read."""
+    drops: int = 0
+    """The version of its batch's list of failed members when that was read: dropping a member raises it."""
     failed: frozenset[str] = frozenset()
     """The members that stood there: they were written, and do not run again."""
     sent: dict[str, new_task.NewTask] = field(default_factory=dict)
@@ -389,7 +394,7 @@ class _Group:
         for new in self.new_tasks:
             changes.append((yield from new_task.insert(self.context, new)))
         if (batch := self.first.batch) is not None:
-            adding = new_task.adding_members(self.context, batch, self.call.failures)
+            adding = new_task.adding_members(self.context, batch, self.call.drops)
             changes.append(Change(self.context, batch, adding))
         return Plan(changes)
 
@@ -452,7 +457,7 @@ class _Group:
         self._not_written()
         if (yield from self._read_failed(refusal)):
             self.tries = self.tries or Tries(f"enqueue of task {self.first.task_id!r}")
-            yield from self.tries.refused(refusal.outcome, refusal.multi, self.call.failures)
+            yield from self.tries.refused(refusal.outcome, refusal.multi, self.call.drops)
         elif refusal.why is not Why.PLACE:
             if met is None:
                 return None
@@ -471,7 +476,7 @@ class _Group:
         return plan
 
     def _read_failed(self, refusal: Refusal) -> Procedure[bool]:
-        """Where a member has failed since that was looked for, read which have; whether that was the refusal's reason.
+        """Where a member was dropped since that was looked for, read which have failed; whether that was the reason.
 
         A batch that has lost its list of the failed gets an empty one.
         """
@@ -481,7 +486,7 @@ class _Group:
         stat: zk.Stat | None = yield zk.Exists(path)
         if stat is None:
             yield zk.Multi((zk.Create(path),))
-        self.call.failures = 0 if stat is None else stat.version
+        self.call.drops = 0 if stat is None else stat.version
         self.call.failed = frozenset((yield zk.Children(path)) or ())  # after the version: later ones are refused
         return True
 
@@ -518,7 +523,7 @@ class _Group:
                 break
             self.call.sending(self.new_tasks)
             current = transitions.Current(new.task_id, node.stat.version, state, zxid=node.stat.mzxid)
-            new.failures = self.call.failures
+            new.drops = self.call.drops
             build = partial(action, context, new, current)
             committed = yield from commit((yield from build()), anew(build))
             self.written = committed.refusal is None
@@ -534,7 +539,7 @@ class _Group:
         if closed is not None:
             raise closed
         yield from self._read_failed(refusal)
-        yield from tries.refused(refusal.outcome, refusal.multi, (node.stat.mzxid, self.call.failures))
+        yield from tries.refused(refusal.outcome, refusal.multi, (node.stat.mzxid, self.call.drops))
 
     def _any_stands(self) -> Procedure[bool]:
         """Whether one of its tasks is there as this transaction wrote it."""
@@ -828,8 +833,7 @@ def _missing(
     records = yield from bulk_read.read_records(context, [new.task_id for new in requested])
     missing: list[new_task.NewTask] = []
     for new, record in zip(requested, records, strict=True):
-        state = record.state if isinstance(record, bulk_read.Record) else None
-        if state is not None and new.uncertain and new.has_written(state):
+        if isinstance(record, bulk_read.Record) and (yield from _tried_before(context, call, new, record)):
             call.done([new])
         elif record is not bulk_read.Unread.MISSING:
             call.refused([new])

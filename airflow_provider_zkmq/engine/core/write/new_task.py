@@ -57,7 +57,7 @@ class NewTask:
     """Whether it is written only where no task has its id."""
     uncertain: bool = False
     """An earlier call may have written it, see `core.tasks.enqueue`."""
-    failures: int = 0
+    drops: int = 0
     """Of a member of a batch, see `adding_members`."""
     _fixed: tuple[str, list[WriteOp], int] | None = None
     """What does not depend on the task's place, for the id it was made with, and its size: made once."""
@@ -185,14 +185,14 @@ def stamped(context: Context, new: NewTask) -> Procedure[None]:
         new.stamp = context.marks.stamp((yield from ordering_time(context)))
 
 
-def adding_members(context: Context, batch: str, failures: int) -> list[WriteOp]:
+def adding_members(context: Context, batch: str, drops: int) -> list[WriteOp]:
     """What stands in each transaction that adds members to a batch: refused once the batch is sealed.
 
     Until then clean-up keeps all members; and it knows when one was added last (`core.maintenance.collect`). Refused,
-    too, where a member has failed since `failures` was read: it may have been dropped, and is not to be written again.
+    too, where a member was dropped since `drops` was read: it is not to be written again.
     """
     marker, failed = context.paths.batch(batch, "open", WRITING), context.paths.batch(batch, "failed")
-    return [Check(failed, failures), SetData(marker, b"", -1)]
+    return [Check(failed, drops), SetData(marker, b"", -1)]
 
 
 def due_of(context: Context, new: NewTask) -> Procedure[int | None]:

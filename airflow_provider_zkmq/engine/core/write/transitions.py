@@ -158,9 +158,7 @@ def membership(context: Context, task_id: str, state: TaskState, *, failed: bool
         return []
     ops: list[zk.WriteOp] = [zk.Delete(context.paths.batch(state.batch, "open", task_id))]
     if failed:
-        # Who writes members of a batch that is not sealed yet sees by the version that one has failed.
         ops.append(zk.Create(context.paths.batch(state.batch, "failed", task_id)))
-        ops.append(zk.SetData(context.paths.batch(state.batch, "failed"), b"", -1))
     return ops
 
 
@@ -314,12 +312,14 @@ def delete(context: Context, current: Current, *, proof: bool = True) -> Plan:
     `proof`: that it is gone after a lost reply is this call's doing.
     """
     record, *parts = task_deletes(context, current.task_id, current.state, current.version)
-    off = membership(context, current.task_id, current.state, failed=True)
+    off, batch = membership(context, current.task_id, current.state, failed=True), current.state.batch
+    if batch is not None:  # by its version who adds members sees that one is gone, and does not write it again
+        off.append(zk.SetData(context.paths.batch(batch, "failed"), b"", -1))
     # The record goes first: if that is another by now, the refusal says so.
     change = _change(context, current, None, [record, *unlist(context, current), *parts, *off])
     if proof:
         change.proof = Gone(context.paths.task(current.task_id))
-    _leave(change, current.state.batch)
+    _leave(change, batch)
     return Plan([change])
 
 
