@@ -170,10 +170,14 @@ class Oracles(History):
             self.fail("a claim is lost only when it is", f"begin of {claimed.task_id}: {call.error}")
 
     def told_claim_handle(self, call: Call) -> None:
-        """Who takes a claim over gets that one, and no other of its task."""
+        """Who takes a claim over gets that one, and no other of its task.
+
+        Servers that went back know nothing of it; its client does while what became of its settlement was not told.
+        """
         claim = (call.about["queue"], call.about["task"]), call.about["token"]
         for claimed in call.value if call.ok else ():
-            if (claimed.task_id, claimed.token) != (claim[0][1], claim[1]) or claim not in self.tokens:
+            known = claim in self.tokens or claimed.unsure or claimed.forgotten
+            if (claimed.task_id, claimed.token) != (claim[0][1], claim[1]) or not known:
                 self.fail("a claim by its token is that claim", f"{claim}: {claimed.task_id} {claimed.token}")
 
     def told_extend(self, call: Call) -> None:
