@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from airflow_provider_zkmq.engine import (
+    AccessDenied,
     AsyncZkmq,
     ConfigError,
     DuplicateTask,
@@ -184,6 +185,19 @@ def test_a_commit_that_was_sent_is_asked_for_though_no_other_plan_could_be_made(
     assert client.do(transaction.commit(unit)) == ["p"]
     states = {name: record.state for name, record in client.check().items()}
     assert states == {"a": State.FINISHED, "w": State.FINISHED, "p": State.INSERTED}
+
+
+def test_a_commit_that_is_denied_has_not_happened_and_can_be_rolled_back() -> None:
+    """The caller hears of its rights; leaving the transaction raises nothing, and the same can be put again."""
+    client = new_queue()
+    unit = transaction.TransactionState()
+    transaction.put(unit.put, client.context, Message(b"x", task_id="p"))
+    denied = lambda op: AccessDenied("no rights") if isinstance(op, Multi) and "/tasks/p" in repr(op) else None
+    refused(client, AccessDenied, transaction.commit(unit), None, denied)
+    client.do(transaction.rollback(unit))
+    assert client.check() == {}
+    client.put(task_id="p")
+    assert client.work() == ["p"]
 
 
 def test_a_commit_that_may_still_come_is_asked_for_until_something_tells() -> None:

@@ -98,9 +98,9 @@ def transact(multi: Multi | CreateContainer, proof: Proof | None = None) -> Proc
     """Carry out `multi` and know its outcome.
 
     `proof` is looked for when a re-issued transaction was refused: the first try was carried out, or the refusal is
-    another's doing. None: a refusal is taken as it is. Raises `Unavailable` where
-    nothing was sent, and `OutcomeUnknown` when the connection does not come back in time, or is lost again and again:
-    once something was sent, nothing else tells that it may have been written.
+    another's doing. None: a refusal is taken as it is. Raises `Unavailable` where nothing was sent, and
+    `OutcomeUnknown` when the connection does not come back in time, or is lost again and again: once something was
+    sent, nothing else tells that it may have been written.
     """
     outcome: Outcome = yield multi
     return (yield from resolved(multi, outcome, proof))

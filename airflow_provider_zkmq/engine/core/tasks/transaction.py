@@ -109,7 +109,9 @@ def commit(transaction: TransactionState, result: bytes | str | None = None) -> 
         if requested and error.final:  # no later call asks
             transaction.sent = None
         raise
-    except errors.AccessDenied:  # an earlier try of the same may have been carried out
+    except errors.AccessDenied:
+        if not requested:  # else what an earlier call sent may have been carried out
+            transaction.sent = None
         raise
     except errors.ZkmqError as error:  # not sent, or refused before it was sent
         if requested and transaction.sent is not None and isinstance(error, errors.TransportError):
