@@ -81,8 +81,9 @@ MUTANTS: Final = (
         "gc without version check",
         "maintenance.collect",
         "            refusal = None if sent.outcome.committed else (yield from commit(plan)).refusal\n",
-        '            plan.changes[0].ops = [zk.Delete(ops[0].path), *(op for op in ops[1:-1] if op.path[-7:] != "/result")]\n'
+        "            plan.changes[0].ops = [zk.Delete(ops[0].path), *ops[1:-1]]\n"
         "            refusal = None if sent.outcome.committed else (yield from commit(plan)).refusal\n",
+        test="tests/unit/test_clean_up.py::test_a_task_that_runs_anew_after_it_was_judged_is_kept",
     ),
     Mutant("lost requeue", "tasks.settle", "        if state.requeue:\n", "        if False:\n"),
     Mutant("token reuse", "client_state", "claimed.token = token", "claimed.token = claimed.version"),

@@ -201,6 +201,26 @@ def test_clean_up_goes_on_where_a_hard_quota_lets_it_make_no_lock(monkeypatch: p
     assert (report.ran, report.collected, client.reports[0][1].split(": ")[1]) == (True, 3, "OTHER")
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_task_that_runs_anew_after_it_was_judged_is_kept(*, ends: bool) -> None:
+    """Its record has another version than clean-up has read, also where its new run has ended; its neighbours go."""
+    client = queue_of("abc", task_gc_lifetime=60)
+    client.work()
+    client.zk.advance(100)
+    other, first = another(client), iter([True])
+
+    def overtaken(op: Any) -> None:
+        deletes = isinstance(op, Multi) and isinstance(op.ops[0], Delete) and "/tasks/" in op.ops[0].path
+        if deletes and next(first, False):
+            other.put(task_id="b", on_conflict="requeue")
+            assert not ends or other.work() == ["b"]
+
+    report = client.do(collect_garbage(client.context), overtaken)
+    assert client.state("b").state is (State.FINISHED if ends else State.INSERTED)
+    assert (report.collected, report.kept_changed, list(client.check())) == (2, 1, ["b"])
+    assert client.work() == ([] if ends else ["b"])
+
+
 def test_a_damaged_note_of_the_last_run_leaves_it_to_the_interval() -> None:
     """Nobody cleans up without end, and nobody stops doing so."""
     for data in (b"", b"{", b"[1]", b'{"lifetime":"long"}', b'{"lifetime":true}', b"[" * 100_000):
