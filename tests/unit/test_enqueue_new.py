@@ -367,29 +367,38 @@ def _beside_a_repeat(messages: list[Message], written: int | None, moment: int, 
     return next(at) > moment + 1
 
 
-@pytest.mark.parametrize("fate", ["cancelled", "cancelled and dropped", "died and dropped"])
-@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("fate", ["cancelled", "cancelled and dropped", "died and dropped", "died before a requeue"])
+@pytest.mark.parametrize("after", ["it waits", "it ended", "it was dropped", "it was collected"])
 @pytest.mark.parametrize("on_conflict", ["skip", None])
-def test_a_failed_member_stays_one_though_another_task_has_its_id(fate: str, ended: bool, on_conflict: Any) -> None:
-    """It went, and somebody enqueued a task of its own under that id: the repeat seals the batch, and takes it not."""
+def test_a_failed_member_stays_one_though_another_task_has_its_id(fate: str, after: str, on_conflict: Any) -> None:
+    """Somebody enqueued a task of its own under that id, which may be gone, too: the repeat does not write it again."""
     client = new_queue(policy=RetryPolicy(attempts=1))
-    messages = [Message(b"x", task_id="x"), Message(b"y", task_id="y")]
-    begun(client, messages, 1)
+    messages = [Message(name.encode(), task_id=name) for name in "xyz"]
+    begun(client, messages, 2)
     if fate.startswith("cancelled"):
         client.cancel("x")
     else:
-        client.fail(client.claimed(), retry=False)
+        claimed = client.claimed()
+        if fate.endswith("requeue"):
+            client.put(b"other", task_id="x", priority=1, on_conflict="requeue")
+        client.fail(claimed, retry=False)
     if fate.endswith("dropped"):
         client.do(interventions.drop(client.context, "x"))
-    client.put(b"other", task_id="x")
-    if ended:
-        client.work()
+    if not fate.endswith("requeue"):
+        client.put(b"other", task_id="x", priority=1)
+    if after == "it was dropped":
+        client.do(interventions.drop(client.context, "x"))
+    elif after != "it waits":
+        while client.state("x").state is not State.FINISHED:
+            client.complete(client.claimed())
+        if after == "it was collected":
+            client.do(collect.collect_garbage(client.context, 0))
     repeat = enqueue.enqueue_each(another(client).context, messages, batch="b", on_conflict=on_conflict)
-    assert client.do(repeat) == ["x", "y"]
-    assert client.check()["x"].batch is None
+    assert client.do(repeat) == ["x", "y", "z"]
+    assert "x" not in client.check() or client.check()["x"].batch is None
     client.do(enqueue.seal(client.context, "b"))
     batch = client.do(batches.read_batch(client.context, "b"))
-    assert (batch.total, batch.failed) == (2, ("x",))
+    assert (batch.total, batch.failed) == (3, ("x",))
 
 
 @pytest.mark.parametrize("on_conflict", ["skip", None])

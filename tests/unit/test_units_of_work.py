@@ -28,7 +28,7 @@ from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.model.new_message import Message
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read import configuration
-from airflow_provider_zkmq.engine.core.tasks import admin, enqueue, interventions, transaction
+from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, transaction
 from airflow_provider_zkmq.engine.core.zk_operations import Children, Create, Delete, Multi, Reconnect, SetData
 from tests.unit.claiming import another, queue_of, refused, unit_of
 from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
@@ -218,6 +218,41 @@ def test_a_commit_that_may_still_come_is_asked_for_until_something_tells() -> No
     assert client.work() == ["p"]
     assert client.do(transaction.commit(unit)) == ["p"]
     assert client.work() == []
+
+
+def test_a_rollback_of_what_was_only_put_never_says_that_it_is_not_written() -> None:
+    """The commit's request was lost, or is late: each rollback looks, and tells of it once it has come."""
+    client, sent = new_queue(), list[Multi]()
+    unit = transaction.TransactionState()
+    transaction.put(unit.put, client.context, Message(b"x", task_id="p"))
+
+    def fault(op: Any) -> Any:
+        if isinstance(op, Multi) and any(each.path == client.context.paths.task("p") for each in op.ops):
+            sent.append(op)
+            return LOST_REQUEST
+        return Unavailable("no server") if isinstance(op, Reconnect) else None
+
+    refused(client, OutcomeUnknown, transaction.commit(unit), None, fault)
+    for _ in range(2):
+        refused(client, OutcomeUnknown, transaction.rollback(unit), "happen still")
+    assert client.zk.multi(client.session, sent[0].ops).committed
+    refused(client, IllegalTransition, transaction.rollback(unit), "had happened")
+    assert client.work() == ["p"]
+
+
+def test_cancelled_members_of_a_batch_that_is_gone_run_anew_together() -> None:
+    """Each would say to its batch that its record is another task's: where there is no batch, nobody has to know."""
+    client, names = new_queue(), list("abcd")
+    client.do(enqueue.enqueue_batch(client.context, [Message(b"x", task_id=name) for name in names], "b"))
+    for name in names:
+        client.cancel(name)
+    client.do(batches.delete_batch(client.context, None, client.context.paths.batch("b")))
+    unit = transaction.TransactionState()
+    for name in names:
+        transaction.put(unit.put, client.context, Message(b"y", task_id=name))
+    assert client.do(transaction.commit(unit)) == names
+    assert sorted(client.work()) == names
+    assert client.reports == []
 
 
 def test_a_rollback_after_the_end_of_its_session_asks_nobody() -> None:

@@ -27,7 +27,7 @@ from ..model.new_message import (
 )
 from ..model.records import TaskState
 from ..model.settings import Conf, RetryPolicy
-from ..model.states import ENDED, Event, State, Status
+from ..model.states import ENDED, FAILED, Event, State, Status
 from ..model.values import Duration, Moment, optional_milliseconds
 from ..model.znode_names import SEPARATOR, Lane, check_name, check_priority, entry_name
 from ..read import bulk_read, claim_status, server_clock
@@ -146,10 +146,14 @@ def run_anew(context: Context, new: new_task.NewTask, current: transitions.Curre
     if new.batch is not None:
         extra.append(zk.Create(context.paths.batch(new.batch, "open", new.task_id)))
         extra += new_task.adding_members(context, new.batch, new.drops)
+    left = state.batch if state.state in FAILED and state.batch != new.batch else None
+    if left is not None:
+        extra.append(transitions.without_record(context, left))
     before = current
     if state.state is State.FINISHED:
         before = current.with_state(state.with_attempt("finished", state.ended or 0, None, state.started))
     plan = yield from next_run.insert_run(context, before, new, Event.ENQUEUE_AGAIN, extra, result=False)
+    plan.changes[0].batch = left
     return (yield from transitions.with_history(context, current, plan))
 
 

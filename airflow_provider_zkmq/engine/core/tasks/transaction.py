@@ -280,7 +280,10 @@ def rollback(transaction: TransactionState, holder: Holder | None = None) -> Pro
 def _rollback(transaction: TransactionState) -> Procedure[None]:
     if transaction.sent is not None and not (transaction.taken or transaction.rolling_back):
         yield from _not_committed(transaction)
-        msg = "the commit of this transaction was sent and may still happen: it took nothing that could be given back"
+        msg = (
+            "the commit of this transaction was sent and may have happened, or happen still: "
+            "it took nothing that could be given back"
+        )
         raise errors.OutcomeUnknown(msg)
     transaction.rolling_back = True
     transaction.put.clear()
@@ -305,16 +308,21 @@ def _not_committed(transaction: TransactionState) -> Procedure[None]:
     """Look whether a commit of unknown outcome has happened. Raises `IllegalTransition`: then it has."""
     if transaction.sent is None:
         return
+    only_put = not transaction.taken
     try:
         outcome = yield from proven(transaction.sent.proof)
-    except errors.OutcomeUnknown:  # what it wrote has been collected meanwhile
+    except errors.OutcomeUnknown:  # there is no record: it was not written yet, or has been collected meanwhile
+        if only_put:
+            return
         transaction.sent = None
         raise
     except errors.TransportError as error:
         raise _not_known_yet(error) from error
-    transaction.sent = None  # a later look would tell no more
     if outcome is None:
+        if not only_put:  # what it took has changed since: it can happen no more
+            transaction.sent = None
         return
+    transaction.sent = None
     _end(transaction)
     transaction.taken.clear()
     msg = "the commit of this transaction, whose outcome was not known, had happened: nothing was rolled back"

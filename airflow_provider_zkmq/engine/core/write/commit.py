@@ -803,7 +803,9 @@ def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild | None) -> Procedure[Pl
                 change.missing = tuple(op for op in change.parents if (op in change.missing) is not (op == parent))
             return plan
         case Why.BATCH:
-            change.leave_batch(refusal.path)
+            for each in plan.changes:
+                if each.batch is not None and each.touches(refusal.path):
+                    each.leave_batch(refusal.path)
             return plan
         case Why.PLACE:
             for context in plan.contexts:

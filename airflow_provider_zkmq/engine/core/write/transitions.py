@@ -162,6 +162,14 @@ def membership(context: Context, task_id: str, state: TaskState, *, failed: bool
     return ops
 
 
+def without_record(context: Context, batch: str) -> zk.WriteOp:
+    """A failed member's record goes, or is another task's from now on: only its batch's list still tells of it.
+
+    By the version of that list whoever adds members sees it, and does not write the member again.
+    """
+    return zk.SetData(context.paths.batch(batch, "failed"), b"", -1)
+
+
 def task_deletes(context: Context, task_id: str, state: TaskState, version: int) -> list[zk.WriteOp]:
     """The deletes of a task's own tree; its claim, if any, is deleted by its departure."""
     task, filters = context.paths.task, bool(state.filters)
@@ -313,8 +321,8 @@ def delete(context: Context, current: Current, *, proof: bool = True) -> Plan:
     """
     record, *parts = task_deletes(context, current.task_id, current.state, current.version)
     off, batch = membership(context, current.task_id, current.state, failed=True), current.state.batch
-    if batch is not None:  # by its version who adds members sees that one is gone, and does not write it again
-        off.append(zk.SetData(context.paths.batch(batch, "failed"), b"", -1))
+    if batch is not None:
+        off.append(without_record(context, batch))
     # The record goes first: if that is another by now, the refusal says so.
     change = _change(context, current, None, [record, *unlist(context, current), *parts, *off])
     if proof:
@@ -359,6 +367,8 @@ def _moved(
         if after.state is State.INSERTED:
             failed = not before.history or before.history[-1].outcome != "finished"
         change.listing += membership(context, current.task_id, before, failed=failed)
+        if failed and after.batch is None:
+            change.listing.append(without_record(context, before.batch))
         _leave(change, before.batch)
     # In a queue of strict order the entry holds the place that the task had from the first.
     change.listing.append(zk.Create(entry, b"" if after.rank is None else str(after.rank).encode()))
