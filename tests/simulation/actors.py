@@ -201,7 +201,7 @@ def looper(client: Client, rand: random.Random, rounds: int) -> Program:
         requested = claiming(client, lease=lease, selector=selector, timeout=timeout)
         wanted = requested.about["wanted"] = replace(requested.about["wanted"], prefetch=most > 1)
         context, mine = client.context(), set[tuple[str, int]]()
-        loop = Loop(context, partial(just, wanted), most, timeout, lambda: False, context.run.new_signal())
+        loop = Loop(context, partial(just, wanted), most, timeout, lambda: False)
         for _ in range(rand.choice([1, 6, 12])):
             before = loop.current
             about = requested.about | {"loop": loop, "former": before}

@@ -75,6 +75,8 @@ class History:
         self.paths_of = Client(world, "observer")
         self.records: dict[Key, TaskState] = {}
         self.versions: dict[Key, int] = {}
+        self.nonces: dict[tuple[Key, int], str] = {}
+        """Of each version of a record the nonce: the same one where an enqueue was sent again."""
         self.places: dict[Key, set[str]] = {}
         self.pending_until: dict[Key, tuple[float, TaskState]] = {}
         """When a task was pending last, and its record then."""
@@ -274,7 +276,7 @@ class History:
         after = None if node is None else TaskState.decode(task, node.data)
         self._judge_log(key, before, after, data, txn)
         judge_change(self.world.zk.leader.nodes, context.paths, task, before, after)
-        self._judge_version(key, call, node)
+        self._judge_version(key, call, node, after)
         if before and after and (before.due or 0) > txn.ms and not after.due and call and call.verb in CARETAKING:
             self.fail("nothing comes before its time", f"{task} is due in {before.due - txn.ms} ms")
         if before is not None and before.state is State.INSERTED:
@@ -300,12 +302,16 @@ class History:
             self._judge_end(key, before, after, call, claims_before.get(key))
             self.marks.ended(key, before, after, self.world.clients)
 
-    def _judge_version(self, key: Key, call: Call | None, node: Any) -> None:
-        """Who asks for a change of what was read changes nothing else."""
+    def _judge_version(self, key: Key, call: Call | None, node: Any, after: TaskState | None) -> None:
+        """Who asks for a change of what was read changes nothing else; what an enqueue writes twice is the same."""
         requested = call.about.get("version") if call is not None and call.about.get("task") == key[1] else None
-        if requested is not None and self.versions.get(key) != requested:
-            self.fail("only what was read is changed", f"{key[1]}: {requested}, it was {self.versions.get(key)}")
+        was = self.versions.get(key, 0)
+        same = requested == was or self.nonces.get((key, requested or 0), "") == self.nonces.get((key, was))
+        if requested is not None and not same:
+            self.fail("only what was read is changed", f"{key[1]}: {requested}, it was {was}")
         self.versions[key] = 0 if node is None else node.mzxid
+        if after is not None:
+            self.nonces[key, self.versions[key]] = after.nonce
 
     def _shared(self) -> bool:
         """Whether what is carried out may be another call's: it goes together with the one that sent it, or is owed.

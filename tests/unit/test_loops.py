@@ -10,9 +10,9 @@ import pytest
 from airflow_provider_zkmq.engine.core.claim.claim_iterator import Loop, go_on
 from airflow_provider_zkmq.engine.core.client_state import Caller
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.tasks import admin
-from airflow_provider_zkmq.engine.core.zk_operations import Wait
-from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskTooLarge
+from airflow_provider_zkmq.engine.core.tasks import admin, settle
+from airflow_provider_zkmq.engine.core.zk_operations import Multi, Wait
+from airflow_provider_zkmq.engine.errors import ClaimLost, ConfigError, TaskTooLarge, Unavailable
 from tests.unit.claiming import ORDERS, another, counting, step
 from tests.unit.looping import filled, following, handed_out, loop_of, rest
 from tests.unit.world import Client
@@ -65,6 +65,24 @@ def test_a_group_is_completed_with_the_claim_of_the_next_one() -> None:
             assert states == [State.FINISHED] * 4 + [State.CLAIMED] * 4
     assert following(client, loop) is None
     all_finished(client, "abcdefgh")
+
+
+@pytest.mark.parametrize("fate", ["cut off", "no server"])
+def test_a_step_goes_on_when_another_call_leaves_its_settlement(fate: str) -> None:
+    """Another call of its client had it, and ended without it: the step hears of that, and settles it by itself."""
+    client, loop = begun("a", timeout=0)
+    looper = step(client, go_on(loop, Caller()))
+    other = step(client, settle.settle_deferred(client.context))
+    other.until(Multi, "finished")
+    looper.until(Wait)
+    assert (looper.op.signal.count, looper.op.turn) == (looper.op.seen, True)
+    if fate == "cut off":
+        other.cut()
+    else:
+        other.fail(Unavailable("no server"))
+    assert other.over
+    assert looper.finish() is False
+    all_finished(client, "a")
 
 
 def test_what_others_do_costs_no_task() -> None:

@@ -876,6 +876,8 @@ class Context:
     ignored_paths: IgnoredPaths = field(default_factory=IgnoredPaths)
     shared: dict[str, Signal] = field(default_factory=dict)
     """What one thread does for all; fired when it has ended. Owner: `core.read.watch_cache`."""
+    settled: Signal = field(init=False)
+    """Fired when deferred completions were settled, or are left to whoever settles them next."""
     listings: Listings = field(init=False)
     sizes: Listings = field(init=False)
     """How many names stand where tasks are listed; of what lists those, the names. Owner: `core.read.inspect`."""
@@ -886,6 +888,7 @@ class Context:
     paces: Paces = field(init=False)
 
     def __post_init__(self) -> None:
+        self.settled = self.run.new_signal()
         self.listings, self.sizes = Listings(self.run.new_signal), Listings(self.run.new_signal)
         self.clock, self.marks = Clock(self.run.monotonic), Marks(self.run.wall_ms)
         self.retry_times, self.paces = RetryTimes(self.run.monotonic), Paces(self.run.monotonic)

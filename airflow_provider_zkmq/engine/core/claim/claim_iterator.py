@@ -17,7 +17,7 @@ from ..model.values import Duration, number_of_claims, optional_seconds
 from ..read.queue_existence import unless_missing
 from ..tasks import settle
 from ..tasks.settle_by_outcome import Settlement, settle_by_outcome
-from ..zk_operations import Procedure, Signal, Wait
+from ..zk_operations import Procedure, Wait
 from . import claim, take
 
 # Both are one transaction, and the candidates are read ahead, several at once. Where several are claimed together,
@@ -38,8 +38,6 @@ class Loop:
     most: int
     timeout: float | None
     stopping: Callable[[], bool]
-    news: Signal
-    """Fired when one of the completions has been carried out."""
     wanted: take.Wanted | None = None
     current: Claimed | None = None
     """Set by the API, by a statement, together with taking it off ``ready``."""
@@ -97,13 +95,13 @@ def go_on(loop: Loop, caller: client_state.Caller) -> Procedure[bool]:
         if (yield from _claim_for_loop(loop, caller)) or loop.errors:
             continue
         while loop.handled:  # nothing more comes: the loop ends when all that it handled is settled
-            seen = loop.news.count
+            seen = context.settled.count
             yield from settle.settle_deferred(context)
             left = next((each for each in loop.handled.values() if each.waits), None)
             if left is not None:
                 raise left.error or Unavailable("what was handled is not settled yet")
             if loop.handled:  # another call of this client has it
-                yield Wait(loop.news, seen, turn=True)
+                yield Wait(context.settled, seen, turn=True)
         if not loop.errors:
             return False
 
@@ -119,7 +117,6 @@ def _completed(loop: Loop, claimed: Claimed, progress: Settlement, success: obje
     elif error is not None:
         loop.errors.append(error)
     loop.handled.pop((claimed.task_id, claimed.token), None)
-    loop.news.fire()
 
 
 def _begin(loop: Loop) -> Procedure[bool]:
@@ -193,4 +190,4 @@ def request_loop(
         request = yield from unless_missing(context, claim.wanted(context, node, filter_method, selector, lease))
         return replace(request, prefetch=most > 1)
 
-    return Loop(context, wanting, most, span, stopping, context.run.new_signal())
+    return Loop(context, wanting, most, span, stopping)

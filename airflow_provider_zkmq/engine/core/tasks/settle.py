@@ -127,6 +127,7 @@ class DeferredCompletions:
             for completion in self.taken:
                 completion.claimed.chained = False
             self.context.run.finish_later()
+            self.context.settled.fire()
 
     def _take_deferred(self) -> bool:
         """Take what no other call has, also what an interrupted one settled without a word; whether there is any."""
@@ -147,6 +148,8 @@ class DeferredCompletions:
             self._end(completion, completion.settling)
         self.taken = [completion for completion in self.taken if completion.settling is not None]
         self.chain.settlings = [completion.settling for completion in self.taken]
+        if over:
+            self.context.settled.fire()
         return any((each.claimed.task_id, each.claimed.token) not in self.context.claims.deferred for each in over)
 
     def _end(self, completion: DeferredCompletion, settling: Settling) -> None:
