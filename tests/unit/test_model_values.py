@@ -241,6 +241,7 @@ ROWS: Final = {
 def test_only_the_listed_rows_of_the_state_machine_are_allowed(subtests: pytest.Subtests) -> None:
     """Every other event is refused in that state; finished, dead and cancelled are the states that no work changes."""
     assert {"finished", "dead", "cancelled"} == ENDED
+    assert ROWS.keys() == set(State), "a state has no row in this test"
     for state, event in itertools.product(State, Event):
         after = dict(row.split(":") for row in ROWS[state].split()).get(event)
         with subtests.test(state=str(state), event=str(event)):

@@ -25,6 +25,7 @@ from airflow_provider_zkmq.engine.core.tasks import admin, settle
 from airflow_provider_zkmq.engine.core.zk_operations import Delete, Exists, GetMany, Op, Pipeline, SetData, Sync
 from airflow_provider_zkmq.engine.errors import ConfigError, CorruptRecord
 from tests.stepping import Stepper
+from tests.unit.damage import world
 from tests.unit.world import Client, new_queue
 
 BEYOND_A_CHUNK = bulk_read.AT_ONCE + 22
@@ -94,6 +95,19 @@ def test_ids_are_those_of_a_state_or_of_all() -> None:
         listed("lost")
     with pytest.raises(ConfigError, match="'kind' is not declared"):
         listed(selector="kind==1")
+
+
+def test_a_task_in_each_state_is_understood_by_every_look(subtests: pytest.Subtests) -> None:
+    """Where it stands, and by its record: ids, tasks, counts, and why it is where it is. The damaged tree has each."""
+    reader = Client(world().copy(), "reader")
+    counted = reader.do(inspect.counts(reader.context))
+    for state in State:
+        with subtests.test(state=str(state)):
+            ids = reader.do(inspect.list_ids(reader.context, state))
+            assert ids, "tests/unit/damage.py makes no such task"
+            assert counted[str(state)]
+            assert {task.id for task in reader.do(list_tasks(reader.context, state=state))} == set(ids)
+            assert all(reader.do(inspect.explain(reader.context, each)).reasons for each in ids[:1])
 
 
 def test_a_selector_chooses_ids_by_their_records_alone() -> None:
