@@ -101,6 +101,24 @@ def test_what_a_handler_ended_and_was_cut_off_from_is_finished(subtests: pytest.
             assert hand.states() == states
 
 
+def test_what_a_handler_could_not_commit_is_given_back_though_nobody_knows_what_became_of_that(
+    subtests: pytest.Subtests,
+) -> None:
+    """Its own task was all that it had taken; its commit was cut off, and it failed: it ends at the first try."""
+    for kind, states in ((LOST[0], {"own": I}), (LOST[1], {"own": F, "put": I}), (LOST[2], {"own": F, "put": I})):
+        with subtests.test(kind=kind):
+            hand = Hand()
+            hand.transaction = transaction.TransactionState([(hand.context, hand.claimed)])
+            transaction.put(hand.transaction.put, hand.context, Message(b"y", task_id="put"))
+            hand.unheard(transaction.commit(hand.transaction), 1, kind)
+            if kind == LOST[0]:
+                assert hand.do(hand.settling(Retry("busy"))) is False
+            else:
+                with pytest.raises(ClaimLost):
+                    hand.do(hand.settling(Retry("busy")))
+            assert hand.states() == states
+
+
 def test_a_lost_claim_takes_nothing_with_it() -> None:
     """One of a transaction's claims is over when it is committed: nothing is, and the rest is given back."""
     for lost, rest in (("own", "other"), ("other", "own")):

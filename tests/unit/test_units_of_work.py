@@ -235,6 +235,7 @@ def test_a_rollback_of_what_was_only_put_never_says_that_it_is_not_written() -> 
     refused(client, OutcomeUnknown, transaction.commit(unit), None, fault)
     for _ in range(2):
         refused(client, OutcomeUnknown, transaction.rollback(unit), "happen still")
+    assert not unit.rolling_back, "commit may be asked again"
     assert client.zk.multi(client.session, sent[0].ops).committed
     refused(client, IllegalTransition, transaction.rollback(unit), "had happened")
     assert client.work() == ["p"]

@@ -156,6 +156,7 @@ class _OfQueue:
         if self.transaction is None:
             return
         self.transaction.taken = [pair for pair in self.transaction.taken if pair[1] is not self.claimed]
+        self.transaction.rolling_back = True  # the failure that follows keeps a commit out that may still come
         try:
             yield from rollback(self.transaction)
         except TransportError:
