@@ -116,5 +116,5 @@ def wait_for(client: Client, done: Call, rand: random.Random) -> Step:
         about = {"queue": "q", "batch": name}
         return (yield from told(lambda: Call("wait_batch", batches.wait_batch(context, name, limit), about, limit)))
     ids = done.value if isinstance(done.value, list) else [done.value]
-    about = {"queue": "q", "ids": ids, "acknowledged": True}
+    about = {"queue": "q", "ids": ids, "acknowledged": (client, client.restored)}
     return (yield from told(lambda: Call("wait", watch_tasks.wait(context, ids, timeout=limit), about, limit)))

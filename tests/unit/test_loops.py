@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -83,6 +84,28 @@ def test_a_step_goes_on_when_another_call_leaves_its_settlement(fate: str) -> No
     assert other.over
     assert looper.finish() is False
     all_finished(client, "a")
+
+
+def test_a_step_that_settles_for_others_sleeps_until_they_are_over() -> None:
+    """It takes along what a third call has put down, and no server answers: its own signal does not keep it awake."""
+    client = filled(names="ac")
+    loop = loop_of(client)
+    assert following(client, loop) is not None
+    third = client.claimed()
+    looper = step(client, go_on(loop, Caller()))
+    other = step(client, settle.settle_deferred(client.context))
+    other.until(Multi, "tasks/a/state")
+    looper.until(Wait)
+    settle.settle_later(client.context, third, partial(settle.complete, client.context, third), lambda *_: None)
+    client.context.settled.fire()
+    looper.step()
+    assert looper.op.signal is not client.context.settled, "it stands in line, to send what the third has put down"
+    looper.fail(Unavailable("its time is over"))
+    assert (looper.op.signal, looper.op.seen) == (client.context.settled, client.context.settled.count)
+    other.finish()
+    assert looper.finish() is False
+    assert client.work() == []
+    all_finished(client, "ac")
 
 
 def test_what_others_do_costs_no_task() -> None:

@@ -42,7 +42,7 @@ class TransactionBase(Api):
 
     @property
     def open(self) -> bool:
-        """Whether it can still be committed."""
+        """False once it was committed, rolled back or closed."""
         return self._transaction.open
 
     def adopt(self, context: Context, claimed: Claimed) -> None:

@@ -59,8 +59,9 @@ class AsyncTransactionMethods(TransactionBase, AsyncClaiming[Task]):
 
         Locks end with the session that holds them: once that has ended, or has been out of reach for its time-out,
         nothing is left to be asked. Where the connection is lost for less, call it again, or the client does it before
-        it claims again. Raises `Unavailable`, `OutcomeUnknown` where a commit may have happened or the connection was
-        lost meanwhile, and `IllegalTransition` where a commit of unknown outcome turns out to have happened.
+        it claims again. Raises `Unavailable`, `OutcomeUnknown` where the connection was lost meanwhile or a commit may
+        have happened, which `commit` tells, and `IllegalTransition` where a commit of unknown outcome turns out to have
+        happened.
         """
         return await self._carry_out(transaction_procedures.rollback(self._transaction))
 
@@ -111,8 +112,9 @@ class TransactionMethods(TransactionBase, SyncClaiming[Task]):
 
         Locks end with the session that holds them: once that has ended, or has been out of reach for its time-out,
         nothing is left to be asked. Where the connection is lost for less, call it again, or the client does it before
-        it claims again. Raises `Unavailable`, `OutcomeUnknown` where a commit may have happened or the connection was
-        lost meanwhile, and `IllegalTransition` where a commit of unknown outcome turns out to have happened.
+        it claims again. Raises `Unavailable`, `OutcomeUnknown` where the connection was lost meanwhile or a commit may
+        have happened, which `commit` tells, and `IllegalTransition` where a commit of unknown outcome turns out to have
+        happened.
         """
         return self._carry_out(transaction_procedures.rollback(self._transaction))
 

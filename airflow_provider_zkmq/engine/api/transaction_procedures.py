@@ -32,6 +32,8 @@ class Transaction:
     def __init__(self, session: Session, context_of: Callable[[str], Context], used: Callable[[Context], None]) -> None:
         self.transaction = transaction.TransactionState()
         self.open = True
+        self.rolled_back = False
+        """Somebody asked for that; it may not have come to its end."""
         self.adopted: tuple[Context, Claimed] | None = None
         """The claim that a worker's handler was called for."""
         self.context_of = context_of
@@ -44,8 +46,8 @@ class Transaction:
 
     def check(self, *, ending: bool = False) -> None:
         """Raise unless it can still be added to; `ending`: unless it can still be committed."""
-        unknown = self.transaction.sent is not None and not self.transaction.rolling_back
-        if not self.open and not (ending and unknown):  # of a commit of unknown outcome another one tells
+        told = self.rolled_back and self.transaction.sent is not None and not self.transaction.rolling_back
+        if not self.open and not (ending and told):  # what a rollback could not tell, a commit does
             msg = "this transaction has ended; begin another with transaction()"
             raise ZkmqError(msg)
         self._session_id = self._session_id or self._session.id  # begun while the connection was lost
@@ -168,10 +170,10 @@ def rollback(tx: Transaction) -> Procedure[None]:
 
     Locks end with the session that holds them: once that has ended, or has been out of reach for its time-out, nothing
     is left to be asked. Where the connection is lost for less, call it again, or the client does it before it claims
-    again. Raises `Unavailable`, `OutcomeUnknown` where a commit may have happened or the connection was lost meanwhile,
-    and `IllegalTransition` where a commit of unknown outcome turns out to have happened.
+    again. Raises `Unavailable`, `OutcomeUnknown` where the connection was lost meanwhile or a commit may have happened,
+    which `commit` tells, and `IllegalTransition` where a commit of unknown outcome turns out to have happened.
     """
-    tx.open = False
+    tx.open, tx.rolled_back = False, True
     yield from transaction.rollback(tx.transaction, Holder(tx.is_over, tx.reach))
 
 

@@ -95,8 +95,8 @@ def go_on(loop: Loop, caller: client_state.Caller) -> Procedure[bool]:
         if (yield from _claim_for_loop(loop, caller)) or loop.errors:
             continue
         while loop.handled:  # nothing more comes: the loop ends when all that it handled is settled
-            seen = context.settled.count
             yield from settle.settle_deferred(context)
+            seen = context.settled.count  # after its own signal: else a loop whose time is over would not sleep
             left = next((each for each in loop.handled.values() if each.waits), None)
             if left is not None:
                 raise left.error or Unavailable("what was handled is not settled yet")
