@@ -12,9 +12,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from ..core.claim.claim import ClaimRequest
 from ..core.client_state import Caller, Claimed, Context
 from ..core.maintenance.due_work import give_back
-from ..core.zk_operations import Procedure
+from ..core.zk_operations import Procedure, explained
 from ..coroutine_runners import OF_CALLS
-from ..errors import TransportError, ZkmqError
+from ..errors import ZkmqError
 from ..log import log
 from ..zk.connection import CallDeadline
 from ..zk.procedure_drivers import arun, run
@@ -52,16 +52,7 @@ class SyncApi(Api):
 
     def _carry_out(self, procedure: Procedure[T], call_deadline: CallDeadline | None = None) -> T:
         """Carry out a procedure."""
-        call_deadline = call_deadline or self._session.call_deadline()
-        try:
-            return run(self._session, procedure, call_deadline)
-        except TransportError:  # it says all there is to say; asking again could only be cut off
-            raise
-        except ZkmqError as error:
-            better = run(self._session, self._explain(error), call_deadline)
-            if better is None:
-                raise
-            raise better from error
+        return run(self._session, explained(procedure, self._explain), call_deadline)
 
 
 class AsyncApi(Api):
@@ -69,16 +60,7 @@ class AsyncApi(Api):
 
     async def _carry_out(self, procedure: Procedure[T], call_deadline: CallDeadline | None = None) -> T:
         """Carry out a procedure."""
-        call_deadline = call_deadline or self._session.call_deadline()
-        try:
-            return await arun(self._session, procedure, call_deadline)
-        except TransportError:  # it says all there is to say; asking again could only be cancelled
-            raise
-        except ZkmqError as error:
-            better = await arun(self._session, self._explain(error), call_deadline)
-            if better is None:
-                raise
-            raise better from error
+        return await arun(self._session, explained(procedure, self._explain), call_deadline)
 
 
 # --- Claims on their way through the APIs: whoever is cut off before it has its claim leaves nothing behind.

@@ -9,6 +9,8 @@ from enum import Enum
 from itertools import chain
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from ..errors import ZkmqError
+
 # --- Who waits for a signal, in which order, and who is woken by what: news of the queue wakes one of each kind.
 #
 # Of fifty threads of a client that wait for a task of the same kind, one finds out whether there is one, as well as
@@ -362,3 +364,14 @@ class EnsureRoot:
 Op: TypeAlias = Exchange | Post | Pipeline | Wait | SetTimeout | Reconnect | Sync | Callback | EnsureRoot
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Op, Any, T]
+
+
+def explained(procedure: Procedure[T], explain: Callable[[ZkmqError], Procedure[ZkmqError | None]]) -> Procedure[T]:
+    """Carry a procedure out. Where it fails, and `explain` knows a better error, that is raised instead."""
+    try:
+        return (yield from procedure)
+    except ZkmqError as error:
+        better = yield from explain(error)
+        if better is None:
+            raise
+        raise better from error

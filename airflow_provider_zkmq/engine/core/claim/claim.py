@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Final
 
@@ -24,7 +25,7 @@ from ..read.queue_existence import missing_queue, unless_missing
 from ..read.server_clock import server_time
 from ..read.watch_cache import listing
 from ..tasks import settle
-from ..zk_operations import Get, Node, Procedure, SetTimeout, Sync, Wait, WaitPlace
+from ..zk_operations import Get, Node, Procedure, SetTimeout, Sync, Wait, WaitPlace, explained
 from . import candidates, take
 from .candidates import matching_lanes, rank_of
 
@@ -259,13 +260,8 @@ def _requested(
 ) -> ClaimRequest:
     def claiming(caller: client_state.Caller) -> Procedure[list[Claimed]]:
         stops = lambda: caller.left or stopping()  # noqa: E731
-        try:
-            return (yield from claim_many(context, request, most, span, caller, stopping=stops))
-        except ZkmqError as error:
-            missing = yield from missing_queue(context, error)
-            if missing is None:
-                raise
-            raise missing from error
+        claims = claim_many(context, request, most, span, caller, stopping=stops)
+        return explained(claims, partial(missing_queue, context))
 
     return ClaimRequest(context, claiming)
 

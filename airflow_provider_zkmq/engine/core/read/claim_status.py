@@ -12,7 +12,7 @@ from ..model.records import Attempt, TaskState, load_claim, load_span
 from ..model.states import State, Status, derive_status
 from ..model.values import load
 from ..model.znode_names import is_prefetched, lease_task
-from ..zk_operations import Node, Procedure, Sync
+from ..zk_operations import Node, Procedure, Sync, explained
 from .bulk_read import Record, list_children, read_nodes, read_records, unless_corrupt
 from .configuration import read_conf
 from .queue_existence import missing_queue
@@ -79,13 +79,7 @@ def claim_lost(task_id: str, token: int, state: TaskState | None = None) -> Clai
 
 def unless_queue_gone(context: Context, claimed: Claimed, procedure: Procedure[T]) -> Procedure[T]:
     """Carry out a procedure on a claim; where its queue is not there any more, the claim is lost: `ClaimLost`."""
-    try:
-        return (yield from procedure)
-    except ZkmqError as error:
-        lost = yield from lost_with_queue(context, claimed, error)
-        if lost is None:
-            raise
-        raise lost from error
+    return explained(procedure, partial(lost_with_queue, context, claimed))
 
 
 def lost_with_queue(context: Context, claimed: Claimed, error: ZkmqError) -> Procedure[ClaimLost | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
 from ...errors import CorruptRecord, QueueNotFound, TaskNotFound, ZkmqError
@@ -11,7 +12,7 @@ from ..client_state import Context, Deadline, never_stopping
 from ..model.values import Duration, dump
 from ..model.znode_names import Paths, check_layout
 from ..transaction_retries import refused, transact
-from ..zk_operations import Procedure
+from ..zk_operations import Procedure, explained
 from .bulk_read import read_stats
 
 T = TypeVar("T")
@@ -129,17 +130,14 @@ def refuse_missing(context: Context) -> Procedure[None]:
 
 def unless_missing(context: Context, procedure: Procedure[T]) -> Procedure[T]:
     """Carry a procedure out; where it fails since there is no such queue, that is the error."""
-    try:
-        return (yield from procedure)
-    except ZkmqError as error:
-        missing = yield from missing_queue(context, error)
-        if missing is None:
-            raise
-        raise missing from error
+    return explained(procedure, partial(missing_queue, context))
 
 
 def missing_queue(context: Context, error: ZkmqError) -> Procedure[QueueNotFound | None]:
-    """After an error: that there is no such queue, where this is why. What goes well costs nothing more."""
+    """After an error: that there is no such queue, where this is why. What goes well costs nothing more.
+
+    A `TransportError` says all there is to say: to ask again could only be cut off, too.
+    """
     if not (isinstance(error, TaskNotFound | CorruptRecord) or type(error) is ZkmqError):
         return None
     try:
