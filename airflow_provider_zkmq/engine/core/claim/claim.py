@@ -212,11 +212,9 @@ def request_claim(
     early; it is asked whenever the queue changes. A call that is cancelled or interrupted gives back what it took.
     Raises `ConfigError` for what the queue's declarations refuse, and `QueueNotFound`, also while it waits.
     """
-    span = seconds("timeout", timeout)
-    if span > 0:
-        yield SetTimeout(span)
-    request = yield from wanted(context, node, filter_method, selector, lease)
-    return _requested(context, request, 1, span, stopping)
+    return request_claims(
+        context, 1, node, filter_method, selector=selector, timeout=timeout, lease=lease, stopping=stopping
+    )
 
 
 def request_claims(
