@@ -255,7 +255,7 @@ class ZkmqTaskSensor(lineage.ReadsQueue, BaseSensorOperator):
         if self.selector is None:
             return named_ids(self.task_ids)
         since = arguments.moment("since", self.since)
-        ids: list[str] = internals(queue).find(self.selector, least, span, since=since, wait_for_queue=True)
+        ids: list[str] = internals(queue).find(self.selector, least, span, since=since)
         return ids
 
     def _read(self, queue: AnyQueue, event: dict[str, Any]) -> Ended:

@@ -169,13 +169,8 @@ class ZkmqTaskTrigger(WaitingTrigger):
         ids = self.task_ids if self.series is None else compact_task_ids.series_ids(*self.series)
         if ids is None:
             since = arguments.moment("since", self.since)
-            ids = await internals(queue).find(
-                self.selector or "all()",
-                self.min_tasks,
-                deferring.seconds_left(self.deadline),
-                since=since,
-                wait_for_queue=True,
-            )
+            left = deferring.seconds_left(self.deadline)
+            ids = await internals(queue).find(self.selector or "all()", self.min_tasks, left, since=since)
         if not ids:
             raise ConfigError("no task was named: there is nothing to wait for")
         on_progress = outcome_logs.progress_log(self.log) if self.log_progress else None

@@ -112,7 +112,7 @@ def ask_for_a_missing_queue(_q: Queue, _queue: Queue, there: Zkmq) -> None:
         absent.claim()
     assert not absent.exists(0.001)
     with pytest.raises(WaitTimeout):
-        internals(absent).find("all()", timeout=0.001, wait_for_queue=True)
+        internals(absent).find("all()", timeout=0.001)
 
 
 def pause_and_resume(q: Queue, queue: Queue, there: Zkmq) -> None:

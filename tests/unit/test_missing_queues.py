@@ -21,6 +21,7 @@ from tests.unit.world import Client, new_context, new_queue
 
 CREATE = {"configure", "enqueue", "enqueue_many", "enqueue_new", "open_batch"}
 LOOK_AT_NOTHING = {"exists", "run_maintenance", "wait_for_change"}
+WAIT_FOR_IT = {"find"}
 #: All other verbs of a queue, a new one too: those that take a task's id, ...
 OF_A_TASK = {"task", "tree", "explain", "redrive", "cancel", "drop", "claim_task", "revoke"}
 #: ... and what else they take, which may be nothing.
@@ -34,12 +35,11 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "publish_archive": (Archive(),),
     "scan": (["a"], ["id"]),
     "follow": ("a", print),
-    "find": ("all()",),
     "replace": ("a", b"x"),
     "claim_many": (3,),
 }
 VERBS = {**vars(QueueMethods), **vars(QueueInternals)}
-CALLS = sorted({name for name in VERBS if not name.startswith("_")} - CREATE - LOOK_AT_NOTHING)
+CALLS = sorted({name for name in VERBS if not name.startswith("_")} - CREATE - LOOK_AT_NOTHING - WAIT_FOR_IT)
 
 
 class Api:
@@ -128,13 +128,16 @@ def test_who_waits_for_a_queue_is_woken_by_a_watch(comes: bool) -> None:
     assert stepper.finish() is comes
 
 
-def test_a_search_waits_for_the_queue_where_it_is_told_to() -> None:
-    """It says so once, with the names that come close; then it waits for tasks. A time-out tells of the queue, too."""
+def test_a_search_waits_for_the_queue() -> None:
+    """It says so once, with the names that come close; then it waits for tasks. A time-out tells of the queue, too.
+
+    A queue that is deleted meanwhile is waited for again.
+    """
     client = new_queue()
     context, told = elsewhere(client, "latter"), []
     client.do(admin.configure(elsewhere(client, "later")))
     context.run.report = lambda _path, why: told.append(why)
-    search = lambda seconds: watch_tasks.find_matching(context, "all()", 1, seconds, wait_for_queue=True)
+    search = lambda seconds: watch_tasks.find_matching(context, "all()", 1, seconds)
     assert refused(client, WaitTimeout, search(5), r"'latter' did not come within timeout \(5 s\)").left == ("all()",)
     stepper = step(client, search(60))
     stepper.until(Wait)
@@ -143,6 +146,19 @@ def test_a_search_waits_for_the_queue_where_it_is_told_to() -> None:
     assert stepper.finish() == ["a"]
     assert len(told) == 2
     assert "did you mean 'later'" in told[0]
+    stepper = step(client, watch_tasks.find_matching(context, "all()", 2, 60))
+    for act in (
+        lambda: remove(client, "/zkmq/latter"),
+        lambda: client.do(
+            enqueue.enqueue_many(elsewhere(client, "latter"), [Message(b"x", task_id=each) for each in "bc"])
+        ),
+    ):
+        stepper.until(Wait)
+        act()
+        assert stepper.op.signal.count > stepper.op.seen
+        stepper.answer(True)
+    assert stepper.finish() == ["b", "c"]
+    assert len(told) == 3
 
 
 # --- a queue that goes while it is used

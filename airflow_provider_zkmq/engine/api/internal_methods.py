@@ -67,21 +67,16 @@ class AsyncQueueInternals(QueueInternalsBase, AsyncApi):
         timeout: Duration | None = None,
         *,
         since: Moment | None = None,
-        wait_for_queue: bool = False,
     ) -> list[str]:
         """The ids of the tasks that `selector` accepts, as soon as there are `at_least` so many; waits for them.
 
         A task counts whatever its state, so that what finished long ago and is kept still counts, too: `since` leaves
         out what was enqueued before that moment, by ZooKeeper's clock. An id that is enqueued again counts from then
-        on, at the cost of a watch on each task that is left out. `wait_for_queue`: a queue that is not there yet is
-        waited for as well, and logged once, as a warning. Raises `WaitTimeout`, `QueueNotFound`, and `ConfigError` for
-        an unknown filter, a count below 1 or a moment without a zone.
+        on, at the cost of a watch on each task that is left out. A queue that is not there is waited for as well, and
+        logged once, as a warning. Raises `WaitTimeout`, and `ConfigError` for an unknown filter, a count below 1 or a
+        moment without a zone.
         """
-        return await self._carry_out(
-            watch_tasks.find_matching(
-                self._context, selector, at_least, timeout, since=since, wait_for_queue=wait_for_queue
-            )
-        )
+        return await self._carry_out(watch_tasks.find_matching(self._context, selector, at_least, timeout, since=since))
 
     async def scan(
         self,
@@ -246,21 +241,16 @@ class QueueInternals(QueueInternalsBase, SyncApi):
         timeout: Duration | None = None,
         *,
         since: Moment | None = None,
-        wait_for_queue: bool = False,
     ) -> list[str]:
         """The ids of the tasks that `selector` accepts, as soon as there are `at_least` so many; waits for them.
 
         A task counts whatever its state, so that what finished long ago and is kept still counts, too: `since` leaves
         out what was enqueued before that moment, by ZooKeeper's clock. An id that is enqueued again counts from then
-        on, at the cost of a watch on each task that is left out. `wait_for_queue`: a queue that is not there yet is
-        waited for as well, and logged once, as a warning. Raises `WaitTimeout`, `QueueNotFound`, and `ConfigError` for
-        an unknown filter, a count below 1 or a moment without a zone.
+        on, at the cost of a watch on each task that is left out. A queue that is not there is waited for as well, and
+        logged once, as a warning. Raises `WaitTimeout`, and `ConfigError` for an unknown filter, a count below 1 or a
+        moment without a zone.
         """
-        return self._carry_out(
-            watch_tasks.find_matching(
-                self._context, selector, at_least, timeout, since=since, wait_for_queue=wait_for_queue
-            )
-        )
+        return self._carry_out(watch_tasks.find_matching(self._context, selector, at_least, timeout, since=since))
 
     def scan(
         self,

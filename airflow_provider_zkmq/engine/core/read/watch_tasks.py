@@ -197,15 +197,14 @@ def find_matching(
     timeout: Duration | None = None,
     *,
     since: Moment | None = None,
-    wait_for_queue: bool = False,
 ) -> Procedure[list[str]]:
     """The ids of the tasks that `selector` accepts, as soon as there are `at_least` so many; waits for them.
 
     A task counts whatever its state, so that what finished long ago and is kept still counts, too: `since` leaves out
     what was enqueued before that moment, by ZooKeeper's clock. An id that is enqueued again counts from then on, at the
-    cost of a watch on each task that is left out. `wait_for_queue`: a queue that is not there yet is waited for as
-    well, and logged once, as a warning. Raises `WaitTimeout`, `QueueNotFound`, and `ConfigError` for an
-    unknown filter, a count below 1 or a moment without a zone.
+    cost of a watch on each task that is left out. A queue that is not there is waited for as well, and logged once, as
+    a warning. Raises `WaitTimeout`, and `ConfigError` for an unknown filter, a count below 1 or a moment without a
+    zone.
     """
     count, begin = whole_number("at_least", at_least, 1), optional_milliseconds("since", since)
     wanted, deadline, warned = as_selector(selector), (yield from Deadline.after(context, timeout)), False
@@ -215,8 +214,6 @@ def find_matching(
             search = _Search(context, wanted.bind(conf.types), conf.types, begin)
             return (yield from _found(search, count, deadline))
         except QueueNotFound as error:
-            if not wait_for_queue:
-                raise
             if not warned:
                 context.run.report(context.paths.base, f"{error}; tasks that match {str(wanted)!r} are waited for")
             warned = True
