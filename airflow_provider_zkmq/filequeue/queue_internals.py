@@ -88,11 +88,11 @@ class FileQueueInternals(OnlyWhatFilesHave):
         self._directory.carry_out(self._name, lambda _: None)
         return pendulum.now("UTC")
 
-    def ids(self, state: State | str | None = None, selector: Selector | str | None = None) -> list[str]:
-        """The ids of the tasks in `state` (default: any) that `selector` accepts, in the order of the lines."""
+    def ids(self, state: State | str | None = None) -> list[str]:
+        """The ids of the tasks in `state` (default: any), in the order of the lines."""
         wanted = as_state(state)
         return self._directory.carry_out(
-            self._name, lambda queue_file: [lines.id for lines in queue_file.matching(wanted, selector)]
+            self._name, lambda queue_file: [lines.id for lines in queue_file.matching(wanted, None)]
         )
 
     def scan(

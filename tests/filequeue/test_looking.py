@@ -43,8 +43,6 @@ def test_a_queue_and_its_tasks_are_read(q: FileQueue) -> None:
         q.enqueue(name, filters={"performance_class": value}, task_id=name, metadata={"n": name})
     taken(q).complete(b"done")
     assert (internals(q).ids(), internals(q).ids("finished")) == (["a", "b", "c"], ["a"])
-    assert internals(q).ids(selector="performance_class<=standard") == ["a", "c"]
-    assert internals(q).ids("inserted", "performance_class<=standard") == ["c"]
     tasks = q.tasks(ids=["c", "b", "a", "never", "c"])
     assert tasks == [q.task(name) for name in "cba"]
     assert q.tasks(ids=["a"], parts=["result"]) == [replace(tasks[-1], data=b"", metadata={})]

@@ -101,7 +101,7 @@ def test_the_order_holds_across_lanes(zookeeper: str, root: str, line: Queue) ->
     assert len(line._session.client.get_children(line._context.paths.at("queue"))) == len(LANES)
     ids, _ = _run(zookeeper, root, _singly, work, 0)
     selector = AnyOf(1, "lane==a", "lane==d")
-    fitting = set(internals(line).ids("inserted", selector))
+    fitting = {task.id for task in line.tasks(state="inserted", selector=selector)}
     assert 0 < len(fitting) < len(ids)
     assert _rest(line, selector) == [task_id for task_id in _committed(line, ids) if task_id in fitting]
 

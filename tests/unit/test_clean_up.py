@@ -14,7 +14,6 @@ from airflow_provider_zkmq.engine.core.maintenance import collect as turns
 from airflow_provider_zkmq.engine.core.maintenance import due_work
 from airflow_provider_zkmq.engine.core.maintenance.collect import Collected, collect_garbage
 from airflow_provider_zkmq.engine.core.maintenance.due_work import has_pending
-from airflow_provider_zkmq.engine.core.model.filters import EVERYTHING
 from airflow_provider_zkmq.engine.core.model.settings import ConsumeTimes
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.read import columnar_read, inspect
@@ -122,7 +121,7 @@ def test_who_acts_on_what_has_lapsed_finds_what_is_shown() -> None:
     held = {claimed.task_id: claimed for claimed in (client.claimed(lease=5) for _ in range(7))}
     client.zk.advance(70)
     reader = another(client, "reader")
-    assert reader.do(list_ids(reader.context, "dead", EVERYTHING)) == list("defg")
+    assert reader.do(list_ids(reader.context, "dead")) == list("defg")
     assert reader.do(columnar_read.scan(reader.context, ["d"], ["ended_ms"])).columns["ended_ms"] == [None]
     reader.do(interventions.drop(reader.context, "a"))
     reader.do(interventions.replace_data(reader.context, "b", b"new"))

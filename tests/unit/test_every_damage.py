@@ -283,7 +283,7 @@ def read_everything_that_ended(context: Context) -> Procedure[object]:
 OF_QUEUES: dict[str, Callable[[Any], Any]] = {
     "tasks": inspect.list_tasks,
     "selected": lambda context: inspect.list_tasks(context, selector="kind==a"),
-    "ids": lambda context: inspect.list_ids(context, None, "kind==a"),
+    "ids": inspect.list_ids,
     "find": lambda context: watch_tasks.find_matching(context, "kind==a", timeout=0),
     "counts": inspect.counts,
     "consumers": consumer_registry.consumers,

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_zkmq.engine import Zkmq
 from airflow_provider_zkmq.engine.core.maintenance import consumer_registry
 from airflow_provider_zkmq.engine.core.maintenance.due_work import promote_due
-from airflow_provider_zkmq.engine.core.model.filters import Integer, OrderedEnum, String
+from airflow_provider_zkmq.engine.core.model.filters import OrderedEnum, String
 from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
 from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.core.model.values import moment_of
@@ -87,14 +87,12 @@ def scan(
 def test_ids_are_those_of_a_state_or_of_all() -> None:
     """Each state has its tasks, whichever way they are listed; without one all are told; the unknown is refused."""
     client = one_in_each_state()
-    listed = lambda *state, **options: client.do(inspect.list_ids(client.context, *state, **options))
+    listed = lambda *state: client.do(inspect.list_ids(client.context, *state))
     expected = {state: [str(state)] for state in State} | {State.INSERTED: ["delayed", "queued"]}
     assert {state: sorted(listed(state)) for state in State} == expected
     assert sorted(listed()) == sorted(NAMES)
     with pytest.raises(ConfigError, match="state 'lost' is unknown"):
         listed("lost")
-    with pytest.raises(ConfigError, match="'kind' is not declared"):
-        listed(selector="kind==1")
 
 
 def test_a_task_in_each_state_is_understood_by_every_look(subtests: pytest.Subtests) -> None:
@@ -108,17 +106,6 @@ def test_a_task_in_each_state_is_understood_by_every_look(subtests: pytest.Subte
             assert counted[str(state)]
             assert {task.id for task in reader.do(list_tasks(reader.context, state=state))} == set(ids)
             assert all(reader.do(inspect.explain(reader.context, each)).reasons for each in ids[:1])
-
-
-def test_a_selector_chooses_ids_by_their_records_alone() -> None:
-    """Only records are read, in chunks; what cannot be read is reported and left out."""
-    client, log = new_queue(filters={"size": Integer()}), Log()
-    for number in range(BEYOND_A_CHUNK):
-        client.put(task_id=f"t{number:03}", filters={"size": number % 2})
-    path = damage(client, "t001")
-    found = client.do(inspect.list_ids(client.context, "inserted", "size==1"), log)
-    assert sorted(found) == [f"t{number:03}" for number in range(3, BEYOND_A_CHUNK, 2)]
-    assert (log.read(), client.reported) == ({"state"}, [path])
 
 
 def test_a_task_whose_time_comes_while_tasks_are_listed_is_listed_once() -> None:

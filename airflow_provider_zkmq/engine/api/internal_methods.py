@@ -120,15 +120,14 @@ class AsyncQueueInternals(QueueInternalsBase, AsyncApi):
         """
         return await self._carry_out(inspect.pending(self._context))
 
-    async def ids(self, state: State | str | None = None, selector: Selector | str | None = None) -> list[str]:
-        """The ids of the tasks in `state` (default: any) that `selector` accepts. Not a snapshot of one moment.
+    async def ids(self, state: State | str | None = None) -> list[str]:
+        """The ids of the tasks in `state` (default: any). Not a snapshot of one moment.
 
-        In the order in which they are listed: pending ones by lane, ended ones by time, the others by name. Without a
-        selector no task is read, and one that has just changed its state may be named still; with one each task's
-        record is read, and what cannot be read is reported in the log and left out. Raises `ConfigError` for an unknown
-        state or selector, or where the queue does not exist.
+        In the order in which they are listed: pending ones by lane, ended ones by time, the others by name. No task is
+        read; one that has just changed its state may be named still. Raises `ConfigError` for an unknown state, or
+        where the queue does not exist.
         """
-        return await self._carry_out(inspect.list_ids(self._context, state, selector))
+        return await self._carry_out(inspect.list_ids(self._context, state))
 
     async def tree(self, task_id: str) -> list[Znode]:
         """Every znode of a task, to see what one enqueue wrote: equal czxids are one transaction."""
@@ -294,15 +293,14 @@ class QueueInternals(QueueInternalsBase, SyncApi):
         """
         return self._carry_out(inspect.pending(self._context))
 
-    def ids(self, state: State | str | None = None, selector: Selector | str | None = None) -> list[str]:
-        """The ids of the tasks in `state` (default: any) that `selector` accepts. Not a snapshot of one moment.
+    def ids(self, state: State | str | None = None) -> list[str]:
+        """The ids of the tasks in `state` (default: any). Not a snapshot of one moment.
 
-        In the order in which they are listed: pending ones by lane, ended ones by time, the others by name. Without a
-        selector no task is read, and one that has just changed its state may be named still; with one each task's
-        record is read, and what cannot be read is reported in the log and left out. Raises `ConfigError` for an unknown
-        state or selector, or where the queue does not exist.
+        In the order in which they are listed: pending ones by lane, ended ones by time, the others by name. No task is
+        read; one that has just changed its state may be named still. Raises `ConfigError` for an unknown state, or
+        where the queue does not exist.
         """
-        return self._carry_out(inspect.list_ids(self._context, state, selector))
+        return self._carry_out(inspect.list_ids(self._context, state))
 
     def tree(self, task_id: str) -> list[Znode]:
         """Every znode of a task, to see what one enqueue wrote: equal czxids are one transaction."""
