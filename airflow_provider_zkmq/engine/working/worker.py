@@ -41,7 +41,7 @@ class Worker(worker_base.Working[BlockingWorkerQueue]):
         queue: where the tasks come from.
         handler: a plain function.
         threads: tasks in hand at once; 0: none, the worker only monitors.
-        node, filter_method, selector: what fits, as for `WorkerQueue.claim`.
+        node, filter_method, selector: what fits, as for `Queue.claim`.
         grace: how long `stop` lets running handlers finish. A handler that goes on after that is fenced off
             and can settle nothing; its delivery counts as failed, so that its task is retried or dead by its policy.
         transactional: the handler gets the task and a `UnitOfWork` that has taken it, which is committed when the
