@@ -39,19 +39,15 @@ class Tls:
 
     ``ca``: who signs the servers' certificates, and nobody else is trusted; without it the system's authorities are.
     ``cert`` and ``key``: the client's own certificate, which is then its identity. A server's certificate must name the
-    host that was asked for: ``check_hostname`` cannot be switched off.
+    host that was asked for.
     """
 
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
     key_password: str | None = field(default=None, repr=False)
-    check_hostname: bool = True
 
     def __post_init__(self) -> None:
-        if not self.check_hostname:
-            msg = "tls check_hostname cannot be switched off: give the servers certificates that name their hosts"
-            raise ConfigError(msg)
         for name in ("ca", "cert", "key"):
             path = getattr(self, name)
             try:
@@ -179,7 +175,7 @@ def _tls(value: object) -> Tls | None:
         try:
             return Tls(**value)
         except TypeError as error:
-            msg = f"tls is not understood: {error}; known: ca, cert, key, key_password, check_hostname"
+            msg = f"tls is not understood: {error}; known: ca, cert, key, key_password"
             raise ConfigError(msg) from error
     msg = f"tls must be True, False, Tls(…) or a mapping, not {type(value).__name__}"
     raise ConfigError(msg)

@@ -327,7 +327,7 @@ def mistakes(doors: Doors) -> Iterator[tuple[type[Exception], str, dict[str, Any
         "without a certificate": ca | {"key": doors.ann.key},
         "is not that of the certificate": ann | {"key": doors.bob.key},
         "must hold certificates in PEM": ann | {"ca": str(text)},
-        "cannot be switched off": ann | {"check_hostname": False},
+        "tls is not understood": ann | {"check_hostname": False},
     }
     yield TlsRefused, "another host name", {"hosts": hosts.replace("127.0.0.1", "localhost"), "tls": ann}
     for kind, some in ((TlsRefused, refused), (ConfigError, senseless)):
