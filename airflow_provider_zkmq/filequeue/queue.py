@@ -407,7 +407,7 @@ class FileQueue(OnlyWhatFilesHave):
         A call that fails or is interrupted gives back what it took.
         """
         refuse({BOUNDS: max_leases is not None})
-        most = values.number_of_claims(n)
+        most = values.whole_number("n", n, 1, values.MOST_AT_ONCE)
         claims: list[FileClaim] = []
         try:
             while len(claims) < most:
@@ -437,7 +437,7 @@ class FileQueue(OnlyWhatFilesHave):
 
         See `Queue.claims`. `prefetch` is checked, and no more: each claim locks the file for itself.
         """
-        values.number_of_claims(prefetch, "prefetch")
+        values.whole_number("prefetch", prefetch, 1, values.MOST_AT_ONCE)
         span = values.optional_seconds("timeout", timeout)
 
         def take() -> FileClaim | None:

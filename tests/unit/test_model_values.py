@@ -231,7 +231,7 @@ def test_a_policy_is_exhausted_after_its_attempts_and_stored(data: bytes) -> Non
 ROWS: Final = {
     "inserted": "claim:claimed promote:inserted cancel:cancelled update:inserted exhaust:dead rerun:inserted",
     "claimed": "complete:finished fail:inserted fail-final:dead release:inserted rescue:inserted rescue-final:dead"
-    " extend:claimed cancel:cancelled requeue:claimed rerun:inserted",
+    " cancel:cancelled requeue:claimed rerun:inserted",
     "finished": "requeue:finished rerun:inserted enqueue-again:inserted give-up-run:finished",
     "dead": "redrive:inserted",
     "cancelled": "redrive:inserted enqueue-again:inserted",

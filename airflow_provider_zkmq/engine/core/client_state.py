@@ -426,10 +426,6 @@ class RetryTimes:
         self.pauses[path] = self.monotonic() + seconds, tries
         schedule.no_later_than(seconds)
 
-    def done(self, path: str) -> None:
-        """It was carried out, or is no matter any more."""
-        self.pauses.pop(path, None)
-
 
 # --- Ids, stamps and nonces. Owner: this module; a counter and a mark of the client, for as long as it lives.
 

@@ -16,7 +16,7 @@ from ..maintenance.due_work import maintain, promote_task
 from ..model.filters import FilterMethods, Selector, choose
 from ..model.records import TaskState
 from ..model.states import State
-from ..model.values import Duration, number_of_claims, optional_seconds, optional_whole_number, seconds
+from ..model.values import MOST_AT_ONCE, Duration, optional_seconds, optional_whole_number, seconds, whole_number
 from ..model.znode_names import check_name, priority_of
 from ..read.bulk_read import Record
 from ..read.claim_status import check_token, current_claim
@@ -241,7 +241,7 @@ def request_claims(
     Where there is no room for one, the list is empty at once. The other arguments are `claim`'s. Raises `ConfigError`,
     also for another `n`, and `QueueNotFound`, also while it waits.
     """
-    most, span = number_of_claims(n), seconds("timeout", timeout)
+    most, span = whole_number("n", n, 1, MOST_AT_ONCE), seconds("timeout", timeout)
     if span > 0:
         yield SetTimeout(span)
     request = yield from wanted(context, node, filter_method, selector, lease)

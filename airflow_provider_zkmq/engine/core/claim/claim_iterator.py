@@ -13,7 +13,7 @@ from ..client_state import Claimed, Context
 from ..maintenance.due_work import give_back
 from ..model.filters import FilterMethods, Selector
 from ..model.handler_outcomes import Success
-from ..model.values import Duration, number_of_claims, optional_seconds
+from ..model.values import MOST_AT_ONCE, Duration, optional_seconds, whole_number
 from ..read.queue_existence import unless_missing
 from ..tasks import settle
 from ..tasks.settle_by_outcome import Settlement, settle_by_outcome
@@ -184,7 +184,7 @@ def request_loop(
     thread. The other arguments are `claim`'s. Raises `ConfigError`; each step raises what `claim` and `Claim.complete`
     do.
     """
-    most, span = number_of_claims(prefetch, "prefetch"), optional_seconds("timeout", timeout)
+    most, span = whole_number("prefetch", prefetch, 1, MOST_AT_ONCE), optional_seconds("timeout", timeout)
 
     def wanting() -> Procedure[take.Wanted]:
         request = yield from unless_missing(context, claim.wanted(context, node, filter_method, selector, lease))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from .. import zk_operations as zk
 from ..client_state import SPAN_SECONDS, Context
@@ -328,8 +328,7 @@ def _delete(context: Context, plans: list[Plan], report: Collected) -> Procedure
 BUSY_SECONDS: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A look at whether clean-up is due: what it did, and in how many seconds the next run is due."""
 
     report: Collected

@@ -16,6 +16,7 @@ Each state says who moves a task out of it and what a crash leaves:
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import product
 
 from ...errors import IllegalTransition
 
@@ -54,7 +55,6 @@ class Event(StrEnum):
     RELEASE = "release"
     RESCUE = "rescue"
     RESCUE_FINAL = "rescue-final"
-    EXTEND = "extend"
     PROMOTE = "promote"
     CANCEL = "cancel"
     REDRIVE = "redrive"
@@ -79,7 +79,6 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.CLAIMED, Event.RELEASE): State.INSERTED,
     (State.CLAIMED, Event.RESCUE): State.INSERTED,
     (State.CLAIMED, Event.RESCUE_FINAL): State.DEAD,
-    (State.CLAIMED, Event.EXTEND): State.CLAIMED,
     (State.CLAIMED, Event.CANCEL): State.CANCELLED,
     (State.CLAIMED, Event.REQUEUE): State.CLAIMED,
     (State.CLAIMED, Event.RERUN): State.INSERTED,
@@ -106,20 +105,6 @@ def step(task_id: str, state: State, event: Event) -> State:
         raise IllegalTransition(f"task {task_id!r} is {state}: {event} is not possible") from None
 
 
-#: The state that each status is a part of.
-STATE_OF: dict[Status, State] = {
-    Status.QUEUED: State.INSERTED,
-    Status.QUEUED_WITH_BACKOFF: State.INSERTED,
-    Status.LOCKED: State.CLAIMED,
-    Status.LOCKED_WITH_REQUEUE: State.CLAIMED,
-    Status.DONE_AWAITING_GC: State.FINISHED,
-    Status.DONE_WITH_BACKOFF: State.FINISHED,
-    Status.DONE_WITH_REQUEUE: State.FINISHED,
-    Status.DEAD: State.DEAD,
-    Status.CANCELLED: State.CANCELLED,
-}
-
-
 def derive_status(state: State, *, scheduled: bool, requeue: bool = False, window: bool = False) -> Status:
     """Carmine's word for a stored state.
 
@@ -136,3 +121,11 @@ def derive_status(state: State, *, scheduled: bool, requeue: bool = False, windo
             return Status.DONE_WITH_BACKOFF if window else Status.DONE_AWAITING_GC
         case _:
             return Status(state.value)
+
+
+#: The state that each status is a part of.
+STATE_OF: dict[Status, State] = {
+    derive_status(state, scheduled=scheduled, requeue=requeue, window=window): state
+    for state in State
+    for scheduled, requeue, window in product((False, True), repeat=3)
+}

@@ -134,23 +134,17 @@ def shown(value: str) -> str:
 MOST_AT_ONCE: Final = 64
 
 
-def whole_number(what: str, value: object, least: int = 0) -> int:
-    """A whole number of `least` or more; `what` is the parameter's name. Raises `ConfigError`, which names it."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+def whole_number(what: str, value: object, least: int = 0, most: int | None = None) -> int:
+    """A whole number in these bounds; `what` is the parameter's name. Raises `ConfigError`, which names it."""
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value and (most is None or value <= most):
         return value
-    raise ConfigError(f"{named(what, value)} is not allowed: a whole number, {least} or more")
+    bounds = f", {least} or more" if most is None else f" from {least} to {most}"
+    raise ConfigError(f"{named(what, value)} is not allowed: a whole number{bounds}")
 
 
 def optional_whole_number(what: str, value: object, least: int = 0) -> int | None:
     """Like `whole_number`, keeping None."""
     return None if value is None else whole_number(what, value, least)
-
-
-def number_of_claims(n: int, what: str = "n") -> int:
-    """How many tasks a caller wants to claim together; `what` is the parameter's name. Raises `ConfigError`."""
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_AT_ONCE:
-        raise ConfigError(f"{what} {n!r} is not allowed: a whole number from 1 to {MOST_AT_ONCE}")
-    return n
 
 
 # --- Durations: seconds, `timedelta` or pendulum's in calls, text in commands and templates; each is checked here.

@@ -88,7 +88,7 @@ def _give_back_lapsed(
     why = claim_status.why_ended(state.consumer) if over else f"its consumer died ({state.consumer})"
     current = current.with_state(state.with_attempt("rescued", now, why))
     if not state.retry(conf.policy).exhausted(state.attempt):
-        build = partial(transitions.rescue, context, current, nonce, why, checks)
+        build = partial(transitions.fail, context, current, Event.RESCUE, nonce, why, None, checks)
     elif state.requeue:
         return (yield from next_run.rerun(context, current, nonce, guards=checks))
     else:
@@ -197,8 +197,9 @@ def revoke(
         state = current.state.with_attempt("failed", now, error)
         current, policy = current.with_state(state), state.retry(conf.policy)
         if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
-            due = now + int(policy.backoff(state.attempt, rand) * 1000)
-            return (yield from transitions.fail(context, current, nonce, error, due if due > now else None, guards))
+            wait = int(policy.backoff(state.attempt, rand) * 1000)
+            due = now + wait if wait else None
+            return (yield from transitions.fail(context, current, Event.FAIL, nonce, error, due, guards))
         if state.requeue:
             return (yield from next_run_plan(context, current, nonce, guards))
         return (yield from transitions.to_dead(context, current, Event.FAIL_FINAL, nonce, error, now, guards))

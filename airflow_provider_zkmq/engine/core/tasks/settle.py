@@ -485,7 +485,7 @@ def failed(
         if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
             pause = policy.backoff(state.attempt, rand) if wait is None else wait
             due = now + int(pause * 1000) if pause >= 0.001 else None
-            return _carry_out(claimed, partial(transitions.fail, context, before, nonce, text, due))
+            return _carry_out(claimed, partial(transitions.fail, context, before, Event.FAIL, nonce, text, due))
         if state.requeue:
             return next_run.rerun(context, before, nonce)
         to_dead = partial(transitions.to_dead, context, before, Event.FAIL_FINAL, nonce, text, now)

@@ -59,8 +59,8 @@ class NewTask:
     """An earlier call may have written it, see `core.tasks.enqueue`."""
     drops: int = 0
     """Of a member of a batch, see `adding_members`."""
-    _fixed: tuple[str, list[WriteOp], int] | None = None
-    """What does not depend on the task's place, for the id it was made with, and its size: made once."""
+    _fixed: tuple[list[WriteOp], int] | None = None
+    """What does not depend on the task's place, and its size: made once."""
 
     @property
     def timed(self) -> bool:
@@ -106,7 +106,7 @@ class NewTask:
         """The transaction that writes the tree and its entry."""
         at, paths = self.task_id, context.paths
         return [
-            *self._parts(context)[1],
+            *self._parts(context)[0],
             Create(paths.task(at, "state"), self.record(place, index, due).encode()),
             Create(paths.at(index) if index else paths.entry(place)),
             *([Create(paths.batch(self.batch, "open", at))] if self.batch else []),
@@ -114,10 +114,10 @@ class NewTask:
 
     def size(self, context: Context) -> int:
         """An upper estimate of the bytes that its transaction takes."""
-        return self._parts(context)[2]
+        return self._parts(context)[1]
 
-    def _parts(self, context: Context) -> tuple[str, list[WriteOp], int]:
-        if self._fixed is None or self._fixed[0] != self.task_id:
+    def _parts(self, context: Context) -> tuple[list[WriteOp], int]:
+        if self._fixed is None:
             at, task = self.task_id, context.paths.task
             parts: list[WriteOp] = [Create(task(at)), Create(task(at, "data"), self.data)]
             if self.has_metadata:
@@ -129,7 +129,7 @@ class NewTask:
             named = len(self.task_id) + len(self.lane.name) + len(self.batch or "")
             if self.filters or self.policy:
                 named += len(dump([self.filters, self.policy]))
-            self._fixed = self.task_id, parts, request_size(parts) + 3 * named + RECORD_ROOM
+            self._fixed = parts, request_size(parts) + 3 * named + RECORD_ROOM
         return self._fixed
 
 
@@ -152,8 +152,8 @@ def prepare(context: Context, conf: Conf, message: Message, batch: str | None = 
         delay=delay,
         policy=None if message.policy is None else checked_policy(message.policy),
         lock=None if message.lock is None else lock_seconds(message.lock),
-        update=on_conflict != "raise" and message.replaces,
-        requeue=on_conflict != "raise" and message.requeues,
+        update=message.replaces,
+        requeue=message.requeues,
         nonce=context.marks.nonce(),
         batch=batch,
         not_before=not_before,

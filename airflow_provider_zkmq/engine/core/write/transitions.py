@@ -249,10 +249,10 @@ def result_write(context: Context, current: Current, result: bytes) -> zk.WriteO
 
 
 def fail(
-    context: Context, current: Current, nonce: str, error: str, due: int | None, guards: Ops = ()
+    context: Context, current: Current, event: Event, nonce: str, error: str, due: int | None, guards: Ops = ()
 ) -> Procedure[Plan]:
-    """The delivery failed; it goes back to its place, at `due` (server's milliseconds) or at once."""
-    state = next_record(current.task_id, current.state, Event.FAIL, nonce, due=due)
+    """The delivery failed, or nobody holds it any more: back to its place, at `due` (server's milliseconds) or now."""
+    state = next_record(current.task_id, current.state, event, nonce, due=due)
     return (yield from relist(context, current, structs.replace(state, error=clip(error)), guards=guards))
 
 
@@ -261,12 +261,6 @@ def release(context: Context, current: Current, nonce: str, due: int | None, gua
     state = next_record(current.task_id, current.state, Event.RELEASE, nonce, due=due)
     state = structs.replace(state, attempt=max(0, state.attempt - 1))
     return (yield from relist(context, current, state, guards=guards))
-
-
-def rescue(context: Context, current: Current, nonce: str, error: str, guards: Ops) -> Procedure[Plan]:
-    """Nobody holds it any more: it goes back to its place."""
-    state = next_record(current.task_id, current.state, Event.RESCUE, nonce)
-    return (yield from relist(context, current, structs.replace(state, error=error), guards=guards))
 
 
 def to_dead(
