@@ -46,8 +46,8 @@ class Transaction:
 
     def check(self, *, ending: bool = False) -> None:
         """Raise unless it can still be added to; `ending`: unless it can still be committed."""
-        told = self.rolled_back and self.transaction.sent is not None and not self.transaction.rolling_back
-        if not self.open and not (ending and told):  # what a rollback could not tell, a commit does
+        unknown = self.rolled_back and self.transaction.sent is not None and not self.transaction.rolling_back
+        if not self.open and not (ending and unknown):  # what a rollback could not tell, a commit does
             msg = "this transaction has ended; begin another with transaction()"
             raise ZkmqError(msg)
         self._session_id = self._session_id or self._session.id  # begun while the connection was lost
