@@ -47,7 +47,7 @@ MUTANTS: Final = (
         "unknown outcome resolved by reading only",
         "transaction_retries",
         "            outcome = yield multi\n            if outcome.committed:",
-        "            outcome = (yield from proof()) or Outcome(committed=False, failure=Failure.BAD_VERSION)\n            if outcome.committed:",
+        "            outcome = (yield from proven(proof)) or zk.Outcome(committed=False, failure=zk.Failure.BAD_VERSION)\n            if outcome.committed:",
     ),
     Mutant(
         "a claim's lost reply ignored", "claim.take", "plan.changes[0].proof = standing(context.paths, claims)", "plan.changes[0].proof = None"
