@@ -448,6 +448,21 @@ def test_an_unknown_batch_made_again_is_one_batch(subtests: pytest.Subtests) -> 
             refused(client, DuplicateTask, call())
 
 
+def test_an_unknown_member_is_known_again_though_its_payload_was_replaced_and_it_moved_often() -> None:
+    """Its record has dropped the mark of the call, and its payload is an operator's: it is a member of that batch."""
+    client, messages = new_queue(), [Message(b"x"), Message(b"y")]
+    call = enqueue.enqueue_batch(client.context, messages, "b")
+    refused(client, OutcomeUnknown, call, "same call", outage(client))
+    other = another(client)
+    for _ in range(12):
+        claimed = other.claimed()
+        other.do(settle.release(other.context, claimed))
+    other.do(interventions.replace_data(other.context, "b.000000", b"new"))
+    assert client.do(enqueue.enqueue_batch(client.context, messages, "b")) == ["b.000000", "b.000001"]
+    assert sorted(other.work()) == ["b.000000", "b.000001"]
+    assert client.do(batches.read_batch(client.context, "b")).done
+
+
 def test_one_refused_id_leaves_the_rest_resolved() -> None:
     """A duplicate beside a lost reply: the lost one is found out about before the refusal is told."""
     client, lost = queue_of(["used"]), iter([False, True])

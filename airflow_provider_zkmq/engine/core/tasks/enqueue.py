@@ -97,6 +97,8 @@ def _is_written(context: Context, call: Call, new: new_task.NewTask, record: bul
         same = (state.filters, state.priority) == (new.filters, new.lane.priority)
         if same and node is not None and node.data == new.data:
             return True
+        if new.uncertain and node is not None and node.stat.version:  # it was replaced since it was written
+            return True
     return (yield from _has_failed(context, call, new))
 
 
