@@ -102,7 +102,7 @@ def settle_by(ends: Endings, outcome: Handled, progress: Settlement) -> Procedur
             corrupt, what = isinstance(error, CorruptRecord), type(progress.outcome).__name__
             if (corrupt and (yield from ends.recover())) or (isinstance(progress.outcome, Success) and not corrupt):
                 progress.outcome = Error(error)  # another try would end like a refused success: that is final
-            else:  # a refused retry or snooze is left to the policy
+            else:  # left to the policy: a refused retry or snooze, and a success that damage elsewhere keeps out
                 progress.outcome = Retry(f"{error_text(error)} (the handler's outcome was {what})")
 
 
