@@ -96,7 +96,7 @@ class History:
         self.excused: set[Any] = set()
         """Calls, and claims that were put down, of which nothing is promised: the servers went back meanwhile."""
         self.doubted: set[str] = set()
-        """Batches that were being written when the servers went back: whether one is whole, nobody can tell."""
+        """Batches that were being written when the servers went back, or that clean-up gave up: nothing tells of them."""
         self.created: dict[Key, int] = {}
         self.payloads: dict[bytes, set[str]] = {}
         self.removed: set[Key] = set()
@@ -264,6 +264,8 @@ class History:
             self.closed[name] = self.closed.get(name, 0) + 1
             if self.closed[name] > 1:
                 self.fail("a batch ends once", name)
+        elif isinstance(op, Delete):
+            self.doubted.add(name)
 
     def _judge(self, key: Key, txn: Any, claims_before: dict[Key, int | None], data: bytes) -> None:
         queue, task = key
