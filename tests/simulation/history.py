@@ -96,7 +96,7 @@ class History:
         self.excused: set[Any] = set()
         """Calls, and claims that were put down, of which nothing is promised: the servers went back meanwhile."""
         self.doubted: set[str] = set()
-        """Batches that were being written when the servers went back, or that clean-up gave up: nothing tells of them."""
+        """Batches that were being written when the servers went back, or that clean-up gave up: nothing tells which."""
         self.created: dict[Key, int] = {}
         self.payloads: dict[bytes, set[str]] = {}
         self.removed: set[Key] = set()
