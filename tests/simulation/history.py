@@ -278,7 +278,7 @@ class History:
         after = None if node is None else TaskState.decode(task, node.data)
         self._judge_log(key, before, after, data, txn)
         judge_change(self.world.zk.leader.nodes, context.paths, task, before, after)
-        self._judge_version(key, call, node, after)
+        self._judge_version(key, call, node, before, after)
         if before and after and (before.due or 0) > txn.ms and not after.due and call and call.verb in CARETAKING:
             self.fail("nothing comes before its time", f"{task} is due in {before.due - txn.ms} ms")
         if before is not None and before.state is State.INSERTED:
@@ -304,12 +304,18 @@ class History:
             self._judge_end(key, before, after, call, claims_before.get(key))
             self.marks.ended(key, before, after, self.world.clients)
 
-    def _judge_version(self, key: Key, call: Call | None, node: Any, after: TaskState | None) -> None:
-        """Who asks for a change of what was read changes nothing else; what an enqueue writes twice is the same."""
+    def _judge_version(
+        self, key: Key, call: Call | None, node: Any, before: TaskState | None, after: TaskState | None
+    ) -> None:
+        """Who asks for a change of what was read changes nothing else; what an enqueue writes twice is the same.
+
+        It gives back what has lapsed, whatever it asks for.
+        """
         requested = call.about.get("version") if call is not None and call.about.get("task") == key[1] else None
         was = self.versions.get(key, 0)
         same = requested == was or self.nonces.get((key, requested or 0), "") == self.nonces.get((key, was))
-        if requested is not None and not same:
+        given_back = before is not None and before.state is State.CLAIMED and after is not None
+        if requested is not None and not same and not given_back:
             self.fail("only what was read is changed", f"{key[1]}: {requested}, it was {was}")
         self.versions[key] = 0 if node is None else node.mzxid
         if after is not None:
