@@ -21,7 +21,9 @@ from airflow_provider_zkmq.engine import (
     TransportError,
     Unavailable,
     Zkmq,
+    ZkmqError,
 )
+from airflow_provider_zkmq.engine.api import transaction_procedures
 from airflow_provider_zkmq.engine.api.transaction_procedures import Transaction
 from airflow_provider_zkmq.engine.connection_config import ConnectionConfig
 from airflow_provider_zkmq.engine.core.maintenance import due_work
@@ -31,7 +33,7 @@ from airflow_provider_zkmq.engine.core.read import configuration
 from airflow_provider_zkmq.engine.core.tasks import admin, batches, enqueue, interventions, transaction
 from airflow_provider_zkmq.engine.core.zk_operations import Children, Create, Delete, Multi, Reconnect, SetData
 from tests.unit.claiming import another, queue_of, refused, unit_of
-from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, at, new_context, new_queue
+from tests.unit.world import LOST_REPLY, LOST_REQUEST, Client, Fault, at, new_context, new_queue
 
 NOWHERE = ConnectionConfig.of("127.0.0.1:1", request_timeout=20, session_timeout=0.2)
 AWAY = Unavailable("gone")
@@ -200,8 +202,8 @@ def test_a_commit_that_is_denied_has_not_happened_and_can_be_rolled_back() -> No
     assert client.work() == ["p"]
 
 
-def test_a_commit_that_may_still_come_is_asked_for_until_something_tells() -> None:
-    """Twice it was sent and no server answered: that nothing stands says nothing, as the request may be on its way."""
+def putting() -> tuple[Client, transaction.TransactionState, list[Multi], Fault]:
+    """A transaction that only puts, what it has sent, and the fault that loses that for good."""
     client, sent = new_queue(), list[Multi]()
     unit = transaction.TransactionState()
     transaction.put(unit.put, client.context, Message(b"x", task_id="p"))
@@ -212,6 +214,12 @@ def test_a_commit_that_may_still_come_is_asked_for_until_something_tells() -> No
             return LOST_REQUEST
         return Unavailable("no server") if isinstance(op, Reconnect) else None
 
+    return client, unit, sent, fault
+
+
+def test_a_commit_that_may_still_come_is_asked_for_until_something_tells() -> None:
+    """Twice it was sent and no server answered: that nothing stands says nothing, as the request may be on its way."""
+    client, unit, sent, fault = putting()
     for _ in range(2):
         refused(client, OutcomeUnknown, transaction.commit(unit), None, fault)
     assert client.zk.multi(client.session, sent[0].ops).committed
@@ -222,16 +230,7 @@ def test_a_commit_that_may_still_come_is_asked_for_until_something_tells() -> No
 
 def test_a_rollback_of_what_was_only_put_never_says_that_it_is_not_written() -> None:
     """The commit's request was lost, or is late: each rollback looks, and tells of it once it has come."""
-    client, sent = new_queue(), list[Multi]()
-    unit = transaction.TransactionState()
-    transaction.put(unit.put, client.context, Message(b"x", task_id="p"))
-
-    def fault(op: Any) -> Any:
-        if isinstance(op, Multi) and any(each.path == client.context.paths.task("p") for each in op.ops):
-            sent.append(op)
-            return LOST_REQUEST
-        return Unavailable("no server") if isinstance(op, Reconnect) else None
-
+    client, unit, sent, fault = putting()
     refused(client, OutcomeUnknown, transaction.commit(unit), None, fault)
     for _ in range(2):
         refused(client, OutcomeUnknown, transaction.rollback(unit), "happen still")
@@ -239,6 +238,27 @@ def test_a_rollback_of_what_was_only_put_never_says_that_it_is_not_written() -> 
     assert client.zk.multi(client.session, sent[0].ops).committed
     refused(client, IllegalTransition, transaction.rollback(unit), "had happened")
     assert client.work() == ["p"]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_who_asked_for_a_rollback_that_could_not_tell_may_ask_a_commit(*, closed: bool) -> None:
+    """It tells, and goes on; nothing more is put. A handler whose worker closed its transaction commits no more."""
+    client, unit, _, fault = putting()
+    tx = Transaction(Zkmq(NOWHERE)._session, lambda _: client.context, lambda _: None)
+    tx.transaction = unit
+    refused(client, OutcomeUnknown, transaction_procedures.commit(tx), None, fault)
+    if closed:
+        tx.close()
+        refused(client, ZkmqError, transaction_procedures.commit(tx), "has ended")
+        assert client.work() == []
+    else:
+        refused(client, OutcomeUnknown, transaction_procedures.rollback(tx), "happen still")
+        refused(client, ZkmqError, transaction_procedures.put(tx, "q", b"y"), "has ended")
+        assert client.do(transaction_procedures.commit(tx)) == ["p"]
+        assert client.work() == ["p"]
+        refused(client, ZkmqError, transaction_procedures.commit(tx), "has ended")
+    client.put(task_id="later")
+    assert client.work() == ["later"]
 
 
 def test_cancelled_members_of_a_batch_that_is_gone_run_anew_together() -> None:
