@@ -65,8 +65,11 @@ class Oracles(History):
     quiet_since = float("inf")
 
     def told_enqueue(self, call: Call) -> None:
-        """What is acknowledged is there, or was; what was asked for once is there once."""
-        if call.ok:
+        """What is acknowledged is there, or was; what was asked for once is there once.
+
+        A call that wrote nothing tells what it has read: servers that went back meanwhile may have lost that.
+        """
+        if call.ok and (call.wrote or call not in self.excused):
             ids = call.value if isinstance(call.value, list) else [call.value]
             for task in ids:
                 if (call.about["queue"], task) not in self.created:
