@@ -155,8 +155,15 @@ class Table:
 
     def files(self, since: str = "", until: str = "9999", newer: int = 0) -> list[str]:
         """The files with rows of days from `since` to `until`, both included, and perhaps newer than a watermark."""
+        return [str(self.path / piece.path) for piece in self._found(since, until, newer)]
+
+    def count(self, since: str = "", until: str = "9999", newer: int = 0) -> int:
+        """How many rows those files have."""
+        return sum(piece.rows for piece in self._found(since, until, newer))
+
+    def _found(self, since: str, until: str, newer: int) -> list[Piece]:
         found = (piece for piece in self.pieces if since <= piece.day <= until)
-        return [str(self.path / piece.path) for piece in found if piece.newest is None or piece.newest > newer]
+        return [piece for piece in found if piece.newest is None or piece.newest > newer]
 
     def commit(self, staged: Staged, mark: Mark, replaced: tuple[str, str] | None = None) -> int:
         """Have readers see what was staged, instead of the days `replaced`, both included; returns the rows there are.

@@ -13,8 +13,8 @@ A dry run tells for each queue what would be done, and does none of it.
 Runs may overlap, with each other and with ``python -m airflow_provider_zkmq.spark.job pipeline``: what is rescued or
 promoted changes hands in one transaction of ZooKeeper; clean-up is one client's at a time by a lock there, and the
 others pass; of two runs on the archive of one queue the second to commit to a table is refused, and a pointer in
-ZooKeeper refuses who was overtaken, which is tried again. One Spark session at a time runs here, whatever the number of
-queues.
+ZooKeeper refuses who was overtaken, which is tried again. Spark starts only where a step has many rows; one session at
+a time runs here, whatever the number of queues.
 
 Parameters: see the form. ``directory`` of the archive is, where none is given, the Airflow Variable
 ``zkmq_archive_dir``, else the environment variable ``ZKMQ_ARCHIVE_DIR``, else ``archive_directory`` of the section
@@ -204,27 +204,16 @@ def numbers(name: str, steps: dict[str, dict[str, dict[str, Any]]]) -> dict[str,
 
 def archived(name: str, directory: str, params: dict[str, Any], run_id: str) -> dict[str, Any]:
     """Run the pipeline for one queue; returns its numbers. Raises `PipelineFailed`."""
-    from airflow_provider_zkmq.spark import Retention, run_pipeline, spark_session
+    from airflow_provider_zkmq.spark import Retention, run_pipeline
     from airflow_provider_zkmq.spark.history.stage_and_load import check_writable
 
     check_writable(directory)
     keep = Retention(*(params[f"keep_{table}"] for table in ("bronze", "silver", "gold")))
     with ZkmqHook(params["connection"]) as hook:
         connect = connection_arguments(hook.get_conn().config)
-    spark = spark_session("zkmq-maintenance")
-    try:
-        done = run_pipeline(
-            connect,
-            [name],
-            directory,
-            spark,
-            lifetime=params["lifetime"],
-            keep=keep,
-            progress=partial(print, flush=True),
-        )
-        tell(directory, name, spark, run_id)
-    finally:
-        spark.stop()
+    told = partial(print, flush=True)
+    done = run_pipeline(connect, [name], directory, lifetime=params["lifetime"], keep=keep, progress=told)
+    tell(directory, name, run_id)
     steps = done.queues[0].steps
     bronze, collected, silver = (steps[step] for step in ("bronze", "gc", "silver"))
     return {
@@ -238,14 +227,14 @@ def archived(name: str, directory: str, params: dict[str, Any], run_id: str) -> 
     }
 
 
-def tell(directory: str, name: str, spark: Any, run_id: str) -> None:
+def tell(directory: str, name: str, run_id: str) -> None:
     """Write a page on what the tables tell, beside them, and its path into the log."""
     from airflow_provider_zkmq.engine import ZkmqError
     from airflow_provider_zkmq.spark import report
 
     page = Path(directory).absolute() / f"report-{name}-{in_file_name(run_id)}.html"
     try:
-        report(directory, [name], spark=spark).write_html(page)
+        report(directory, [name]).write_html(page)
     except ZkmqError as error:  # nothing has ended yet, say
         print(f"no report: {error}")  # noqa: T201  the task's log
     else:

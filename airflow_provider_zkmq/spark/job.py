@@ -25,9 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for job in (pipeline, report):
         job.add_argument("--directory", required=True, help="folder of the archive")
         job.add_argument("--queues", help="comma list; default: all")
-        job.add_argument("--master", help="Spark master; default ZKMQ_SPARK_MASTER or what spark-submit says")
     for name, text in (("conn-id", "an Airflow connection"), ("hosts", "ZooKeeper's"), ("root", "the queues' root")):
         pipeline.add_argument(f"--{name}", help=f"{text}; default: what the environment says")
+    pipeline.add_argument("--master", help="Spark master; default ZKMQ_SPARK_MASTER or what spark-submit says")
     pipeline.add_argument("--lifetime", type=float, help="seconds until collection; default: each queue's own")
     for table in ("bronze", "silver", "gold"):
         pipeline.add_argument(f"--keep-{table}", type=int, metavar="DAYS", help=f"how long {table} keeps what ended")
@@ -39,9 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _pipeline(chosen, queues)
             return 0
         from airflow_provider_zkmq.spark import report as make
-        from airflow_provider_zkmq.spark.session import spark_session
 
-        made = make(chosen.directory, queues, spark=spark_session("zkmq-report", chosen.master))
+        made = make(chosen.directory, queues)
         if chosen.html:
             made.write_html(chosen.html)
         print(made.text())  # noqa: T201  a program's output
@@ -64,7 +63,7 @@ def _pipeline(chosen: argparse.Namespace, queues: list[str] | None) -> None:
         SourceOptions.of({name: text for name, text in named.items() if text is not None}),
         queues,
         chosen.directory,
-        spark_session("zkmq-pipeline", chosen.master),
+        spark_session("zkmq-pipeline", chosen.master) if chosen.master else None,
         lifetime=chosen.lifetime,
         keep=Retention(chosen.keep_bronze, chosen.keep_silver, chosen.keep_gold),
         progress=partial(print, flush=True),

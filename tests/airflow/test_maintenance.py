@@ -174,19 +174,17 @@ def test_the_pipeline_runs_with_progress_in_the_log(run, monkeypatch, queue, tmp
     """Its step hands the parameters on, tells the history of its rows, and leaves a report beside the tables."""
     requested, silver = {}, {"runs": 3, "deliveries": 4}
 
-    def pipeline(connect, names, directory, session, *, progress, **rest):
+    def pipeline(connect, names, directory, *, progress, **rest):
         requested.update(rest, names=names, directory=directory, hosts=connect["hosts"])
         progress("queue jobs: bronze: 3 rows, 0.1 s")
         steps = {"bronze": {"rows": 3, "in all": 5}, "gc": {"deleted": 3, "kept": 0}, "silver": silver}
         return PipelineReport((QueueReport("jobs", steps),))
 
-    session = SimpleNamespace(stop=lambda: requested.update(stopped=True))
     page = SimpleNamespace(write_html=lambda path: path.write_text("<html>"))
     monkeypatch.setattr(spark, "run_pipeline", pipeline, raising=False)
-    monkeypatch.setattr(spark, "spark_session", lambda _: session, raising=False)
     monkeypatch.setattr(spark, "report", lambda *_a, **_k: page, raising=False)
     numbers = run("upkeep.archive", "jobs", directory=str(tmp_path), keep_bronze=7)
-    assert (requested["names"], requested["directory"], requested["stopped"]) == (["jobs"], str(tmp_path), True)
+    assert (requested["names"], requested["directory"]) == (["jobs"], str(tmp_path))
     assert (requested["keep"], requested["lifetime"]) == (Retention(bronze=7), None)
     assert numbers == {"queue": "jobs", "archived": 3, "archive_rows": 5, "collected": 3, "kept": 0} | silver
     assert run.events == [{"queue": "jobs", "directory": str(tmp_path), "rows": 3}]

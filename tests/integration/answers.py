@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
 
+from airflow_provider_zkmq.delta_tables import Table
 from airflow_provider_zkmq.spark.history.gold import CONSUMERS, HOURLY
 from airflow_provider_zkmq.spark.history.silver import DELIVERIES, RUNS
-from airflow_provider_zkmq.spark.reporting.sections import Frames
+from airflow_provider_zkmq.spark.history.stage_and_load import stage_here, with_day
+from airflow_provider_zkmq.spark.reporting.tables import Tables
 from tests.unit.queueing import Served
 
 START = datetime(2026, 11, 22, 6, tzinfo=UTC)
@@ -84,15 +88,23 @@ class History:
             self.add(names.format(task.name), task.enqueued, [one], queue=queue)
         return self
 
-    def frames(self, spark: SparkSession) -> Frames:
-        """The tables, with the columns that the pipeline gives them."""
-        tables = (
-            (self.runs, RUNS),
-            (self.deliveries, DELIVERIES),
-            (self._hourly(), HOURLY),
-            (self._consumers(), CONSUMERS),
-        )
-        return Frames(*(_frame(spark, rows, schema) for rows, schema in tables))
+    def tables(self, folder: Path) -> Tables:
+        """The tables, with the columns that the pipeline gives them, in a folder of their own."""
+        directory = Path(tempfile.mkdtemp(dir=folder))
+        kinds = {
+            "runs": (self.runs, RUNS, "ended_at"),
+            "deliveries": (self.deliveries, DELIVERIES, "ended_at"),
+            "hourly": (self._hourly(), HOURLY, "hour"),
+            "consumers": (self._consumers(), CONSUMERS, "hour"),
+        }
+        queues = list(dict.fromkeys(run["queue"] for run in self.runs))
+        for queue in queues:
+            for kind, (rows, schema, moment) in kinds.items():
+                own = [row | {"day": row[moment].date()} for row in rows if row["queue"] == queue]
+                table = Table.open(directory / queue, kind)
+                staged = stage_here(table, schema, [pa.Table.from_pylist(own, with_day(schema))])
+                table.commit(staged, replace(table.mark, watermark=1))
+        return Tables.open(directory, queues)
 
     def _hourly(self) -> list[dict[str, Any]]:
         cells: dict[tuple[str, str, datetime], dict[str, Any]] = defaultdict(lambda: defaultdict(int))
@@ -139,12 +151,3 @@ def _spread(cells: Any, key: tuple[str, str], run: dict[str, Any]) -> None:
 
 def _hour(moment: datetime) -> datetime:
     return moment.replace(minute=0, second=0, microsecond=0)
-
-
-def _frame(spark: SparkSession, rows: list[dict[str, Any]], schema: str) -> Any:
-    """Rows as a DataFrame of a schema; columns that they do not have are null."""
-    empty = spark.createDataFrame([], schema)
-    if not rows:
-        return empty
-    names = empty.schema.names
-    return spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], empty.schema).cache()

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pyspark.sql import SparkSession
+import pyarrow as pa
 
 from airflow_provider_zkmq.delta_tables import Table
 from airflow_provider_zkmq.spark.history.queue_reader import SCHEMA
-from airflow_provider_zkmq.spark.history.stage_and_load import stage
+from airflow_provider_zkmq.spark.history.stage_and_load import stage_here
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -94,13 +94,11 @@ def as_bronze(queue: str, row: dict[str, Any]) -> dict[str, Any]:
     return row | times | spans | rest
 
 
-def write_bronze(spark: SparkSession, home: Path, rows: list[dict[str, Any]], watermark: int) -> None:
+def write_bronze(home: Path, rows: list[dict[str, Any]], watermark: int) -> None:
     """Archive these rows, as a run up to zxid `watermark` would."""
     table = Table.open(home, "bronze")
-    names = spark.createDataFrame([], SCHEMA).columns
-    spelt_rows = [as_bronze(home.name, row) for row in rows]
-    frame = spark.createDataFrame([tuple(row.get(name) for name in names) for row in spelt_rows], SCHEMA)
-    table.commit(stage(table, SCHEMA, frame.coalesce(1), watermark), replace(table.mark, watermark=watermark))
+    bronze = pa.Table.from_pylist([as_bronze(home.name, row) for row in rows], SCHEMA)
+    table.commit(stage_here(table, SCHEMA, [bronze], watermark), replace(table.mark, watermark=watermark))
 
 
 def runs_by_pandas(rows: list[dict[str, Any]]) -> pd.DataFrame:

@@ -1,9 +1,8 @@
-"""Reports by a real Spark: on made-up histories, whose numbers are known, and on an archive by the command line."""
+"""Reports on made-up histories, whose numbers are known, and on an archive by the command line."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import statistics
@@ -23,14 +22,15 @@ from airflow_provider_zkmq.spark.history.silver import refine
 from airflow_provider_zkmq.spark.reporting import sections
 from airflow_provider_zkmq.spark.reporting.capacity import Load, Target
 from airflow_provider_zkmq.spark.reporting.report import answer
-from airflow_provider_zkmq.spark.reporting.sections import HEAD, KIND, MASKS, OTHERS, TASK
+from airflow_provider_zkmq.spark.reporting.sections import TASK, masked
+from airflow_provider_zkmq.spark.reporting.tables import OTHERS
 from tests.integration.answers import START, History, Try
 from tests.integration.histories import HOUR, Histories, runs_by_pandas, write_bronze
 from tests.integration.histories import START as EPOCH
 from tests.integration.spark_programs import shown
 from tests.unit.queueing import Simulation, Staff
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 ERRORS = (
     "ValueError: bad value '{n}' in /data/x{n}.csv",
     "exit code 137: Killed",
@@ -57,19 +57,18 @@ def mixed() -> History:
 
 
 @pytest.fixture(scope="module")
-def frames(spark):
+def tables(tmp_path_factory):
     """The tables of the mixed history."""
-    return mixed().frames(spark)
+    return mixed().tables(tmp_path_factory.mktemp("mixed"))
 
 
 @pytest.fixture(scope="module")
-def answered(frames):
+def answered(tables):
     """The rows of each table of each section on the mixed history."""
-    made = answer(frames, recent=3_600, target=Target(60.0), top=20)
+    made = answer(tables, recent=3_600, target=Target(60.0), top=20)
     return {(section.name, table.name): table.rows for section in made for table in section.tables}
 
 
-@pytest.mark.full
 def test_what_ended_and_waited_is_what_the_rows_say(answered) -> None:
     """Counts and percentiles of each queue and class, the longest wait first, also without filters and of one task."""
     runs = mixed().runs
@@ -92,21 +91,12 @@ def test_what_ended_and_waited_is_what_the_rows_say(answered) -> None:
     assert retries["size=small"]["dead"] == 8
 
 
-def masked(error: str) -> tuple[str, str]:
-    """What an error is counted under, by Python's regular expressions."""
-    match = re.match(KIND, error)
-    text = re.sub(HEAD, "", error)
-    for pattern, mask in MASKS:
-        text = re.sub(pattern, mask, text)
-    return match[1] if match else "", text.strip()
-
-
-@pytest.mark.full
 def test_failures_meet_by_kind_and_masked_text(answered) -> None:
-    """Each group is the one that Python's expressions make, too, with its tasks, the latest as examples."""
+    """Each group has its tasks, the latest as examples."""
     lost = [each for each in mixed().deliveries if each["outcome"] != "finished"]
     told = [each["error"] or f"{each['outcome']}, no error told" for each in lost]
-    expected = Counter(map(masked, told))
+    expected = Counter(masked(error, each["task_id"]) for error, each in zip(told, lost, strict=True))
+    assert len(expected) == 5
     groups = answered["failures", "groups"]
     assert {(row["kind"], row["text"]): row["failures"] for row in groups} == expected
     assert [row["failures"] for row in groups] == sorted(expected.values(), reverse=True)
@@ -118,7 +108,6 @@ def test_failures_meet_by_kind_and_masked_text(answered) -> None:
     assert groups[0]["error"] in told
 
 
-@pytest.mark.full
 def test_consumers_hours_and_capacity_are_those_of_the_rows(answered) -> None:
     """How busy each consumer was; gold's hours, summed over classes; every class, also without filters, of one task."""
     rows = {(row["queue"], row["consumer"]): row for row in answered["consumers", "consumers"]}
@@ -146,27 +135,24 @@ def test_consumers_hours_and_capacity_are_those_of_the_rows(answered) -> None:
     assert rows["mail"]["needed"] == rows["single"]["needed"] == 1
 
 
-@pytest.mark.full
-def test_what_is_too_much_for_a_table_is_summed(frames) -> None:
+def test_what_is_too_much_for_a_table_is_summed(tables) -> None:
     """Two rows of each table, and one for all others; nothing is lost from the sums."""
-    frames = frames.with_seconds()
-    assert [(row["queue"], row["runs"]) for row in sections.queues(frames, 1)] == [("census", 120), (OTHERS, 32)]
-    named = frames.with_classes(sections.largest(frames.runs, ["queue", "class"], 2))
-    assert sorted((row["queue"], row["class"], row["runs"]) for row in sections.class_waits(named.runs)) == [
+    assert [(row["queue"], row["runs"]) for row in sections.queues(tables, 1)] == [("census", 120), (OTHERS, 32)]
+    named = replace(tables, classes=sections.largest(tables, "runs", ["queue", "class"], 2))
+    assert sorted((row["queue"], row["class"], row["runs"]) for row in sections.class_waits(named)) == [
         *(("census", "size=large", 80), ("census", "size=small", 40)),
         *(("mail", OTHERS, 31), ("single", OTHERS, 1)),
     ]
-    groups = sections.groups(sections.failed(frames.deliveries), 1)
+    groups = sections.groups(sections.failed(tables), 1)
     assert (groups[-1]["queue"], sum(row["failures"] for row in groups)) == (OTHERS, 24)
 
 
-@pytest.mark.full
-def test_the_capacity_read_from_a_history_is_that_of_the_simulated_queue(spark) -> None:
+def test_the_capacity_read_from_a_history_is_that_of_the_simulated_queue(tmp_path) -> None:
     """Arrival rates, who serves what, how many, and run times are read off the rows: the waits are within 20 %."""
     staff = [Staff("c", 2, 10.0), Staff("ab", 3, 12.0)]
     queue = Simulation({"a": 0.12, "b": 0.08, "c": 0.14}, staff, seed=2)
     simulation = replace(queue, served=[]).run(12_000)
-    load = Load(History().simulated(simulation.served).frames(spark).with_seconds(), 1e9)
+    load = Load(History().simulated(simulation.served).tables(tmp_path), 1e9)
     alone, both = frozenset({"class=c"}), frozenset({"class=a", "class=b"})
     assert {frozenset(crew.seen): crew.servers for crew in load.crews()["q"]} == {alone: 2, both: 3}
     target = Target(120.0)
@@ -183,28 +169,26 @@ def test_the_capacity_read_from_a_history_is_that_of_the_simulated_queue(spark) 
     assert abs(rows["ab"]["needed"] - tried) <= 1
 
 
-@pytest.mark.full
-def test_tasks_of_no_time_and_errors_of_no_words_are_told(spark) -> None:
+def test_tasks_of_no_time_and_errors_of_no_words_are_told(tmp_path) -> None:
     """Somebody serves a class of no measurable run time, and one is enough; one task is spelt as one.
 
     Blank errors are no group without a name: they are told by how the delivery ended.
     """
-    frames = History().add("a=1", 0.0, [Try(1.0, 1.0)]).frames(spark)
-    made = {section.name: section for section in answer(frames, recent=3_600, target=Target(60.0), top=20)}
+    tables = History().add("a=1", 0.0, [Try(1.0, 1.0)]).tables(tmp_path)
+    made = {section.name: section for section in answer(tables, recent=3_600, target=Target(60.0), top=20)}
     (row,) = made["capacity"].tables[0].rows
     assert (row["verdict"], row["servers"], row["needed"]) == ("enough", 1, 1)
     assert made["depth"].said == ["q was deepest: 1 task waited after 2026-11-22 06:00 UTC."]
     history = History()
     for n, error in enumerate((None, "", " \n")):
         history.add("a=1", n, [Try(n, n + 1, outcome="failed", error=error)])
-    (group,) = sections.groups(sections.failed(history.frames(spark).with_seconds().deliveries), 20)
+    (group,) = sections.groups(sections.failed(history.tables(tmp_path)), 20)
     (said,) = sections.section([group | {"failures": 1}], []).said
     assert said.endswith("most often, once in 3 tasks of q: failed, no error told")
     assert (group["kind"], group["text"], group["failures"]) == ("", "failed, no error told", 3)
 
 
-@pytest.mark.full
-def test_the_task_s_own_id_parts_no_errors_and_no_time_is_negative(spark) -> None:
+def test_the_task_s_own_id_parts_no_errors_and_no_time_is_negative(tmp_path) -> None:
     """Whatever an id looks like it is taken out of the error first, but not out of other words and codes.
 
     A try that ended before it began took no time, and one whose claim came before the enqueue waited for none.
@@ -213,32 +197,32 @@ def test_the_task_s_own_id_parts_no_errors_and_no_time_is_negative(spark) -> Non
     for task in ("alpha", "beta.gamma", "503", "run:2026-11-22+x=1", "a"):
         error = f"{task}: cannot read /data/{task}.csv of {task}, status 503"
         history.add("a=1", 10.0, [Try(9.0, 8.0, outcome="failed", error=error)], task=task)
-    frames = history.frames(spark).with_seconds()
-    (group,) = sections.groups(sections.failed(frames.deliveries), 20)
+    tables = history.tables(tmp_path)
+    (group,) = sections.groups(sections.failed(tables), 20)
     assert (group["kind"], group["text"]) == ("", f"{TASK}: cannot read <path> of {TASK}, status 503")
     assert group["tasks"] == 5
-    assert {row.run_ms for row in frames.deliveries.collect()} == {0}
-    assert sections.class_waits(frames.runs)[0]["wait_max"] == sections.class_waits(frames.runs)[0]["run_p50"] == 0
-    frames = history.add("a=1", 20.0, [Try(20.0, 21.0)]).frames(spark).with_seconds()
-    (row,) = Load(frames, 3_600).rows(Target(60.0))
+    assert {row["run_ms"] for row in tables.rows("select run_ms from deliveries")} == {0}
+    assert sections.class_waits(tables)[0]["wait_max"] == sections.class_waits(tables)[0]["run_p50"] == 0
+    tables = history.add("a=1", 20.0, [Try(20.0, 21.0)]).tables(tmp_path)
+    (row,) = Load(tables, 3_600).rows(Target(60.0))
     assert row["service"] == pytest.approx(1 / 6)
     assert 0 < row["utilisation"] < 1
 
 
-def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, capsys) -> None:
+def test_an_archive_answers_in_python_and_on_the_command_line(tmp_path, capsys) -> None:
     """A part of its time, and one in which there is nothing; as JSON, as text and as a page; a part that is lost."""
     histories, home = Histories(7, days=1.0), tmp_path / "census"
     histories.number(histories.make(20), 1)
-    write_bronze(spark, home, histories.rows, 10_000)
-    refine(home, spark)
-    summarise(home, spark)
+    write_bronze(home, histories.rows, 10_000)
+    refine(home)
+    summarise(home)
     runs = runs_by_pandas(histories.rows)
-    none = report(tmp_path, "census", spark=spark, since=START + timedelta(days=900))
+    none = report(tmp_path, "census", since=START + timedelta(days=900))
     assert none.section("overview").said == ["No task ended in this time."]
     assert "No delivery failed." in none.text(80)
     assert "no delivery failed" in none.text(80, full=True)
     with pytest.raises(ConfigError, match="must be before until"):
-        report(tmp_path, "census", spark=spark, since=START, until=START)
+        report(tmp_path, "census", since=START, until=START)
 
     page = tmp_path / "report.html"
     where = ["--directory", str(tmp_path), "--html", str(page), "--since", "2026-01-01T12:00:00Z"]
@@ -262,7 +246,8 @@ def test_an_archive_answers_in_python_and_on_the_command_line(spark, tmp_path, c
 
 
 @pytest.mark.full
-def test_the_page_s_pipeline_and_reports_run(quick, zk, where, tmp_path, capsys) -> None:
+@pytest.mark.xdist_group("spark")
+def test_the_page_s_pipeline_and_reports_run(zk, where, tmp_path, capsys) -> None:
     """What it shows in Python and as commands, but for addresses and folders, one after the other."""
     zk.queue("census").enqueue(b"x")
     zk.queue("census").claim(timeout=5).complete(b"y")

@@ -23,7 +23,7 @@ from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
 from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.history import table
-from airflow_provider_zkmq.spark.history import table_reader
+from airflow_provider_zkmq.spark.history import stage_and_load, table_reader
 from airflow_provider_zkmq.spark.history.bronze import ArchiveIncomplete, ArchiveReport, archive_queue
 from airflow_provider_zkmq.spark.history.gold import HOURLY, summarise
 from airflow_provider_zkmq.spark.history.retention import Retention, retain
@@ -37,6 +37,12 @@ from tests.integration.histories import DAY, HOUR, START, Histories, write_bronz
 from tests.support import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(autouse=True)
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark does what a small run does in its own process: see `test_small_runs`."""
+    monkeypatch.setattr(stage_and_load, "FEW", 0)
 
 
 class Crash(Exception):
@@ -250,7 +256,7 @@ def test_the_archive_of_another_queue_or_ensemble_and_another_directory_are_refu
     with pytest.raises(ConfigError, match="does not exist"):
         archive_queue(where, "absent", tmp_path, spark)
     foreign = tmp_path / "foreign" / "census"
-    write_bronze(spark, foreign, [], 1 << 60)
+    write_bronze(foreign, [], 1 << 60)
     with pytest.raises(ConfigError, match="another ensemble"):
         archive(foreign.parent)
     assert q.collect_garbage(lifetime=0).collected == 0  # clean-up has not been told of that archive
@@ -276,7 +282,7 @@ def test_the_archive_of_another_queue_or_ensemble_and_another_directory_are_refu
 
 def brought_up_to_date(spark, home, rows, watermark) -> None:
     """These rows are in all tables."""
-    write_bronze(spark, home, rows, watermark)
+    write_bronze(home, rows, watermark)
     refine(home, spark)
     summarise(home, spark)
 
@@ -326,7 +332,7 @@ def test_gold_equals_what_pandas_computes_of_the_raw_histories(spark, tmp_path) 
     assert read_history(spark, directory).count() == len(rows)
 
     shutil.rmtree(home / "bronze")
-    write_bronze(spark, home, [], 5)
+    write_bronze(home, [], 5)
     with pytest.raises(ConfigError, match="another archive"):
         refine(home, spark)
     home.rename(directory / "p")
@@ -393,7 +399,7 @@ def test_small_files_become_one_and_retention_drops_nothing_that_the_next_table_
     for n in range(3):
         window = rows[n::3]
         histories.number(window, 100 * n + 1)
-        write_bronze(spark, home, window, 100 * (n + 1))
+        write_bronze(home, window, 100 * (n + 1))
         if n == 0:  # which silver has not seen
             assert retain(home, Retention(bronze=1), today=today) == 0
         if n == 1:  # nor has it seen these

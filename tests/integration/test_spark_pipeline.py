@@ -19,10 +19,12 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql import SparkSession
+
 from airflow_provider_zkmq.delta_tables import FOLDERS, Table, open_for_reading
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
 from airflow_provider_zkmq.engine.queue_internals import internals
-from airflow_provider_zkmq.spark.history import table_reader
+from airflow_provider_zkmq.spark.history import stage_and_load, table_reader
 from airflow_provider_zkmq.spark.history.bronze import STEPS, archive_queue
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
 from airflow_provider_zkmq.spark.reporting.report import report
@@ -33,9 +35,24 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("igno
 SCALE = pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="takes minutes: ZKMQ_SCALE=1")
 #: Where the pipeline is cut off here.
 SEAMS = [f"bronze: {step}" for step in STEPS]
-SEAMS += ["silver: staged runs", "silver: committed deliveries", "gold: staged hours", "gold: committed consumers"]
+SEAMS += ["silver: staged runs", "silver: committed deliveries", "gold: staged", "gold: committed consumers"]
 #: Processes that are killed: those of Spark by a word of their command line.
 DRIVER, WORKER, NOBODY = "driver", "pyspark.daemon", "nobody"
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark does what a small run does in its own process."""
+    monkeypatch.setattr(stage_and_load, "FEW", 0)
+
+
+@pytest.fixture(params=["few", pytest.param("many", marks=pytest.mark.full)])
+def either(request: pytest.FixtureRequest) -> SparkSession | None:
+    """What works on rows: this process, or Spark."""
+    if request.param == "few":
+        return None
+    request.getfixturevalue("many")
+    return request.getfixturevalue("quick")
 
 
 class Crash(BaseException):
@@ -61,7 +78,7 @@ def check_counts(directory: Path, count: int, deliveries: int) -> None:
     assert sum(number for (number,) in rows_of("consumers", directory, "deliveries")) == deliveries
 
 
-def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(spark, where, q, zk, tmp_path) -> None:
+def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(many, spark, where, q, zk, tmp_path) -> None:
     """Also where a broken table and a missing queue end the turns of two others: they are told of, and raised."""
     lines: list[str] = []
     ids = finish(q, 8, dead=2, retried=3)
@@ -95,7 +112,7 @@ def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(spark, wh
         run_pipeline(where, ["no/name"], tmp_path, spark)
 
 
-def test_a_report_agrees_with_what_handlers_measured(spark, where, q, tmp_path) -> None:
+def test_a_report_agrees_with_what_handlers_measured(many, spark, where, q, tmp_path) -> None:
     """Whatever was prefetched: a run is the handler's time, and no more are busy at once than there are threads."""
     took: dict[str | None, list[float]] = {}
 
@@ -109,7 +126,7 @@ def test_a_report_agrees_with_what_handlers_measured(spark, where, q, tmp_path) 
         with Zkmq.connect(**where) as client:
             client.queue("census").worker(handler, threads=4, prefetch=prefetch).run(until_empty=True)
     run_pipeline(where, None, tmp_path, spark)
-    told = report(tmp_path, "census", spark=spark)
+    told = report(tmp_path, "census")
     p50 = {row["consumer"]: row["run_p50"] for row in told.section("consumers").tables[0].rows}
     assert p50 == pytest.approx({who: statistics.median(own) for who, own in took.items()}, rel=0.05, abs=0.0015)
     assert 0 < told.section("capacity").tables[0].rows[0]["servers"] <= 4
@@ -123,8 +140,7 @@ def crash_at(wanted: str) -> Callable[[str], None]:
     return after
 
 
-@pytest.mark.full
-def test_a_crash_at_any_seam_loses_and_doubles_nothing(quick, where, q, tmp_path, subtests) -> None:
+def test_a_crash_at_any_seam_loses_and_doubles_nothing(either, where, q, tmp_path, subtests) -> None:
     """Cut off at one seam after the other, with new tasks each time, also a dead letter that left before.
 
     Readers read whole tables in between; clean-up deletes only what the archive has, and the znode follows it.
@@ -136,13 +152,13 @@ def test_a_crash_at_any_seam_loses_and_doubles_nothing(quick, where, q, tmp_path
         q.drop(left)
         with subtests.test(seam=seam):
             with pytest.raises(Crash):
-                run_pipeline(where, ["census"], tmp_path, quick, lifetime=0, after=crash_at(seam))
+                run_pipeline(where, ["census"], tmp_path, either, lifetime=0, after=crash_at(seam))
             held = Table.open(home, "bronze").mark
             assert q.collect_garbage(lifetime=0).collected <= held.rows  # whatever was deleted is in the archive
             assert (internals(q).archive().watermark < held.watermark) == (seam == "bronze: published")
             if seam == "bronze: published":  # the znode is brought up to the table first
                 with pytest.raises(Crash):
-                    archive_queue(where, "census", tmp_path, quick, after=crash_at("begun"))
+                    archive_queue(where, "census", tmp_path, either, after=crash_at("begun"))
                 assert internals(q).archive().watermark == held.watermark
             ended = sum(number for (number,) in rows_of("hourly", tmp_path, "ended"))
             runs = len(rows_of("runs", tmp_path, "version"))
@@ -151,7 +167,7 @@ def test_a_crash_at_any_seam_loses_and_doubles_nothing(quick, where, q, tmp_path
             assert all(version <= known for (version,) in deliveries), "deliveries of runs that are not seen yet"
             assert ended <= runs
             assert Table.open(home, "hourly").mark.watermark < known or ended == runs
-    run_pipeline(where, ["census"], tmp_path, quick, lifetime=0)
+    run_pipeline(where, ["census"], tmp_path, either, lifetime=0)
     check_counts(tmp_path, 4 * len(SEAMS), 5 * len(SEAMS))
     assert len(internals(q).ids()) == len(SEAMS), "dead letters stand"
     for kind, folder in FOLDERS.items():  # what was staged and never committed is deleted in time
@@ -159,8 +175,7 @@ def test_a_crash_at_any_seam_loses_and_doubles_nothing(quick, where, q, tmp_path
         assert {str(path) for path in (home / folder).rglob("*.parquet")} == set(Table.open(home, kind).files())
 
 
-@pytest.mark.full
-def test_of_two_pipelines_at_once_one_goes_on_and_one_changes_nothing(quick, where, q, tmp_path, subtests) -> None:
+def test_of_two_pipelines_at_once_one_goes_on_and_one_changes_nothing(either, where, q, tmp_path, subtests) -> None:
     """Wherever the first is when the second comes: it says so in one clear error, and no row is lost or doubled."""
     for number, seam in enumerate(seam for seam in SEAMS if "staged" in seam or "committed" in seam):
         finish(q, 3, retried=1)
@@ -169,11 +184,11 @@ def test_of_two_pipelines_at_once_one_goes_on_and_one_changes_nothing(quick, whe
         def another(step: str, seam: str = seam, met: list[str] = met) -> None:
             if step == seam and not met:
                 met.append(step)
-                run_pipeline(where, ["census"], tmp_path, quick, lifetime=0)
+                run_pipeline(where, ["census"], tmp_path, either, lifetime=0)
 
         with subtests.test(seam=seam):
             with pytest.raises(PipelineFailed, match="another .*run .* meanwhile"):
-                run_pipeline(where, ["census"], tmp_path, quick, lifetime=0, after=another)
+                run_pipeline(where, ["census"], tmp_path, either, lifetime=0, after=another)
             check_counts(tmp_path, 3 * (number + 1), 4 * (number + 1))
     assert internals(q).ids() == []
 
@@ -218,7 +233,7 @@ class Tables:
 
 
 @pytest.mark.full
-def test_a_driver_that_is_killed_before_it_commits_leaves_nothing_to_be_seen(quick, where, q, tmp_path) -> None:
+def test_a_driver_that_is_killed_before_it_commits_leaves_nothing_to_be_seen(many, quick, where, q, tmp_path) -> None:
     """What it has staged stands beside the table, and no reader sees it; the next run has every row once.
 
     That of the first driver is the second one, and after that the last.
@@ -290,7 +305,7 @@ def endure(
     ],
 )
 def test_what_is_killed_in_a_run_loses_and_doubles_nothing(
-    what, master, victims, count, spark, where, q, tmp_path
+    what, master, victims, count, many, spark, where, q, tmp_path
 ) -> None:
     """Drivers, Python workers and executors at random moments; one more run has every run that ended, once."""
     q.configure(archive=True)

@@ -361,7 +361,7 @@ def test_an_empty_history_is_a_report_too() -> None:
 
 
 def test_what_is_no_archive_is_refused_with_what_to_do(tmp_path) -> None:
-    """Before Spark is started: no folder, an empty one, another queue, tables not made yet, a damaged table."""
+    """No folder, an empty one, another queue, tables not made yet, a damaged table."""
     with pytest.raises(ConfigError, match=r"is no folder: give the directory of the archive; .*run_pipeline, first"):
         known(tmp_path / "nowhere", None)
     with pytest.raises(ConfigError, match="holds no archive of any queue"):
@@ -396,4 +396,4 @@ def test_values_that_mean_nothing_are_refused(tmp_path, subtests) -> None:
     wrong = {"since": naive, "recent": 0, "top": 0, "target_wait": -1, "target_utilisation": 80}
     for option, value in wrong.items():
         with subtests.test(option), pytest.raises(ConfigError):
-            report(tmp_path, "q", spark=None, **{option: value})
+            report(tmp_path, "q", **{option: value})

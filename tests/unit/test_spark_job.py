@@ -40,11 +40,11 @@ def test_the_job_hands_its_options_on_and_takes_no_password(monkeypatch, capsys)
     monkeypatch.setattr(pipeline, "run_pipeline", run)
     monkeypatch.setattr(session, "spark_session", lambda name, master=None: requested.update(session=(name, master)))
     line = "pipeline --directory /archive --conn-id zk --root /r --queues a,,b --lifetime 0 --keep-bronze 7"
-    assert job.main(line.split()) == 0
+    assert job.main([*line.split(), "--master", "local[2]"]) == 0
     assert (requested["queues"], requested["directory"], requested["session"]) == (
         ["a", "b"],
         "/archive",
-        ("zkmq-pipeline", None),
+        ("zkmq-pipeline", "local[2]"),
     )
     assert (requested["lifetime"], requested["keep"]) == (0.0, Retention(bronze=7))
     assert dict(pickle.loads(pickle.dumps(requested["connect"])).values) == {"conn_id": "zk", "root": "/r"}  # noqa: S301  our own
@@ -60,7 +60,6 @@ def test_the_job_reports(monkeypatch, tmp_path, capsys):
     """The report's text goes to the output, its page to a file."""
     page = tmp_path / "page.html"
     told = SimpleNamespace(text=lambda: "all is well", write_html=lambda path: Path(path).write_text("<html>"))
-    monkeypatch.setattr(session, "spark_session", lambda *_arguments: None)
     monkeypatch.setattr(spark, "report", lambda *_a, **_k: told, raising=False)
     assert job.main(["report", "--directory", "/archive", "--html", str(page)]) == 0
     assert (page.read_text(), capsys.readouterr().out) == ("<html>", "all is well\n")

@@ -15,15 +15,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ... import engine
-from ...delta_tables import Mark, Table
+from ...delta_tables import Mark, Staged, Table
 from ...engine import AnyQueue, Archive, ConfigError, Ended, Unreadable
 from ...engine.queue_internals import internals
+from ..session import spark_session
 from ..source.connecting import Connect, open_client
-from .queue_reader import ENDED, SCHEMA, reader
-from .stage_and_load import stage
+from . import stage_and_load
+from .queue_reader import ENDED, SCHEMA, read_runs, reader
+from .stage_and_load import spark_columns, stage, stage_here
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.
@@ -90,7 +93,7 @@ def archive_queue(
     connect: Connect,
     queue: str,
     directory: str | os.PathLike[str],
-    spark: SparkSession,
+    spark: SparkSession | None = None,
     *,
     after: Callable[[str], None] = lambda _step: None,
 ) -> ArchiveReport:
@@ -99,8 +102,9 @@ def archive_queue(
     The archive is under ``<directory>/<queue>``. The queue counts as archived from now on.
     `connect`: the arguments of `Zkmq.connect`, a picklable function that connects, or `SourceOptions`, whose
     credentials are looked up where Spark's workers run. `directory`: a folder of a file system with hard links that
-    Spark's executors see too. `after` is called with the name of each step that was done (`STEPS`). A run that is
-    interrupted anywhere may be repeated: no row is lost or doubled.
+    Spark's executors see too. `spark` reads more than `FEW` runs; default: `spark_session()`, which is started then.
+    `after` is called with the name of each step that was done (`STEPS`). A run that is interrupted anywhere may be
+    repeated: no row is lost or doubled.
     Raises `ConfigError` where another run is at work or `directory` is not the queue's archive, and
     `ArchiveIncomplete` where tasks vanished while they were read.
     """
@@ -118,11 +122,11 @@ def archive_queue(
         after("listed")
         total = table.mark.rows
         if ended or unreadable or mark.damaged != table.mark.damaged or table.delta is None:
-            # Spark's Python workers read the whole rows, several at a time.
-            partitions = max(1, min(spark.sparkContext.defaultParallelism, -(-len(ended) // ROWS_PER_PARTITION)))
-            pairs = spark.sparkContext.parallelize([tuple(each) for each in ended], partitions)
-            rows = spark.createDataFrame(pairs, ENDED).mapInArrow(reader(connect, queue), SCHEMA)
-            staged = stage(table, SCHEMA, rows, watermark)
+            if len(ended) <= stage_and_load.FEW:
+                batches = (pa.Table.from_batches([batch]) for batch in read_runs(source, ended))
+                staged = stage_here(table, SCHEMA, batches, watermark)
+            else:
+                staged = _staged_by_spark(table, ended, connect, spark or spark_session(), watermark)
             if staged.rows != len(ended):
                 raise ArchiveIncomplete(
                     f"of {len(ended)} tasks of queue {queue!r} {staged.rows} were read; run it again"
@@ -137,6 +141,14 @@ def archive_queue(
         after("finished")
     path = str(table.path) if ended else None
     return ArchiveReport(queue, len(ended), total, mark.watermark, path, unreadable)
+
+
+def _staged_by_spark(table: Table, ended: list[Ended], connect: Connect, spark: SparkSession, watermark: int) -> Staged:
+    """Have Spark's Python workers read the whole rows, several at a time."""
+    partitions = max(1, min(spark.sparkContext.defaultParallelism, -(-len(ended) // ROWS_PER_PARTITION)))
+    pairs = spark.sparkContext.parallelize([tuple(each) for each in ended], partitions)
+    rows = spark.createDataFrame(pairs, ENDED).mapInArrow(reader(connect, table.queue), spark_columns(SCHEMA))
+    return stage(table, SCHEMA, rows, watermark)
 
 
 def _listed(queue: AnyQueue, mark: Mark, until: int) -> tuple[Mark, list[Ended], tuple[str, ...]]:

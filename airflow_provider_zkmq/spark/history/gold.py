@@ -7,20 +7,28 @@ as they are.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import reduce
+from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from ...delta_tables import Staged, Table
+from ..session import spark_session
+from . import stage_and_load
+from .plain_rows import Row, first_known, plain, table_of
 from .queue_reader import DAY_MS
 from .silver import DELIVERIES, RUNS, check_behind
-from .stage_and_load import Counts, day_of, load, milliseconds, stage
+from .stage_and_load import Counts, columns, day_of, load, load_here, milliseconds, stage, stage_here, with_day
 
 # --- Silver rows as numbers for each hour: of classes and of consumers. Columns only: nothing is read or written here.
 #
@@ -28,12 +36,12 @@ from .stage_and_load import Counts, day_of, load, milliseconds, stage
 
 HOUR_MS: Final = 3_600_000
 _TIMES: Final = ", ".join(f"{span}_{of} double" for span in ("wait", "run") for of in ("p50", "p95", "p99", "mean"))
-HOURLY: Final = (
+HOURLY: Final = columns(
     "queue string, class string, hour timestamp, arrivals bigint, deliveries bigint, ended bigint, finished bigint, "
     "dead bigint, cancelled bigint, retries bigint, throughput_per_s double, depth_start bigint, depth_end bigint, "
     f"depth_max bigint, depth_mean double, {_TIMES}, busy_ms bigint"
 )
-CONSUMERS: Final = (
+CONSUMERS: Final = columns(
     "queue string, consumer string, hour timestamp, deliveries bigint, finished bigint, failed bigint, busy_ms bigint, "
     "utilisation double"
 )
@@ -140,16 +148,118 @@ def consumer_hours(deliveries: DataFrame) -> DataFrame:
     return hours.withColumn("utilisation", f.col("busy_ms") / HOUR_MS)
 
 
+# --- The same of few rows, in this process.
+
+_STATES: Final = ("finished", "dead", "cancelled")
+_POINTS: Final = (50, 95, 99)
+
+
+def moments_here(runs: pa.Table, deliveries: pa.Table) -> tuple[list[Row], list[Row]]:
+    """What `moments_of_runs` and `moments_of_deliveries` make; of a delivery a row for all of its hours, ``hours``."""
+    timed_runs, timed_deliveries = plain(runs), plain(deliveries)
+    for run in timed_runs:
+        ended, came = run["ended_at"] // 1000, run["enqueued_at"] // 1000
+        claimed = ended if run["claimed_at"] is None else run["claimed_at"] // 1000
+        run["ended"], run["came"] = ended, min(came, ended)
+        run["gone"] = max(run["came"], min(claimed, ended))
+    for delivery in timed_deliveries:
+        ended = delivery["ended_at"] // 1000
+        began = (first_known(delivery["started_at"], delivery["claimed_at"]) or 0) // 1000
+        delivery["ended"], delivery["began"] = ended, began if 0 < began < ended else ended
+        delivery["hours"] = range(delivery["began"] // HOUR_MS, ended // HOUR_MS + 1)
+    return timed_runs, timed_deliveries
+
+
+def _busy(delivery: Row, hour: int) -> int:
+    """For how many milliseconds of an hour somebody worked at it."""
+    begin, end = hour * HOUR_MS, (hour + 1) * HOUR_MS
+    return int(min(delivery["ended"], end) - max(delivery["began"], begin))
+
+
+def class_hours_here(runs: list[Row], deliveries: list[Row], begin: int, end: int) -> list[Row]:
+    """What `class_hours` makes."""
+    counts = ("arrivals", "departures", "deliveries", "ended", *_STATES, "retries", "depth_start", "busy_ms")
+    hours = defaultdict[tuple[str, int], Row](lambda: dict.fromkeys(counts, 0))
+    spans = defaultdict[tuple[str, int, str], list[int]](list)
+    moves = defaultdict[tuple[str, int], Counter[int]](Counter)
+    for run in runs:
+        name, last = run["class"], run["ended"] // HOUR_MS
+        hours[name, last]["ended"] += 1
+        hours[name, last][run["state"]] += 1
+        for span in ("wait", "run"):
+            if run[f"{span}_ms"] is not None:
+                spans[name, last, span].append(run[f"{span}_ms"])
+        for at, what, by in ((run["came"], "arrivals", 1), (run["gone"], "departures", -1)):
+            hours[name, at // HOUR_MS][what] += 1
+            moves[name, at // HOUR_MS][at] += by
+    for delivery in deliveries:
+        for hour in delivery["hours"]:
+            hours[delivery["class"], hour]["busy_ms"] += _busy(delivery, hour)
+        ends = hours[delivery["class"], delivery["hours"][-1]]
+        ends["deliveries"] += 1
+        ends["retries"] += delivery["number"] > 1
+    alike = Counter((run["class"], run["came"] // HOUR_MS, run["gone"] // HOUR_MS) for run in runs)
+    for (name, came, gone), many in alike.items():
+        for hour in range(max(came + 1, begin), min(gone, end - 1) + 1):
+            hours[name, hour]["depth_start"] += many
+    made = []
+    for (name, hour), row in hours.items():
+        if begin <= hour < end:
+            row |= {"class": name, "hour": hour, "throughput_per_s": row["finished"] / (HOUR_MS / 1000)}
+            row |= _depth(row, sorted(moves[name, hour].items()))
+            made.append(row | _measured("wait", spans[name, hour, "wait"]) | _measured("run", spans[name, hour, "run"]))
+    return made
+
+
+def _depth(row: Row, moves: list[tuple[int, int]]) -> Row:
+    """What became of the depth in an hour: see `_flow`."""
+    levels = [0, *accumulate(by for _, by in moves)]
+    area = sum(by * ((row["hour"] + 1) * HOUR_MS - at) for at, by in moves)
+    return {
+        "depth_end": row["depth_start"] + levels[-1],
+        "depth_max": row["depth_start"] + max(levels),
+        "depth_mean": row["depth_start"] + area / HOUR_MS,
+    }
+
+
+def _measured(span: str, values: list[int]) -> Row:
+    """The percentiles and the mean; None for each where nothing was measured."""
+    points = np.percentile(values, _POINTS).tolist() if values else [None] * len(_POINTS)
+    named = {f"{span}_p{point}": value for point, value in zip(_POINTS, points, strict=True)}
+    return named | {f"{span}_mean": fmean(values) if values else None}
+
+
+def consumer_hours_here(deliveries: list[Row], begin: int, end: int) -> list[Row]:
+    """What `consumer_hours` makes."""
+    counts = ("deliveries", "finished", "failed", "busy_ms")
+    hours = defaultdict[tuple[str, int], Row](lambda: dict.fromkeys(counts, 0))
+    for delivery in deliveries:
+        for hour in delivery["hours"]:
+            hours[delivery["consumer"], hour]["busy_ms"] += _busy(delivery, hour)
+        ends = hours[delivery["consumer"], delivery["hours"][-1]]
+        ends["deliveries"] += 1
+        ends["finished"] += delivery["outcome"] == "finished"
+        ends["failed"] += delivery["outcome"] not in {"finished", "cancelled"}
+    return [
+        row | {"consumer": name, "hour": hour, "utilisation": row["busy_ms"] / HOUR_MS}
+        for (name, hour), row in hours.items()
+        if begin <= hour < end
+    ]
+
+
 # --- Gold's step: the days that new silver rows touch are computed anew.
 
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _DAY_HOURS: Final = DAY_MS // HOUR_MS
 
 
-def summarise(home: Path, spark: SparkSession, *, after: Callable[[str], None] = lambda _step: None) -> Counts:
+def summarise(
+    home: Path, spark: SparkSession | None = None, *, after: Callable[[str], None] = lambda _step: None
+) -> Counts:
     """Bring gold up to silver, in the queue's folder `home`; returns the days that it wrote, and the rows that it has.
 
-    Raises `ConfigError` where gold was made of another silver, and where another run is at work.
+    `spark`: for more than `FEW` rows of those days; default: `spark_session()`. Raises `ConfigError` where gold was
+    made of another silver, and where another run is at work.
     """
     hourly, consumers, runs = (Table.open(home, kind) for kind in ("hourly", "consumers", "runs"))
     deliveries = Table.open(home, "deliveries", until=runs.mark.watermark)
@@ -159,35 +269,15 @@ def summarise(home: Path, spark: SparkSession, *, after: Callable[[str], None] =
     if mark.watermark == until:
         after("published")
         return {"days written": 0, "hours of classes": mark.rows, "hours of consumers": consumers.mark.rows}
-
-    def rows(since: str = "", newer: int = 0) -> tuple[DataFrame, DataFrame]:
-        """Silver's rows that ended since a day and are newer than a watermark, with their moments."""
-        found = []
-        for table, schema in ((runs, RUNS), (deliveries, DELIVERIES)):
-            kept = date.fromordinal(table.mark.horizon).isoformat() if table.mark.horizon else ""
-            found.append(load(spark, schema, table.files(max(since, kept), newer=newer), "ended_at", newer))
-        return moments_of_runs(found[0]), moments_of_deliveries(found[1])
-
-    new_runs, new_deliveries = rows(newer=mark.watermark)
-    spans = new_runs.select(hour_of("came").alias("first"), hour_of("ended_ms").alias("last"))
-    spans = spans.union(new_deliveries.select("hour", "hour"))
-    ((first, last),) = spans.agg(f.min("first"), f.max("last")).collect()
+    silver = Silver(runs, deliveries, spark)
+    first, last = silver.touched(mark.watermark)
     days = range(0)  # as ordinals: those whose numbers change, but for what silver or gold have forgotten
-    if first is not None:
+    if first is not None and last is not None:
         kept = max(runs.mark.horizon, mark.horizon)
         days = range(max(_EPOCH + first // _DAY_HOURS, kept), _EPOCH + last // _DAY_HOURS + 1)
-    new_hours, new_consumers, replaced = None, None, None
-    if days:
-        replaced = date.fromordinal(days[0]).isoformat(), date.fromordinal(days[-1]).isoformat()
-        begin, end = ((day - _EPOCH) * _DAY_HOURS for day in (days.start, days.stop))
-        # Whoever waited when the first day began has ended since, and so silver has it, however early it came.
-        all_runs, all_deliveries = rows(replaced[0])
-        new_hours = class_hours(all_runs, all_deliveries, begin, end)
-        new_consumers = consumer_hours(all_deliveries).where(f.col("hour").between(begin, end - 1))
-    staged_consumers = _staged(consumers, CONSUMERS, new_consumers, spark)
-    after("staged consumers")
-    staged_hours = _staged(hourly, HOURLY, new_hours, spark)
-    after("staged hours")
+    replaced = (date.fromordinal(days[0]).isoformat(), date.fromordinal(days[-1]).isoformat()) if days else None
+    staged_hours, staged_consumers = silver.staged(hourly, consumers, days)
+    after("staged")
     of_consumers = consumers.commit(staged_consumers, replace(consumers.mark, watermark=until), replaced)
     after("committed consumers")
     of_classes = hourly.commit(staged_hours, replace(mark, watermark=until), replaced)
@@ -195,10 +285,84 @@ def summarise(home: Path, spark: SparkSession, *, after: Callable[[str], None] =
     return {"days written": len(days), "hours of classes": of_classes, "hours of consumers": of_consumers}
 
 
-def _staged(table: Table, schema: str, rows: DataFrame | None, spark: SparkSession) -> Staged:
-    """Stage rows as they are stored, a file for each day; None: none."""
-    if rows is None:
-        return stage(table, schema, load(spark, schema, [], "hour"))
+@dataclass(frozen=True, slots=True)
+class Silver:
+    """Both tables of silver, and what is made of their rows: in this process where they are few, by Spark else."""
+
+    runs: Table
+    deliveries: Table
+    spark: SparkSession | None
+
+    def touched(self, newer: int) -> tuple[int | None, int | None]:
+        """The first and the last hour in which rows that are newer than a watermark count."""
+        if self._few(newer=newer):
+            runs, deliveries = self._here(newer=newer)
+            hours = [hour for each in deliveries for hour in (each["hours"][0], each["hours"][-1])]
+            hours += [each[at] // HOUR_MS for each in runs for at in ("came", "ended")]
+            return min(hours, default=None), max(hours, default=None)
+        frames = self._frames(newer=newer)
+        spans = frames[0].select(hour_of("came").alias("first"), hour_of("ended_ms").alias("last"))
+        spans = spans.union(frames[1].select("hour", "hour"))
+        ((first, last),) = spans.agg(f.min("first"), f.max("last")).collect()
+        return first, last
+
+    def staged(self, hourly: Table, consumers: Table, days: range) -> tuple[Staged, Staged]:
+        """The numbers of these days, given as ordinals, staged for both tables of gold."""
+        # Whoever waited when the first day began has ended since, and so silver has it, however early it came.
+        since, (begin, end) = "9999", ((day - _EPOCH) * _DAY_HOURS for day in (days.start, days.stop))
+        if days:
+            since = date.fromordinal(days[0]).isoformat()
+        if self._few(since):
+            runs, deliveries = self._here(since)
+            hours, worked = class_hours_here(runs, deliveries, begin, end), consumer_hours_here(deliveries, begin, end)
+            return _staged_here(hourly, HOURLY, hours), _staged_here(consumers, CONSUMERS, worked)
+        frames = self._frames(since)
+        numbers = consumer_hours(frames[1]).where(f.col("hour").between(begin, end - 1))
+        return _staged(hourly, HOURLY, class_hours(*frames, begin, end)), _staged(consumers, CONSUMERS, numbers)
+
+    def _since(self, table: Table, since: str) -> str:
+        """The first day that is looked at: silver has forgotten those before its horizon, and may have rows of them."""
+        return max(since, date.fromordinal(table.mark.horizon).isoformat()) if table.mark.horizon else since
+
+    def _few(self, since: str = "", newer: int = 0) -> bool:
+        """Whether the rows that ended since a day and are newer than a watermark are few."""
+        tables = (self.runs, self.deliveries)
+        return sum(each.count(self._since(each, since), newer=newer) for each in tables) <= stage_and_load.FEW
+
+    def _here(self, since: str = "", newer: int = 0) -> tuple[list[Row], list[Row]]:
+        """Those rows, with their moments."""
+        runs, deliveries = (
+            load_here(pa.schema([schema.field(name) for name in names]), self._files(table, since, newer), newer)
+            for table, schema, names in ((self.runs, RUNS, _OF_RUNS), (self.deliveries, DELIVERIES, _OF_DELIVERIES))
+        )
+        return moments_here(runs, deliveries)
+
+    def _frames(self, since: str = "", newer: int = 0) -> tuple[DataFrame, DataFrame]:
+        """The same as DataFrames."""
+        runs, deliveries = (
+            load(self.spark or spark_session(), schema, self._files(table, since, newer), "ended_at", newer)
+            for table, schema in ((self.runs, RUNS), (self.deliveries, DELIVERIES))
+        )
+        return moments_of_runs(runs), moments_of_deliveries(deliveries)
+
+    def _files(self, table: Table, since: str, newer: int) -> list[str]:
+        return table.files(self._since(table, since), newer=newer)
+
+
+#: What gold is made of.
+_OF_RUNS: Final = ("class", "state", "enqueued_at", "claimed_at", "ended_at", "wait_ms", "run_ms")
+_OF_DELIVERIES: Final = ("class", "consumer", "number", "outcome", "started_at", "claimed_at", "ended_at")
+
+
+def _staged(table: Table, schema: pa.Schema, rows: DataFrame) -> Staged:
+    """Stage rows as they are stored, a file for each day."""
     timed = rows.withColumn("hour", f.timestamp_millis(f.col("hour") * HOUR_MS))
     timed = timed.withColumn("queue", f.lit(table.queue)).withColumn("day", day_of("hour"))
     return stage(table, schema, timed.repartition("day"))
+
+
+def _staged_here(table: Table, schema: pa.Schema, rows: list[Row]) -> Staged:
+    """The same of rows."""
+    for row in rows:
+        row |= {"queue": table.queue, "day": row["hour"] // _DAY_HOURS, "hour": row["hour"] * HOUR_MS * 1000}
+    return stage_here(table, schema, [table_of(rows, with_day(schema))])

@@ -68,7 +68,7 @@ def run_pipeline(
     connect: Connect,
     queues: Sequence[str] | None,
     directory: str | os.PathLike[str],
-    spark: SparkSession,
+    spark: SparkSession | None = None,
     *,
     lifetime: float | None = None,
     keep: Retention | None = None,
@@ -77,7 +77,8 @@ def run_pipeline(
 ) -> PipelineReport:
     """Mark, archive, collect, then bring silver and gold up to date and compact them, for each queue (None: for all).
 
-    `connect`, `directory`: as in `archive_queue`. `lifetime`: seconds after which an archived task is collected, None:
+    `connect`, `directory`: as in `archive_queue`. `spark` works where a step has more than `FEW` rows; default:
+    `spark_session()`, which is started then. `lifetime`: seconds after which an archived task is collected, None:
     the queue's own. `keep`: for how long the tables keep what ended, default: for ever. `progress` is called with a
     line after each step, `after` with the name of each part of one. A run that was cut off anywhere may be repeated: no
     row is lost or doubled. Of two runs at once one goes on; the other says so, and changes nothing from then on.

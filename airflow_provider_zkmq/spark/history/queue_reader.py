@@ -6,7 +6,7 @@ Executors import this: they need no more than `py_files` ships, and pyarrow. Who
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from pyspark.sql import types
 from ...engine import AnyQueue, Ended
 from ...engine.queue_internals import internals
 from ..source.connecting import Connect, open_client
-from ..source.reading import COLUMNS, Column, parts
+from ..source.reading import COLUMNS, Column, arrow_schema, parts
 from ..source.reading import batch as rows
 
 DAY_MS: Final = 86_400_000
@@ -30,13 +30,21 @@ _STORED: Final = (
     *("enqueued_at", "claimed_at", "ended_at", "wait_ms", "run_ms", "day", "version", "history", "batch", "started_at"),
 )
 _COLUMNS: Final = {name: _OWN.get(name) or COLUMNS[name] for name in _STORED}
-SCHEMA: Final = ", ".join(f"{name} {column.spark.simpleString()}" for name, column in _COLUMNS.items())
+SCHEMA: Final = arrow_schema(_STORED, _COLUMNS)
 #: What the workers are given: an engine's `Ended`.
 ENDED: Final = "id string, version bigint, place string"
 
 
+def read_runs(queue: AnyQueue, ended: Sequence[Ended]) -> Iterator[pa.RecordBatch]:
+    """The rows of what ended, a few at a time; none for a run that is gone."""
+    for start in range(0, len(ended), AT_ONCE):
+        tasks = internals(queue).read_ended(ended[start : start + AT_ONCE], parts=["data", "metadata", "result"])
+        lists = {part: [getattr(task, part) for task in tasks] for part in parts(_STORED, _COLUMNS)}
+        yield rows(queue.name, _STORED, lists, _COLUMNS)
+
+
 def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function for ``mapInArrow`` in Spark's workers: what ended in, rows out, none for a run that is gone."""
+    """Make the function for ``mapInArrow`` in Spark's workers: what ended in, rows out."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with contextlib.ExitStack() as stack:
@@ -46,13 +54,7 @@ def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], 
                     client = open_client(connect)
                     stack.callback(client.close)
                     queue = client.queue(name)
-                if queue is None:
-                    continue
-                ended = [Ended(**row) for row in batch.to_pylist()]
-                for start in range(0, len(ended), AT_ONCE):
-                    chunk = ended[start : start + AT_ONCE]
-                    tasks = internals(queue).read_ended(chunk, parts=["data", "metadata", "result"])
-                    lists = {part: [getattr(task, part) for task in tasks] for part in parts(_STORED, _COLUMNS)}
-                    yield rows(queue.name, _STORED, lists, _COLUMNS)
+                if queue is not None:
+                    yield from read_runs(queue, [Ended(**row) for row in batch.to_pylist()])
 
     return read

@@ -6,34 +6,44 @@ by the rows of later runs of the same id: each is looked up in silver, from the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import date, timedelta
+from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import pyarrow as pa
+from pyarrow import compute
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from ...delta_tables import Table
+from ...delta_tables import Staged, Table
 from ...engine import ConfigError
+from ..session import spark_session
+from . import stage_and_load
+from .plain_rows import DAY_US, first_known, milliseconds_between, plain, table_of
 from .queue_reader import SCHEMA
-from .stage_and_load import Counts, day_of, load, milliseconds, names, stage
+from .stage_and_load import Counts, columns, day_of, load, load_here, milliseconds, stage, stage_here, with_day
 
 # --- Bronze rows as silver rows: one for each run, one for each delivery. Only columns: nothing is read or written.
 
-RUNS: Final = (
+RUNS: Final = columns(
     "queue string, task_id string, version bigint, state string, class string, filters map<string,string>, "
     "priority int, attempt int, consumer string, batch string, enqueued_at timestamp, claimed_at timestamp, "
     "ended_at timestamp, wait_ms bigint, run_ms bigint, error string, started_at timestamp"
 )
-DELIVERIES: Final = (
+DELIVERIES: Final = columns(
     "queue string, task_id string, version bigint, number int, class string, consumer string, "
     "claimed_at timestamp, ended_at timestamp, run_ms bigint, outcome string, error string, "
     "started_at timestamp"
 )
 #: What tells deliveries apart. When one ended is not of it: a record's time and the server's differ by milliseconds.
 KEY: Final = ("task_id", "number", "claimed_at")
+
+
+#: What silver's rows are made of.
+_SOURCE: Final = pa.schema([column for column in SCHEMA if column.name not in {"data", "result", "metadata", "day"}])
 
 
 def class_of(filters: str) -> Column:
@@ -67,7 +77,7 @@ def runs_of(bronze: DataFrame) -> DataFrame:
         "run_ms": f.coalesce("run_ms", ran),
         "day": day_of("ended_at"),
     }
-    return known.select(*(computed.get(name, f.col(name)).alias(name) for name in (*names(RUNS), "day")))
+    return known.select(*(computed.get(name, f.col(name)).alias(name) for name in (*RUNS.names, "day")))
 
 
 def deliveries_of(bronze: DataFrame) -> DataFrame:
@@ -88,32 +98,85 @@ def deliveries_of(bronze: DataFrame) -> DataFrame:
     rows = rows.withColumn("started_at", f.coalesce("started_at", "claimed_at"))
     rows = rows.withColumn("run_ms", milliseconds("ended_at") - milliseconds("started_at"))
     # Of the rows of a delivery the one with the lowest version.
-    rest = ["version", *(name for name in names(DELIVERIES) if name not in {*KEY, "version"})]
+    rest = ["version", *(name for name in DELIVERIES.names if name not in {*KEY, "version"})]
     first = rows.groupBy(*KEY).agg(f.min(f.struct(*rest)).alias("first")).select(*KEY, "first.*")
-    return first.select(*names(DELIVERIES)).withColumn("day", day_of("ended_at"))
+    return first.select(*DELIVERIES.names).withColumn("day", day_of("ended_at"))
 
 
-def refine(home: Path, spark: SparkSession, *, after: Callable[[str], None] = lambda _step: None) -> Counts:
+# --- The same of few rows, in this process.
+
+
+def spell_class(filters: Iterable[tuple[str, str]]) -> str:
+    """The filter class, as `class_of` spells it."""
+
+    def escaped(text: str) -> str:
+        return "".join(f"%{ord(sign):02X}" if sign in "%;=" else sign for sign in text)
+
+    return ";".join(f"{escaped(name)}={escaped(value)}" for name, value in sorted(filters))
+
+
+def runs_here(bronze: pa.Table) -> pa.Table:
+    """What `runs_of` makes."""
+    made = []
+    for row in plain(bronze):
+        latest = row["history"][-1] if row["history"] else {}
+        own = latest if latest.get("number") == row["attempt"] else {}
+        claimed = first_known(row["claimed_at"], own.get("claimed_at"))
+        began = first_known(row["started_at"], row["claimed_at"], own.get("started_at"), own.get("claimed_at"))
+        computed = {
+            "task_id": row["id"],
+            "class": spell_class(row["filters"] or ()),
+            "consumer": first_known(row["consumer"], own.get("consumer")),
+            "claimed_at": claimed,
+            "started_at": began,
+            "wait_ms": first_known(row["wait_ms"], milliseconds_between(row["enqueued_at"], began)),
+            "run_ms": first_known(row["run_ms"], milliseconds_between(began, own.get("ended_at"))),
+            "day": row["ended_at"] // DAY_US,
+        }
+        made.append(row | computed)
+    return table_of(made, with_day(RUNS))
+
+
+def deliveries_here(bronze: pa.Table) -> pa.Table:
+    """What `deliveries_of` makes."""
+    first: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in sorted(plain(bronze), key=itemgetter("version")):
+        run = {"queue": row["queue"], "task_id": row["id"], "version": row["version"]}
+        run["class"] = spell_class(row["filters"] or ())
+        ended = list(row["history"] or ())
+        if row["state"] == "finished" and row["claimed_at"] is not None:
+            ended.append(row | {"number": row["attempt"], "outcome": row["state"], "error": None})
+        for each in ended:
+            delivery = {name: each[name] for name in DELIVERIES.names if name in each} | run
+            began = first_known(each["started_at"], each["claimed_at"])
+            delivery |= {"consumer": each["consumer"] or "", "started_at": began}
+            delivery |= {"run_ms": milliseconds_between(began, each["ended_at"]), "day": each["ended_at"] // DAY_US}
+            first.setdefault(tuple(delivery[name] for name in KEY), delivery)
+    return table_of(first.values(), with_day(DELIVERIES))
+
+
+# --- Silver's step.
+
+
+def refine(
+    home: Path, spark: SparkSession | None = None, *, after: Callable[[str], None] = lambda _step: None
+) -> Counts:
     """Bring silver up to bronze, in the queue's folder `home`; returns what it gained, and the runs that it has.
 
-    Raises `ConfigError` where silver was made of another bronze, and where another run is at work.
+    `spark`: for more than `FEW` rows; default: `spark_session()`. Raises `ConfigError` where silver was made of another
+    bronze, and where another run is at work.
     """
     # Bronze comes last: what another run does meanwhile does not put it behind, and has this one's commits refused.
     deliveries, runs, bronze = (Table.open(home, kind) for kind in ("deliveries", "runs", "bronze"))
+    check_behind(deliveries, bronze)
+    check_behind(runs, bronze)
     until, total = bronze.mark.watermark, runs.mark.rows
     new_deliveries = new_runs = None
-    if (rows := _newer(bronze, deliveries, spark)) is not None:
-        ended, horizon = deliveries_of(rows), deliveries.mark.horizon
-        # Those of days that silver still keeps, and that it does not hold. When one ended may be told with another few
-        # milliseconds by another row: a day more is looked through.
-        kept = ended.where(f.col("day") >= date.fromordinal(horizon)) if horizon else ended
-        ((first, last),) = kept.agg(f.min(day_of("claimed_at")), f.max("day")).collect()
-        files = deliveries.files(first.isoformat(), (last + timedelta(days=1)).isoformat()) if first else []
-        held = load(spark, DELIVERIES, files, "ended_at").select(*KEY)
-        new_deliveries = stage(deliveries, DELIVERIES, kept.join(held, list(KEY), "left_anti"), until)
+    if deliveries.mark.watermark < until:
+        new_deliveries = _new_deliveries(bronze, deliveries, spark)
     after("staged deliveries")
-    if (rows := _newer(bronze, runs, spark)) is not None:
-        new_runs = stage(runs, RUNS, runs_of(rows), until)
+    if runs.mark.watermark < until:
+        new_runs = _new_runs(bronze, runs, spark)
     after("staged runs")
     if new_deliveries:
         deliveries.commit(new_deliveries, replace(deliveries.mark, watermark=until))
@@ -135,10 +198,35 @@ def check_behind(table: Table, before: Table) -> None:
         )
 
 
-def _newer(bronze: Table, table: Table, spark: SparkSession) -> DataFrame | None:
-    """The rows of bronze that a table has not seen; None where it is as far as bronze."""
-    check_behind(table, bronze)
-    newer = table.mark.watermark
-    if newer == bronze.mark.watermark:
-        return None
-    return load(spark, SCHEMA, bronze.files(newer=newer), "ended_at", newer)
+def _new_runs(bronze: Table, runs: Table, spark: SparkSession | None) -> Staged:
+    """The runs of the bronze rows that the table has not seen."""
+    newer, until = runs.mark.watermark, bronze.mark.watermark
+    files = bronze.files(newer=newer)
+    if bronze.count(newer=newer) <= stage_and_load.FEW:
+        return stage_here(runs, RUNS, [runs_here(load_here(_SOURCE, files, newer))], until)
+    return stage(runs, RUNS, runs_of(load(spark or spark_session(), SCHEMA, files, "ended_at", newer)), until)
+
+
+def _new_deliveries(bronze: Table, deliveries: Table, spark: SparkSession | None) -> Staged:
+    """The deliveries that they tell of: those of days that the table still keeps, and that it does not hold."""
+    newer, until, horizon = deliveries.mark.watermark, bronze.mark.watermark, deliveries.mark.horizon
+    files = bronze.files(newer=newer)
+
+    def held(first: date | None, last: date | None) -> list[str]:
+        # When one ended may be told with another few milliseconds by another row: a day more is looked through.
+        found = first and last and deliveries.files(first.isoformat(), (last + timedelta(days=1)).isoformat())
+        return found or []
+
+    if bronze.count(newer=newer) <= stage_and_load.FEW:
+        rows = deliveries_here(load_here(_SOURCE, files, newer))
+        rows = rows.filter(compute.field("day") >= pa.scalar(date.fromordinal(horizon))) if horizon else rows
+        days = [compute.min(rows["claimed_at"].cast(pa.date32())).as_py(), compute.max(rows["day"]).as_py()]
+        same = compute.field("task_id").isin(rows["task_id"].unique())
+        known = load_here(pa.schema([DELIVERIES.field(name) for name in KEY]), held(*days), where=same)
+        return stage_here(deliveries, DELIVERIES, [rows.join(known, list(KEY), join_type="left anti")], until)
+    session = spark or spark_session()
+    ended = deliveries_of(load(session, SCHEMA, files, "ended_at", newer))
+    kept = ended.where(f.col("day") >= date.fromordinal(horizon)) if horizon else ended
+    (days,) = kept.agg(f.min(day_of("claimed_at")), f.max("day")).collect()
+    known = load(session, DELIVERIES, held(*days), "ended_at").select(*KEY)
+    return stage(deliveries, DELIVERIES, kept.join(known, list(KEY), "left_anti"), until)

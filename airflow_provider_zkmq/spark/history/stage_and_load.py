@@ -1,17 +1,25 @@
-"""Spark's side of a table: its rows as a DataFrame, a DataFrame as files that wait for their commit, and times."""
+"""Rows of tables, loaded and staged: as DataFrames where they are many, else in this process by Arrow; and times."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyarrow import compute
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import DateType, LongType, StructType
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from ...delta_tables import Staged, Table, added, sync
 from ...engine import ConfigError
@@ -19,8 +27,31 @@ from .queue_reader import DAY_MS
 
 #: What a step counted, by what that is.
 Counts: TypeAlias = dict[str, int]
+#: A step that has no more rows to work on than these does it in this process; Spark, which takes seconds to begin with
+#: anything, does it where they are more.
+FEW: Final = 100_000
 
-# --- Times in tables are whole milliseconds since 1970, so that neither time zones nor rounding come in.
+# --- Columns and times. Times are compared as whole milliseconds since 1970, which have no zone and are not rounded.
+
+_TYPES: Final[dict[str, pa.DataType]] = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+}
+
+
+def columns(text: str) -> pa.Schema:
+    """A table's columns, from their names and types in SQL's words."""
+    pairs = (column.split() for column in text.split(", "))
+    return pa.schema([(name, _TYPES[kind]) for name, kind in pairs])
+
+
+def with_day(schema: pa.Schema) -> pa.Schema:
+    """These columns, and the day."""
+    return schema.append(pa.field("day", pa.date32()))
 
 
 def milliseconds(name: str) -> Column:
@@ -33,15 +64,12 @@ def day_of(name: str) -> Column:
     return f.date_from_unix_date(f.floor(milliseconds(name) / DAY_MS).cast("int"))
 
 
-def names(schema: str) -> list[str]:
-    """The names of the columns that a schema's text declares."""
-    return [str(name) for name in StructType.fromDDL(schema).names]
-
-
-# --- Rows of tables as DataFrames, and DataFrames as files that wait for their commit.
+# --- Rows of tables, and files that wait for their commit.
 
 #: Of each row of bronze and silver: how far its table came by the commit that brought it.
 WATERMARK: Final = "watermark"
+#: Rows in memory before they are written, in bytes.
+PIECE: Final = 64 << 20
 _PATTERN: Final = re.compile(r"[][{}*?\\]")
 
 
@@ -54,39 +82,88 @@ def check_writable(directory: str | Path) -> None:
         raise ConfigError(f"the archive's folder {directory} cannot be written to: {error}") from None
 
 
-def stage(table: Table, schema: str, frame: DataFrame, watermark: int | None = None) -> Staged:
+def _stored(schema: pa.Schema, watermark: bool) -> pa.Schema:
+    """The columns that stand in files, where the day is a folder's name."""
+    kept = [column for column in schema if column.name != "day"]
+    return pa.schema([*kept, (WATERMARK, pa.int64())] if watermark else kept)
+
+
+def stage(table: Table, schema: pa.Schema, frame: DataFrame, watermark: int | None = None) -> Staged:
     """Write a frame with the columns of `schema` and ``day`` to a folder of its own below the table's."""
-    columns = _columns(schema)
     if watermark is not None:
-        columns = columns.add(WATERMARK, LongType())
         frame = frame.withColumn(WATERMARK, f.lit(watermark).cast("bigint"))
-    columns = columns.add("day", DateType())
     folder = table.path / os.urandom(8).hex()
     conf, times = frame.sparkSession.conf, "spark.sql.parquet.outputTimestampType"
     before = conf.get(times)
     conf.set(times, "TIMESTAMP_MICROS")  # as others read them, and as Delta asks for: Spark would write 96-bit numbers
     try:
-        writer = frame.select(*columns.names).write.partitionBy("day").option("compression", "zstd")
-        writer.parquet(str(folder))
+        writer = frame.select(*_stored(schema, watermark is not None).names, "day").write.partitionBy("day")
+        writer.option("compression", "zstd").parquet(str(folder))
     finally:
         conf.set(times, before)
+    return _staged(table, schema, folder, watermark)
+
+
+def stage_here(table: Table, schema: pa.Schema, rows: Iterable[pa.Table], watermark: int | None = None) -> Staged:
+    """Write tables of rows with the columns of `schema` and ``day``, a file for each day, as `stage` does."""
+    folder, stored = table.path / os.urandom(8).hex(), _stored(schema, watermark is not None)
+    with contextlib.ExitStack() as stack:
+        writers: dict[object, pq.ParquetWriter] = {}
+        for piece in _pieces(rows):
+            for day in compute.unique(piece["day"]).to_pylist():
+                part = piece.filter(compute.equal(piece["day"], day))
+                if watermark is not None:
+                    part = part.append_column(WATERMARK, pa.repeat(watermark, part.num_rows))
+                if day not in writers:
+                    path = folder / f"day={day}" / "part.zstd.parquet"
+                    path.parent.mkdir(parents=True)
+                    writers[day] = stack.enter_context(pq.ParquetWriter(path, stored, compression="zstd"))
+                writers[day].write_table(part.select(stored.names).cast(stored))
+    return _staged(table, schema, folder, watermark)
+
+
+def _pieces(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in tables of about `PIECE` bytes."""
+    held, size = list[pa.Table](), 0
+    for each in rows:
+        held.append(each)
+        size += each.nbytes
+        if size >= PIECE:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+    if held:
+        yield pa.concat_tables(held)
+
+
+def _staged(table: Table, schema: pa.Schema, folder: Path, watermark: int | None) -> Staged:
+    """The files of a folder, brought to the disk."""
     files = [(path, pq.read_metadata(path).num_rows) for path in sorted(folder.glob("day=*/*.parquet"))]
-    for path in (*folder.rglob("*"), folder):
+    for path in (*folder.rglob("*"), folder) if files else ():
         sync(path)
-    return Staged(columns.json(), tuple(added(table.path, files, watermark)), sum(rows for _, rows in files))
+    spelt = spark_columns(with_day(_stored(schema, watermark is not None))).json()
+    return Staged(spelt, tuple(added(table.path, files, watermark)), sum(rows for _, rows in files))
 
 
-def _columns(schema: str) -> StructType:
-    """The columns that stand in files, where the day is a folder's name."""
-    return StructType([column for column in StructType.fromDDL(schema) if column.name != "day"])
+def spark_columns(schema: pa.Schema) -> StructType:
+    """Columns in Spark's words."""
+    return from_arrow_schema(schema)
 
 
-def load(spark: SparkSession, schema: str, files: list[str], moment: str, newer: int = 0) -> DataFrame:
+def load(spark: SparkSession, schema: pa.Schema, files: list[str], moment: str, newer: int = 0) -> DataFrame:
     """The rows of files that are newer than a watermark, with the columns of `schema` and the ``day`` of `moment`."""
-    columns = _columns(schema)
     if not files:  # Spark sees that it is empty, and leaves it out
-        return spark.createDataFrame([], columns).where(f.lit(False)).withColumn("day", day_of(moment))
+        rows = spark.createDataFrame([], spark_columns(_stored(schema, watermark=False))).where(f.lit(False))
+        return rows.withColumn("day", day_of(moment))
     literal = [_PATTERN.sub(r"\\\g<0>", path) for path in files]  # what Spark would take for a pattern is escaped
-    rows = spark.read.schema(columns.add(WATERMARK, LongType()) if newer else columns).parquet(*literal)
+    rows = spark.read.schema(spark_columns(_stored(schema, watermark=newer > 0))).parquet(*literal)
     rows = rows.where(f.col(WATERMARK) > newer).drop(WATERMARK) if newer else rows
     return rows.withColumn("day", day_of(moment))
+
+
+def load_here(schema: pa.Schema, files: list[str], newer: int = 0, where: ds.Expression | None = None) -> pa.Table:
+    """The rows of files that are newer than a watermark, and for which `where` holds, with the columns of `schema`."""
+    if not files:
+        return schema.empty_table()
+    rows = ds.dataset(files, schema=schema.append(pa.field(WATERMARK, pa.int64())), format="parquet")
+    wanted = [*([ds.field(WATERMARK) > newer] if newer else []), *([] if where is None else [where])]
+    return rows.to_table(schema.names, filter=reduce(and_, wanted) if wanted else None)

@@ -14,7 +14,7 @@ from ...delta_tables import open_for_reading
 from .gold import CONSUMERS, HOURLY
 from .queue_reader import SCHEMA
 from .silver import DELIVERIES, RUNS
-from .stage_and_load import load, names
+from .stage_and_load import load
 
 Directory: TypeAlias = str | os.PathLike[str]
 Day: TypeAlias = date | None
@@ -31,7 +31,7 @@ def read_history(
     Columns as in `rows.SCHEMA`. Raises `CorruptRecord` for a table that cannot be read.
     """
     files = _files(directory, queue, "bronze", since, until)
-    return load(spark, SCHEMA, files, "ended_at").select(names(SCHEMA))
+    return load(spark, SCHEMA, files, "ended_at").select(SCHEMA.names)
 
 
 def read_runs(

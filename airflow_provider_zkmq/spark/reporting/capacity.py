@@ -7,15 +7,11 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
-
-from pyspark.sql import Column as Expression
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as f
+from typing import Final, TypeAlias
 
 from . import rendering
 from .rendering import Row, Table, label, moment, span
-from .sections import Frames, summed
+from .tables import Tables, quoted
 
 # --- The formula: the mean wait of the M/M/c queue, times (1 + C²) / 2 of Allen and Cunneen for how run times vary.
 #
@@ -181,25 +177,24 @@ SHORTEST: Final = 0.0005
 
 
 class Load:
-    """The crews of each queue and what arrives for them, read from its history by a few aggregations."""
+    """The crews of each queue and what arrives for them, read from its history by a few queries."""
 
-    def __init__(self, frames: Frames, recent: float) -> None:
-        self._frames = frames
+    def __init__(self, tables: Tables, recent: float) -> None:
+        self._tables = tables
         # The last `recent` seconds of each queue's history, from and to, which stand for now.
         self.stretches: dict[str, tuple[float, float]] = {}
         # The archive knows a task when it has ended, and so not yet all that arrived lately: a stretch ends so long
         # before the last end as 99 of 100 tasks take from their enqueue to their end, though not before half of it all.
-        facts = (
-            "min(enqueued_at) as first",
-            "max(ended_at) as last",
-            "coalesce(percentile(if(attempt = 1, ended_at - enqueued_at, null), 0.99), 0.0) as stay",
-        )
-        for row in summed(frames.runs, ["queue"], facts):
-            stop = row["last"] - min(row["stay"], (row["last"] - row["first"]) / 2)
-            self.stretches[row["queue"]] = max(row["first"], stop - recent), stop
-        rows = [(queue, *each) for queue, each in self.stretches.items()]
-        spans = frames.runs.sparkSession.createDataFrame(rows, "queue string, start double, stop double")
-        self._spans = f.broadcast(spans)
+        query = """
+            select queue, min(enqueued_at) as begin, max(ended_at) as until,
+                   coalesce(percentile_cont(case when attempt = 1 then ended_at - enqueued_at end, 0.99), 0.0) as stay
+            from runs group by queue order by queue
+        """
+        for row in tables.rows(query):
+            stop = row["until"] - min(row["stay"], (row["until"] - row["begin"]) / 2)
+            self.stretches[row["queue"]] = max(row["begin"], stop - recent), stop
+        spans = (f"({quoted(queue)}, {start}, {stop})" for queue, (start, stop) in self.stretches.items())
+        self._spans = f"(values {', '.join(spans)}) as spans (name, start, stop)"
 
     def rows(self, target: Target) -> list[Row]:
         """A row for each crew for which anything arrives, the most urgent first."""
@@ -214,27 +209,32 @@ class Load:
         Of what arrived in the stretch, also the squared coefficient of variation of the times between (`burst`, 1 for
         Poisson's), and how long first tries waited. What came in less than a minute is taken for what comes in one.
         """
-        inside = f.col("enqueued_at").between(f.col("start"), f.col("stop"))
-        before = Window.partitionBy("queue", "class", "inside").orderBy("enqueued_at")
-        runs = self._frames.runs.join(self._spans, "queue").withColumn("inside", inside)
-        facts = [
-            "count_if(inside) as arrivals",
-            "coalesce(mean(attempt), 0) as tries",
-            "if(mean(gap) > 0, var_pop(gap) / mean(gap) / mean(gap), null) as burst",
-            "mean(waited) as measured_mean",
-            f"percentile(waited, {POINT}) as measured_p95",
-        ]
-        gap = f.col("enqueued_at") - f.lag("enqueued_at").over(before)
-        waited = f.expr("if(inside and attempt = 1, wait_ms / 1000, null)")
-        timed = runs.withColumns({"gap": f.when(f.col("inside"), gap), "waited": waited})
+        if not self.stretches:
+            return {}
         # The arrivals a second of each class in its queue's busiest hour.
-        hours = self._frames.hourly.groupBy("queue", "hour").agg(f.sum("arrivals").alias("total"))
-        busiest = hours.groupBy("queue").agg(f.expr("max_by(hour, struct(total, -hour)) as hour"))
-        at_peak = self._frames.hourly.join(f.broadcast(busiest), ["queue", "hour"])
-        rates = summed(at_peak, ["queue", "class"], ["sum(arrivals) / 3600 as rate"])
-        peaks = {(row["queue"], row["class"]): row["rate"] for row in rates}
+        at_peak = self._tables.rows("""
+            with hours as (select queue, hour, sum(arrivals) as total from hourly group by queue, hour),
+                 busiest as (
+                     select queue, first_value(hour order by total desc, hour) as hour from hours group by queue)
+            select queue, class, sum(arrivals) / 3600.0 as rate
+            from hourly join busiest using (queue, hour) group by queue, class
+        """)
+        peaks = {(row["queue"], row["class"]): row["rate"] for row in at_peak}
+        arrived = self._tables.rows(f"""
+            with known as (
+                select *, enqueued_at between start and stop as inside from runs join {self._spans} on queue = name),
+            timed as (
+                select *, case when inside and attempt = 1 then wait_ms / 1e3 end as waited,
+                       case when inside then enqueued_at - lag(enqueued_at) over (
+                           partition by queue, class, inside order by enqueued_at) end as gap
+                from known)
+            select queue, class, count(*) filter (where inside) as arrivals, coalesce(avg(attempt), 0) as tries,
+                   case when avg(gap) > 0 then var_pop(gap) / avg(gap) / avg(gap) end as burst,
+                   avg(waited) as measured_mean, percentile_cont(waited, {POINT}) as measured_p95
+            from timed group by queue, class
+        """)
         found = defaultdict[str, dict[str, Row]](dict)
-        for row in summed(timed, ["queue", "class"], facts):
+        for row in arrived:
             queue, key, tries = row["queue"], row["class"], row["tries"]
             start, stop = self.stretches[queue]
             now = row["arrivals"] / max(60.0, stop - start) * tries
@@ -243,49 +243,66 @@ class Load:
 
     def crews(self) -> dict[str, list[Crew]]:
         """Each queue's consumers by what they serve, from all deliveries; how many there are, from the stretch."""
-        # A row for each consumer and class, with all the classes that the consumer serves.
-        each = ("count(*) as deliveries", "sum(run_ms) / 1e3 as busy", "sum(run_ms * run_ms) / 1e6 as squares")
-        timed = self._frames.deliveries.where("run_ms is not null").groupBy("queue", "consumer", "class")
-        serves = f.sort_array(f.collect_set("class").over(Window.partitionBy("queue", "consumer")))
-        cells = timed.agg(*map(f.expr, each)).withColumn("serves", serves)
-        sums = ("count(*) as consumers", *(f"sum({each}) as {each}" for each in ("deliveries", "busy", "squares")))
-        facts = (
-            "map_from_entries(collect_list(struct(class, deliveries))) as seen",
-            "max(consumers) as consumers",
-            "sum(busy) / sum(deliveries) as service",
-            "sum(squares) / sum(deliveries) as square",
-        )
-        kinds = cells.groupBy("queue", "serves", "class").agg(*map(f.expr, sums)).groupBy("queue", "serves")
-        # How many tasks each crew could hold at once: of consumers that were there together, each with its most.
-        lately = self._frames.deliveries.join(self._spans, "queue").where(f.col("ended_at") >= f.col("start"))
-        since = f.greatest(f.coalesce("started_at", "claimed_at"), "start")
-        lately = lately.withColumns({"since": since, "until": f.greatest("ended_at", since + SHORTEST)})
-        at_once = _most_at_once(lately, ["queue", "consumer"], f.lit(1))
-        there = lately.groupBy("queue", "consumer").agg(f.min("since").alias("since"), f.max("until").alias("until"))
-        there = there.join(at_once, ["queue", "consumer"])
-        there = there.join(cells.select("queue", "consumer", "serves").distinct(), ["queue", "consumer"])
-        servers = _most_at_once(there, ["queue", "serves"], f.col("servers"))
-        present = kinds.agg(*map(f.expr, facts)).join(servers, ["queue", "serves"], "left")
-        found = defaultdict[str, list[Crew]](list)
-        for row in present.collect():
-            service = row.service or SHORTEST
-            squared = max(0.0, row.square / service**2 - 1)
-            found[row.queue].append(Crew(Counter(row.seen), row.consumers, int(row.servers or 0), service, squared))
+        if not self.stretches:
+            return {}
+        cells = defaultdict[tuple[str, str], list[Row]](list)
+        for row in self._tables.rows("""
+            select queue, consumer, class, count(*) as deliveries, sum(run_ms) / 1e3 as busy,
+                   sum(cast(run_ms as double) * run_ms) / 1e6 as squares
+            from deliveries where run_ms is not null group by queue, consumer, class
+        """):
+            cells[row["queue"], row["consumer"]].append(row)
+        alike = defaultdict[tuple[str, frozenset[str]], list[str]](list)
+        for (queue, consumer), own in cells.items():
+            alike[queue, frozenset(row["class"] for row in own)].append(consumer)
+        held, found = self._held_lately(), defaultdict[str, list[Crew]](list)
+        for (queue, _), consumers in alike.items():
+            served = [row for consumer in consumers for row in cells[queue, consumer]]
+            deliveries, busy, squares = (sum(row[fact] for row in served) for fact in ("deliveries", "busy", "squares"))
+            seen = Counter[str]()
+            for row in served:
+                seen[row["class"]] += row["deliveries"]
+            # How many tasks the crew could hold at once: of consumers that were there together, each with its most.
+            there = [held[queue, consumer] for consumer in consumers if (queue, consumer) in held]
+            service = busy / deliveries or SHORTEST
+            squared = max(0.0, squares / deliveries / service**2 - 1)
+            found[queue].append(Crew(seen, len(consumers), most_at_once(there), service, squared))
         return {queue: crews(each) for queue, each in found.items()}
 
+    def _held_lately(self) -> dict[tuple[str, str], Interval]:
+        """Of each consumer from when to when it was there in the stretch, and how many tasks it held at once."""
+        lately = defaultdict[tuple[str, str], list[Interval]](list)
+        for row in self._tables.rows(f"""
+            select queue, consumer, greatest(coalesce(started_at, claimed_at), start) as since, ended_at
+            from deliveries join {self._spans} on queue = name where ended_at >= start
+        """):
+            since = row["since"]
+            lately[row["queue"], row["consumer"]].append((since, max(row["ended_at"], since + SHORTEST), 1))
+        return {
+            key: (min(since for since, _, _ in each), max(until for _, until, _ in each), most_at_once(each))
+            for key, each in lately.items()
+        }
 
-def _most_at_once(frame: DataFrame, keys: list[str], weight: Expression) -> DataFrame:
-    """The largest sum of weights of what overlaps in time, for each key, for `OVERLAP` of the time at least."""
+
+#: From when to when, and how many.
+Interval: TypeAlias = tuple[float, float, int]
+
+
+def most_at_once(intervals: Iterable[Interval]) -> int:
+    """The largest number of what overlaps in time, for `OVERLAP` of the time at least; 0 where there is nothing."""
     # A worker that claims its next task before the last is settled holds two for a moment, and works on one.
-    begun = frame.select(*keys, f.col("since").alias("at"), weight.alias("step"))
-    ended = frame.select(*keys, f.col("until").alias("at"), (-weight).alias("step"))
-    in_time, downwards = (Window.partitionBy(*keys).orderBy(*order) for order in (["at", "step"], [f.desc("level")]))
-    lasted = f.coalesce(f.lead("at").over(in_time) - f.col("at"), f.lit(0.0))
-    levels = begun.unionAll(ended).withColumns({"level": f.sum("step").over(in_time), "lasted": lasted})
-    sums = levels.where("level > 0").groupBy(*keys, "level").agg(f.sum("lasted").alias("lasted"))
-    whole = f.sum("lasted").over(Window.partitionBy(*keys))
-    often = sums.withColumn("often", f.sum("lasted").over(downwards) >= OVERLAP * whole).where("often")
-    return often.groupBy(*keys).agg(f.max("level").alias("servers"))
+    steps = [step for since, until, many in intervals for step in ((since, many), (until, -many))]
+    lasted, level, before = defaultdict[int, float](float), 0, 0.0
+    for at, step in sorted(steps):
+        lasted[level] += at - before
+        level, before = level + step, at
+    lasted.pop(0, None)
+    rare, often = OVERLAP * sum(lasted.values()), 0.0
+    for level in sorted(lasted, reverse=True):
+        often += lasted[level]
+        if often >= rare:
+            return level
+    return 0
 
 
 # --- The report's section: a verdict for each crew, how many are needed, and where the formula does not hold.

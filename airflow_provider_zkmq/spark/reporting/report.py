@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-
-from ...engine import ConfigError, Duration, Moment, ZkmqError, parse_duration, parse_moment
+from ...engine import ConfigError, Duration, Moment, parse_duration, parse_moment
 from ...history import known
 from . import capacity, sections
 from .capacity import Target
 from .rendering import Row, Section, page, render, several
+from .tables import OTHERS, Tables
 
 #: More rows than these in a table nobody reads.
 MOST_ROWS: Final = 200
@@ -26,10 +23,6 @@ MOST_ROWS: Final = 200
 _LEVELS: Final = ("bad", "warn", "good", "note")
 #: Where nothing is wrong a report has no more lines than fit on a screen.
 SCREEN: Final = 40
-
-
-class ReportFailed(ZkmqError):
-    """Spark could not read the history, or ended; the cause says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +100,22 @@ class Report:
         return f"Report on {named}{more}", f"{period} Made {self.made:%Y-%m-%d %H:%M} UTC; all times are UTC."
 
 
-def answer(frames: sections.Frames, *, recent: float, target: Target, top: int) -> tuple[Section, ...]:
+def answer(tables: Tables, *, recent: float, target: Target, top: int) -> tuple[Section, ...]:
     """The sections of a report on a history."""
-    frames = frames.with_seconds()
-    queue_rows = sections.queues(frames, top)
+    queue_rows = sections.queues(tables, top)
     queues = [row["queue"] for row in queue_rows]
-    if sections.OTHERS in queues:
-        frames = frames.of(queues)
-    frames = frames.with_classes(sections.largest(frames.runs, ["queue", "class"], top))
-    class_rows = sections.class_waits(frames.runs)
-    load, lost = capacity.Load(frames, recent), sections.failed(frames.deliveries)
+    if OTHERS in queues:
+        tables = replace(tables, queues={queue: each for queue, each in tables.queues.items() if queue in queues})
+    tables = replace(tables, classes=sections.largest(tables, "runs", ["queue", "class"], top))
+    class_rows = sections.class_waits(tables)
+    load, lost = capacity.Load(tables, recent), sections.failed(tables)
     return (
         sections.overview(queue_rows),
         capacity.section(load.rows(target), target, load.stretches),
         sections.waiting(class_rows),
         sections.section(sections.groups(lost, top), sections.worst(lost, min(top, 10))),
-        sections.consumer_section(sections.consumers(frames, top)),
-        sections.depth_section(sections.depth_rows(frames, top)),
+        sections.consumer_section(sections.consumers(tables, top)),
+        sections.depth_section(sections.depth_rows(tables, top)),
         sections.ends(class_rows),
     )
 
@@ -132,7 +124,6 @@ def report(
     directory: str | os.PathLike[str],
     queues: str | Sequence[str] | None = None,
     *,
-    spark: SparkSession,
     since: Moment | str | None = None,
     until: Moment | str | None = None,
     recent: Duration | str = 3600.0,
@@ -147,8 +138,8 @@ def report(
     100 tasks wait no longer than `target_wait`, and they are busy no more than `target_utilisation` (0 to 1); None asks
     for nothing. `top`: so many rows at the most, of queues, classes, errors and consumers; the rest is summed.
 
-    Aggregates in Spark; only tables of this size reach the driver. Raises `ConfigError` where there is no history of a
-    queue, or where silver and gold were not made of it yet, and for values that are not allowed; `ReportFailed`.
+    It starts neither Spark nor Java. Raises `ConfigError` where there is no history of a queue, or where silver and
+    gold were not made of it yet, and for values that are not allowed; `ReportFailed`.
     """
     named = known(directory, [queues] if isinstance(queues, str) else queues)
     start, stop = (
@@ -163,11 +154,6 @@ def report(
     seconds = parse_duration(recent, "recent")
     if seconds <= 0 or not 1 <= top <= MOST_ROWS:
         raise ConfigError(f"recent={recent!r} and top={top!r} must be positive, and top at most {MOST_ROWS}")
-    try:
-        answered = answer(sections.read(spark, directory, named, start, stop), recent=seconds, target=target, top=top)
-    except (PySparkException, Py4JError) as error:
-        java = getattr(error, "java_exception", None)
-        text = str(error if java is None else java.getMessage()).strip().split("\n")[0]  # without the walk through Java
-        raise ReportFailed(f"the history in {Path(directory).absolute()} cannot be read: {text}") from error
+    answered = answer(Tables.open(directory, named, start, stop), recent=seconds, target=target, top=top)
     listed = [row["queue"] for row in answered[0].tables[0].rows if row["queue"] in named]
     return Report(tuple(dict.fromkeys([*listed, *named])), start, stop, datetime.now(UTC), answered)

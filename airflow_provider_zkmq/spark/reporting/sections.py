@@ -1,124 +1,64 @@
-"""The sections that need no model: queues, waits, consumers, depth, failures; and the tables that all are made of."""
+"""The sections that need no model: queues, waits, consumers, depth, failures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Final, NamedTuple
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Final
 
-from pyspark.sql import Column as Expression
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
-
-from ..history import table_reader
-from ..history.table_reader import Directory
 from .rendering import Row, Section, Table, label, moment, printable, several, span, spell
+from .tables import OTHERS, Tables, or_others, quoted
 
-# --- The tables of the history, cut to the time and the queues that are asked for.
-
-#: What stands for all that is too small for a row of its own. No name of a queue, a class or a consumer has blanks.
-OTHERS: Final = "all others"
 POINTS: Final = (50, 95, 99)
-_FAILED: Final = "outcome in ('failed', 'rescued')"
 
 
-class Frames(NamedTuple):
-    """Silver's runs and deliveries, and gold's hours and consumers. Times are seconds since 1970 from here on."""
-
-    runs: DataFrame
-    deliveries: DataFrame
-    hourly: DataFrame
-    consumers: DataFrame
-
-    def of(self, queues: Sequence[str]) -> Frames:
-        """Those of some queues."""
-        return Frames(*(frame.where(f.col("queue").isin(list(queues))) for frame in self))
-
-    def with_seconds(self) -> Frames:
-        """The same with its times as numbers, which have no zone that anybody could mistake."""
-        # Clocks of servers may disagree: no time that a task waited or ran is less than none.
-        plain = []
-        for frame in self:
-            times = {name: f.unix_micros(name) / f.lit(1e6) for name, kind in frame.dtypes if kind == "timestamp"}
-            spans = [name for name in ("wait_ms", "run_ms") if name in frame.columns]
-            plain.append(frame.withColumns(times | {name: f.expr(f"if({name} < 0, 0, {name})") for name in spans}))
-        return Frames(*plain)
-
-    def with_classes(self, known: Sequence[Sequence[str]]) -> Frames:
-        """The same with every class that is not one of these pairs of queue and class called `OTHERS`."""
-        label = f.when(_among(known, ["queue", "class"]), f.col("class")).otherwise(f.lit(OTHERS))
-        return Frames(*(each.withColumn("class", label) if "class" in each.columns else each for each in self))
-
-
-def read(
-    spark: SparkSession, directory: Directory, queues: Sequence[str], since: datetime | None, until: datetime | None
-) -> Frames:
-    """The tables of these queues: what ended, or happened in an hour that began, from `since` and before `until`."""
-    only = queues[0] if len(queues) == 1 else None
-    first, last = (None if when is None else when.astimezone(UTC).date() for when in (since, until))
-    found = []
-    for table in (
-        table_reader.read_runs,
-        table_reader.read_deliveries,
-        table_reader.read_hourly,
-        table_reader.read_consumers,
-    ):
-        frame = table(spark, directory, only, since=first, until=last)
-        moment = f.col("hour" if "hour" in frame.columns else "ended_at")
-        frame = frame if since is None else frame.where(moment >= f.lit(since))
-        found.append(frame if until is None else frame.where(moment < f.lit(until)))
-    return Frames(*found) if only else Frames(*found).of(queues)
-
-
-def _among(known: Sequence[Sequence[str]], keys: list[str]) -> Expression:
-    """Whether a row's values are among these. None of them has line ends."""
-    return f.concat_ws("\n", *keys).isin(["\n".join(each) for each in known])
-
-
-def largest(frame: DataFrame, keys: list[str], top: int) -> list[tuple[str, ...]]:
+def largest(tables: Tables, view: str, keys: Sequence[str], top: int) -> list[list[str]]:
     """The values of the keys with the most rows."""
-    ranked = frame.groupBy(*keys).count().orderBy(f.desc("count"), *keys)
-    return [tuple(row)[:-1] for row in ranked.limit(top).collect()]
+    named = ", ".join(keys)
+    query = f"select {named} from {view} group by {named} order by count(*) desc, {named} limit {top}"
+    return [list(row.values()) for row in tables.rows(query)]
 
 
-def summed(frame: DataFrame, keys: list[str], facts: Sequence[str]) -> list[Row]:
-    """A row of facts, spelt in SQL, for each of the keys' values."""
-    return [row.asDict() for row in frame.groupBy(*keys).agg(*map(f.expr, facts)).collect()]
-
-
-def top_rows(frame: DataFrame, keys: list[str], count: str, facts: Sequence[str], top: int) -> list[Row]:
+def top_rows(tables: Tables, view: str, keys: Sequence[str], count: str, facts: Sequence[str], top: int) -> list[Row]:
     """The facts of the keys with the most rows, of which `count` says how many, and a row for all others, the last."""
-    listed = _among(largest(frame, keys, top), keys)
-    merged = frame.withColumns({key: f.when(listed, f.col(key)).otherwise(f.lit(OTHERS)) for key in keys})
-    found = summed(merged, keys, [f"count(*) as {count}", *facts])
+    merged = ", ".join(or_others(largest(tables, view, keys, top), keys))
+    places = ", ".join(str(place + 1) for place in range(len(keys)))
+    found = tables.rows(f"select {merged}, count(*) as {count}, {', '.join(facts)} from {view} group by {places}")
     return sorted(found, key=lambda row: (row["queue"] == OTHERS, -row[count], *(row[key] for key in keys)))
 
 
+def _counted(condition: str) -> str:
+    return f"count(*) filter (where {condition})"
+
+
 def _percentiles(what: str) -> list[str]:
-    """The exact percentiles of a column of milliseconds, in seconds: ``<what>_p50`` and so on."""
-    return [f"percentile({what}_ms, {point / 100}) / 1000 as {what}_p{point}" for point in POINTS]
+    """The percentiles of a column of milliseconds, in seconds: ``<what>_p50`` and so on."""
+    return [f"percentile_cont({what}_ms, {point / 100}) / 1000 as {what}_p{point}" for point in POINTS]
 
 
 # --- What ended, who waits longest, what is tried again and what dies.
 
 _COUNTS: Final = (
-    *(f"count_if(state = '{state}') as {state}" for state in ("finished", "dead", "cancelled")),
+    *(f"{_counted('state = ' + quoted(state))} as {state}" for state in ("finished", "dead", "cancelled")),
     "sum(greatest(attempt - 1, 0)) as retries",
-    "count_if(attempt > 1) as retried",
+    f"{_counted('attempt > 1')} as retried",
 )
 
 
-def queues(frames: Frames, top: int) -> list[Row]:
+def queues(tables: Tables, top: int) -> list[Row]:
     """A row for each of the queues with the most tasks, and one for all others."""
-    facts = [*_COUNTS, *_percentiles("wait"), "min(enqueued_at) as first", "max(ended_at) as last"]
-    return top_rows(frames.runs, ["queue"], "runs", facts, top)
+    facts = [*_COUNTS, *_percentiles("wait"), 'min(enqueued_at) as "first"', 'max(ended_at) as "last"']
+    return top_rows(tables, "runs", ["queue"], "runs", facts, top)
 
 
-def class_waits(runs: DataFrame) -> list[Row]:
+def class_waits(tables: Tables) -> list[Row]:
     """A row for each class, the longest wait first."""
-    spans = [*_percentiles("wait"), *_percentiles("run"), "mean(wait_ms) / 1000 as wait_mean"]
-    more = ["count(*) as runs", "count_if(state = 'dead') / count(*) as dead_share", "max(attempt) as most"]
-    found = summed(runs, ["queue", "class"], [*_COUNTS, *spans, "max(wait_ms) / 1000 as wait_max", *more])
+    facts = [*_COUNTS, *_percentiles("wait"), *_percentiles("run"), "avg(wait_ms) / 1000 as wait_mean"]
+    facts += ["max(wait_ms) / 1000.0 as wait_max", "count(*) as runs", "max(attempt) as most"]
+    facts.append("avg(case when state = 'dead' then 1.0 else 0.0 end) as dead_share")
+    found = tables.rows(f"select queue, class, {', '.join(facts)} from runs group by queue, class")
     return sorted(found, key=lambda row: (-(row["wait_p95"] or 0), row["queue"], row["class"]))
 
 
@@ -155,15 +95,21 @@ def ends(class_rows: list[Row]) -> Section:
     return Section("retries", "Retries and dead letters", said, [table], level="warn" if dead else "good")
 
 
-def consumers(frames: Frames, top: int) -> list[Row]:
+_FAILED: Final = "outcome in ('failed', 'rescued')"
+
+
+def consumers(tables: Tables, top: int) -> list[Row]:
     """A row for each of those with the most deliveries, and one for all others."""
-    keys, failed = ["queue", "consumer"], f"count_if({_FAILED})"
-    facts = [f"{failed} as failed", f"{failed} / count(*) as failed_share", *_percentiles("run")]
-    facts += ["coalesce(sum(run_ms), 0) / 1000 as busy", "min(claimed_at) as first", "max(ended_at) as last"]
-    found = top_rows(frames.deliveries, keys, "deliveries", facts, top)
-    known = frames.consumers.where(_among([(row["queue"], row["consumer"]) for row in found], keys))
-    used = summed(known, keys, ["mean(utilisation) as utilisation"])
-    busy = {(row["queue"], row["consumer"]): row["utilisation"] for row in used}
+    keys = ["queue", "consumer"]
+    facts = [
+        f"{_counted(_FAILED)} as failed",
+        f"avg(case when {_FAILED} then 1.0 else 0.0 end) as failed_share",
+        *_percentiles("run"),
+    ]
+    facts += ["coalesce(sum(run_ms), 0) / 1000.0 as busy", 'min(claimed_at) as "first"', 'max(ended_at) as "last"']
+    found = top_rows(tables, "deliveries", keys, "deliveries", facts, top)
+    query = "select queue, consumer, avg(utilisation) as utilisation from consumers group by queue, consumer"
+    busy = {(row["queue"], row["consumer"]): row["utilisation"] for row in tables.rows(query)}
     return [row | {"utilisation": busy.get((row["queue"], row["consumer"]))} for row in found]
 
 
@@ -189,19 +135,22 @@ _HOUR: Final = 3600
 _SUMS: Final = ("arrivals", "ended", "retries", "dead")
 
 
-def depth_rows(frames: Frames, top: int) -> list[Row]:
+def depth_rows(tables: Tables, top: int) -> list[Row]:
     """A row for each of the deepest queues and span of some hours, in order of time."""
-    ends = frames.hourly.agg(f.min("hour").alias("first"), f.max("hour").alias("last")).collect()[0]
-    if ends.first is None:
+    ends = tables.rows("select min(hour) as begin, max(hour) as until from hourly")
+    if not ends or ends[0]["begin"] is None:
         return []
-    wide = -(-(int((ends.last - ends.first) // _HOUR) + 1) // PLACES) * _HOUR
-    start = ends.first + f.floor((f.col("hour") - ends.first) / wide) * wide
-    sums = [f"sum({each}) as {each}" for each in _SUMS]
-    depths = [f"sum({each}) as {each}" for each in ("depth_mean", "depth_max", "depth_end")]
-    of_queue = frames.hourly.groupBy("queue", "hour").agg(*map(f.expr, sums + depths)).withColumn("start", start)
-    mean = f"sum(depth_mean) * {_HOUR} / {wide} as depth_mean"
-    facts = [*sums, mean, "coalesce(max(depth_max), 0) as depth_max", "max_by(depth_end, hour) as depth_end"]
-    found = [row | {"hour": row.pop("start")} for row in summed(of_queue, ["queue", "start"], facts)]
+    begin, until = ends[0]["begin"], ends[0]["until"]
+    wide = -(-(int((until - begin) // _HOUR) + 1) // PLACES) * _HOUR
+    sums = ", ".join(f"sum({each}) as {each}" for each in _SUMS)
+    depths = ", ".join(f"sum({each}) as {each}" for each in ("depth_mean", "depth_max", "depth_end"))
+    found = tables.rows(
+        f"select queue, {begin} + floor((hour - {begin}) / {wide}) * {wide} as start, {sums}, "
+        f"sum(depth_mean) * {_HOUR}.0 / {wide} as depth_mean, coalesce(max(depth_max), 0) as depth_max, "
+        "last_value(depth_end order by hour) as depth_end "
+        f"from (select queue, hour, {sums}, {depths} from hourly group by queue, hour) group by queue, 2"
+    )
+    found = [row | {"hour": row.pop("start")} for row in found]
     ranked = sorted(found, key=lambda row: (-row["depth_max"], row["queue"]))
     shown = list(dict.fromkeys(row["queue"] for row in ranked))[:top]
     return sorted((row for row in found if row["queue"] in shown), key=lambda row: (row["queue"], row["hour"]))
@@ -234,8 +183,7 @@ def depth_section(hour_rows: list[Row]) -> Section:
 # --- Which tasks fail most, and why: the errors of deliveries by their kind and by what their texts have in common.
 
 EXAMPLES: Final = 3
-# What is left of an error's text once all that differs from task to task is masked, so that the same errors meet. The
-# patterns are read by Java's and Python's regular expressions alike: Spark masks where the rows are.
+# What is left of an error's text once all that differs from task to task is masked, so that the same errors meet.
 #: Longer texts are cut before they are masked, as only their beginning is looked at.
 LOOKED_AT: Final = 500
 #: What kind of error it is: an exception's name, as the engine writes it before the colon, or how a command ended.
@@ -250,7 +198,8 @@ HEAD: Final = rf"{KIND}(?::\s*)?"
 _CODE_NUMBER: Final = r"(?<!code )(?<!status )(?<!HTTP )(?<!rrno )(?<!signal )"
 #: What the task's own id is taken out by, before everything else: the id stands between the two.
 TASK: Final = "<task>"
-OWN_ID: Final = (rf"{_CODE_NUMBER}(?<![A-Za-z0-9_])\Q", r"\E(?![A-Za-z0-9_])")
+_BEFORE_ID: Final = rf"{_CODE_NUMBER}(?<![A-Za-z0-9_])"
+_AFTER_ID: Final = r"(?![A-Za-z0-9_])"
 #: In this order, each with what stands in the place.
 MASKS: Final = (
     (r"\s+", " "),
@@ -275,36 +224,67 @@ MASKS: Final = (
 )
 
 
-def failed(deliveries: DataFrame) -> DataFrame:
+_KIND: Final = re.compile(KIND)
+_HEAD: Final = re.compile(HEAD)
+_MASKS: Final = [(re.compile(pattern), mask) for pattern, mask in MASKS]
+
+
+def masked(error: str, task_id: str) -> tuple[str, str]:
+    """The kind of an error, and what its text has in common with those of other tasks."""
+    known = re.sub(f"{_BEFORE_ID}{re.escape(task_id)}{_AFTER_ID}", lambda _: TASK, error[:LOOKED_AT])
+    kind, text = _KIND.match(known), _HEAD.sub("", known)
+    for pattern, mask in _MASKS:
+        text = pattern.sub(mask, text)
+    return kind[1] if kind else "", text.strip()
+
+
+def failed(tables: Tables) -> list[Row]:
     """The deliveries that failed, or whose consumer was lost, each with the kind and the masked text of its error."""
-    with_error = f.when(f.col("error").rlike(r"\S"), f.col("error"))
-    error = f.coalesce(with_error, f.concat(f.col("outcome"), f.lit(", no error told")))
-    lost = deliveries.where(_FAILED).withColumn("error", f.substring(error, 1, LOOKED_AT))
-    own_id = f.concat(f.lit(OWN_ID[0]), f.col("task_id"), f.lit(OWN_ID[1]))
-    without_id = f.regexp_replace("error", own_id, f.lit(TASK))
-    text = f.regexp_replace(without_id, HEAD, "")
-    for pattern, mask in MASKS:
-        text = f.regexp_replace(text, pattern, mask)
-    return lost.withColumns({"kind": f.regexp_extract(without_id, KIND, 1), "text": f.trim(text)})
+    columns = "queue, class, task_id, consumer, ended_at, outcome, error"
+    lost = tables.rows(f"select {columns} from deliveries where {_FAILED} order by ended_at, task_id")
+    for row in lost:
+        given = row["error"] or ""
+        row["error"] = given[:LOOKED_AT] if given.strip() else f"{row['outcome']}, no error told"
+        row["kind"], row["text"] = masked(row["error"], row["task_id"])
+    return lost
 
 
-def groups(lost: DataFrame, top: int) -> list[Row]:
+def _grouped(lost: Iterable[Row], keys: Sequence[str]) -> list[list[Row]]:
+    """The rows with the same values of the keys, the largest groups first."""
+    alike = defaultdict[tuple[str, ...], list[Row]](list)
+    for row in lost:
+        alike[tuple(row[key] for key in keys)].append(row)
+    return [rows for _, rows in sorted(alike.items(), key=lambda group: (-len(group[1]), group[0]))]
+
+
+def groups(lost: list[Row], top: int) -> list[Row]:
     """A row for each group of errors, the most frequent first, and one for all that are too rare."""
-    facts = [
-        *("count(distinct task_id) as tasks", "count(distinct consumer) as consumers"),
-        *("min(ended_at) as first", "max(ended_at) as last", "max_by(error, struct(ended_at, task_id)) as error"),
-        f"max_by(task_id, struct(ended_at, task_id), {EXAMPLES}) as examples",
-    ]
-    found = top_rows(lost, ["queue", "kind", "text"], "failures", facts, top)
-    return [row | {"examples": " ".join(dict.fromkeys(row["examples"]))} for row in found]
+    keys = ("queue", "kind", "text")
+    alike = _grouped(lost, keys)
+    rare = sorted((row for rows in alike[top:] for row in rows), key=itemgetter("ended_at", "task_id"))
+    found = []
+    for rows, named in [*((rows, {key: rows[0][key] for key in keys}) for rows in alike[:top]), (rare, _OTHER_GROUPS)]:
+        if not rows:
+            continue
+        facts = {name: len({row[column] for row in rows}) for name, column in _DISTINCT.items()}
+        latest = dict.fromkeys(row["task_id"] for row in rows[: -EXAMPLES - 1 : -1])
+        times = {"first": rows[0]["ended_at"], "last": rows[-1]["ended_at"], "error": rows[-1]["error"]}
+        found.append({**named, "failures": len(rows), **facts, **times, "examples": " ".join(latest)})
+    return found
 
 
-def worst(lost: DataFrame, top: int) -> list[Row]:
-    """The tasks that failed most often."""
-    facts = ["max(class) as class", "count(*) as failures", "max(ended_at) as last", "max_by(error, ended_at) as error"]
-    counted = lost.groupBy("queue", "task_id").agg(*map(f.expr, facts))
-    ranked = counted.orderBy(f.desc("failures"), f.desc("last"), "queue", "task_id").limit(top)
-    return [row.asDict() for row in ranked.collect()]
+_DISTINCT: Final = {"tasks": "task_id", "consumers": "consumer"}
+_OTHER_GROUPS: Final = dict.fromkeys(("queue", "kind", "text"), OTHERS)
+
+
+def worst(lost: list[Row], top: int) -> list[Row]:
+    """The tasks that failed most often, of those that failed as often the latest first."""
+    found = []
+    for rows in _grouped(lost, ("queue", "task_id")):
+        latest = rows[-1]
+        known = {name: latest[name] for name in ("queue", "task_id", "class", "error")}
+        found.append(known | {"failures": len(rows), "last": latest["ended_at"]})
+    return sorted(found, key=lambda row: (-row["failures"], -row["last"]))[:top]
 
 
 def section(group_rows: list[Row], worst_rows: list[Row]) -> Section:

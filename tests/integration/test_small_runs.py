@@ -1,0 +1,109 @@
+"""Small runs of the pipeline: in their own process, without Java, and with the tables that Spark makes."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from airflow_provider_zkmq.delta_tables import FOLDERS
+from airflow_provider_zkmq.engine import Message
+from airflow_provider_zkmq.history import table
+from airflow_provider_zkmq.spark.history import bronze, gold, silver, stage_and_load
+from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
+from tests.integration.ended import finish
+from tests.integration.histories import Histories, write_bronze
+
+
+def rows_of(directory: Path, kind: str, queue: str = "census") -> list[dict[str, Any]]:
+    """A table's rows, in some order that is always the same; numbers that are none are equal."""
+    rows = table(kind, directory, queue).to_pyarrow_table().to_pylist()
+    keys = [name for name in ("class", "consumer", "hour", "task_id", "number", "version", "id") if name in rows[0]]
+    return sorted(rows, key=lambda row: [str(row[name]) for name in keys])
+
+
+def no_spark() -> None:
+    raise AssertionError("Spark is to be started")
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (bronze, silver, gold):
+        monkeypatch.setattr(module, "spark_session", no_spark)
+
+
+def test_a_small_run_starts_no_spark_and_a_second_one_adds_what_is_new(without_spark, where, q, tmp_path) -> None:
+    """Also of an id that was run twice."""
+    q.configure(archive=True)
+    for result in (b"first", b"second"):
+        q.enqueue(b"x", task_id="again")
+        q.claim(timeout=5).complete(result)
+    ended = {"again", *finish(q, 6, dead=1, retried=2)}
+    (done,) = run_pipeline(where, None, tmp_path, lifetime=0).queues
+    assert (done.steps["bronze"]["rows"], done.steps["silver"]["runs"], done.error) == (8, 8, None)
+    assert {row["id"] for row in rows_of(tmp_path, "bronze")} == ended
+    finish(q, 2)
+    (done,) = run_pipeline(where, None, tmp_path, lifetime=0).queues
+    assert (done.steps["bronze"]["in all"], done.steps["silver"]["runs"]) == (10, 2)
+    assert sum(row["ended"] for row in rows_of(tmp_path, "hourly")) == 10
+
+
+@pytest.mark.parametrize(("few", "step"), [(2, "bronze"), (3, "gold")])
+def test_a_step_of_many_rows_goes_to_spark(without_spark, where, q, tmp_path, monkeypatch, few, step) -> None:
+    """And to nothing else: what was done before stands, and the next run goes on from there."""
+    monkeypatch.setattr(stage_and_load, "FEW", few)
+    finish(q, 3)
+    with pytest.raises(PipelineFailed, match="Spark is to be started") as raised:
+        run_pipeline(where, None, tmp_path)
+    assert step not in raised.value.report.queues[0].steps
+    monkeypatch.undo()
+    (done,) = run_pipeline(where, None, tmp_path).queues
+    assert done.steps["gold"]["days written"] == 1
+    assert len(rows_of(tmp_path, "runs")) == 3
+
+
+def test_whole_payloads_are_written_in_pieces(without_spark, where, q, tmp_path, monkeypatch) -> None:
+    """So that a run needs no more memory than a piece; the rows are all there, each with its own payload."""
+    monkeypatch.setattr(stage_and_load, "PIECE", 10_000)
+    payloads = {f"t{n}": random.Random(n).randbytes(3_000) for n in range(300)}
+    q.enqueue_many([Message(data, task_id=name) for name, data in payloads.items()])
+    for claim in q.claim_many(64, timeout=5) + [each for _ in range(4) for each in q.claim_many(64)]:
+        claim.complete(claim.task.data)
+    run_pipeline(where, None, tmp_path)
+    rows = {row["id"]: (row["data"], row["result"]) for row in rows_of(tmp_path, "bronze")}
+    assert rows == {name: (data, data) for name, data in payloads.items()}
+
+
+@pytest.mark.full
+@pytest.mark.xdist_group("spark")
+@pytest.mark.filterwarnings("ignore")
+def test_few_rows_and_many_make_the_same_tables(spark, tmp_path, monkeypatch, subtests) -> None:
+    """Random histories, in two windows of which the second is late; some ids are in both."""
+    for way, few in (("few", stage_and_load.FEW), ("many", 0)):
+        monkeypatch.setattr(stage_and_load, "FEW", few)
+        histories = Histories(seed=5, days=2.5)
+        rows, version, home = histories.make(120), 1, tmp_path / way / "q"
+        for window in (rows[:150:2] + rows[150:], rows[1:150:2]):
+            histories.number(window, version)
+            version += len(window)
+            write_bronze(home, window, version - 1)
+            silver.refine(home, spark)
+            gold.summarise(home, spark)
+    for kind in FOLDERS:
+        few_rows, many_rows = (rows_of(tmp_path / way, kind, "q") for way in ("few", "many"))
+        with subtests.test(kind):
+            assert len(few_rows) == len(many_rows) > 0
+            for one, other in zip(few_rows, many_rows, strict=True):
+                plain = [
+                    {name: math.nan if value is None else value for name, value in row.items()} for row in (one, other)
+                ]
+                numbers = [{name: row[name] for name in row if isinstance(row[name], float)} for row in plain]
+                assert numbers[0] == pytest.approx(numbers[1], nan_ok=True)
+                assert {name: one[name] for name in one if name not in numbers[0]} == {
+                    name: other[name] for name in other if name not in numbers[0]
+                }
