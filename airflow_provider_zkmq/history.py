@@ -1,8 +1,9 @@
-"""The history of a queue, for whoever reads it: its tables without Spark, and which queues an archive holds."""
+"""The history of queues: its tables without Spark, which queues an archive holds, and whether it can be written to."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,23 +33,41 @@ def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTabl
     return found
 
 
-def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> list[str]:
-    """The queues of a history that are asked for; None: all. Raises `ConfigError` for others, `CorruptRecord`."""
-    from .delta_tables import FOLDERS, Table
+def archived(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> list[str]:
+    """The queues of a history that are asked for; None: all. Raises `ConfigError` for others."""
+    from .delta_tables import FOLDERS
 
     root = Path(directory).absolute()
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder: give the directory of the archive; where there is none, {_FIRST}")
-    archived = sorted(path.parent.parent.name for path in root.glob(f"*/{FOLDERS['bronze']}/_delta_log"))
-    if not archived:
+    there = sorted(path.parent.parent.name for path in root.glob(f"*/{FOLDERS['bronze']}/_delta_log"))
+    if not there:
         raise ConfigError(f"{root} holds no archive of any queue: give the archive's directory, or {_FIRST}")
-    requested = archived if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
+    requested = there if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
     for queue in requested:
-        if queue not in archived:
-            near = get_close_matches(queue, archived)
+        if queue not in there:
+            near = get_close_matches(queue, there)
             hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
             raise ConfigError(f"{root} holds no archive of queue {queue!r}{hint}: {_FIRST}")
+    return requested
+
+
+def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> list[str]:
+    """Those queues, whose tables of silver and gold are there. Raises `ConfigError`, `CorruptRecord`."""
+    from .delta_tables import Table
+
+    root, requested = Path(directory).absolute(), archived(directory, queues)
+    for queue in requested:
         bronze, *tables = (Table.open(root / queue, kind) for kind in ("bronze", "runs", "hourly"))
         if bronze.mark.rows and not all(each.delta for each in tables):
             raise ConfigError(f"queue {queue!r} is archived in {root}, but its tables were not made yet: {_FIRST}")
     return requested
+
+
+def check_writable(directory: str | Path) -> None:
+    """Make the archive's folder if it is not there. Raises `ConfigError` where files cannot be written to it."""
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise ConfigError(f"the archive's folder {directory} cannot be written to: {error}") from None

@@ -74,19 +74,19 @@ def zkmq_census() -> None:
         from pyspark.sql import functions as f
 
         from airflow_provider_zkmq.hooks.zkmq import ZkmqHook
-        from airflow_provider_zkmq.spark import percentiles, register, spark_session
+        from airflow_provider_zkmq.spark import register, spark_session
 
         with ZkmqHook() as hook:
             config = hook.get_conn().config
         spark = spark_session("zkmq-census")
         try:
             register(spark)
-            finished = spark.read.format("zkmq").options(hosts=config.hosts, root=config.root, queues=QUEUE)
+            finished = spark.read.format("zkmq").options(hosts=config.hosts, root=config.root, queue=QUEUE)
             frame = finished.options(states="finished", columns="task_id,filters,result,wait_ms,run_ms").load()
             wanted = spark.createDataFrame([(each,) for each in ids], "task_id string")
             frame = frame.join(f.broadcast(wanted), "task_id", "left_semi").cache()
             largest = largest_modules(frame)
-            times = percentiles(frame, "performance_class")
+            times = times_by_class(frame)
             return json.dumps(
                 {
                     "finished": frame.count(),
@@ -100,18 +100,15 @@ def zkmq_census() -> None:
     @task
     def history() -> str:
         """Return what the clean-up has made of the queue's history, hour by hour, as JSON: gold's tables."""
-        from airflow_provider_zkmq.spark import read_consumers, read_hourly, spark_session
+        from airflow_provider_zkmq.history import table
 
-        spark = spark_session("zkmq-census")
-        try:
-            hourly = read_hourly(spark, os.environ["ZKMQ_ARCHIVE_DIR"], QUEUE).select(*HOURLY).orderBy("hour", "class")
-            consumers = read_consumers(spark, os.environ["ZKMQ_ARCHIVE_DIR"], QUEUE).select(*CONSUMERS)
-            tables = {"hourly": hourly, "consumers": consumers.orderBy("hour", "consumer")}
-            return json.dumps(
-                {name: [row.asDict() for row in table.collect()] for name, table in tables.items()}, default=str
-            )
-        finally:
-            spark.stop()
+        shown = {"hourly": HOURLY, "consumers": CONSUMERS}
+        tables = {
+            name: table(name, os.environ["ZKMQ_ARCHIVE_DIR"], QUEUE).to_pyarrow_table(columns=list(columns))
+            for name, columns in shown.items()
+        }
+        order = {name: [(column, "ascending") for column in shown[name][:2]] for name in shown}
+        return json.dumps({name: rows.sort_by(order[name]).to_pylist() for name, rows in tables.items()}, default=str)
 
     enqueue = ZkmqEnqueueOperator(task_id="enqueue", zkmq_queue=QUEUE, messages=find())
     wait = ZkmqTaskSensor(
@@ -147,6 +144,19 @@ def largest_modules(frame: Any) -> Any:
     measured = "module string, lines int, functions int, imports int, longest string, longest_lines int"
     results = frame.select(f.from_json(f.col("result").cast("string"), measured).alias("it")).select("it.*")
     return results.orderBy(f.desc("lines"), "module").limit(LARGEST)
+
+
+def times_by_class(frame: Any) -> Any:
+    """Return waiting and running times of each class: p50, p90 and p99 in milliseconds."""
+    from pyspark.sql import functions as f
+
+    spans = [
+        f.round(f.percentile(f"{span}_ms", f.lit(point)), 1).alias(f"{span}_p{point * 100:.0f}")
+        for span in ("wait", "run")
+        for point in (0.5, 0.9, 0.99)
+    ]
+    named = f.col("filters")["performance_class"].alias("performance_class")
+    return frame.groupBy(named).agg(f.count("*").alias("tasks"), *spans).orderBy("performance_class")
 
 
 zkmq_census()

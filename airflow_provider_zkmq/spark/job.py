@@ -51,14 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _pipeline(chosen: argparse.Namespace, queues: list[str] | None) -> None:
-    from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
-    from airflow_provider_zkmq.spark.history.retention import Retention
-    from airflow_provider_zkmq.spark.history.stage_and_load import check_writable
-    from airflow_provider_zkmq.spark.session import spark_session
+    from airflow_provider_zkmq.history import check_writable
+    from airflow_provider_zkmq.spark import Retention, run_pipeline, spark_session
     from airflow_provider_zkmq.spark.source.options import SourceOptions
 
     check_writable(chosen.directory)
-    named = {name: getattr(chosen, name) for name in ("conn_id", "hosts", "root")}
+    named = {"connId": chosen.conn_id, "hosts": chosen.hosts, "root": chosen.root}
     run_pipeline(
         SourceOptions.of({name: text for name, text in named.items() if text is not None}),
         queues,

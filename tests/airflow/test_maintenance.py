@@ -46,8 +46,15 @@ def run(maintenance, monkeypatch):
 def test_each_queue_has_steps_of_its_own(maintenance):
     """In a mapped group, between the queues' names and the report; the form explains and checks each parameter."""
     order = [task.task_id for task in maintenance.topological_sort()]
-    assert order == ["queues", "upkeep.tend", "upkeep.archive", "upkeep.collect", "upkeep.letters", "report"]
-    assert isinstance(maintenance.task_group_dict["upkeep"], MappedTaskGroup)
+    assert order == [
+        "queues",
+        "maintain.rescue",
+        "maintain.archive",
+        "maintain.collect",
+        "maintain.dead_letters",
+        "report",
+    ]
+    assert isinstance(maintenance.task_group_dict["maintain"], MappedTaskGroup)
     assert maintenance.get_task("report").trigger_rule == "all_done"
 
     for name in maintenance.params:
@@ -70,18 +77,18 @@ def test_its_first_steps_name_the_queues_and_keep_what_no_archive_holds(run, que
         ({"queues": []}, ["jobs"]),
     ):
         assert run("queues", **form) == names
-    for step in ("upkeep.tend", "upkeep.letters"):
+    for step in ("maintain.rescue", "maintain.dead_letters"):
         with pytest.raises(AirflowFailException, match="does not exist"):
             run(step, "jobz")
     assert run("queues") == ["jobs"]
     queue.enqueue("x", task_id="a")
     finish(queue)
     (tmp_path / "file").touch()
-    for step in ("upkeep.tend", "upkeep.archive"):
+    for step in ("maintain.rescue", "maintain.archive"):
         with pytest.raises(ConfigError, match="cannot be written to"):
             run(step, "jobs", directory=str(tmp_path / "file" / "folder"))
     assert not queue.conf().archive
-    run("upkeep.tend", "jobs", directory=str(tmp_path))
+    run("maintain.rescue", "jobs", directory=str(tmp_path))
     eventually(lambda: queue.conf().archive)  # another client has set it
     eventually(lambda: queue.collect_garbage(lifetime=0).kept_unarchived == 1)
     assert internals(queue).ids() == ["a"]
@@ -93,11 +100,11 @@ def test_a_dry_run_tells_and_changes_nothing(run, queue):
     finish(queue)
     kill(queue, "no")
     queue.cancel(internals(queue).ids("inserted")[0])
-    said = run("upkeep.tend", "jobs", dry_run=True, lifetime=0)
+    said = run("maintain.rescue", "jobs", dry_run=True, lifetime=0)
     assert (said["to_archive"], said["counts"]["finished"]) == (len(internals(queue).ended_between(0)), 1) == (3, 1)
     eventually(lambda: foresee(queue, 0)["to_delete"] == 2)
     assert foresee(queue, 3_600)["to_delete"] == 0
-    for step in ("upkeep.archive", "upkeep.collect"):
+    for step in ("maintain.archive", "maintain.collect"):
         with pytest.raises(AirflowSkipException):
             run(step, "jobs", dry_run=True)
     assert (queue.conf().archive, queue.counts()["finished"]) == (False, 1)
@@ -120,7 +127,7 @@ def test_what_is_due_comes_back_and_what_is_over_goes(run, queue):
 
     eventually(is_back)
     assert claim.task.id in internals(queue).ids("inserted")
-    eventually(lambda: run("upkeep.collect", "jobs", archive=False, lifetime=0)["deleted"] == 1)
+    eventually(lambda: run("maintain.collect", "jobs", archive=False, lifetime=0)["deleted"] == 1)
     assert first not in internals(queue).ids()
     assert collect(queue, 0) == {"queue": "jobs", "ran": True, "deleted": 0, "kept": 0, "rescued": 0}
 
@@ -129,7 +136,7 @@ def test_dead_letters_are_told_of_without_payloads_and_control_characters(run, q
     """The first few by their ids, with attempt and reason in a line; an escape sequence reaches no terminal or XCom."""
     queue.enqueue_many([Message(f"marker-payload-{number}") for number in range(3)])
     ids = sorted(kill(queue, "\x1b]0;owned\x07 \x9b31m\x00 bad\u202e\r\nline\n  two") for _ in range(3))
-    said = run("upkeep.letters", "jobs", letters_shown=2)
+    said = run("maintain.dead_letters", "jobs", dead_letters_shown=2)
     assert (said["dead"], [each["id"] for each in said["tasks"]]) == (3, ids[:2])
     reason = "\ufffd]0;owned\ufffd \ufffd31m\ufffd bad\ufffd line two"
     assert said["tasks"][0] == {"id": ids[0], "attempt": 1, "batch": None, "reason": reason}
@@ -141,7 +148,7 @@ def pulled(**said):
     """A task instance whose run has told this much."""
     pushed = {}
     return SimpleNamespace(
-        xcom_pull=lambda task_ids: said.get(task_ids.removeprefix("upkeep.")),
+        xcom_pull=lambda task_ids: said.get(task_ids.removeprefix("maintain.")),
         xcom_push=lambda key, value: pushed.update({key: value}),
         pushed=pushed,
     )
@@ -151,10 +158,10 @@ def test_the_report_tells_of_all_and_fails_for_those_in_trouble(run):
     """A queue without trouble has its numbers, also where another one fails the run; that one is named."""
     a, b = {"queue": "a"}, {"queue": "b"}
     good = {
-        "tend": [a | {"before": {}, "after": {}}, b | {"before": {}, "after": {}}],
+        "rescue": [a | {"before": {}, "after": {}}, b | {"before": {}, "after": {}}],
         "archive": [a | {"archived": 3, "archive_rows": 5, "collected": 3, "kept": 0, "runs": 3, "deliveries": 4}],
         "collect": [a | {"ran": True, "deleted": 1, "kept": 0, "rescued": 0}],
-        "letters": [a | {"dead": 2}, b | {"dead": 0}],
+        "dead_letters": [a | {"dead": 2}, b | {"dead": 0}],
     }
     ti = pulled(queues=["a", "b"], **good)
     with pytest.raises(AirflowFailException, match="1 of 2 queues had trouble, see their tasks: b"):
@@ -163,7 +170,7 @@ def test_the_report_tells_of_all_and_fails_for_those_in_trouble(run):
     assert ti.pushed["return_value"] == {"a": numbers, "b": {"dead": 0}}
     assert run("report", ti=pulled(queues=["a"], **good)) == {"a": numbers}
     seen = {"to_archive": 1, "to_delete": 2, "held_by_the_dead": 0}
-    looked = {"tend": a | {"counts": {}} | seen, "letters": a | {"dead": 0}}
+    looked = {"rescue": a | {"counts": {}} | seen, "dead_letters": a | {"dead": 0}}
     assert run("report", ti=pulled(queues=["a"], **looked), dry_run=True) == {"a": seen | {"dead": 0}}
     with pytest.raises(AirflowFailException, match="could not be listed"):
         run("report", ti=pulled())
@@ -183,7 +190,7 @@ def test_the_pipeline_runs_with_progress_in_the_log(run, monkeypatch, queue, tmp
     page = SimpleNamespace(write_html=lambda path: path.write_text("<html>"))
     monkeypatch.setattr(spark, "run_pipeline", pipeline, raising=False)
     monkeypatch.setattr(spark, "report", lambda *_a, **_k: page, raising=False)
-    numbers = run("upkeep.archive", "jobs", directory=str(tmp_path), keep_bronze=7)
+    numbers = run("maintain.archive", "jobs", directory=str(tmp_path), keep_bronze=7)
     assert (requested["names"], requested["directory"]) == (["jobs"], str(tmp_path))
     assert (requested["keep"], requested["lifetime"]) == (Retention(bronze=7), None)
     assert numbers == {"queue": "jobs", "archived": 3, "archive_rows": 5, "collected": 3, "kept": 0} | silver
@@ -195,7 +202,7 @@ def test_the_pipeline_runs_with_progress_in_the_log(run, monkeypatch, queue, tmp
 
 def test_the_page_of_a_run_with_a_long_id_can_be_written(maintenance, tmp_path):
     """Airflow allows ids that are no file's name; two runs whose ids begin alike have a page each."""
-    name = maintenance.get_task("upkeep.archive").python_callable.__globals__["in_file_name"]
+    name = maintenance.get_task("maintain.archive").python_callable.__globals__["in_file_name"]
     pages = {tmp_path / f"report-{'q' * 128}-{name('ü/' * 120 + number)}.html" for number in "01"}
     for page in pages:
         page.write_text("")
@@ -207,13 +214,13 @@ def test_the_archives_folder_is_looked_for_in_order(run, queue, maintenance, mon
     """Each place is asked before the one before it; where nobody says it, nothing is archived, nor kept for that."""
     monkeypatch.delenv("ZKMQ_ARCHIVE_DIR", raising=False)
     with pytest.raises(ValueError, match="say where the archive is"):
-        run("upkeep.archive", "jobs")
+        run("maintain.archive", "jobs")
     queue.enqueue("x")
     finish(queue)
-    assert run("upkeep.tend", "jobs")["after"]["finished"] == 1
+    assert run("maintain.rescue", "jobs")["after"]["finished"] == 1
     assert not queue.conf().archive
     eventually(lambda: queue.collect_garbage(lifetime=0).collected == 1)
-    look = maintenance.get_task("upkeep.archive").python_callable.__globals__["archive_directory"]
+    look = maintenance.get_task("maintain.archive").python_callable.__globals__["archive_directory"]
     for variable, value in (
         ("AIRFLOW__ZKMQ__ARCHIVE_DIRECTORY", "/by/configuration"),
         ("ZKMQ_ARCHIVE_DIR", "/by/environment"),

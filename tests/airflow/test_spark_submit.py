@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("airflow.providers.apache.spark")
 
 from airflow_provider_zkmq.embedded import spark_java_home
-from airflow_provider_zkmq.spark import read_runs, spark_session
+from airflow_provider_zkmq.spark import read, spark_session
 from tests.airflow.conftest import example, finish
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Airflow's providers warn of its core
@@ -31,7 +31,7 @@ def test_spark_submit_runs_the_pipeline(queue, zookeeper, tmp_path, monkeypatch)
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
     run = example("zkmq_maintenance_submit").test(run_conf={"queues": [queue.name]})
     assert run.state == "success"
-    rows = read_runs(spark_session("zkmq-tests", "local[2]"), tmp_path / "archive", queue.name)
+    rows = read(spark_session("zkmq-tests", "local[2]"), tmp_path / "archive", "runs", queue.name)
     assert [(row.task_id, row.state) for row in rows.collect()] == [("a", "finished")]
 
 

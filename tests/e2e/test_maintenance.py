@@ -56,7 +56,10 @@ def test_maintenance_of_all_queues_of_a_root(airflow: Airflow) -> None:
     assert airflow.ended(DAG, "real") == "failed"
     told = airflow.instances(DAG, "real")
     bad = {(each["task_id"], each["map_index"]) for each in told if each["state"] != "success"}
-    assert bad == {("report", -1), *((f"upkeep.{step}", 0) for step in ("tend", "archive", "collect", "letters"))}
+    assert bad == {
+        ("report", -1),
+        *((f"maintain.{step}", 0) for step in ("rescue", "archive", "collect", "dead_letters")),
+    }
     numbers = api.returned(DAG, "real", "report")["a"]
     expected = {"archived": 2, "collected": 1, "kept": 0, "dead": 1}
     assert numbers | expected == numbers, airflow.said()

@@ -27,8 +27,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from airflow_provider_zkmq.engine import Zkmq
-from airflow_provider_zkmq.spark import archive_queue, enqueue, py_files, read_report, register, spark_session
+from airflow_provider_zkmq.spark import enqueue, py_files, register, spark_session
 from airflow_provider_zkmq.spark.history import stage_and_load
+from airflow_provider_zkmq.spark.history.bronze import archive_queue
 from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
 from tests.integration.conftest import QUICK
 from tests.support import eventually
@@ -231,18 +232,17 @@ def reads(master: str, hosts: str, root: str, folder: str, password_file: str) -
     spark = spark_session("secured", master, **conf)
     register(spark)
     reader = spark.read.format("zkmq").options(root=root, columns="task_id,state,data", numPartitions=4)
-    by_environment = reader.option("hosts", hosts).option("report", f"{folder}/report").load()
-    by_connection = spark.read.format("zkmq").options(conn_id="secured", columns="task_id,state,attempt").load()
+    by_environment = reader.option("hosts", hosts).load()
+    by_connection = spark.read.format("zkmq").options(connId="secured", columns="task_id,state,attempt").load()
     had = by_environment.select("task_id").mapInArrow(places, "pid long, code string").distinct().collect()
     assert not [row.code for row in had if ".zip/" not in row.code], "what was shipped is what runs"
     assert (by_environment.count(), by_connection.count()) == (40, 40)
     assert sum(len(row.data) for row in by_environment.collect()) == 400
-    assert read_report(f"{folder}/report").rows == 40
     told = {"options": {"hosts": hosts, "root": root, "numPartitions": "4"}, "until_empty": True}
     follow(spark, told | {each: f"{folder}/{each}" for each in ("checkpoint", "table")}).awaitTermination()
     assert spark.read.parquet(f"{folder}/table").count() == 9
     for wrong, why in (
-        (spark.read.format("zkmq").options(conn_id="nowhere"), "connection 'nowhere' is not known here"),
+        (spark.read.format("zkmq").options(connId="nowhere"), "connection 'nowhere' is not known here"),
         (reader.option("hosts", hosts).option("auth", f"ann:{password}"), "option 'auth' is refused"),
     ):
         with pytest.raises(AnalysisException) as refused:

@@ -27,7 +27,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_zkmq.engine import Message, OrderedEnum, Queue, String, Zkmq
 from airflow_provider_zkmq.engine.queue_internals import internals
-from airflow_provider_zkmq.spark import WriteReport, enqueue, read_report, register
+from airflow_provider_zkmq.spark import enqueue, register
 from airflow_provider_zkmq.spark.source.errors import SourceError
 from airflow_provider_zkmq.spark.source.options import SourceOptions
 from airflow_provider_zkmq.spark.source.writing import PIECE_ROWS, TaskWriter
@@ -59,9 +59,9 @@ def load(spark: SparkSession, zk: Zkmq, q: Queue, where: dict[str, str]) -> Load
     return lambda **options: spark.read.format("zkmq").options(**where | options).load()
 
 
-def test_queues_are_dataframes(load: Load, q: Queue, tmp_path: Path) -> None:
-    """A row for each task, as the tasks say; two uses of one DataFrame do not disturb each other; rows are counted."""
-    rows = {row.task_id: row for row in load(queues="census", numPartitions=3, report=str(tmp_path)).collect()}
+def test_queues_are_dataframes(load: Load, q: Queue) -> None:
+    """A row for each task, as the tasks say; two uses of one DataFrame do not disturb each other."""
+    rows = {row.task_id: row for row in load(queue="census", numPartitions=3).collect()}
     tasks = {task.id: task for task in q.tasks()}
     assert rows.keys() == tasks.keys()
     for name, task in tasks.items():
@@ -73,7 +73,7 @@ def test_queues_are_dataframes(load: Load, q: Queue, tmp_path: Path) -> None:
         assert row.wait_ms == (None if task.claimed_ms is None else task.claimed_ms - task.enqueued_ms)
         ended = task.ended_ms is not None and task.claimed_ms is not None
         assert row.run_ms == (task.ended_ms - task.claimed_ms if ended else None)  # type: ignore[operator]
-    assert read_report(tmp_path).rows == 9
+    assert len(rows) == 9
     few = load(columns="state,task_id")
     assert few.columns == ["state", "task_id"]
     either = few.where("state = 'dead'").union(few.where("state = 'claimed'"))
@@ -178,21 +178,18 @@ def test_a_data_frame_becomes_tasks(spark: SparkSession, q: Queue, where: dict[s
     more = "cast(id % 3 as int) priority", "if(id % 2 = 0, 'low', 'standard') as `filter.performance_class`"
     df = rows(spark, 20, *more, "named_struct('number', id) metadata")
     report = enqueue(df, "census", batch="rows", **where)
-    assert (report.rows, report.written, report.existing, report.complete) == (20, 20, 0, True)
+    assert (report.rows, report.written, report.existing, report.batch) == (20, 20, 0, "rows")
     assert [(part.partition, part.rows) for part in report.partitions] == [(0, 10), (1, 10)]
     task = q.task("t5")
     assert (task.data, task.priority, task.metadata, task.batch) == (b"data 5", 2, {"number": 5}, "rows")
     assert (task.filters, q.batch("rows").total) == ({"performance_class": "standard"}, 20)
     assert set(work(q).values()) == {1}
     assert q.wait_batch("rows", timeout=30).done
-    place = tmp_path / "report.json"
-    df.write.format("zkmq").mode("append").options(queue="census", batch="rows", report=str(place), **where).save()
-    told = WriteReport.read(place)
-    assert (told.rows, told.written, told.existing, told.batch, told.complete) == (20, 0, 20, "rows", True)
+    df.write.format("zkmq").mode("append").options(queues="census", batch="rows", **where).save()
     assert work(q) == {}
     keyed, key = df.drop("id"), {"key": "data,priority"}
     assert enqueue(keyed, "census", **key, **where).written == 20
-    again = enqueue(keyed.repartition(3).orderBy("data"), "census", **key, **where)  # other partitions, another order
+    again = enqueue(keyed.repartition(3).orderBy("data"), "census", key="priority,data", **where)  # in another order
     assert (again.written, again.existing, len(internals(q).ids())) == (0, 20, 40)
 
 
@@ -219,18 +216,17 @@ def test_what_cannot_be_is_refused_where_the_write_is_planned(spark, q, where, s
 @pytest.mark.full
 def test_a_write_that_failed_is_completed_by_the_next_one(spark, q, where, tmp_path) -> None:
     """Its batch says that it is not written. What it wrote has been handled meanwhile, and does not run again."""
-    count, place = PIECE_ROWS * 5 // 2, tmp_path / "report.json"
+    count = PIECE_ROWS * 5 // 2
     broken = rows(spark, count).selectExpr("id", f"if(id = 't{count - 1}', null, data) payload")
     why = rf"^row {count // 2 - 1} of partition 1 \(id 't{count - 1}'\), column 'payload': the data .* null"
     with pytest.raises(SourceError, match=why):
-        enqueue(broken, "census", data="payload", batch="b", report=place, **where)
-    assert not WriteReport.read(place).complete
+        enqueue(broken, "census", data="payload", batch="b", **where)
     assert (q.batch("b").written, q.batch("b").done) == (False, False)
     done = [claim.task.id for _ in range(30) if (claim := q.claim()) is not None and claim.complete() is None]
     there = len(internals(q).ids())
     assert PIECE_ROWS <= there < count
     report = enqueue(rows(spark, count), "census", batch="b", **where)
-    assert (report.written + report.existing, report.complete) == (count, True)
+    assert report.written + report.existing == count
     assert report.existing >= there  # the other partition's cancelled attempt may have gone on for a moment
     spaced = rows(spark, 4).selectExpr("if(id = 't3', 'a b', id) id", "data")
     with pytest.raises(PySparkException, match=r"\(id 'a b'\), column 'id': task id 'a b' is not allowed"):
@@ -315,20 +311,18 @@ def put(source: Path, name: str, *ids: str) -> None:
 def test_a_stream_that_was_killed_after_its_sink_committed_writes_nothing_twice(spark, q, where, tmp_path) -> None:
     """The checkpoint does not know of the micro-batch, which is run again; its tasks have been handled by then."""
     register(spark)
-    source, checkpoint, place = tmp_path / "in", tmp_path / "checkpoint", tmp_path / "report.json"
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     put(source, "1.json", "a", "b")
     for options, why in (({"batch": "b"}, "a stream has no end"), ({"queue": "absent"}, "'absent' does not exist")):
         with pytest.raises(PySparkException, match=why):
             stream(spark, source, where, tmp_path / "refused", **options)
     put(source, "2.json", "c", "d")
-    stream(spark, source, where, checkpoint, report=str(place))
-    assert (sorted(work(q)), WriteReport.read(place).epoch) == (["a", "b", "c", "d"], 1)
+    stream(spark, source, where, checkpoint)
+    assert sorted(work(q)) == ["a", "b", "c", "d"]
     for left in (checkpoint / "commits").glob("*1*"):
         left.unlink()  # as if the driver had died just before
     put(source, "3.json", "d", "e")
-    stream(spark, source, where, checkpoint, report=str(place))
-    report = WriteReport.read(place)
-    assert (report.epoch, report.written, report.existing) == (2, 1, 1)
+    stream(spark, source, where, checkpoint)
     assert work(q) == {"e": 1}
 
 

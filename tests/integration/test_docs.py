@@ -166,7 +166,7 @@ print(json.dumps(told))
 
 def test_the_dags_of_the_pages_are_dags(subtests: pytest.Subtests) -> None:
     """They parse with the installed Airflow: tasks, our trigger of an asset, `@task.zkmq`, groups, a callback."""
-    (readme,), (event, _), (mail,) = (
+    (readme,), (event, _), (upkeep, mail) = (
         blocks(page, "python") for page in ("README.md", "docs/events.md", "docs/airflow-provider.md")
     )
     fan_out, consume, _, pipeline = blocks("docs/patterns.md", "python")
@@ -185,6 +185,7 @@ def test_the_dags_of_the_pages_are_dags(subtests: pytest.Subtests) -> None:
             ["orders.claim", "orders.keep", "orders.settle", "orders.ship"],
         ),
         ("acknowledge.md", single, "sorted(claim.dag.task_ids)", ["claim", "keep", "settle", "ship"]),
+        ("airflow-provider.md", upkeep, "[dag.dag_id, dag.schedule]", ["zkmq_maintenance", "@daily"]),
         ("airflow-provider.md", mail, "[type(mail).__name__, *letters_by_mail().task_ids]", ["SmtpNotifier", "look"]),
     )
     told = json.loads(python(_EACH, stdin=json.dumps([case[:3] for case in cases])).splitlines()[-1])

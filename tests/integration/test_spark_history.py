@@ -23,13 +23,13 @@ from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
 from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.history import table
-from airflow_provider_zkmq.spark.history import stage_and_load, table_reader
+from airflow_provider_zkmq.spark.history import stage_and_load
 from airflow_provider_zkmq.spark.history.bronze import ArchiveIncomplete, ArchiveReport, archive_queue
 from airflow_provider_zkmq.spark.history.gold import HOURLY, summarise
 from airflow_provider_zkmq.spark.history.retention import Retention, retain
 from airflow_provider_zkmq.spark.history.silver import refine
 from airflow_provider_zkmq.spark.history.stage_and_load import load, stage
-from airflow_provider_zkmq.spark.history.table_reader import percentiles, read_history, read_runs
+from airflow_provider_zkmq.spark.history.table_reader import read
 from airflow_provider_zkmq.spark.source.options import SourceOptions
 from tests.integration import histories as made
 from tests.integration.ended import ended_tasks, finish
@@ -61,7 +61,7 @@ def crash_at(wanted: str) -> Callable[[str], None]:
 
 
 def archived(spark: SparkSession, directory: Path) -> list[str]:
-    return sorted(row.id for row in read_history(spark, directory, "census").select("id").collect())
+    return sorted(row.id for row in read(spark, directory, "bronze", "census").select("id").collect())
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_rows_hold_each_run_as_it_ended_and_its_attempts(spark, archive, q, tmp_
     done, cancelled, dead = end_in_all_ways(q)
     report = archive()
     assert (report.archived, report.total) == (15, 15)
-    history = read_history(spark, tmp_path)
+    history = read(spark, tmp_path, "bronze")
     rows = {(row.id, bytes(row.data)): row for row in history.collect()}
     assert len(rows) == 15
     assert {name for name, _ in rows} == {*done, "night-1", "night-2", cancelled, *dead, "again"}
@@ -137,12 +137,9 @@ def test_rows_hold_each_run_as_it_ended_and_its_attempts(spark, archive, q, tmp_
         times = [int(stored[name].replace(tzinfo=UTC).timestamp() * 1000) for name in ("claimed_at", "ended_at")]
         assert (times, stored["consumer"]) == ([known.claimed, known.ended], known.consumer)
 
-    table = percentiles(history.where("state = 'finished' and metadata != '{}'"), "performance_class").collect()
-    assert [(row["performance_class"], row["tasks"]) for row in table] == [("low", 4), ("standard", 3)]
-    assert all(0 <= row["wait_p50"] <= row["wait_p90"] <= row["wait_p99"] for row in table)
     days = sorted({row.day for row in rows.values()})
-    assert read_history(spark, tmp_path, "census", since=days[0], until=days[-1]).count() == 15
-    assert read_history(spark, tmp_path, "census", until=days[0].replace(year=2000)).count() == 0
+    assert read(spark, tmp_path, "bronze", "census", since=days[0], until=days[-1]).count() == 15
+    assert read(spark, tmp_path, "bronze", "census", until=days[0].replace(year=2000)).count() == 0
 
     assert q.clear() == 12
     assert archive().archived == 0
@@ -204,7 +201,7 @@ def test_damaged_tasks_are_counted_and_left_and_end_no_run(spark, archive, where
     client.set(f"{tasks}/{odd}/metadata", b'{"n":"a\\ud800"}')
     report = archive()
     assert (report.archived, report.unreadable) == (3, (broken,))
-    rows = {row.id: json.loads(row.metadata) for row in read_history(spark, tmp_path).collect()}
+    rows = {row.id: json.loads(row.metadata) for row in read(spark, tmp_path, "bronze").collect()}
     assert rows == {torn: {}, odd: {}, good: {"n": 3}}
     collected = q.collect_garbage(lifetime=0)
     assert (collected.collected, collected.kept_changed) == (3, 1)
@@ -306,14 +303,14 @@ def check_table(frame, keys, expected) -> None:
 def check(spark, directory, histories) -> None:
     """Silver has each run and each delivery once; gold has what pandas computes of all that was written so far."""
     runs, deliveries = made.runs_by_pandas(histories.rows), made.deliveries_by_pandas(histories.rows)
-    stored = sorted((row.task_id, row.version) for row in read_runs(spark, directory).collect())
+    stored = sorted((row.task_id, row.version) for row in read(spark, directory, "runs").collect())
     assert stored == sorted(zip(runs["task_id"], runs["version"], strict=True))
-    each = table_reader.read_deliveries(spark, directory).collect()
+    each = read(spark, directory, "deliveries").collect()
     keys = sorted((row.task_id, row.number, int(row.claimed_at.timestamp() * 1000), row.version) for row in each)
     columns = ("task_id", "number", "claimed", "version")
     assert keys == sorted(zip(*(deliveries[name] for name in columns), strict=True))
-    check_table(table_reader.read_hourly(spark, directory), "class", made.hourly_by_pandas(runs, deliveries))
-    check_table(table_reader.read_consumers(spark, directory), "consumer", made.consumers_by_pandas(deliveries))
+    check_table(read(spark, directory, "hourly"), "class", made.hourly_by_pandas(runs, deliveries))
+    check_table(read(spark, directory, "consumers"), "consumer", made.consumers_by_pandas(deliveries))
 
 
 def test_gold_equals_what_pandas_computes_of_the_raw_histories(spark, tmp_path) -> None:
@@ -329,16 +326,24 @@ def test_gold_equals_what_pandas_computes_of_the_raw_histories(spark, tmp_path) 
         version += len(window)
         brought_up_to_date(spark, home, window, version - 1)
     check(spark, directory, histories)
-    assert read_history(spark, directory).count() == len(rows)
+    assert read(spark, directory, "bronze").count() == len(rows)
 
     shutil.rmtree(home / "bronze")
     write_bronze(home, [], 5)
     with pytest.raises(ConfigError, match="another archive"):
         refine(home, spark)
     home.rename(directory / "p")
-    for read in (read_history, read_runs):
+    for kind in FOLDERS:
         with pytest.raises(ConfigError, match="is the archive of queue 'q', not of 'p'"):
-            read(spark, directory, "p")
+            read(spark, directory, kind, "p")
+    for wrong, why in (
+        ({"table": "silver"}, "'silver' is no table of a history: it has bronze, runs"),
+        ({"queue": "pp"}, r"holds no archive of queue 'pp' \(did you mean 'p'"),
+        ({"directory": tmp_path / "nowhere"}, "is no folder"),
+        ({"directory": tmp_path}, "holds no archive of any queue"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            read(spark, **{"directory": directory, "table": "runs", "queue": "p"} | wrong)
 
 
 def cancelled(task_id: str, version: int, enqueued: int, ended: int) -> dict[str, object]:
@@ -356,10 +361,10 @@ def test_a_late_row_changes_its_own_hours_and_no_other(spark, tmp_path) -> None:
     brought_up_to_date(spark, home, first, 100)
     last = max(row["ended"] for row in first)
     late = cancelled("late", 101, last - 5 * HOUR, last - 2 * HOUR)
-    before = {(row["class"], row.hour): row for row in table_reader.read_hourly(spark, tmp_path).collect()}
+    before = {(row["class"], row.hour): row for row in read(spark, tmp_path, "hourly").collect()}
     mark_everything(spark, home)
     brought_up_to_date(spark, home, [late], 200)
-    after = {(row["class"], row.hour): row for row in table_reader.read_hourly(spark, tmp_path).collect()}
+    after = {(row["class"], row.hour): row for row in read(spark, tmp_path, "hourly").collect()}
     begin, end, marked = late["enqueued"] // HOUR, late["ended"] // HOUR, 0
     for (name, hour), row in after.items():
         number, old = hour_of(hour), before.get((name, hour))
@@ -405,7 +410,7 @@ def test_small_files_become_one_and_retention_drops_nothing_that_the_next_table_
         if n == 1:  # nor has it seen these
             assert set(merged(home)) == {"bronze"}
         refine(home, spark)
-    old = read_runs(spark, tmp_path, "q")
+    old = read(spark, tmp_path, "runs", "q")
     assert merged(home).keys() >= {"bronze", "runs", "deliveries"}
     summarise(home, spark)
     assert old.count() == len(rows)
@@ -419,20 +424,20 @@ def test_small_files_become_one_and_retention_drops_nothing_that_the_next_table_
 
     recent = sum(row["ended"] // DAY == latest for row in rows)
     assert retain(home, Retention(bronze=1), today=today) == len(rows) - recent
-    assert read_history(spark, tmp_path, "q").count() == Table.open(home, "bronze").mark.rows == recent
-    assert read_runs(spark, tmp_path, "q").count() == len(rows)
-    before = table_reader.read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first()
+    assert read(spark, tmp_path, "bronze", "q").count() == Table.open(home, "bronze").mark.rows == recent
+    assert read(spark, tmp_path, "runs", "q").count() == len(rows)
+    before = read(spark, tmp_path, "hourly", "q").groupBy().sum("ended", "deliveries").first()
     retain(home, Retention(silver=1), today=today)
-    assert read_runs(spark, tmp_path, "q").count() == recent
+    assert read(spark, tmp_path, "runs", "q").count() == recent
     late = {**rows[0], "version": 500, "id": "late"}  # ended on the first day, which silver has forgotten
     brought_up_to_date(spark, home, [late], 500)
-    assert table_reader.read_hourly(spark, tmp_path, "q").groupBy().sum("ended", "deliveries").first() == before
+    assert read(spark, tmp_path, "hourly", "q").groupBy().sum("ended", "deliveries").first() == before
 
     came, end = START + 20 * DAY, START + 24 * DAY  # who came on a day that gold has forgotten waits still
     for row in (cancelled("a", 600, came, end + 5 * HOUR), cancelled("b", 700, came + 2 * DAY, end + 6 * HOUR)):
         brought_up_to_date(spark, home, [row], row["version"])
         retain(home, Retention(gold=2), today=date(2026, 1, 25))
-    hours = sorted(table_reader.read_hourly(spark, tmp_path).collect(), key=lambda row: row.hour)
+    hours = sorted(read(spark, tmp_path, "hourly").collect(), key=lambda row: row.hour)
     assert [row.depth_start for row in hours] == [2] * 30 + [1]
     assert sum(row.ended for row in hours) == 2
 
@@ -464,12 +469,12 @@ def test_others_read_each_table_as_spark_does(spark, tmp_path, subtests) -> None
     brought_up_to_date(spark, tmp_path / "q", rows, 100)
     compared = {"id", "task_id", "number", "version", "class", "consumer", "run_ms", "busy_ms", "data", "day"}
     for kind in FOLDERS:
-        frame = getattr(table_reader, "read_history" if kind == "bronze" else f"read_{kind}")(spark, tmp_path, "q")
+        frame = read(spark, tmp_path, kind, "q")
         names = sorted(compared & set(frame.columns))
         expected = rows_in_order(frame.select(names).collect())
-        for read in (by_arrow, by_polars, by_duckdb):
-            with subtests.test(kind=kind, read=read.__name__):
-                assert rows_in_order(read(table(kind, tmp_path, "q"), names)) == expected
+        for other in (by_arrow, by_polars, by_duckdb):
+            with subtests.test(kind=kind, read=other.__name__):
+                assert rows_in_order(other(table(kind, tmp_path, "q"), names)) == expected
         pandas = table(kind, tmp_path, "q").to_pandas()
         assert (len(pandas), pandas["queue"].unique().tolist()) == (len(expected), ["q"])
         times = [name for name in pandas.columns if name.endswith("_at") or name == "hour"]

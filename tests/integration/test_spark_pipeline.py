@@ -24,9 +24,10 @@ from pyspark.sql import SparkSession
 from airflow_provider_zkmq.delta_tables import FOLDERS, Table, open_for_reading
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
 from airflow_provider_zkmq.engine.queue_internals import internals
-from airflow_provider_zkmq.spark.history import stage_and_load, table_reader
+from airflow_provider_zkmq.spark.history import stage_and_load
 from airflow_provider_zkmq.spark.history.bronze import STEPS, archive_queue
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
+from airflow_provider_zkmq.spark.history.table_reader import read
 from airflow_provider_zkmq.spark.reporting.report import report
 from tests.integration.ended import ended_runs, ended_tasks, finish, produce
 from tests.integration.spark_programs import CLUSTER, EXECUTOR, processes, program
@@ -104,9 +105,9 @@ def test_every_stage_counts_the_same_and_a_second_run_adds_what_is_new(many, spa
     assert (good.error, good.steps["silver"]["runs"]) == (None, 3)
     assert any("CorruptRecord" in line for line in lines)
     check_counts(tmp_path, 11, 11 + 3)
-    assert {row.id for row in table_reader.read_history(spark, tmp_path, "census").collect()} == set(ids)
+    assert {row.id for row in read(spark, tmp_path, "bronze", "census").collect()} == set(ids)
     for kind in ("runs", "deliveries", "hourly", "consumers"):
-        frame = getattr(table_reader, f"read_{kind}")(spark, tmp_path, "census")
+        frame = read(spark, tmp_path, kind, "census")
         assert frame.count() == len(rows_of(kind, tmp_path, "queue"))
     with pytest.raises(ConfigError):
         run_pipeline(where, ["no/name"], tmp_path, spark)
@@ -314,9 +315,7 @@ def test_what_is_killed_in_a_run_loses_and_doubles_nothing(
     if what == "pipeline":
         run_pipeline(where, ["census"], tmp_path, spark, lifetime=0)
         check_counts(tmp_path, len(ended), len(ended) + len(victims))
-    rows = [
-        tuple(row) for row in table_reader.read_history(spark, tmp_path, "census").select("id", "version").collect()
-    ]
+    rows = [tuple(row) for row in read(spark, tmp_path, "bronze", "census").select("id", "version").collect()]
     assert len(rows) == len(set(rows)) == len(ended) == len(victims) * (count + 4)
     assert set(rows) == ended
     assert Table.open(tmp_path / "census", "bronze").mark.rows == len(rows)

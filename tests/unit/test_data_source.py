@@ -28,7 +28,6 @@ from airflow_provider_zkmq.spark.source.reading import (
     arrow_schema,
     list_ids,
     list_states,
-    read_report,
     shares,
 )
 
@@ -85,6 +84,7 @@ def test_tasks_are_chosen_by_options(hosts: str) -> None:
         assert names(since="2100-01-01T00:00:00Z") == []
         assert names(STATES="dead", NUMPARTITIONS="3") == ["dead"]
     assert list(rows(hosts, "state", "task_id")[0]) == ["state", "task_id"]
+    assert {row["queue"] for row in rows(hosts, queue="orders")} == {"orders"}
     assert rows(hosts, "task_id", **dict.fromkeys(set(READ) - {"hosts"}, "")), "each is taken; an empty one is none"
     assert Query.of(SourceOptions.of({})).columns == tuple(COLUMNS)
 
@@ -98,9 +98,11 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"selector": "color==red", "queues": "q"}, "'color' is not declared"),
     ({"since": "yesterday"}, "option since: .*'yesterday' is no moment"),
     ({"since": "2026-01-01T00:00:00"}, "option since: .*zone"),
-    ({"maxRequestsInFlight": "0"}, "option maxRequestsInFlight must be a whole number of at least 1, not '0'"),
-    ({"numPartitions": "many"}, "option numPartitions must be a whole number"),
-    ({"auth": "a:b"}, "option 'auth' is refused: .*conn_id.*ZKMQ_AUTH"),
+    ({"numPartitions": "0"}, "option numPartitions must be a whole number of at least 1, not '0'"),
+    ({"queue": "q", "queues": "orders"}, "give option queue or option queues, not both"),
+    ({"states": "dead", "STATES": "finished"}, "options states and STATES are the same one"),
+    ({"report": "/folder"}, "unknown option 'report' of reads"),
+    ({"auth": "a:b"}, "option 'auth' is refused: .*connId.*ZKMQ_AUTH"),
     ({"PASSWORD": "b"}, "option 'password' is refused"),
     ({"tls_key_password": "b"}, "option 'tls_key_password' is refused"),
     ({"connectTimeout": "soon"}, "'soon'"),
@@ -151,30 +153,27 @@ def test_ids_are_shared_out_evenly_and_batches_go_by_the_payloads() -> None:
     assert reading._next_size(1, Scanned({"result": [None, b"x" * (1 << 24)]}, (), ())) == 1
 
 
-def test_what_vanished_or_is_corrupt_is_counted_and_told(hosts, tmp_path, caplog) -> None:
-    """In the log where it was read, and in the folder of the option; a second read replaces what the first one told."""
-    folder = tmp_path / "report"
-    lossy = reader(hosts, "task_id", "attempt", queues="q", numPartitions="3", report=str(folder))
+def test_what_vanished_or_is_corrupt_is_counted_and_told(hosts, caplog) -> None:
+    """In the log where it was read, with its ids."""
+    lossy = reader(hosts, "task_id", "attempt", queues="q", numPartitions="3")
     deleted = reader(hosts, "task_id", "attempt", queues="orders")
     planned, of_deleted = lossy.partitions(), deleted.partitions()
     with Zkmq.connect(hosts) as client:
         path = client.queue("q").path
         client.queue("orders").delete(confirm=True)
     path.write_text("\n".join(line for line in path.read_text().splitlines() if "data of dead" not in line) + "\n")
-    for _ in range(2):
-        read = [row for share in planned for batch in lossy.read(share) for row in batch.to_pylist()]
-        assert sorted(row["task_id"] for row in read) == ["done", "waits"]
-        report = read_report(folder)
-        assert (report.rows, report.vanished, report.corrupt) == (2, {"q": ["dead"]}, {})
+    read = [row for share in planned for batch in lossy.read(share) for row in batch.to_pylist()]
+    assert sorted(row["task_id"] for row in read) == ["done", "waits"]
     assert [row for share in of_deleted for row in deleted.read(share)] == []
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "queue q: 1 task(s) vanished before they were read and are no rows: dead" in told
     assert any("1 task(s) vanished" in line and "orders" in line for line in told)
-    lossy.partitions()
-    assert read_report(folder).rows == 0
-    (tmp_path / "file").touch()
-    with pytest.raises(SourceError, match="option report: nothing can be written to '.*/file': File exists"):
-        reader(hosts, "task_id", report=str(tmp_path / "file")).partitions()
+
+
+def test_a_root_without_queues_is_refused(tmp_path) -> None:
+    """It is mistyped: what is read of all its queues would be nothing."""
+    with pytest.raises(SourceError, match="there is no queue under .*: give another root, or make a queue first"):
+        ZkmqDataSource({"hosts": f"textqueue://{tmp_path}"}).schema()
 
 
 @dataclass

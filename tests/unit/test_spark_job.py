@@ -18,7 +18,7 @@ from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.delta_tables import FEW, LARGE, Table, chosen, open_for_reading
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 from airflow_provider_zkmq.history import table
-from airflow_provider_zkmq.spark import job, session
+from airflow_provider_zkmq.spark import job
 from airflow_provider_zkmq.spark.history import pipeline
 from airflow_provider_zkmq.spark.history.retention import Retention
 from tests.delta_tables import commit, staged
@@ -37,8 +37,9 @@ def test_the_job_hands_its_options_on_and_takes_no_password(monkeypatch, capsys)
         if queues is None:
             raise ConfigError("queue 'a' does not exist")
 
-    monkeypatch.setattr(pipeline, "run_pipeline", run)
-    monkeypatch.setattr(session, "spark_session", lambda name, master=None: requested.update(session=(name, master)))
+    started = lambda name, master=None: requested.update(session=(name, master))
+    monkeypatch.setattr(spark, "run_pipeline", run, raising=False)
+    monkeypatch.setattr(spark, "spark_session", started, raising=False)
     line = "pipeline --directory /archive --conn-id zk --root /r --queues a,,b --lifetime 0 --keep-bronze 7"
     assert job.main([*line.split(), "--master", "local[2]"]) == 0
     assert (requested["queues"], requested["directory"], requested["session"]) == (
@@ -47,7 +48,7 @@ def test_the_job_hands_its_options_on_and_takes_no_password(monkeypatch, capsys)
         ("zkmq-pipeline", "local[2]"),
     )
     assert (requested["lifetime"], requested["keep"]) == (0.0, Retention(bronze=7))
-    assert dict(pickle.loads(pickle.dumps(requested["connect"])).values) == {"conn_id": "zk", "root": "/r"}  # noqa: S301  our own
+    assert dict(pickle.loads(pickle.dumps(requested["connect"])).values) == {"connid": "zk", "root": "/r"}  # noqa: S301  our own
     assert capsys.readouterr().out == "queue a: mark: done, 0.0 s\n"
     with pytest.raises(SystemExit):
         job.main(["pipeline", "--directory", "/archive", "--auth", "user:secret"])

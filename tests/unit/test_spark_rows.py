@@ -67,7 +67,7 @@ def test_columns_find_their_parts_by_name() -> None:
     assert (named.id, named.columns) == ("flight", {"data": "payload", "metadata": "meta"})
     assert (named.filters, named.constants) == ({"size": "size", "n": "filter.n"}, {"priority": 5, "delay": 5400.0})
     keyed = mapped({"year": INT, "carrier": TEXT, "data": TEXT}, key="year, carrier")
-    assert (keyed.id, keyed.key) == (None, ("year", "carrier"))
+    assert (keyed.id, keyed.key) == (None, ("carrier", "year")), "however they are listed"
 
 
 REFUSED: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
@@ -233,13 +233,11 @@ def test_a_report_is_read_as_it_was_left(tmp_path: Path) -> None:
     """
     place = tmp_path / "report.json"
     parts = [PartitionReport(1, 0, 5, 3, 2), None, PartitionReport(0, 2, 4, 4, 0)]
-    report = WriteReport.of("q", parts, complete=True, batch="b")
-    for each in (str(place), None):
-        report.leave(each)
+    report = WriteReport.of("q", parts, "b")
+    report.leave(str(place))
     assert WriteReport.read(str(place)) == report
     assert (report.rows, report.written, report.existing) == (9, 7, 2)
     assert [part.partition for part in report.partitions] == [0, 1]
-    assert list(tmp_path.iterdir()) == [place]
-    options = {"hosts": f"textqueue://{tmp_path}", "queue": "q", "report": str(tmp_path / "nowhere" / "r.json")}
-    with pytest.raises(SourceError, match="option report: the folder of"):
-        TaskWriter(StructType(), SourceOptions.of(options), overwrite=False)
+    for named in ({}, {"queue": "p,q"}):
+        with pytest.raises(SourceError, match="option queue must name the one queue"):
+            TaskWriter(StructType(), SourceOptions.of({"hosts": f"textqueue://{tmp_path}"} | named), overwrite=False)

@@ -456,7 +456,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"states": "claimed"}, "runs that ended"),
     ({"selector": "size=="}, "option selector"),
     ({"since": "1h"}, "unknown option 'since' of streams"),
-    ({"maxRequestsInFlight": "9"}, "unknown option .maxrequestsinflight. of streams"),
+    ({"maxRequests": "9"}, "unknown option .maxrequests. of streams"),
     ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
     ({"maxTasksPerTrigger": "some"}, "maxTasksPerTrigger must be a whole number"),
 ]

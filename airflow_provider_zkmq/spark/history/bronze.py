@@ -24,9 +24,8 @@ from ...engine import AnyQueue, Archive, ConfigError, Ended, Unreadable
 from ...engine.queue_internals import internals
 from ..session import spark_session
 from ..source.connecting import Connect, open_client
-from . import stage_and_load
 from .queue_reader import ENDED, SCHEMA, read_runs, reader
-from .stage_and_load import spark_columns, stage, stage_here
+from .stage_and_load import are_few, spark_columns, stage, stage_here
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.
@@ -122,7 +121,7 @@ def archive_queue(
         after("listed")
         total = table.mark.rows
         if ended or unreadable or mark.damaged != table.mark.damaged or table.delta is None:
-            if len(ended) <= stage_and_load.FEW:
+            if are_few(len(ended)):
                 batches = (pa.Table.from_batches([batch]) for batch in read_runs(source, ended))
                 staged = stage_here(table, SCHEMA, batches, watermark)
             else:

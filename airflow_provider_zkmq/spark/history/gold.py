@@ -24,11 +24,10 @@ from pyspark.sql import functions as f
 
 from ...delta_tables import Staged, Table
 from ..session import spark_session
-from . import stage_and_load
 from .plain_rows import Row, first_known, plain, table_of
 from .queue_reader import DAY_MS
 from .silver import DELIVERIES, RUNS, check_behind
-from .stage_and_load import Counts, columns, day_of, load, load_here, milliseconds, stage, stage_here, with_day
+from .stage_and_load import Counts, are_few, columns, day_of, load, load_here, milliseconds, stage, stage_here, with_day
 
 # --- Silver rows as numbers for each hour: of classes and of consumers. Columns only: nothing is read or written here.
 #
@@ -327,7 +326,7 @@ class Silver:
     def _few(self, since: str = "", newer: int = 0) -> bool:
         """Whether the rows that ended since a day and are newer than a watermark are few."""
         tables = (self.runs, self.deliveries)
-        return sum(each.count(self._since(each, since), newer=newer) for each in tables) <= stage_and_load.FEW
+        return are_few(sum(each.count(self._since(each, since), newer=newer) for each in tables))
 
     def _here(self, since: str = "", newer: int = 0) -> tuple[list[Row], list[Row]]:
         """Those rows, with their moments."""

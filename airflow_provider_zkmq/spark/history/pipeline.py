@@ -18,12 +18,13 @@ from pyspark.sql import SparkSession
 
 from ...delta_tables import FOLDERS, Table
 from ...engine import ZkmqError, check_name
-from ..source.connecting import Connect, open_client
+from ...history import check_writable
+from ..source.connecting import Connect, all_queues, open_client
 from .bronze import archive_queue
 from .gold import summarise
 from .retention import Retention, retain
 from .silver import refine
-from .stage_and_load import Counts, check_writable
+from .stage_and_load import Counts
 
 #: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
 _OWN_ERRORS: Final = "airflow_provider_zkmq.engine.errors."
@@ -85,7 +86,7 @@ def run_pipeline(
     Raises `PipelineFailed` where a queue's turn ended early, when all have had theirs.
     """
     with open_client(connect) as client:
-        names = list(dict.fromkeys(queues or client.queues()))
+        names = list(dict.fromkeys(queues or all_queues(client)))
         place = Path(directory).absolute()
         reports = {name: QueueReport(check_name("queue", name)) for name in names}
 

@@ -21,10 +21,9 @@ from pyspark.sql import functions as f
 from ...delta_tables import Staged, Table
 from ...engine import ConfigError
 from ..session import spark_session
-from . import stage_and_load
 from .plain_rows import DAY_US, first_known, milliseconds_between, plain, table_of
 from .queue_reader import SCHEMA
-from .stage_and_load import Counts, columns, day_of, load, load_here, milliseconds, stage, stage_here, with_day
+from .stage_and_load import Counts, are_few, columns, day_of, load, load_here, milliseconds, stage, stage_here, with_day
 
 # --- Bronze rows as silver rows: one for each run, one for each delivery. Only columns: nothing is read or written.
 
@@ -202,7 +201,7 @@ def _new_runs(bronze: Table, runs: Table, spark: SparkSession | None) -> Staged:
     """The runs of the bronze rows that the table has not seen."""
     newer, until = runs.mark.watermark, bronze.mark.watermark
     files = bronze.files(newer=newer)
-    if bronze.count(newer=newer) <= stage_and_load.FEW:
+    if are_few(bronze.count(newer=newer)):
         return stage_here(runs, RUNS, [runs_here(load_here(_SOURCE, files, newer))], until)
     return stage(runs, RUNS, runs_of(load(spark or spark_session(), SCHEMA, files, "ended_at", newer)), until)
 
@@ -217,7 +216,7 @@ def _new_deliveries(bronze: Table, deliveries: Table, spark: SparkSession | None
         found = first and last and deliveries.files(first.isoformat(), (last + timedelta(days=1)).isoformat())
         return found or []
 
-    if bronze.count(newer=newer) <= stage_and_load.FEW:
+    if are_few(bronze.count(newer=newer)):
         rows = deliveries_here(load_here(_SOURCE, files, newer))
         rows = rows.filter(compute.field("day") >= pa.scalar(date.fromordinal(horizon))) if horizon else rows
         days = [compute.min(rows["claimed_at"].cast(pa.date32())).as_py(), compute.max(rows["day"]).as_py()]

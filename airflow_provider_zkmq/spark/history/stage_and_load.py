@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import and_
@@ -22,7 +21,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...delta_tables import Staged, Table, added, sync
-from ...engine import ConfigError
 from .queue_reader import DAY_MS
 
 #: What a step counted, by what that is.
@@ -30,6 +28,12 @@ Counts: TypeAlias = dict[str, int]
 #: A step that has no more rows to work on than these does it in this process; Spark, which takes seconds to begin with
 #: anything, does it where they are more.
 FEW: Final = 100_000
+
+
+def are_few(rows: int) -> bool:
+    """Whether so many rows are worked on in this process."""
+    return rows <= FEW
+
 
 # --- Columns and times. Times are compared as whole milliseconds since 1970, which have no zone and are not rounded.
 
@@ -71,15 +75,6 @@ WATERMARK: Final = "watermark"
 #: Rows in memory before they are written, in bytes.
 PIECE: Final = 64 << 20
 _PATTERN: Final = re.compile(r"[][{}*?\\]")
-
-
-def check_writable(directory: str | Path) -> None:
-    """Make the archive's folder if it is not there. Raises `ConfigError` where files cannot be written to it."""
-    try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory).close()
-    except OSError as error:
-        raise ConfigError(f"the archive's folder {directory} cannot be written to: {error}") from None
 
 
 def _stored(schema: pa.Schema, watermark: bool) -> pa.Schema:

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructField, StructType
 
 from . import connecting, options, reading, streaming
 from .errors import SourceError, plainly
-from .options import SECRETS, SourceOptions
+from .options import REPORT, SECRETS, SourceOptions
 from .reading import TaskReader
 from .streaming import TaskStream
 from .writing import TaskStreamWriter, TaskWriter, WriteReport
@@ -43,13 +43,14 @@ def enqueue(df: DataFrame, queue: str, **options: object) -> WriteReport:
     """
     register(df.sparkSession)
     with tempfile.TemporaryDirectory(prefix="zkmq-report-") as folder:
-        place = {"report": str(Path(folder, "report.json"))} | {name: str(value) for name, value in options.items()}
+        given = SourceOptions.of({name: str(value) for name, value in options.items()} | {"queue": queue})
+        place = str(Path(folder, "report.json"))
         try:
-            df.write.format(FORMAT).mode("append").options(**place, queue=queue).save()
+            df.write.format(FORMAT).mode("append").options(**given.values, **{REPORT: place}).save()
         except PySparkException as error:
             own = re.search(rf"{SourceError.__name__}: (.+)", str(error))
             raise (error if own is None else SourceError(own[1])) from None
-        return WriteReport.read(place["report"])
+        return WriteReport.read(place)
 
 
 class ZkmqDataSource(DataSource):

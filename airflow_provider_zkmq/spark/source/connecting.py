@@ -35,7 +35,7 @@ def connection(options: SourceOptions) -> dict[str, Any]:
     for name, option in (("connect_timeout", "connectTimeout"), ("request_timeout", "requestTimeout")):
         if (text := options.text(option)) is not None:
             given[name] = parse_duration(text)
-    conn_id = options.text("conn_id")
+    conn_id = options.text("connId")
     if conn_id is None:
         try:
             return environment_options(given.get, Path.read_bytes) | given
@@ -44,10 +44,19 @@ def connection(options: SourceOptions) -> dict[str, Any]:
     try:
         from ...hooks.connection_options import look_up_options
     except ImportError as error:
-        raise ConfigError(f"conn_id {conn_id!r} cannot be looked up: Airflow is not installed here ({error})") from None
+        raise ConfigError(f"connId {conn_id!r} cannot be looked up: Airflow is not installed here ({error})") from None
     known = look_up_options(conn_id)
     known.pop("queue")
     return known | given
+
+
+def all_queues(client: AnyClient) -> list[str]:
+    """The queues of a root. Raises `ConfigError` where there is none: it is another root that is meant."""
+    if not (names := client.queues()):
+        raise ConfigError(
+            f"there is no queue under {client.queue('any').root!r}: give another root, or make a queue first"
+        )
+    return names
 
 
 #: How to reach ZooKeeper: the arguments of `Zkmq.connect`, a function that can be pickled and connects, or the options

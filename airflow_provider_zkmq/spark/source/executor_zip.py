@@ -15,7 +15,7 @@ def py_files(folder: str | os.PathLike[str]) -> str:
     """Write a zip with this package and kazoo into `folder`, for ``spark.submit.pyFiles``; returns its path.
 
     Executors need besides what PySpark's own data sources need: pyarrow. Nothing of the zip imports pendulum, which is
-    no pure Python, unless it is asked for; Airflow has to be there only where the option ``conn_id`` is used.
+    no pure Python, unless it is asked for; Airflow has to be there only where the option ``connId`` is used.
     Raises `SourceError` where a package is not installed as files.
     """
     target = Path(folder).absolute() / f"zkmq-{__version__}.zip"

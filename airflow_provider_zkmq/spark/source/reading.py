@@ -1,4 +1,4 @@
-"""Reads: the columns of tasks, what a read asks for, batch reads, and what they found gone or corrupt."""
+"""Reads: the columns of tasks, what a read asks for, batch reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
 import pyarrow as pa
@@ -174,7 +173,6 @@ class Query:
     states: tuple[str, ...]
     selector: str | None
     since: datetime | None
-    in_flight: int
     partitions: int
 
     @classmethod
@@ -193,14 +191,13 @@ class Query:
             except (ConfigError, OverflowError):
                 with _named("since"):
                     since = engine.parse_moment(moment)
-        in_flight, partitions = options.count("maxRequestsInFlight", 8), options.count("numPartitions", 0)
-        return cls(chosen, states, selector, since, in_flight, partitions)
+        return cls(chosen, states, selector, since, options.count("numPartitions", 0))
 
 
 def queues_of(options: SourceOptions, client: AnyClient, selector: str | None) -> list[str]:
     """The queues asked for, else all there are. Refuses one that is not there, and a selector that one cannot do."""
-    names = client.queues()
-    wanted = options.names("queues") or names
+    names = connecting.all_queues(client)
+    wanted = options.queues() or names
     for name in wanted:
         if name not in names:
             raise QueueNotFound.among(name, f"under {client.queue(name).root!r}", names)
@@ -236,47 +233,9 @@ def _named(option: str) -> Iterator[None]:
         raise SourceError(f"option {option}: {error}") from None
 
 
-# --- What a read found gone or corrupt: told in the log where it was read, and in files that a caller can sum up.
-
-_LOG: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadReport:
-    """What a read came to: its rows, and the ids, by queue, of those that were listed and are none.
-
-    ``vanished``: deleted between the listing and the reading. ``corrupt``: their records cannot be read.
-    """
-
-    rows: int
-    vanished: dict[str, list[str]]
-    corrupt: dict[str, list[str]]
-
-
-@contextlib.contextmanager
-def _written(folder: str) -> Iterator[Path]:
-    """The folder, made if missing. Raises `SourceError` where nothing can be written there."""
-    home = Path(folder)
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        yield home
-    except OSError as error:
-        raise SourceError(f"option report: nothing can be written to {folder!r}: {error.strerror or error}") from None
-
-
-def read_report(folder: str | os.PathLike[str]) -> ReadReport:
-    """What the last read with the option ``report`` of this folder came to, as far as its partitions have been read."""
-    read = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("part-*.json"))]
-    missing: dict[str, dict[str, list[str]]] = {"vanished": {}, "corrupt": {}}
-    for part in read:
-        for kind, queues in missing.items():
-            if part[kind]:
-                queues.setdefault(part["queue"], []).extend(part[kind])
-    return ReadReport(sum(part["rows"] for part in read), **missing)
-
-
 # --- Batch reads: ids are listed once, where the query is planned, and each partition reads its share of the tasks.
 
+_LOG: Final = logging.getLogger(__name__)
 #: A partition has at most so many tasks, and not many fewer while there are not enough partitions for all processors.
 MOST, LEAST = 25_000, 2_000
 #: Tasks in a batch of rows: the first of a partition, where nobody knows yet how large tasks are, and the largest.
@@ -314,11 +273,6 @@ class TaskReader(DataSourceReader):
                     listed.append(Share(name, list(states), list(states.values())))
                 else:
                     listed.append(Share(name, list_ids(client.queue(name), self.query.states)))
-        folder = self.options.text("report")
-        if folder is not None:  # what is left of the read before is deleted
-            with _written(folder) as home:
-                for path in home.glob("part-*.json"):
-                    path.unlink(missing_ok=True)
         return shares(listed, self.query.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -326,7 +280,7 @@ class TaskReader(DataSourceReader):
         if not isinstance(partition, Share) or not partition.ids:
             return
         with plainly():
-            name, count = partition.queue, 0
+            name = partition.queue
             missing: dict[str, list[str]] = {"vanished": [], "corrupt": []}
             if partition.states is None:
                 scans = _scans_in_turn(connecting.cached(self.options).queue(name), partition.ids, self.query)
@@ -334,7 +288,6 @@ class TaskReader(DataSourceReader):
                 scans = iter([Scanned({"id": list(partition.ids), "state": list(partition.states)}, (), ())])
             for scanned in scans:
                 rows = batch(name, self.query.columns, scanned.columns)
-                count += rows.num_rows
                 missing["vanished"] += scanned.vanished
                 missing["corrupt"] += scanned.corrupt
                 if rows.num_rows:
@@ -343,12 +296,6 @@ class TaskReader(DataSourceReader):
                 if ids := missing[kind]:
                     named = ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
                     _LOG.warning("queue %s: %d task(s) %s and are no rows: %s", name, len(ids), why, named)
-            folder = self.options.text("report")
-            if folder is not None:  # a partition that is read again replaces its file
-                with _written(folder) as home:
-                    temporary = home / f".{partition.number}-{os.getpid()}"
-                    temporary.write_text(json.dumps({"queue": name, "rows": count} | missing))
-                    temporary.replace(home / f"part-{partition.number:05}.json")
 
 
 def shares(listed: Sequence[Share], wanted: int) -> list[InputPartition]:
@@ -385,7 +332,6 @@ def _scan(queue: AnyQueue, ids: Sequence[str], query: Query) -> Scanned:
             states=query.states or None,
             selector=query.selector,
             since=query.since,
-            in_flight=query.in_flight,
         )
     except QueueNotFound:
         return Scanned({part: [] for part in parts(query.columns)}, tuple(ids), ())

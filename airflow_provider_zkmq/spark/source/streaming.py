@@ -161,7 +161,7 @@ class Settings:
         if strict not in ("true", "false"):
             raise SourceError(f"option failOnDataLoss must be true or false, not {options.text('failOnDataLoss')!r}")
         start, most = _beginning(options.text("startingOffsets")), options.count("maxTasksPerTrigger", 0)
-        return cls(query, options.names("queues"), *start, DataLoss(strict=strict == "true"), most)
+        return cls(query, options.queues(), *start, DataLoss(strict=strict == "true"), most)
 
 
 # --- Looking at what ended, and planning a stream's batches from that: in one process, where Spark plans them.

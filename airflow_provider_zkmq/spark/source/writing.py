@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -135,7 +134,7 @@ class _Columns:
 def map_columns(schema: types.StructType, options: SourceOptions, declared: Mapping[str, FilterType]) -> RowMapping:
     """Decide for each column what it is, by the filters that a queue has `declared`. Raises `SourceError`."""
     frame = _Columns(schema)
-    key = tuple(frame.take(name, "key") for name in options.names("key"))
+    key = tuple(frame.take(name, "key") for name in sorted(options.names("key")))  # however they are listed
     if key and options.text("id"):
         raise SourceError("options id and key exclude each other: a column is the id, or it is made of the key")
     column = options.text("id")
@@ -295,30 +294,22 @@ class PartitionReport(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class WriteReport:
-    """What a write did.
-
-    ``complete`` is False for one that failed: what it wrote stays, and the same write made again completes it.
-    ``epoch``: which micro-batch of a stream. Every row is counted once, as written or as existing.
-    """
+    """What a write did: every row is counted once, as written or as existing."""
 
     queue: str
-    complete: bool
     rows: int
     written: int
     existing: int
     partitions: tuple[PartitionReport, ...]
     batch: str | None = None
-    epoch: int | None = None
 
     @classmethod
-    def of(
-        cls, queue: str, parts: Iterable[object], *, complete: bool, batch: str | None = None, epoch: int | None = None
-    ) -> Self:
+    def of(cls, queue: str, parts: Iterable[object], batch: str | None = None) -> Self:
         """The report of what the partitions told."""
         reports = [each for each in parts if isinstance(each, PartitionReport)]
         reports.sort(key=lambda each: each.partition)
         rows, written = sum(each.rows for each in reports), sum(each.written for each in reports)
-        return cls(queue, complete, rows, written, rows - written, tuple(reports), batch, epoch)
+        return cls(queue, rows, written, rows - written, tuple(reports), batch)
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -327,14 +318,9 @@ class WriteReport:
         fields["partitions"] = tuple(PartitionReport(**each) for each in fields["partitions"])
         return cls(**fields)
 
-    def leave(self, path: str | None) -> None:
-        """Write it to a file, whole or not at all; None: nobody wants it."""
-        if path is None:
-            return
-        place = Path(path)
-        temporary = place.with_name(f".{place.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        temporary.replace(place)
+    def leave(self, path: str) -> None:
+        """Write it to a file."""
+        Path(path).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
 # --- One partition's rows into the queue: in pieces, each of which is tried again until it is known what became of it.
@@ -414,14 +400,12 @@ class _Writer:
 
     def __init__(self, schema: types.StructType, options: SourceOptions, overwrite: bool) -> None:
         options.check(*((access.STREAM_WRITE, "streams that are written") if self.stream else (access.WRITE, "writes")))
-        name, batch = options.text("queue"), options.text("batch")
-        if name is None:
-            raise SourceError("option queue is missing: the queue to write to")
+        names, batch = options.queues(), options.text("batch")
+        if len(names) != 1:
+            raise SourceError("option queue must name the one queue to write to")
+        (name,) = names
         if overwrite:
             raise SourceError('tasks can only be added: use mode("append"), or outputMode("append") for a stream')
-        report = options.text("report")
-        if report is not None and not (Path(report).parent.is_dir() and os.access(Path(report).parent, os.W_OK)):
-            raise SourceError(f"option report: the folder of {report!r} is not there, or cannot be written to")
         if self.stream and batch is not None:
             raise SourceError("option batch is for writes of a DataFrame: a stream has no end at which it is complete")
         with connecting.connect(options) as zk:
@@ -437,28 +421,23 @@ class _Writer:
         with plainly():
             return self.target.load(iterator)
 
-    def _report(self, messages: Iterable[object], *, complete: bool, epoch: int | None = None) -> None:
-        target = self.target
-        with plainly():
-            report = WriteReport.of(target.queue, messages, complete=complete, batch=target.batch, epoch=epoch)
-            report.leave(target.options.text("report"))
-
 
 class TaskWriter(_Writer, DataSourceArrowWriter):
     """Enqueues rows whose ids no task has, each once, whatever is tried again."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All partitions are written: the batch is complete, and the report is left."""
+        """All partitions are written: the batch is complete, and `enqueue` is told."""
         target = self.target
         with plainly():
             if target.batch is not None:
                 with connecting.connect(target.options) as zk:
                     zk.queue(target.queue).seal_batch(target.batch)
-        self._report(messages, complete=True)
+            place = target.options.text(access.REPORT)
+            if place is not None:
+                WriteReport.of(target.queue, messages, target.batch).leave(place)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The write failed: what it wrote stays, its batch says that it is not written, and so does the report."""
-        self._report(messages, complete=False)
+        """The write failed: what it wrote stays, and its batch says that it is not written."""
 
 
 class TaskStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -471,9 +450,7 @@ class TaskStreamWriter(_Writer, DataSourceStreamArrowWriter):
     stream = True
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """A micro-batch is written: the report tells of it, and of no other."""
-        self._report(messages, complete=True, epoch=batchId)
+        """A micro-batch is written."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         """A micro-batch failed; it is run again."""
-        self._report(messages, complete=False, epoch=batchId)
