@@ -1,6 +1,6 @@
 """The tables of a queue's history as Delta tables: opened, committed to, merged and cleaned up, without Spark.
 
-Spark writes Parquet files below a table's folder, and nobody reads them until a commit names them. A commit is refused
+Parquet files are written below a table's folder, and nobody reads them until a commit names them. A commit is refused
 where somebody else has committed since the table was opened; so of two runs one goes on, and the other changes nothing.
 Each commit carries what the table says of itself (`Mark`) as application transactions, which the log's clean-up keeps.
 """

@@ -13,8 +13,8 @@ A dry run tells for each queue what would be done, and does none of it.
 Runs may overlap, with each other and with ``python -m airflow_provider_zkmq.spark.job pipeline``: what is rescued or
 promoted changes hands in one transaction of ZooKeeper; clean-up is one client's at a time by a lock there, and the
 others pass; of two runs on the archive of one queue the second to commit to a table is refused, and a pointer in
-ZooKeeper refuses who was overtaken, which is tried again. Spark starts only where a step has many rows; one session at
-a time runs here, whatever the number of queues.
+ZooKeeper refuses who was overtaken, which is tried again. Spark starts only where a step has many rows; a DAG
+has one session at a time, whatever the number of queues.
 
 Parameters: see the form. ``directory`` of the archive is, where none is given, the Airflow Variable
 ``zkmq_archive_dir``, else the environment variable ``ZKMQ_ARCHIVE_DIR``, else ``archive_directory`` of the section
@@ -28,7 +28,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def rescue(name: str) -> dict[str, Any]:
         done = foresee(queue, param("lifetime")) if param("dry_run") else bring_back(queue)
         directory = said_directory(param("directory"))
         if param("archive") and not (archived or param("dry_run")) and directory:
-            # Long before its turn with Spark has come, perhaps; what no archive will ever take would only grow.
+            # Long before its turn to be archived has come, perhaps; what no archive will ever take would only grow.
             check_writable(directory)
             queue.configure(archive=True)
     print(f"queue {name}: {done}")  # noqa: T201  the task's log
@@ -266,14 +266,19 @@ def maintenance_dag(
     dag_id: str = "zkmq_maintenance",
     schedule: Any = "@daily",
     *,
-    connection: str = "zkmq_default",
-    archives: bool = True,
+    defaults: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> DAG:
     """Make the DAG, in a file of Airflow's folder of DAGs, which keeps it as a variable.
 
-    `connection`, and whether it `archives`, are the form's defaults. `options` are those of Airflow's `DAG`.
+    `defaults`: values of the form's fields, such as ``{"connection": "zkmq_eu", "directory": "/archive/eu"}``: each
+    root has an archive of its own. `options` are those of Airflow's `DAG`. Raises ValueError for an unknown field.
     """
+    params = form()
+    for name, value in (defaults or {}).items():
+        if name not in params:
+            raise ValueError(f"the maintenance form has no field {name!r}: its fields are {', '.join(params)}")
+        params[name].value = value
     usual = {
         "start_date": pendulum.datetime(2026, 1, 1, tz="UTC"),
         "catchup": False,
@@ -281,15 +286,15 @@ def maintenance_dag(
         "tags": ["zkmq"],
         "doc_md": __doc__,
     }
-    with DAG(dag_id, schedule=schedule, params=form(connection, archives=archives), **usual | options) as made:
+    with DAG(dag_id, schedule=schedule, params=params, **usual | options) as made:
         maintain.expand(name=queues()) >> report()
     return made
 
 
-def form(connection: str, *, archives: bool) -> dict[str, Param]:
+def form() -> dict[str, Param]:
     """The parameters of a run."""
     return {
-        "connection": Param(connection, type="string", title="Connection", description="The Airflow connection."),
+        "connection": Param("zkmq_default", type="string", title="Connection", description="The Airflow connection."),
         "queues": Param(
             None,
             type=["null", "array"],
@@ -311,11 +316,11 @@ def form(connection: str, *, archives: bool) -> dict[str, Param]:
             None,
             type=["null", "integer"],
             minimum=0,
-            title="Dead dead_letters told of",
+            title="Dead letters shown",
             description="So many of each queue; empty: dead_letters_shown of the section [zkmq].",
         ),
         "archive": Param(
-            archives,
+            True,
             type="boolean",
             title="Archive",
             description="Archive (extra [spark]); else only rescue, promote, delete and tell.",

@@ -40,17 +40,15 @@ def report(args: argparse.Namespace, options: Common) -> int:
         raise UsageError(f"{args.html} cannot be written: {args.html.absolute().parent} is no folder")
     if args.html is not None and args.html.is_dir():
         raise UsageError(f"{args.html} cannot be written: it is a folder")
-    from ..history import known
     from ..spark.reporting.rendering import need
 
     need("pyarrow", "deltalake", *(("jinja2",) if args.html is not None else ()))
     since, until = _moment("--since", args.since), _moment("--until", args.until)
-    queues = known(directory, [args.queue] if args.queue else None)
     from ..spark import report as make
 
     made = make(
         directory,
-        queues,
+        args.queue,
         since=since,
         until=until,
         recent=args.recent,

@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _pipeline(chosen: argparse.Namespace, queues: list[str] | None) -> None:
     from airflow_provider_zkmq.history import check_writable
     from airflow_provider_zkmq.spark import Retention, run_pipeline, spark_session
+    from airflow_provider_zkmq.spark.session import submitted
     from airflow_provider_zkmq.spark.source.options import SourceOptions
 
     check_writable(chosen.directory)
@@ -61,7 +62,7 @@ def _pipeline(chosen: argparse.Namespace, queues: list[str] | None) -> None:
         SourceOptions.of({name: text for name, text in named.items() if text is not None}),
         queues,
         chosen.directory,
-        spark_session("zkmq-pipeline", chosen.master) if chosen.master else None,
+        spark_session("zkmq-pipeline", chosen.master) if chosen.master or submitted() else None,
         lifetime=chosen.lifetime,
         keep=Retention(chosen.keep_bronze, chosen.keep_silver, chosen.keep_gold),
         progress=partial(print, flush=True),

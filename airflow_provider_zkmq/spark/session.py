@@ -7,10 +7,14 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import get_active_spark_context
 
 from ..embedded import spark_java_home
 
@@ -34,6 +38,11 @@ _LOCAL: Final = {
 }
 
 
+def submitted() -> bool:
+    """Whether this program was started by ``spark-submit``, which waits for its session."""
+    return _SUBMITTED in os.environ
+
+
 def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: object) -> SparkSession:
     """Return the process's Spark session, starting one if there is none.
 
@@ -43,7 +52,7 @@ def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: obj
     Raises `ServerError` where no usable Java is found.
     """
     own = {name: str(value) for name, value in conf.items()}
-    if master is None and _SUBMITTED in os.environ:
+    if master is None and submitted():
         return SparkSession.builder.appName(app_name).config(map=_ZONE | own).getOrCreate()
     chosen = master or os.environ.get(MASTER_VARIABLE) or "local[*]"
     local = chosen.startswith("local")
@@ -64,3 +73,22 @@ def spark_session(app_name: str = "zkmq", master: str | None = None, **conf: obj
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def ending_what_starts() -> Iterator[None]:
+    """Stop the session in the end if there was none before."""
+    before = _is_running()
+    try:
+        yield
+    finally:
+        if not before and _is_running():
+            SparkSession.builder.getOrCreate().stop()
+
+
+def _is_running() -> bool:
+    try:
+        get_active_spark_context()
+    except PySparkRuntimeError:
+        return False
+    return True

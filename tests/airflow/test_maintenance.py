@@ -13,6 +13,7 @@ from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.hooks.maintenance import bring_back, collect, foresee
+from airflow_provider_zkmq.maintenance_dag import maintenance_dag
 from airflow_provider_zkmq.notifications.dead_letters import dead_letters
 from airflow_provider_zkmq.spark import Retention
 from airflow_provider_zkmq.spark.history.pipeline import PipelineReport, QueueReport
@@ -229,3 +230,13 @@ def test_the_archives_folder_is_looked_for_in_order(run, queue, maintenance, mon
         monkeypatch.setenv(variable, value)
         assert look(None) == value
     assert look("/by/parameter") == "/by/parameter"
+
+
+def test_the_forms_defaults_are_the_dags():
+    """Each root has an archive of its own: a DAG for each, with what its form says."""
+    made = maintenance_dag("eu", "@hourly", defaults={"connection": "zkmq_eu", "directory": "/eu"}, tags=["eu"])
+    values = {name: made.params.get_param(name).value for name in ("connection", "directory", "archive")}
+    assert values == {"connection": "zkmq_eu", "directory": "/eu", "archive": True}
+    assert (made.dag_id, made.schedule, made.tags) == ("eu", "@hourly", {"eu"})
+    with pytest.raises(ValueError, match="no field 'folder': its fields are connection, queues"):
+        maintenance_dag(defaults={"folder": "/eu"})

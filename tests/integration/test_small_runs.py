@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ pytest.importorskip("pyspark")
 from airflow_provider_zkmq.delta_tables import FOLDERS
 from airflow_provider_zkmq.engine import Message
 from airflow_provider_zkmq.history import table
+from airflow_provider_zkmq.spark import session
 from airflow_provider_zkmq.spark.history import bronze, gold, silver, stage_and_load
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
 from tests.integration.ended import finish
-from tests.integration.histories import Histories, write_bronze
+from tests.integration.histories import DAY, Histories, write_bronze
 
 
 def rows_of(directory: Path, kind: str, queue: str = "census") -> list[dict[str, Any]]:
@@ -77,6 +79,35 @@ def test_whole_payloads_are_written_in_pieces(without_spark, where, q, tmp_path,
     run_pipeline(where, None, tmp_path)
     rows = {row["id"]: (row["data"], row["result"]) for row in rows_of(tmp_path, "bronze")}
     assert rows == {name: (data, data) for name, data in payloads.items()}
+
+
+def test_a_session_that_the_pipeline_starts_ends_with_it(monkeypatch) -> None:
+    """And one that was there before does not."""
+    stopped, active = [], []
+    builder = SimpleNamespace(getOrCreate=lambda: SimpleNamespace(stop=lambda: stopped.append(1)))
+    monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=builder))
+    for before, during in ((False, False), (False, True), (True, True)):
+        monkeypatch.setattr(session, "_is_running", lambda: before)  # noqa: B023
+        with session.ending_what_starts():
+            monkeypatch.setattr(session, "_is_running", lambda: during)  # noqa: B023
+        active.append(len(stopped))
+    assert active == [0, 1, 1]
+
+
+def test_a_run_that_waited_for_years_is_counted_in_every_day(without_spark, tmp_path, monkeypatch) -> None:
+    """Its days are as many files, and no more are open than one; where they are too many hours, Spark is asked."""
+    home, histories = tmp_path / "q", Histories(seed=3)
+    row = next(row for row in histories.make(20) if row["state"] == "cancelled" and row["attempt"] == 0)
+    row["enqueued"] = row["ended"] - 1_200 * DAY
+    histories.number([row], 1)
+    write_bronze(home, [row], 1)
+    silver.refine(home)
+    monkeypatch.setattr(stage_and_load, "FEW", 1_000)
+    with pytest.raises(AssertionError, match="Spark is to be started"):
+        gold.summarise(home)
+    monkeypatch.undo()
+    assert gold.summarise(home)["days written"] == 1_201
+    assert {row["depth_start"] for row in rows_of(tmp_path, "hourly", "q")[1:]} == {1}
 
 
 @pytest.mark.full

@@ -341,6 +341,7 @@ def test_gold_equals_what_pandas_computes_of_the_raw_histories(spark, tmp_path) 
         ({"queue": "pp"}, r"holds no archive of queue 'pp' \(did you mean 'p'"),
         ({"directory": tmp_path / "nowhere"}, "is no folder"),
         ({"directory": tmp_path}, "holds no archive of any queue"),
+        ({"until": datetime.now(UTC)}, "since and until are days"),
     ):
         with pytest.raises(ConfigError, match=why):
             read(spark, **{"directory": directory, "table": "runs", "queue": "p"} | wrong)

@@ -146,13 +146,12 @@ def test_bad_usage_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str], su
             assert "nopassword" not in told.err
 
 
-def test_a_report_is_refused_before_spark_is_started(
+def test_a_report_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
-    """No archive, no PySpark, `deltalake` or Jinja2, a folder for the page: one line, and code 2, at once."""
+    """No archive, no `deltalake` or Jinja2, a folder for the page: one line, and code 2; PySpark is not imported."""
     for absent, given, told in (
         ("", [], "is no folder: give the directory of the archive"),
-        ("pyspark", [], "this needs pyspark: pip install 'airflow-provider-zkmq[spark]'"),
         ("deltalake", [], "this needs deltalake: pip install 'airflow-provider-zkmq[spark]'"),
         ("jinja2", ["--html", "x.html"], "this needs jinja2: pip install "),
         ("", ["--html", "."], "cannot be written: it is a folder"),

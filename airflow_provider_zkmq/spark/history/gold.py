@@ -14,7 +14,6 @@ from datetime import date
 from functools import reduce
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -169,6 +168,13 @@ def moments_here(runs: pa.Table, deliveries: pa.Table) -> tuple[list[Row], list[
     return timed_runs, timed_deliveries
 
 
+def hours_in_all(runs: list[Row], deliveries: list[Row]) -> int:
+    """In how many hours they were in the queue or worked at, summed over all: so many rows gold may have."""
+    alike = {(run["class"], run["came"] // HOUR_MS, run["gone"] // HOUR_MS) for run in runs}
+    waited, worked = (gone - came + 1 for _, came, gone in alike), (len(each["hours"]) for each in deliveries)
+    return int(sum(waited) + sum(worked))
+
+
 def _busy(delivery: Row, hour: int) -> int:
     """For how many milliseconds of an hour somebody worked at it."""
     begin, end = hour * HOUR_MS, (hour + 1) * HOUR_MS
@@ -205,8 +211,9 @@ def class_hours_here(runs: list[Row], deliveries: list[Row], begin: int, end: in
     for (name, hour), row in hours.items():
         if begin <= hour < end:
             row |= {"class": name, "hour": hour, "throughput_per_s": row["finished"] / (HOUR_MS / 1000)}
-            row |= _depth(row, sorted(moves[name, hour].items()))
-            made.append(row | _measured("wait", spans[name, hour, "wait"]) | _measured("run", spans[name, hour, "run"]))
+            row |= _depth(row, sorted(moves.get((name, hour), {}).items()))
+            row |= _measured("wait", spans.get((name, hour, "wait"), []))
+            made.append(row | _measured("run", spans.get((name, hour, "run"), [])))
     return made
 
 
@@ -225,7 +232,7 @@ def _measured(span: str, values: list[int]) -> Row:
     """The percentiles and the mean; None for each where nothing was measured."""
     points = np.percentile(values, _POINTS).tolist() if values else [None] * len(_POINTS)
     named = {f"{span}_p{point}": value for point, value in zip(_POINTS, points, strict=True)}
-    return named | {f"{span}_mean": fmean(values) if values else None}
+    return named | {f"{span}_mean": float(np.mean(values)) if values else None}
 
 
 def consumer_hours_here(deliveries: list[Row], begin: int, end: int) -> list[Row]:
@@ -311,8 +318,8 @@ class Silver:
         since, (begin, end) = "9999", ((day - _EPOCH) * _DAY_HOURS for day in (days.start, days.stop))
         if days:
             since = date.fromordinal(days[0]).isoformat()
-        if self._few(since):
-            runs, deliveries = self._here(since)
+        runs, deliveries = self._here(since) if self._few(since) else ([], [])
+        if self._few(since) and are_few(hours_in_all(runs, deliveries)):
             hours, worked = class_hours_here(runs, deliveries, begin, end), consumer_hours_here(deliveries, begin, end)
             return _staged_here(hourly, HOURLY, hours), _staged_here(consumers, CONSUMERS, worked)
         frames = self._frames(since)

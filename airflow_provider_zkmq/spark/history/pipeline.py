@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from ...delta_tables import FOLDERS, Table
 from ...engine import ZkmqError, check_name
 from ...history import check_writable
+from ..session import ending_what_starts
 from ..source.connecting import Connect, all_queues, open_client
 from .bronze import archive_queue
 from .gold import summarise
@@ -85,7 +86,7 @@ def run_pipeline(
     row is lost or doubled. Of two runs at once one goes on; the other says so, and changes nothing from then on.
     Raises `PipelineFailed` where a queue's turn ended early, when all have had theirs.
     """
-    with open_client(connect) as client:
+    with ending_what_starts(), open_client(connect) as client:
         names = list(dict.fromkeys(queues or all_queues(client)))
         place = Path(directory).absolute()
         reports = {name: QueueReport(check_name("queue", name)) for name in names}

@@ -216,13 +216,14 @@ def _new_deliveries(bronze: Table, deliveries: Table, spark: SparkSession | None
         found = first and last and deliveries.files(first.isoformat(), (last + timedelta(days=1)).isoformat())
         return found or []
 
-    if are_few(bronze.count(newer=newer)):
-        rows = deliveries_here(load_here(_SOURCE, files, newer))
+    known = load_here(_SOURCE, files, newer) if are_few(bronze.count(newer=newer)) else None
+    if known is not None and are_few(known.num_rows + len(compute.list_flatten(known["history"]))):
+        rows = deliveries_here(known)
         rows = rows.filter(compute.field("day") >= pa.scalar(date.fromordinal(horizon))) if horizon else rows
         days = [compute.min(rows["claimed_at"].cast(pa.date32())).as_py(), compute.max(rows["day"]).as_py()]
         same = compute.field("task_id").isin(rows["task_id"].unique())
-        known = load_here(pa.schema([DELIVERIES.field(name) for name in KEY]), held(*days), where=same)
-        return stage_here(deliveries, DELIVERIES, [rows.join(known, list(KEY), join_type="left anti")], until)
+        there = load_here(pa.schema([DELIVERIES.field(name) for name in KEY]), held(*days), where=same)
+        return stage_here(deliveries, DELIVERIES, [rows.join(there, list(KEY), join_type="left anti")], until)
     session = spark or spark_session()
     ended = deliveries_of(load(session, SCHEMA, files, "ended_at", newer))
     kept = ended.where(f.col("day") >= date.fromordinal(horizon)) if horizon else ended

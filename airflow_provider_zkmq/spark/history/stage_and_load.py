@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -100,20 +99,19 @@ def stage(table: Table, schema: pa.Schema, frame: DataFrame, watermark: int | No
 
 
 def stage_here(table: Table, schema: pa.Schema, rows: Iterable[pa.Table], watermark: int | None = None) -> Staged:
-    """Write tables of rows with the columns of `schema` and ``day``, a file for each day, as `stage` does."""
+    """Write tables of rows with the columns of `schema` and ``day``, as `stage` does."""
     folder, stored = table.path / os.urandom(8).hex(), _stored(schema, watermark is not None)
-    with contextlib.ExitStack() as stack:
-        writers: dict[object, pq.ParquetWriter] = {}
-        for piece in _pieces(rows):
-            for day in compute.unique(piece["day"]).to_pylist():
-                part = piece.filter(compute.equal(piece["day"], day))
-                if watermark is not None:
-                    part = part.append_column(WATERMARK, pa.repeat(watermark, part.num_rows))
-                if day not in writers:
-                    path = folder / f"day={day}" / "part.zstd.parquet"
-                    path.parent.mkdir(parents=True)
-                    writers[day] = stack.enter_context(pq.ParquetWriter(path, stored, compression="zstd"))
-                writers[day].write_table(part.select(stored.names).cast(stored))
+    for number, piece in enumerate(_pieces(rows)):
+        if watermark is not None:
+            piece = piece.append_column(WATERMARK, pa.repeat(watermark, piece.num_rows))
+        ordered, at = piece.sort_by("day"), 0
+        days = compute.run_end_encode(ordered["day"].combine_chunks())
+        for day, end in zip(days.values.to_pylist(), days.run_ends.to_pylist(), strict=True):
+            path = folder / f"day={day}" / f"{number}.zstd.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = ordered.slice(at, end - at).select(stored.names).cast(stored)
+            pq.write_table(part, path, compression="zstd")
+            at = end
     return _staged(table, schema, folder, watermark)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import Final
 
@@ -49,6 +49,8 @@ def read(
     if table not in TABLES:
         raise ConfigError(f"{table!r} is no table of a history: it has {', '.join(TABLES)}")
     names, root = archived(directory, None if queue is None else [queue]), Path(directory).absolute()
+    if isinstance(since, datetime) or isinstance(until, datetime):
+        raise ConfigError("since and until are days, such as datetime.date(2026, 1, 31)")
     first, last = "" if since is None else since.isoformat(), "9999" if until is None else until.isoformat()
     files = [file for name in names for file in open_for_reading(root / name, table).files(first, last)]
     schema, moment = TABLES[table]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Final
 
@@ -108,8 +109,9 @@ def consumers(tables: Tables, top: int) -> list[Row]:
     ]
     facts += ["coalesce(sum(run_ms), 0) / 1000.0 as busy", 'min(claimed_at) as "first"', 'max(ended_at) as "last"']
     found = top_rows(tables, "deliveries", keys, "deliveries", facts, top)
-    query = "select queue, consumer, avg(utilisation) as utilisation from consumers group by queue, consumer"
-    busy = {(row["queue"], row["consumer"]): row["utilisation"] for row in tables.rows(query)}
+    known = ", ".join({quoted(row["consumer"]) for row in found}) or "''"
+    query = f"select queue, consumer, avg(utilisation) as busy from consumers where consumer in ({known}) group by 1, 2"
+    busy = {(row["queue"], row["consumer"]): row["busy"] for row in tables.rows(query)}
     return [row | {"utilisation": busy.get((row["queue"], row["consumer"]))} for row in found]
 
 
@@ -186,6 +188,8 @@ EXAMPLES: Final = 3
 # What is left of an error's text once all that differs from task to task is masked, so that the same errors meet.
 #: Longer texts are cut before they are masked, as only their beginning is looked at.
 LOOKED_AT: Final = 500
+#: So many failures are looked at, the latest: each text is masked in Python.
+LATEST: Final = 50_000
 #: What kind of error it is: an exception's name, as the engine writes it before the colon, or how a command ended.
 #: Other words before a colon have no digits in them, or else each task might have an error of its own kind; so has the
 #: last part of a name with dots.
@@ -231,7 +235,14 @@ _MASKS: Final = [(re.compile(pattern), mask) for pattern, mask in MASKS]
 
 def masked(error: str, task_id: str) -> tuple[str, str]:
     """The kind of an error, and what its text has in common with those of other tasks."""
-    known = re.sub(f"{_BEFORE_ID}{re.escape(task_id)}{_AFTER_ID}", lambda _: TASK, error[:LOOKED_AT])
+    known = error
+    if task_id in error:
+        known = re.sub(f"{_BEFORE_ID}{re.escape(task_id)}{_AFTER_ID}", lambda _: TASK, error)
+    return _masked(known)
+
+
+@lru_cache(maxsize=4_096)
+def _masked(known: str) -> tuple[str, str]:
     kind, text = _KIND.match(known), _HEAD.sub("", known)
     for pattern, mask in _MASKS:
         text = pattern.sub(mask, text)
@@ -239,12 +250,12 @@ def masked(error: str, task_id: str) -> tuple[str, str]:
 
 
 def failed(tables: Tables) -> list[Row]:
-    """The deliveries that failed, or whose consumer was lost, each with the kind and the masked text of its error."""
-    columns = "queue, class, task_id, consumer, ended_at, outcome, error"
-    lost = tables.rows(f"select {columns} from deliveries where {_FAILED} order by ended_at, task_id")
+    """The latest deliveries that failed, or whose consumer was lost, with the kind and the masked text of the error."""
+    columns = f"queue, class, task_id, consumer, ended_at, outcome, substr(error, 1, {LOOKED_AT}) as error"
+    latest = f"order by ended_at desc, task_id desc limit {LATEST}"
+    lost = tables.rows(f"select {columns} from deliveries where {_FAILED} {latest}")[::-1]
     for row in lost:
-        given = row["error"] or ""
-        row["error"] = given[:LOOKED_AT] if given.strip() else f"{row['outcome']}, no error told"
+        row["error"] = row["error"] if (row["error"] or "").strip() else f"{row['outcome']}, no error told"
         row["kind"], row["text"] = masked(row["error"], row["task_id"])
     return lost
 
@@ -303,7 +314,9 @@ def section(group_rows: list[Row], worst_rows: list[Row]) -> Section:
     tables = [Table("groups", caption, columns, clipped, "no delivery failed")]
     if known:
         tables.append(Table("worst", "Tasks that failed most often", "queue task_id class failures last error", often))
-    return Section("failures", "What fails, and why", said, tables, level="warn" if known else "good")
+    total = sum(row["failures"] for row in group_rows)
+    notes = [f"Only the latest {LATEST:,} failures were looked at."] if total >= LATEST else []
+    return Section("failures", "What fails, and why", said, tables, notes, level="warn" if known else "good")
 
 
 def _clip(text: str, length: int = 300) -> str:

@@ -106,14 +106,15 @@ class Tables:
             for kind, delta in own.items():
                 context.register(f"{kind}_{at}", delta)
         for kind in _COLUMNS:
-            every = " union all ".join(self._select(kind, f"{kind}_{at}") for at in range(len(self.queues)))
-            context.execute(f"create view {kind} as {every}").read_all()
+            each = (self._select(kind, queue, f"{kind}_{at}") for at, queue in enumerate(self.queues))
+            context.execute(f"create view {kind} as {' union all '.join(each)}").read_all()
         return context
 
-    def _select(self, kind: str, name: str) -> str:
+    def _select(self, kind: str, queue: str, name: str) -> str:
         columns, moment = list(_COLUMNS[kind]), "hour" if "hour" in _TIMES[kind] else "ended_at"
         if self.classes is not None and "class" in columns:
-            columns[columns.index("class")] = or_others(self.classes, ("queue", "class"))[1]
+            own = [[each] for of_queue, each in self.classes if of_queue == queue]
+            columns[columns.index("class")] = or_others(own, ["class"])[0]
         columns += [f"cast({time} as bigint) / 1e6 as {time}" for time in _TIMES[kind]]
         columns += [f"case when {span} < 0 then 0 else {span} end as {span}" for span in _SPANS[kind]]
         wanted = ["true"]

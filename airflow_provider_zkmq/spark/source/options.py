@@ -15,9 +15,9 @@ _TASKS: Final = (*_QUEUES, "states", "columns", "selector", "numPartitions")
 READ: Final = (*CONNECTION, *_TASKS, "since")
 STREAM: Final = (*CONNECTION, *_TASKS, "startingOffsets", "maxTasksPerTrigger", "failOnDataLoss")
 _PARTS: Final = ("id", "key", "data", "filters", "metadata", "priority", "delay", "notBefore")
-WRITE: Final = (*CONNECTION, *_QUEUES, *_PARTS, "batch")
 #: Where `enqueue` finds what its write has done.
 REPORT: Final = "_report"
+WRITE: Final = (*CONNECTION, *_QUEUES, *_PARTS, "batch", REPORT)
 #: Spark itself hands these on to the writer of a stream.
 STREAM_WRITE: Final = (*WRITE, "checkpointLocation", "queryName", "path")
 #: What looks like a password by its name is refused.
@@ -50,7 +50,7 @@ class SourceOptions:
         """Raise `SourceError` for an option that `use` does not have, with the names that come close."""
         names = {name.lower(): name for name in known}
         for name in self.values:
-            if name not in {*names, REPORT}:
+            if name not in names:
                 raise unknown(f"option {name!r} of {use}", name, names.values())
 
     def text(self, name: str) -> str | None:

@@ -196,7 +196,7 @@ class Query:
 
 def queues_of(options: SourceOptions, client: AnyClient, selector: str | None) -> list[str]:
     """The queues asked for, else all there are. Refuses one that is not there, and a selector that one cannot do."""
-    names = connecting.all_queues(client)
+    names = client.queues()
     wanted = options.queues() or names
     for name in wanted:
         if name not in names:
@@ -251,7 +251,6 @@ class Share(InputPartition):
     queue: str
     ids: Sequence[str]
     states: Sequence[str] | None = None
-    number: int = 0
 
 
 class TaskReader(DataSourceReader):
@@ -267,6 +266,8 @@ class TaskReader(DataSourceReader):
         with plainly(), connecting.connect(self.options) as client:
             known = self.query.selector is None and self.query.since is None and LISTED.issuperset(self.query.columns)
             listed = []
+            if not self.options.queues():
+                connecting.all_queues(client)  # what is read of none of them would be nothing
             for name in queues_of(self.options, client, self.query.selector):
                 if known:  # all that is asked for is told by where tasks are listed
                     states = list_states(client.queue(name), self.query.states)
@@ -307,7 +308,7 @@ def shares(listed: Sequence[Share], wanted: int) -> list[InputPartition]:
     for whole in listed:
         for at in range(0, len(whole.ids), size):
             states = None if whole.states is None else whole.states[at : at + size]
-            made.append(Share(whole.queue, whole.ids[at : at + size], states, len(made)))
+            made.append(Share(whole.queue, whole.ids[at : at + size], states))
     return made or [Share("", ())]
 
 
