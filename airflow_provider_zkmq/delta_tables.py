@@ -183,16 +183,25 @@ class Table:
                 self.path.mkdir(parents=True, exist_ok=True)
                 if DeltaTable.is_deltatable(str(self.path)):  # another run has made it meanwhile: it may have rows
                     raise CommitFailedError
-                delta = DeltaTable.create(
-                    str(self.path), schema, name=self.queue, partition_by=["day"], configuration=_CONFIGURATION
-                )
+                delta = self._create(schema)
             where |= {"partition_by": ["day"], "commit_properties": grown.properties()}
             delta.create_write_transaction(list(staged.files), schema=schema, **where)
         log = self.path / "_delta_log"
-        for path in (*(log / f"{delta.version() + step:020d}.json" for step in (0, 1)), log, self.path):
+        parents = self.path.parents[:3] if self.delta is None else ()  # they may be new as well
+        for path in (*(log / f"{delta.version() + step:020d}.json" for step in (0, 1)), log, self.path, *parents):
             if path.exists():
                 sync(path)
         return grown.rows
+
+    def _create(self, schema: Schema) -> DeltaTable:
+        try:
+            return DeltaTable.create(
+                str(self.path), schema, name=self.queue, partition_by=["day"], configuration=_CONFIGURATION
+            )
+        except DeltaError:
+            if DeltaTable.is_deltatable(str(self.path)):  # another run was faster
+                raise CommitFailedError from None
+            raise
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -254,9 +263,15 @@ def chosen(sizes: Sequence[int], few: int = FEW) -> list[int]:
 
 
 def open_for_reading(home: Path, kind: str) -> Table:
-    """Open a table as far as the one that is committed after it; otherwise as `Table.open`."""
-    following = FOLLOWED_BY.get(kind)
-    return Table.open(home, kind, Table.open(home, following).mark.watermark if following else None)
+    """Open a table as far as the one that is committed after it, none before that is there; else as `Table.open`."""
+    if kind not in FOLLOWED_BY:
+        return Table.open(home, kind)
+    following = Table.open(home, FOLLOWED_BY[kind])
+    return (
+        Table(home / FOLDERS[kind], home.name)
+        if following.delta is None
+        else Table.open(home, kind, following.mark.watermark)
+    )
 
 
 def sync(path: Path) -> None:

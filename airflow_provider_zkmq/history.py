@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 _FIRST = "run the maintenance DAG, or airflow_provider_zkmq.spark.run_pipeline, first"
 
 
+def archive_folder(directory: str | os.PathLike[str]) -> Path:
+    """The folder of an archive. Raises `ConfigError` for an address, which would be a folder of that name here."""
+    if "://" in str(directory):
+        raise ConfigError(f"an archive is in a folder, not at an address such as {directory}")
+    return Path(directory).absolute()
+
+
 def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTable:
     """Return a table of a queue's history, to be read without Spark: by Arrow, pandas, and others.
 
@@ -27,9 +34,9 @@ def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTabl
 
     if kind not in FOLDERS:
         raise ConfigError(f"{kind!r} is no table of a history: it has {', '.join(FOLDERS)}")
-    home = Path(directory).absolute() / check_name("queue", queue)
+    home = archive_folder(directory) / check_name("queue", queue)
     if (found := open_for_reading(home, kind).delta) is None:
-        raise ConfigError(f"{home.parent} holds no {kind} of queue {queue!r}")
+        raise ConfigError(f"{home.parent} holds no {kind} of queue {queue!r}: nothing of it has ended yet")
     return found
 
 
@@ -37,13 +44,15 @@ def archived(directory: str | os.PathLike[str], queues: Sequence[str] | None) ->
     """The queues of a history that are asked for; None: all. Raises `ConfigError` for others."""
     from .delta_tables import FOLDERS
 
-    root = Path(directory).absolute()
+    root = archive_folder(directory)
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder: give the directory of the archive; where there is none, {_FIRST}")
     there = sorted(path.parent.parent.name for path in root.glob(f"*/{FOLDERS['bronze']}/_delta_log"))
     if not there:
         raise ConfigError(f"{root} holds no archive of any queue: give the archive's directory, or {_FIRST}")
     requested = there if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
+    if not requested:
+        raise ConfigError("no queue is named: name some, or leave them out for all")
     for queue in requested:
         if queue not in there:
             near = get_close_matches(queue, there)
@@ -52,13 +61,15 @@ def archived(directory: str | os.PathLike[str], queues: Sequence[str] | None) ->
     return requested
 
 
-def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> list[str]:
-    """Those queues, whose tables of silver and gold are there. Raises `ConfigError`, `CorruptRecord`."""
+def known(
+    directory: str | os.PathLike[str], queues: Sequence[str] | None, needed: Sequence[str] = ("runs", "hourly")
+) -> list[str]:
+    """Those queues, which have these tables. Raises `ConfigError`, `CorruptRecord`."""
     from .delta_tables import Table
 
-    root, requested = Path(directory).absolute(), archived(directory, queues)
+    root, requested = archive_folder(directory), archived(directory, queues)
     for queue in requested:
-        bronze, *tables = (Table.open(root / queue, kind) for kind in ("bronze", "runs", "hourly"))
+        bronze, *tables = (Table.open(root / queue, kind) for kind in ("bronze", *needed))
         if bronze.mark.rows and not all(each.delta for each in tables):
             raise ConfigError(f"queue {queue!r} is archived in {root}, but its tables were not made yet: {_FIRST}")
     return requested
@@ -66,8 +77,9 @@ def known(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> li
 
 def check_writable(directory: str | Path) -> None:
     """Make the archive's folder if it is not there. Raises `ConfigError` where files cannot be written to it."""
+    folder = archive_folder(directory)
     try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory).close()
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(f"the archive's folder {directory} cannot be written to: {error}") from None

@@ -30,14 +30,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pendulum
 from airflow.sdk import DAG, Asset, Param, Variable, get_current_context, task, task_group
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from .history import check_writable
+from .history import archive_folder, check_writable
 from .hooks.settings import setting
 from .hooks.zkmq import ZkmqHook
 from .notifications.dead_letters import ZkmqDeadLetterNotifier
@@ -89,12 +88,16 @@ def days(title: str) -> Param:
 def queues() -> list[str]:
     """Return the names of the queues; one that is named and is not there has trouble of its own later.
 
-    A form's blank line names none: it would stand for the connection's own queue.
+    A form's blank line names none: it would stand for the connection's own queue. Raises `AirflowFailException` where
+    the connection's root has no queues: it is another one that is meant.
     """
     if names := [name for line in param("queues") or () if (name := line.strip())]:
         return list(dict.fromkeys(names))
     with ZkmqHook(param("connection")) as hook:
-        return sorted(hook.get_conn().queues())
+        client = hook.get_conn()
+        if not (names := sorted(client.queues())):
+            raise AirflowFailException(f"there is no queue under {client.config.root!r}: correct the connection's root")
+        return names
 
 
 @task(**AGAIN)
@@ -233,7 +236,7 @@ def write_report(directory: str, name: str, run_id: str) -> None:
     from .engine import ZkmqError
     from .spark import report
 
-    page = Path(directory).absolute() / f"report-{name}-{in_file_name(run_id)}.html"
+    page = archive_folder(directory) / f"report-{name}-{in_file_name(run_id)}.html"
     try:
         report(directory, [name]).write_html(page)
     except ZkmqError as error:  # nothing has ended yet, say

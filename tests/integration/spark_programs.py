@@ -161,7 +161,7 @@ def write(hosts: str, root: str, total: str, folder: str) -> None:
     broken = df.mapInArrow(faulty(str(killed), int(total) // PARTITIONS), df.schema)
     report = enqueue(broken, "census", hosts=hosts, root=root, batch="load")
     again = sum(part.attempt > 0 for part in report.partitions)
-    say(json.dumps({"rows": report.rows, "complete": report.complete, "again": again, "killed": killed.exists()}))
+    say(json.dumps({"rows": report.rows, "again": again, "killed": killed.exists()}))
     spark.stop()
 
 

@@ -25,9 +25,11 @@ CONSUMERS = 50
 #: What a claim that waits sends for one task once it is woken, at the most: it lists, reads, asks for the time where it
 #: has not heard it of late, and claims; then who is left lists what that has changed.
 WOKEN = {"Children": 2, "GetMany": 1, "Multi": 2}
-#: What a crowd of consumers sends for one task, and for one each: 150 to 250 here, more where many meet at a task.
-#: If everybody looked at every task it would be 2 500.
-FOR_ONE, FOR_THE_OTHERS = 75, 1_000
+#: What a crowd of consumers sends for one task: each lists what has changed, and few read the task. It is about 55
+#: here, more on a machine that is busy; if everybody read it, it would be more than two for each.
+FOR_ONE = 2 * CONSUMERS
+#: And for a task each: 150 to 250 here, more where many meet at a task. If everybody looked at each it would be 2 500.
+FOR_THE_OTHERS = 1_000
 
 
 class Waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,13 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from airflow_provider_zkmq.delta_tables import FOLDERS
-from airflow_provider_zkmq.engine import Message
+from airflow_provider_zkmq.delta_tables import FEW, FOLDERS, Table
+from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.history import table
-from airflow_provider_zkmq.spark import session
+from airflow_provider_zkmq.spark import report, session
 from airflow_provider_zkmq.spark.history import bronze, gold, silver, stage_and_load
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
+from tests.integration.conftest import started
 from tests.integration.ended import finish
 from tests.integration.histories import DAY, Histories, write_bronze
 
@@ -108,6 +110,48 @@ def test_a_run_that_waited_for_years_is_counted_in_every_day(without_spark, tmp_
     monkeypatch.undo()
     assert gold.summarise(home)["days written"] == 1_201
     assert {row["depth_start"] for row in rows_of(tmp_path, "hourly", "q")[1:]} == {1}
+
+
+@pytest.mark.full
+def test_of_two_pipelines_at_the_same_time_ten_times_no_row_is_twice(without_spark, where, q, tmp_path) -> None:
+    """Each goes on, or says in one line that another run was faster; one more run has what is left."""
+    for number in range(10):
+        finish(q, 3, retried=1)
+        runs = [started(lambda: run_pipeline(where, ["census"], tmp_path, lifetime=0)) for _ in range(2)]
+        failed = [str(error) for run in runs if (error := run.exception(60)) is not None]
+        assert all(re.search("another (archive )?run", error) for error in failed), failed
+        run_pipeline(where, ["census"], tmp_path, lifetime=0)
+        rows = sorted((row["id"], row["version"]) for row in rows_of(tmp_path, "bronze"))
+        assert len(rows) == len(set(rows)) == 3 * (number + 1)
+        assert rows == sorted((row["task_id"], row["version"]) for row in rows_of(tmp_path, "runs"))
+        assert sum(row["deliveries"] for row in rows_of(tmp_path, "hourly")) == 4 * (number + 1)
+
+
+@pytest.mark.full
+def test_thirty_runs_leave_few_files(without_spark, where, q, tmp_path) -> None:
+    """Readers open no more files of a table after thirty runs than after some; its log is read from a checkpoint."""
+    for _ in range(30):
+        finish(q, 1)
+        run_pipeline(where, ["census"], tmp_path, lifetime=0)
+    for kind in FOLDERS:
+        opened = Table.open(tmp_path / "census", kind)
+        assert len(opened.pieces) <= 2 * FEW
+        assert list((opened.path / "_delta_log").glob("*.checkpoint.parquet"))
+    assert sum(row["ended"] for row in rows_of(tmp_path, "hourly")) == 30
+
+
+def test_an_address_is_no_folder(where, q, tmp_path) -> None:
+    """It would be made here, and what is archived there would be deleted from ZooKeeper; no list is no queue."""
+    finish(q, 1)
+    for call in (
+        lambda: run_pipeline(where, None, "s3://bucket/archive"),
+        lambda: report("s3://bucket/archive"),
+        lambda: table("runs", "s3://bucket/archive", "census"),
+    ):
+        with pytest.raises(ConfigError, match="an archive is in a folder, not at an address such as s3://bucket"):
+            call()
+    with pytest.raises(ConfigError, match="no queue is named"):
+        run_pipeline(where, [], tmp_path)
 
 
 @pytest.mark.full

@@ -22,6 +22,7 @@ from ... import engine
 from ...delta_tables import Mark, Staged, Table
 from ...engine import AnyQueue, Archive, ConfigError, Ended, Unreadable
 from ...engine.queue_internals import internals
+from ...history import archive_folder
 from ..session import spark_session
 from ..source.connecting import Connect, open_client
 from .queue_reader import ENDED, SCHEMA, read_runs, reader
@@ -107,7 +108,7 @@ def archive_queue(
     Raises `ConfigError` where another run is at work or `directory` is not the queue's archive, and
     `ArchiveIncomplete` where tasks vanished while they were read.
     """
-    home = Path(directory).absolute() / engine.check_name("queue", queue)
+    home = archive_folder(directory) / engine.check_name("queue", queue)
     with open_client(connect) as client:
         source = client.queue(queue)
         if not source.conf().archive:

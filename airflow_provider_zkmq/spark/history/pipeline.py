@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
 from ...delta_tables import FOLDERS, Table
-from ...engine import ZkmqError, check_name
-from ...history import check_writable
+from ...engine import AnyClient, ConfigError, ZkmqError, check_name
+from ...history import archive_folder, check_writable
 from ..session import ending_what_starts
 from ..source.connecting import Connect, all_queues, open_client
 from .bronze import archive_queue
@@ -87,8 +86,8 @@ def run_pipeline(
     Raises `PipelineFailed` where a queue's turn ended early, when all have had theirs.
     """
     with ending_what_starts(), open_client(connect) as client:
-        names = list(dict.fromkeys(queues or all_queues(client)))
-        place = Path(directory).absolute()
+        names = _names(client, queues)
+        place = archive_folder(directory)
         reports = {name: QueueReport(check_name("queue", name)) for name in names}
 
         @contextmanager
@@ -142,6 +141,14 @@ def run_pipeline(
     if report.failed:
         raise PipelineFailed(report)
     return report
+
+
+def _names(client: AnyClient, queues: Sequence[str] | None) -> list[str]:
+    """The queues that are asked for; None: all. Raises `ConfigError` where that is none."""
+    names = list(dict.fromkeys(all_queues(client) if queues is None else queues))
+    if not names:
+        raise ConfigError("no queue is named: name some, or None for all")
+    return names
 
 
 def said(error: BaseException) -> str:

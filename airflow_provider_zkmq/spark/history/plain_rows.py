@@ -45,5 +45,5 @@ def first_known(*values: Any) -> Any:
 
 
 def milliseconds_between(begin: int | None, end: int | None) -> int | None:
-    """The whole milliseconds from one time to another, as they differ in milliseconds; None where one is not known."""
-    return None if begin is None or end is None else end // 1000 - begin // 1000
+    """The whole milliseconds from one time to another, or 0 if that is before it; None where one is not known."""
+    return None if begin is None or end is None else max(0, end // 1000 - begin // 1000)

@@ -58,6 +58,11 @@ def class_of(filters: str) -> Column:
     return f.coalesce(f.array_join(spelt, ";"), f.lit(""))
 
 
+def at_least_none(span: Column) -> Column:
+    """A span, where clocks of servers that disagree make it less than none: 0."""
+    return f.when(span < 0, f.lit(0)).otherwise(span)
+
+
 def runs_of(bronze: DataFrame) -> DataFrame:
     """A row for each bronze row. What a dead or cancelled run's record does not say, its last delivery does."""
     latest = f.try_element_at("history", f.lit(-1))
@@ -72,8 +77,8 @@ def runs_of(bronze: DataFrame) -> DataFrame:
         "consumer": f.coalesce("consumer", "own.consumer"),
         "claimed_at": f.col("claimed"),
         "started_at": f.col("began"),
-        "wait_ms": f.coalesce("wait_ms", waited),
-        "run_ms": f.coalesce("run_ms", ran),
+        "wait_ms": at_least_none(f.coalesce("wait_ms", waited)),
+        "run_ms": at_least_none(f.coalesce("run_ms", ran)),
         "day": day_of("ended_at"),
     }
     return known.select(*(computed.get(name, f.col(name)).alias(name) for name in (*RUNS.names, "day")))
@@ -95,7 +100,7 @@ def deliveries_of(bronze: DataFrame) -> DataFrame:
     spread = bronze.select(*known, f.explode(each).alias("e"))
     rows = spread.select("queue", "task_id", "version", "class", "e.*").fillna("", ["consumer"])
     rows = rows.withColumn("started_at", f.coalesce("started_at", "claimed_at"))
-    rows = rows.withColumn("run_ms", milliseconds("ended_at") - milliseconds("started_at"))
+    rows = rows.withColumn("run_ms", at_least_none(milliseconds("ended_at") - milliseconds("started_at")))
     # Of the rows of a delivery the one with the lowest version.
     rest = ["version", *(name for name in DELIVERIES.names if name not in {*KEY, "version"})]
     first = rows.groupBy(*KEY).agg(f.min(f.struct(*rest)).alias("first")).select(*KEY, "first.*")
@@ -128,12 +133,17 @@ def runs_here(bronze: pa.Table) -> pa.Table:
             "consumer": first_known(row["consumer"], own.get("consumer")),
             "claimed_at": claimed,
             "started_at": began,
-            "wait_ms": first_known(row["wait_ms"], milliseconds_between(row["enqueued_at"], began)),
-            "run_ms": first_known(row["run_ms"], milliseconds_between(began, own.get("ended_at"))),
+            "wait_ms": _known_span(row["wait_ms"], row["enqueued_at"], began),
+            "run_ms": _known_span(row["run_ms"], began, own.get("ended_at")),
             "day": row["ended_at"] // DAY_US,
         }
         made.append(row | computed)
     return table_of(made, with_day(RUNS))
+
+
+def _known_span(known: int | None, begin: int | None, end: int | None) -> int | None:
+    """A span as it is known, else from one time to the other; not less than none."""
+    return milliseconds_between(begin, end) if known is None else max(0, known)
 
 
 def deliveries_here(bronze: pa.Table) -> pa.Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from datetime import date, datetime
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ...delta_tables import open_for_reading
 from ...engine import ConfigError
-from ...history import archived
+from ...history import archive_folder, known
 from .gold import CONSUMERS, HOURLY
 from .queue_reader import SCHEMA
 from .silver import DELIVERIES, RUNS
@@ -48,9 +47,10 @@ def read(
     """
     if table not in TABLES:
         raise ConfigError(f"{table!r} is no table of a history: it has {', '.join(TABLES)}")
-    names, root = archived(directory, None if queue is None else [queue]), Path(directory).absolute()
     if isinstance(since, datetime) or isinstance(until, datetime):
         raise ConfigError("since and until are days, such as datetime.date(2026, 1, 31)")
+    names = known(directory, None if queue is None else [queue], [table])
+    root = archive_folder(directory)
     first, last = "" if since is None else since.isoformat(), "9999" if until is None else until.isoformat()
     files = [file for name in names for file in open_for_reading(root / name, table).files(first, last)]
     schema, moment = TABLES[table]

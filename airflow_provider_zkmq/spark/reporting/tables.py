@@ -15,6 +15,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from ...delta_tables import open_for_reading
 from ...engine import ZkmqError
+from ...history import archive_folder
 from .rendering import Row
 
 #: What stands for all that is too small for a row of its own. No name of a queue, a class or a consumer has blanks.
@@ -80,7 +81,7 @@ class Tables:
         until: datetime | None = None,
     ) -> Tables:
         """What ended, or happened in an hour that began, from `since` and before `until`. Raises as `Table.open`."""
-        root, found = Path(directory).absolute(), dict[str, QueueTables]()
+        root, found = archive_folder(directory), dict[str, QueueTables]()
         for queue in queues:
             opened = {kind: open_for_reading(root / queue, kind).delta for kind in _COLUMNS}
             there = {kind: delta for kind, delta in opened.items() if delta is not None}

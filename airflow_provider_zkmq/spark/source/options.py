@@ -66,7 +66,11 @@ class SourceOptions:
         """The queues that are named, by the option ``queue`` or ``queues``. Raises `SourceError` for both."""
         if self.text("queue") and self.text("queues"):
             raise SourceError("give option queue or option queues, not both: they are the same")
-        return self.names("queue") or self.names("queues")
+        given = self.text("queue") or self.text("queues")
+        names = self.names("queue") or self.names("queues")
+        if given and not names:
+            raise SourceError(f"option queue names no queue: {given!r}; leave it out for all")
+        return names
 
     def count(self, name: str, default: int) -> int:
         """A whole number of at least 1. Raises `SourceError` for what is none."""

@@ -207,6 +207,8 @@ class EndOffsets:
     def aim(self) -> None:
         """Let the stream end with what has ended by now. What is not there is a matter of the batches."""
         self._targeted = self._names()
+        if not self._targeted:  # with nothing to follow it would end at once, whatever is meant
+            connecting.all_queues(self._client)
         self._target = max((self._latest_end(name) or 0 for name in self._targeted), default=0)
 
     def plan(self, start: Offset, most: int | None) -> Offset:
