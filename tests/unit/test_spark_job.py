@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -96,6 +98,20 @@ def test_rows_are_merged_a_few_times_however_many_files_come():
     assert merges <= 1_000 / (FEW - 2)
     assert chosen([10] * (FEW - 1)) == chosen([LARGE, *[10] * (FEW - 1)]) == []
     assert chosen([LARGE, *[10] * FEW]) == [10] * FEW
+
+
+def test_what_a_table_says_of_itself_outlives_its_log(tmp_path):
+    """A checkpoint is made every twenty commits; what stood in the log before it is deleted when it is old."""
+    for watermark in range(1, 46):
+        commit(tmp_path / "q", "runs", 1, watermark)
+    opened = Table.open(tmp_path / "q", "runs")
+    log, long_ago = opened.path / "_delta_log", time.time() - 30 * 86_400
+    for path in log.iterdir():
+        os.utime(path, (long_ago, long_ago))
+    opened.delta.cleanup_metadata()
+    assert len(list(log.glob("*.json"))) < 25
+    again = Table.open(tmp_path / "q", "runs")
+    assert (again.mark, again.mark.watermark, again.mark.rows) == (opened.mark, 45, 45)
 
 
 def test_who_commits_to_a_table_second_is_refused_and_changes_nothing(tmp_path):
