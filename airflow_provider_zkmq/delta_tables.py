@@ -263,15 +263,16 @@ def chosen(sizes: Sequence[int], few: int = FEW) -> list[int]:
 
 
 def open_for_reading(home: Path, kind: str) -> Table:
-    """Open a table as far as the one that is committed after it, none before that is there; else as `Table.open`."""
+    """Open a table as far as the one that is committed after it has come; where that is not there, it is empty.
+
+    Otherwise as `Table.open`.
+    """
     if kind not in FOLLOWED_BY:
         return Table.open(home, kind)
     following = Table.open(home, FOLLOWED_BY[kind])
-    return (
-        Table(home / FOLDERS[kind], home.name)
-        if following.delta is None
-        else Table.open(home, kind, following.mark.watermark)
-    )
+    if following.delta is None:
+        return Table(home / FOLDERS[kind], home.name)
+    return Table.open(home, kind, following.mark.watermark)
 
 
 def sync(path: Path) -> None:

@@ -36,7 +36,7 @@ def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTabl
         raise ConfigError(f"{kind!r} is no table of a history: it has {', '.join(FOLDERS)}")
     home = archive_folder(directory) / check_name("queue", queue)
     if (found := open_for_reading(home, kind).delta) is None:
-        raise ConfigError(f"{home.parent} holds no {kind} of queue {queue!r}: nothing of it has ended yet")
+        raise ConfigError(f"{home.parent} holds no {kind} of queue {queue!r}: if some of it has ended, {_FIRST}")
     return found
 
 

@@ -318,10 +318,12 @@ class Silver:
         since, (begin, end) = "9999", ((day - _EPOCH) * _DAY_HOURS for day in (days.start, days.stop))
         if days:
             since = date.fromordinal(days[0]).isoformat()
-        runs, deliveries = self._here(since) if self._few(since) else ([], [])
-        if self._few(since) and are_few(hours_in_all(runs, deliveries)):
-            hours, worked = class_hours_here(runs, deliveries, begin, end), consumer_hours_here(deliveries, begin, end)
-            return _staged_here(hourly, HOURLY, hours), _staged_here(consumers, CONSUMERS, worked)
+        if self._few(since):
+            runs, deliveries = self._here(since)
+            if are_few(hours_in_all(runs, deliveries)):
+                hours = class_hours_here(runs, deliveries, begin, end)
+                worked = consumer_hours_here(deliveries, begin, end)
+                return _staged_here(hourly, HOURLY, hours), _staged_here(consumers, CONSUMERS, worked)
         frames = self._frames(since)
         numbers = consumer_hours(frames[1]).where(f.col("hour").between(begin, end - 1))
         return _staged(hourly, HOURLY, class_hours(*frames, begin, end)), _staged(consumers, CONSUMERS, numbers)
