@@ -112,6 +112,28 @@ def test_a_run_that_waited_for_years_is_counted_in_every_day(without_spark, tmp_
     assert {row["depth_start"] for row in rows_of(tmp_path, "hourly", "q")[1:]} == {1}
 
 
+@pytest.mark.parametrize("first", ["the table is opened", "the other run"])
+def test_a_run_that_another_one_overtakes_as_it_begins_says_so(without_spark, where, q, tmp_path, monkeypatch, first):
+    """It changes nothing, and does not say that the archive lags behind: one more run goes on."""
+    finish(q, 2)
+    run_pipeline(where, ["census"], tmp_path)
+    finish(q, 1)
+    opened = Table.open
+
+    def overtaken(home: Path, kind: str) -> Table:
+        monkeypatch.setattr(bronze, "Table", Table)
+        table = opened(home, kind)
+        run_pipeline(where, ["census"], tmp_path)
+        return table if first == "the table is opened" else opened(home, kind)
+
+    monkeypatch.setattr(bronze, "Table", SimpleNamespace(open=overtaken))
+    with pytest.raises(PipelineFailed, match="was changed by another archive run; run this one again"):
+        run_pipeline(where, ["census"], tmp_path)
+    assert len(rows_of(tmp_path, "bronze")) == 3
+    run_pipeline(where, ["census"], tmp_path)
+    assert len(rows_of(tmp_path, "runs")) == 3
+
+
 @pytest.mark.full
 def test_of_two_pipelines_at_the_same_time_ten_times_no_row_is_twice(without_spark, where, q, tmp_path) -> None:
     """Each goes on, or says in one line that another run was faster; one more run has what is left."""

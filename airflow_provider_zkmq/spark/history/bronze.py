@@ -54,14 +54,17 @@ class ArchiveReport:
     unreadable: tuple[str, ...] = ()
 
 
-def _take_pointer(queue: AnyQueue, home: Path, mark: Mark) -> Archive:
-    """Bring the archive's pointer up to the table, which also stops clean-up from deleting what is newer.
+def _begin(queue: AnyQueue, home: Path) -> tuple[Table, Archive]:
+    """Open the table and bring the archive's pointer up to it, which stops clean-up from deleting what is newer.
 
     Clean-up deletes up to the pointer from then on. A table of others, which may have come further by number so that
     what ended here would be passed over, is refused before. A queue that was made after all that the archive has goes
     on with it: it was deleted and made again.
     """
+    # The pointer comes first: what another run publishes meanwhile does not put the table behind, and refuses this one.
     before = internals(queue).archive()
+    table = Table.open(home, "bronze")
+    mark = table.mark
     if mark.born not in {0, before.born} and before.born <= mark.watermark:
         raise ConfigError(
             f"{home} is the archive of another queue {queue.name!r}, of another root or ensemble, or of one that was "
@@ -82,7 +85,7 @@ def _take_pointer(queue: AnyQueue, home: Path, mark: Mark) -> Archive:
     pointer = internals(queue).archive()
     if replace(pointer, version=before.version) != claim:
         raise _overtaken(queue)
-    return pointer
+    return table, pointer
 
 
 def _overtaken(queue: AnyQueue) -> ConfigError:
@@ -113,8 +116,7 @@ def archive_queue(
         source = client.queue(queue)
         if not source.conf().archive:
             source.configure(archive=True)
-        table = Table.open(home, "bronze")
-        pointer = _take_pointer(source, home, table.mark)
+        table, pointer = _begin(source, home)
         after("begun")
         watermark = internals(source).zxid()
         after("marked")
