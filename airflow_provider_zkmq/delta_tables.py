@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
+from pyarrow import fs
 
 from .engine import ConfigError, CorruptRecord
+from .location import Location, sync
 
 #: Where each table is, below the queue's folder.
 FOLDERS: Final = {
@@ -109,53 +110,77 @@ class Staged(NamedTuple):
     rows: int
 
 
+class _Delta(DeltaTable):
+    """A table whose files Arrow reads itself.
+
+    By `deltalake`'s file system, which is written in Python, a program may abort as it ends: a thread of Arrow's calls
+    an interpreter that is gone (apache/arrow#34314).
+    """
+
+    location: Location
+
+    def to_pyarrow_dataset(
+        self, partitions: Any = None, filesystem: fs.FileSystem | None = None, **options: Any
+    ) -> ds.Dataset:
+        """As that of `DeltaTable`."""
+        own = filesystem or fs.SubTreeFileSystem(self.location.path, self.location.files())
+        return super().to_pyarrow_dataset(partitions, own, **options)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table as it was when it was opened; ``delta`` is None where nothing was committed yet."""
 
-    path: Path
+    location: Location
     queue: str
     delta: DeltaTable | None = None
     mark: Mark = Mark()
     pieces: tuple[Piece, ...] = ()
 
     @classmethod
-    def open(cls, home: Path, kind: str, until: int | None = None) -> Table:
+    def open(cls, home: Location, kind: str, until: int | None = None) -> Table:
         """Open a table in the queue's folder `home`, as it was before it passed the watermark `until`.
 
-        Raises `ConfigError` for the table of another queue, and for one that other programs have changed, and
-        `CorruptRecord` for one that cannot be read.
+        Raises `ConfigError` for the table of another queue, and for one that other programs have changed,
+        `CorruptRecord` for one that cannot be read, and `StoreFailed`.
         """
-        path = home / FOLDERS[kind]
-        if _UNUSABLE.search(str(path)):
-            raise ConfigError(f"{path}: Delta tables cannot be kept in a folder with ?, #, % or \\ in its path")
-        if not DeltaTable.is_deltatable(str(path)):
-            return cls(path, home.name)
+        location = home / FOLDERS[kind]
+        if _UNUSABLE.search(str(location)):
+            raise ConfigError(f"{location}: Delta tables cannot be kept in a folder with ?, #, % or \\ in its path")
         try:
-            delta = DeltaTable(str(path))
-            mark = Mark.of(delta)
-            while until is not None and mark.watermark > until:
-                delta.load_as_version(delta.version() - 1)
+            with location.explained():
+                delta = _Delta(str(location), storage_options=location.options())
+                delta.location = location
                 mark = Mark.of(delta)
-            files = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+                while until is not None and mark.watermark > until:
+                    delta.load_as_version(delta.version() - 1)
+                    mark = Mark.of(delta)
+                files = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+        except TableNotFoundError:
+            return cls(location, home.name)
         except DeltaError as error:
             line = (str(error).splitlines() or [""])[0]
-            raise CorruptRecord(f"{path} cannot be read as a Delta table: {line}") from error
+            raise CorruptRecord(f"{location} cannot be read as a Delta table: {line}") from error
         queue, rows = delta.metadata().name, sum(file["num_records"] for file in files)
         if queue != home.name:
-            raise ConfigError(f"{path} is the archive of queue {queue!r}, not of {home.name!r}: give another directory")
+            raise ConfigError(
+                f"{location} is the archive of queue {queue!r}, not of {home.name!r}: give another directory"
+            )
         if rows != mark.rows:
             raise ConfigError(
-                f"{path} has {rows} rows and should have {mark.rows}: another program has changed or "
+                f"{location} has {rows} rows and should have {mark.rows}: another program has changed or "
                 "restored it; restore its newest version, or remove a table of silver or gold to have it made anew"
             )
         named = ("path", "num_records", "size_bytes", "max.watermark")
         pieces = [Piece(str(file["partition.day"]), *map(file.get, named)) for file in files]
-        return cls(path, home.name, delta, mark, tuple(pieces))
+        return cls(location, home.name, delta, mark, tuple(pieces))
 
     def files(self, since: str = "", until: str = "9999", newer: int = 0) -> list[str]:
-        """The files with rows of days from `since` to `until`, both included, and perhaps newer than a watermark."""
-        return [str(self.path / piece.path) for piece in self._found(since, until, newer)]
+        """The files with rows of days from `since` to `until`, both included, and perhaps newer than a watermark.
+
+        They are called as the location's file system calls them.
+        """
+        return [f"{self.location.path}/{piece.path}" for piece in self._found(since, until, newer)]
 
     def count(self, since: str = "", until: str = "9999", newer: int = 0) -> int:
         """How many rows those files have."""
@@ -180,44 +205,54 @@ class Table:
         with self._refusing():
             delta = self.delta
             if delta is None:
-                self.path.mkdir(parents=True, exist_ok=True)
-                if DeltaTable.is_deltatable(str(self.path)):  # another run has made it meanwhile: it may have rows
+                if self.location.folder is not None:
+                    self.location.folder.mkdir(parents=True, exist_ok=True)
+                if _is_table(self.location):  # another run has made it meanwhile: it may have rows
                     raise CommitFailedError
                 delta = self._create(schema)
             where |= {"partition_by": ["day"], "commit_properties": grown.properties()}
             delta.create_write_transaction(list(staged.files), schema=schema, **where)
-        log = self.path / "_delta_log"
-        parents = self.path.parents[:3] if self.delta is None else ()  # they may be new as well
-        for path in (*(log / f"{delta.version() + step:020d}.json" for step in (0, 1)), log, self.path, *parents):
-            if path.exists():
-                sync(path)
+        if (folder := self.location.folder) is not None:
+            log, new = folder / "_delta_log", [f"{delta.version() + step:020d}.json" for step in (0, 1)]
+            parents = folder.parents[:3] if self.delta is None else ()  # they may be new as well
+            for path in (*(log / name for name in new), log, folder, *parents):
+                if path.exists():
+                    sync(path)
         return grown.rows
 
     def _create(self, schema: Schema) -> DeltaTable:
         try:
             return DeltaTable.create(
-                str(self.path), schema, name=self.queue, partition_by=["day"], configuration=_CONFIGURATION
+                str(self.location),
+                schema,
+                name=self.queue,
+                partition_by=["day"],
+                configuration=_CONFIGURATION,
+                storage_options=self.location.options(),
             )
         except DeltaError:
-            if DeltaTable.is_deltatable(str(self.path)):  # another run was faster
+            if _is_table(self.location):  # another run was faster
                 raise CommitFailedError from None
             raise
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
         try:
-            yield
+            with self.location.explained():
+                yield
         except CommitFailedError:
             raise ConfigError(
-                f"another run has written {self.path} meanwhile; this one changed nothing there: run it again"
+                f"another run has written {self.location} meanwhile; this one changed nothing there: run it again"
             ) from None
 
-    def forget(self, cut: date) -> None:
-        """Have readers see no day before `cut`. What is late for those days goes, too."""
+    def forget(self, cut: date) -> int:
+        """Have readers see no day before `cut`; returns how many rows went. What is late for those days goes, too."""
         before = (cut - timedelta(days=1)).isoformat()
-        if self.delta is not None and (self.mark.horizon < cut.toordinal() or self.files(until=before)):
-            mark = replace(self.mark, horizon=max(self.mark.horizon, cut.toordinal()))
-            self.commit(Staged(self.delta.schema().to_json(), (), 0), mark, ("0001-01-01", before))
+        if self.delta is None or (self.mark.horizon >= cut.toordinal() and not self.files(until=before)):
+            return 0
+        mark = replace(self.mark, horizon=max(self.mark.horizon, cut.toordinal()))
+        staged = Staged(self.delta.schema().to_json(), (), 0)
+        return self.mark.rows - self.commit(staged, mark, ("0001-01-01", before))
 
     def merge(self, few: int = FEW) -> int:
         """Merge small files of the same day; returns how many. Rows stay the same."""
@@ -243,8 +278,8 @@ class Table:
         with self._refusing():
             if gone := self.delta.vacuum(full=True, **age):
                 self.delta.vacuum(full=True, dry_run=False, commit_properties=self.mark.properties(), **age)
-        before = time.time() - hours * 3600
-        for folder in sorted(self.path.glob("*/**/"), reverse=True):
+        before, home = time.time() - hours * 3600, self.location.folder
+        for folder in sorted(home.glob("*/**/"), reverse=True) if home else ():
             with contextlib.suppress(OSError):  # one that is not empty
                 if folder.stat().st_mtime <= before:  # others are being written to
                     folder.rmdir()
@@ -262,7 +297,11 @@ def chosen(sizes: Sequence[int], few: int = FEW) -> list[int]:
     return group if len(group) >= few else []
 
 
-def open_for_reading(home: Path, kind: str) -> Table:
+def _is_table(location: Location) -> bool:
+    return bool(DeltaTable.is_deltatable(str(location), location.options()))
+
+
+def open_for_reading(home: Location, kind: str) -> Table:
     """Open a table as far as the one that is committed after it has come; where that is not there, it is empty.
 
     Otherwise as `Table.open`.
@@ -275,19 +314,9 @@ def open_for_reading(home: Path, kind: str) -> Table:
     return Table.open(home, kind, following.mark.watermark)
 
 
-def sync(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def added(home: Path, paths: Iterable[tuple[Path, int]], watermark: int | None) -> Iterator[AddAction]:
-    """Files below a table's folder, with the rows that each has, as a commit names them."""
-    for path, rows in paths:
-        bounds = {} if watermark is None else {each: {"watermark": watermark} for each in ("minValues", "maxValues")}
-        name, status, day = str(path.relative_to(home)), path.stat(), path.parent.name.removeprefix("day=")
-        stats = json.dumps({"numRecords": rows, **bounds})
-        yield AddAction(name, status.st_size, {"day": day}, int(status.st_mtime * 1000), True, stats)
+def added(files: Iterable[tuple[str, str, int, int]], watermark: int | None) -> Iterator[AddAction]:
+    """Files as a commit names them: each by its path below the table's folder, its day, its rows and its bytes."""
+    bounds = {} if watermark is None else {each: {"watermark": watermark} for each in ("minValues", "maxValues")}
+    now = time.time_ns() // 1_000_000
+    for path, day, rows, size in files:
+        yield AddAction(path, size, {"day": day}, now, True, json.dumps({"numRecords": rows, **bounds}))

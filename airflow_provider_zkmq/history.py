@@ -1,15 +1,14 @@
-"""The history of queues: its tables without Spark, which queues an archive holds, and whether it can be written to."""
+"""The history of queues without Spark: its tables, and which queues an archive holds."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .engine import ConfigError, check_name
+from .location import Location
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -17,14 +16,7 @@ if TYPE_CHECKING:
 _FIRST = "run the maintenance DAG, or airflow_provider_zkmq.spark.run_pipeline, first"
 
 
-def archive_folder(directory: str | os.PathLike[str]) -> Path:
-    """The folder of an archive. Raises `ConfigError` for an address, which would be a folder of that name here."""
-    if "://" in str(directory):
-        raise ConfigError(f"an archive is in a folder, not at an address such as {directory}")
-    return Path(directory).absolute()
-
-
-def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTable:
+def table(kind: str, directory: str | os.PathLike[str] | Location, queue: str) -> DeltaTable:
     """Return a table of a queue's history, to be read without Spark: by Arrow, pandas, and others.
 
     `kind`: ``bronze``, ``runs``, ``deliveries``, ``hourly`` or ``consumers``. Raises `ConfigError` for one that is not
@@ -34,20 +26,20 @@ def table(kind: str, directory: str | os.PathLike[str], queue: str) -> DeltaTabl
 
     if kind not in FOLDERS:
         raise ConfigError(f"{kind!r} is no table of a history: it has {', '.join(FOLDERS)}")
-    home = archive_folder(directory) / check_name("queue", queue)
+    home = Location.of(directory) / check_name("queue", queue)
     if (found := open_for_reading(home, kind).delta) is None:
         raise ConfigError(f"{home.parent} holds no {kind} of queue {queue!r}: if some of it has ended, {_FIRST}")
     return found
 
 
-def archived(directory: str | os.PathLike[str], queues: Sequence[str] | None) -> list[str]:
+def archived(directory: str | os.PathLike[str] | Location, queues: Sequence[str] | None) -> list[str]:
     """The queues of a history that are asked for; None: all. Raises `ConfigError` for others."""
     from .delta_tables import FOLDERS
 
-    root = archive_folder(directory)
-    if not root.is_dir():
+    root = Location.of(directory)
+    if root.folder is not None and not root.folder.is_dir():
         raise ConfigError(f"{root} is no folder: give the directory of the archive; where there is none, {_FIRST}")
-    there = sorted(path.parent.parent.name for path in root.glob(f"*/{FOLDERS['bronze']}/_delta_log"))
+    there = [name for name in root.names() if (root / name / FOLDERS["bronze"] / "_delta_log").is_there()]
     if not there:
         raise ConfigError(f"{root} holds no archive of any queue: give the archive's directory, or {_FIRST}")
     requested = there if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
@@ -62,24 +54,16 @@ def archived(directory: str | os.PathLike[str], queues: Sequence[str] | None) ->
 
 
 def known(
-    directory: str | os.PathLike[str], queues: Sequence[str] | None, needed: Sequence[str] = ("runs", "hourly")
+    directory: str | os.PathLike[str] | Location,
+    queues: Sequence[str] | None,
+    needed: Sequence[str] = ("runs", "hourly"),
 ) -> list[str]:
     """Those queues, which have these tables. Raises `ConfigError`, `CorruptRecord`."""
     from .delta_tables import Table
 
-    root, requested = archive_folder(directory), archived(directory, queues)
+    root, requested = Location.of(directory), archived(directory, queues)
     for queue in requested:
         bronze, *tables = (Table.open(root / queue, kind) for kind in ("bronze", *needed))
         if bronze.mark.rows and not all(each.delta for each in tables):
             raise ConfigError(f"queue {queue!r} is archived in {root}, but its tables were not made yet: {_FIRST}")
     return requested
-
-
-def check_writable(directory: str | Path) -> None:
-    """Make the archive's folder if it is not there. Raises `ConfigError` where files cannot be written to it."""
-    folder = archive_folder(directory)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ConfigError(f"the archive's folder {directory} cannot be written to: {error}") from None

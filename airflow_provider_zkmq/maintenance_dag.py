@@ -30,16 +30,18 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pendulum
 from airflow.sdk import DAG, Asset, Param, Variable, get_current_context, task, task_group
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from .history import archive_folder, check_writable
 from .hooks.settings import setting
 from .hooks.zkmq import ZkmqHook
 from .notifications.dead_letters import ZkmqDeadLetterNotifier
+
+if TYPE_CHECKING:
+    from .location import Location
 
 #: What depends on the history is scheduled on it.
 HISTORY = Asset("zkmq_history")
@@ -54,13 +56,12 @@ def said_directory(given: str | None) -> str:
     return said or setting("archive_directory")
 
 
-def archive_directory(given: str | None) -> str:
-    """Where the archive is. Raises ValueError where nobody says it."""
-    directory = said_directory(given)
-    if not directory:
-        message = "say where the archive is: param directory, Variable zkmq_archive_dir, ZKMQ_ARCHIVE_DIR or [zkmq]"
-        raise ValueError(message)
-    return directory
+def archive_location() -> Location | None:
+    """Where the archive is; None where nobody says it. Raises `ConfigError`."""
+    from .location import Location
+
+    directory = said_directory(param("directory"))
+    return Location(directory, param("directory_connection") or None) if directory else None
 
 
 def param(name: str) -> Any:
@@ -110,10 +111,9 @@ def rescue(name: str) -> dict[str, Any]:
         with one_try_if_it_is_missing():  # configure() would make it
             archived = queue.conf().archive
         done = foresee(queue, param("lifetime")) if param("dry_run") else bring_back(queue)
-        directory = said_directory(param("directory"))
-        if param("archive") and not (archived or param("dry_run")) and directory:
+        if param("archive") and not (archived or param("dry_run")) and (location := archive_location()):
             # Long before its turn to be archived has come, perhaps; what no archive will ever take would only grow.
-            check_writable(directory)
+            location.check_writable()
             queue.configure(archive=True)
     print(f"queue {name}: {done}")  # noqa: T201  the task's log
     return done
@@ -127,10 +127,13 @@ def archive(name: str) -> dict[str, Any]:
     from .hooks.lineage import record_lineage
 
     context = get_current_context()
-    directory = archive_directory(param("directory"))
-    numbers = archived(name, directory, context["params"], context["run_id"])
-    record_lineage(param("connection"), name, directory)
-    extra = {"queue": name, "directory": directory, "rows": numbers["archived"]}
+    location = archive_location()
+    if location is None:
+        message = "say where the archive is: param directory, Variable zkmq_archive_dir, ZKMQ_ARCHIVE_DIR or [zkmq]"
+        raise ValueError(message)
+    numbers = archived(name, location, context["params"], context["run_id"])
+    record_lineage(param("connection"), name, (location / name).uri)
+    extra = {"queue": name, "directory": str(location), "rows": numbers["archived"]}
     context["outlet_events"][HISTORY].extra.update(extra)
     return numbers
 
@@ -207,17 +210,17 @@ def numbers(name: str, steps: dict[str, dict[str, dict[str, Any]]]) -> dict[str,
     return known | ({"dead": dead["dead"]} if dead else {})
 
 
-def archived(name: str, directory: str, params: dict[str, Any], run_id: str) -> dict[str, Any]:
+def archived(name: str, location: Location, params: dict[str, Any], run_id: str) -> dict[str, Any]:
     """Run the pipeline for one queue; returns its numbers. Raises `PipelineFailed`."""
     from .spark import Retention, run_pipeline
 
-    check_writable(directory)
+    location.check_writable()
     keep = Retention(*(params[f"keep_{table}"] for table in ("bronze", "silver", "gold")))
     with ZkmqHook(params["connection"]) as hook:
         connect = connection_arguments(hook.get_conn().config)
     progress = partial(print, flush=True)
-    done = run_pipeline(connect, [name], directory, lifetime=params["lifetime"], keep=keep, progress=progress)
-    write_report(directory, name, run_id)
+    done = run_pipeline(connect, [name], location, lifetime=params["lifetime"], keep=keep, progress=progress)
+    write_report(location, name, run_id)
     steps = done.queues[0].steps
     bronze, collected, silver = (steps[step] for step in ("bronze", "gc", "silver"))
     return {
@@ -231,18 +234,17 @@ def archived(name: str, directory: str, params: dict[str, Any], run_id: str) -> 
     }
 
 
-def write_report(directory: str, name: str, run_id: str) -> None:
+def write_report(location: Location, name: str, run_id: str) -> None:
     """Write a page on what the tables tell, beside them, and its path into the log."""
     from .engine import ZkmqError
     from .spark import report
 
-    page = archive_folder(directory) / f"report-{name}-{in_file_name(run_id)}.html"
     try:
-        report(directory, [name]).write_html(page)
+        page = report(location, [name]).write_html(location / f"report-{name}-{in_file_name(run_id)}.html")
     except ZkmqError as error:  # nothing has ended yet, say
         print(f"no report: {error}")  # noqa: T201  the task's log
     else:
-        print(f"report: {page.as_uri()}")  # noqa: T201  the task's log
+        print(f"report: {page}")  # noqa: T201  the task's log
 
 
 def in_file_name(run_id: str) -> str:
@@ -333,7 +335,15 @@ def form() -> dict[str, Param]:
             None,
             type=["null", "string"],
             title="Folder",
-            description="Folder of the archive; empty: the Variable zkmq_archive_dir, then ZKMQ_ARCHIVE_DIR.",
+            description="Folder of the archive, or s3://bucket/prefix; empty: the Variable zkmq_archive_dir, then "
+            "ZKMQ_ARCHIVE_DIR.",
+            section="Archive",
+        ),
+        "directory_connection": Param(
+            None,
+            type=["null", "string"],
+            title="Connection to S3",
+            description="Connection of type aws with the keys to s3://…; empty: the worker's environment or role.",
             section="Archive",
         ),
         "keep_bronze": days("Keep bronze"),

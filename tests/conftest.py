@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest_plugins = ["tests.zookeeper", "tests.promises"]
+pytest_plugins = ["tests.zookeeper", "tests.s3", "tests.promises"]
 
 #: Folders whose tests take longest come first, so that no process is left alone with one of them at the end.
 _FIRST = ("e2e", "integration", "airflow", "filequeue")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_zkmq.delta_tables import Staged, Table, added
+from airflow_provider_zkmq.location import Location
 
 DAY = "2026-01-01"
 FIELDS = {"task_id": "string", "day": "date"}
@@ -24,15 +25,16 @@ SCHEMA = json.dumps(
 
 def staged(table: Table, rows: int, watermark: int) -> Staged:
     """A file with so many rows that no commit names yet."""
-    path = table.path / os.urandom(4).hex() / f"day={DAY}" / "rows.parquet"
+    name = f"{os.urandom(4).hex()}/day={DAY}/rows.parquet"
+    path = table.location.folder / name
     path.parent.mkdir(parents=True)
     pq.write_table(pa.table({"task_id": [f"t{watermark}-{n}" for n in range(rows)]}), path)
-    return Staged(SCHEMA, tuple(added(table.path, [(path, rows)], watermark)), rows)
+    return Staged(SCHEMA, tuple(added([(name, DAY, rows, path.stat().st_size)], watermark)), rows)
 
 
-def commit(home: Path, kind: str, rows: int, watermark: int) -> Table:
+def commit(home: Path | Location, kind: str, rows: int, watermark: int) -> Table:
     """A table of the queue's folder `home` gains rows and comes to a watermark; returned as it was before."""
-    table = Table.open(home, kind)
+    table = Table.open(Location.of(home), kind)
     files = staged(table, rows, watermark) if rows else Staged(SCHEMA, (), 0)
     table.commit(files, replace(table.mark, watermark=watermark))
     return table

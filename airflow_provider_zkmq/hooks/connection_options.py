@@ -59,8 +59,7 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
     """
     where = f"connection {conn.conn_id!r}"
     if extra is None:
-        _parsed(conn)
-        extra = conn.extra_dejson  # masks what it holds
+        extra = extra_of(conn)
     values = _known(where, extra)
     if not conn.host:
         raise ConfigError(f"{where} has no host: give 'host' and 'port', or 'host1:port,host2:port' and port 0")
@@ -83,13 +82,24 @@ def connection_options(conn: Connection, extra: Mapping[str, Any] | None = None)
 
 def look_up_options(conn_id: str) -> dict[str, Any]:
     """Look up a connection where this runs, in a task or outside of Airflow; see `connection_options`."""
+    return connection_options(look_up(conn_id))
+
+
+def look_up(conn_id: str) -> Connection:
+    """Look up a connection of whatever type where this runs. Raises `ConfigError` where there is none."""
     try:
-        return connection_options(BaseHook.get_connection(conn_id))
+        return BaseHook.get_connection(conn_id)
     except AirflowNotFoundException as error:
         raise ConfigError(
             f"connection {conn_id!r} is not known here ({error}): outside of Airflow's tasks, such as in Spark's "
             f"executors, it is looked up in AIRFLOW_CONN_{conn_id.upper()} and the secrets backends"
         ) from None
+
+
+def extra_of(conn: Connection) -> Any:
+    """Return a connection's extra, and have Airflow mask what it holds. Raises `ConfigError` for what is no JSON."""
+    _parsed(conn)
+    return conn.extra_dejson
 
 
 async def async_connection_options(conn_id: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ connection, so that all who name a queue name one dataset.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..environment import DEFAULT_ROOT, FILES
@@ -58,8 +57,8 @@ def queue_asset(conn_id: str, queue: str | None) -> Asset | None:
     return create_asset(hosts=options["hosts"], root=root, queue=queue or options["queue"])
 
 
-def record_lineage(conn_id: str, queue: str, directory: str) -> None:
-    """Say that the task under way reads a queue and writes its archive; by Airflow's own collector of lineage."""
+def record_lineage(conn_id: str, queue: str, archive: str) -> None:
+    """Say that the task under way reads a queue and writes its archive, an address; by Airflow's collector."""
     from airflow.sdk.lineage import get_hook_lineage_collector
 
     from .zkmq import ZkmqHook
@@ -69,4 +68,4 @@ def record_lineage(conn_id: str, queue: str, directory: str) -> None:
     hook = ZkmqHook(conn_id, queue)
     if asset is not None:
         collector.add_input_asset(hook, uri=asset.uri)
-    collector.add_output_asset(hook, uri=(Path(directory).absolute() / queue).as_uri())
+    collector.add_output_asset(hook, uri=archive)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from airflow_provider_zkmq.engine import ZkmqError
+from airflow_provider_zkmq.location import Location
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pipeline = jobs.add_parser("pipeline", help="mark, archive, collect, silver, gold, compaction")
     report = jobs.add_parser("report", help="what the tables tell, as one HTML file")
     for job in (pipeline, report):
-        job.add_argument("--directory", required=True, help="folder of the archive")
+        job.add_argument("--directory", required=True, help="the archive: a folder, or s3://bucket/prefix")
+        job.add_argument("--directory-conn-id", help="an Airflow connection with the keys to s3://…")
         job.add_argument("--queues", help="comma list; default: all")
     for name, text in (("conn-id", "an Airflow connection"), ("hosts", "ZooKeeper's"), ("root", "the queues' root")):
         pipeline.add_argument(f"--{name}", help=f"{text}; default: what the environment says")
@@ -35,12 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     queues = [name for part in (chosen.queues or "").split(",") if (name := part.strip())] or None
     try:
+        location = Location(chosen.directory, chosen.directory_conn_id)
         if chosen.job == "pipeline":
-            _pipeline(chosen, queues)
+            location.check_writable()
+            _pipeline(chosen, location, queues)
             return 0
         from airflow_provider_zkmq.spark import report as make
 
-        made = make(chosen.directory, queues)
+        made = make(location, queues)
         if chosen.html:
             made.write_html(chosen.html)
         print(made.text())  # noqa: T201  a program's output
@@ -50,18 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _pipeline(chosen: argparse.Namespace, queues: list[str] | None) -> None:
-    from airflow_provider_zkmq.history import check_writable
+def _pipeline(chosen: argparse.Namespace, location: Location, queues: list[str] | None) -> None:
     from airflow_provider_zkmq.spark import Retention, run_pipeline, spark_session
     from airflow_provider_zkmq.spark.session import submitted
     from airflow_provider_zkmq.spark.source.options import SourceOptions
 
-    check_writable(chosen.directory)
     named = {"connId": chosen.conn_id, "hosts": chosen.hosts, "root": chosen.root}
     run_pipeline(
         SourceOptions.of({name: text for name, text in named.items() if text is not None}),
         queues,
-        chosen.directory,
+        location,
         spark_session("zkmq-pipeline", chosen.master) if chosen.master or submitted() else None,
         lifetime=chosen.lifetime,
         keep=Retention(chosen.keep_bronze, chosen.keep_silver, chosen.keep_gold),

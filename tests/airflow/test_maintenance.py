@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.hooks.maintenance import bring_back, collect, foresee
+from airflow_provider_zkmq.location import Location
 from airflow_provider_zkmq.maintenance_dag import maintenance_dag
 from airflow_provider_zkmq.notifications.dead_letters import dead_letters
 from airflow_provider_zkmq.spark import Retention
@@ -189,17 +191,37 @@ def test_the_pipeline_runs_with_progress_in_the_log(run, monkeypatch, queue, tmp
         steps = {"bronze": {"rows": 3, "in all": 5}, "gc": {"deleted": 3, "kept": 0}, "silver": silver}
         return PipelineReport((QueueReport("jobs", steps),))
 
-    page = SimpleNamespace(write_html=lambda path: path.write_text("<html>"))
+    page = SimpleNamespace(write_html=lambda page: page.write(b"<html>") or page.uri)
     monkeypatch.setattr(spark, "run_pipeline", pipeline, raising=False)
     monkeypatch.setattr(spark, "report", lambda *_a, **_k: page, raising=False)
     numbers = run("maintain.archive", "jobs", directory=str(tmp_path), keep_bronze=7)
-    assert (requested["names"], requested["directory"]) == (["jobs"], str(tmp_path))
+    assert (requested["names"], requested["directory"]) == (["jobs"], Location(str(tmp_path)))
     assert (requested["keep"], requested["lifetime"]) == (Retention(bronze=7), None)
     assert numbers == {"queue": "jobs", "archived": 3, "archive_rows": 5, "collected": 3, "kept": 0} | silver
     assert run.events == [{"queue": "jobs", "directory": str(tmp_path), "rows": 3}]
     log = capsys.readouterr().out
     assert "queue jobs: bronze: 3 rows, 0.1 s" in log
     assert (tmp_path / "report-jobs-manual__1-2.html").as_uri() in log
+
+
+def test_an_archive_in_s3_has_its_keys_from_a_connection(run, monkeypatch, queue, bucket, s3, capsys):
+    """The form names it; the page is written beside the tables there, and no key is in the run's results or its log."""
+    extra = {"endpoint_url": s3, "region_name": "eu-west-1"}
+    store = {"conn_type": "aws", "login": "key", "password": "marker", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(store))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    queue.enqueue("x")
+    finish(queue)
+    form = {"directory": bucket.address, "directory_connection": "store"}
+    run("maintain.rescue", "jobs", **form)
+    eventually(lambda: queue.conf().archive)
+    numbers = run("maintain.archive", "jobs", **form)
+    assert (numbers["archived"], run.events[0]["directory"]) == (1, bucket.address)
+    with pytest.raises(ConfigError, match="is a folder: connection 'store' opens none"):
+        run("maintain.archive", "jobs", directory="/archive", directory_connection="store")
+    log = capsys.readouterr().out
+    assert f"report: {bucket}/report-jobs-manual__1-2.html" in log
+    assert "marker" not in log + str((numbers, run.events))
 
 
 def test_the_page_of_a_run_with_a_long_id_can_be_written(maintenance, tmp_path):
@@ -222,7 +244,7 @@ def test_the_archives_folder_is_looked_for_in_order(run, queue, maintenance, mon
     assert run("maintain.rescue", "jobs")["after"]["finished"] == 1
     assert not queue.conf().archive
     eventually(lambda: queue.collect_garbage(lifetime=0).collected == 1)
-    look = maintenance.get_task("maintain.archive").python_callable.__globals__["archive_directory"]
+    look = maintenance.get_task("maintain.archive").python_callable.__globals__["said_directory"]
     for variable, value in (
         ("AIRFLOW__ZKMQ__ARCHIVE_DIRECTORY", "/by/configuration"),
         ("ZKMQ_ARCHIVE_DIR", "/by/environment"),

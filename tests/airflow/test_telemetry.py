@@ -144,7 +144,7 @@ def test_an_archive_reads_a_queue_and_writes_a_folder(monkeypatch, tmp_path):
     """By Airflow's collector of lineage, which a task of any kind has."""
     collector = HookLineageCollector()
     monkeypatch.setattr("airflow.sdk.lineage.get_hook_lineage_collector", lambda: collector)
-    record_lineage("zkmq_default", "orders", str(tmp_path))
+    record_lineage("zkmq_default", "orders", (tmp_path / "orders").as_uri())
     found = collector.collected_assets
     assert [each.asset.uri for each in found.inputs] == [queue_asset("zkmq_default", "orders").uri]
     assert [each.asset.uri for each in found.outputs] == [(tmp_path / "orders").as_uri()]

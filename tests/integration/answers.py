@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_zkmq.delta_tables import Table
+from airflow_provider_zkmq.location import Location
 from airflow_provider_zkmq.spark.history.gold import CONSUMERS, HOURLY
 from airflow_provider_zkmq.spark.history.silver import DELIVERIES, RUNS
 from airflow_provider_zkmq.spark.history.stage_and_load import stage_here, with_day
@@ -101,7 +102,7 @@ class History:
         for queue in queues:
             for kind, (rows, schema, moment) in kinds.items():
                 own = [row | {"day": row[moment].date()} for row in rows if row["queue"] == queue]
-                table = Table.open(directory / queue, kind)
+                table = Table.open(Location.of(directory / queue), kind)
                 staged = stage_here(table, schema, [pa.Table.from_pylist(own, with_day(schema))])
                 table.commit(staged, replace(table.mark, watermark=1))
         return Tables.open(directory, queues)

@@ -63,8 +63,8 @@ def door(zookeeper: str) -> Iterator[Faulty]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """One Spark session for all tests, with two partitions."""
+def spark(s3: str) -> Iterator[SparkSession]:
+    """One Spark session for all tests, with two partitions, whose Python workers have the keys to `s3`."""
     pytest.importorskip("pyspark")
     from airflow_provider_zkmq.spark.session import spark_session
 

@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from airflow_provider_zkmq.delta_tables import Table
+from airflow_provider_zkmq.location import Location
 from airflow_provider_zkmq.spark.history.queue_reader import SCHEMA
 from airflow_provider_zkmq.spark.history.stage_and_load import stage_here
 
@@ -94,9 +95,9 @@ def as_bronze(queue: str, row: dict[str, Any]) -> dict[str, Any]:
     return row | times | spans | rest
 
 
-def write_bronze(home: Path, rows: list[dict[str, Any]], watermark: int) -> None:
+def write_bronze(home: Path | Location, rows: list[dict[str, Any]], watermark: int) -> None:
     """Archive these rows, as a run up to zxid `watermark` would."""
-    table = Table.open(home, "bronze")
+    table = Table.open(Location.of(home), "bronze")
     bronze = pa.Table.from_pylist([as_bronze(home.name, row) for row in rows], SCHEMA)
     table.commit(stage_here(table, SCHEMA, [bronze], watermark), replace(table.mark, watermark=watermark))
 

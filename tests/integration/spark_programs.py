@@ -21,16 +21,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow.fs import FileSelector
 from pyspark import TaskContext
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from airflow_provider_zkmq.engine import Zkmq
-from airflow_provider_zkmq.spark import enqueue, py_files, register, spark_session
+from airflow_provider_zkmq.location import Location
+from airflow_provider_zkmq.spark import enqueue, py_files, read, register, spark_session
 from airflow_provider_zkmq.spark.history import stage_and_load
 from airflow_provider_zkmq.spark.history.bronze import archive_queue
 from airflow_provider_zkmq.spark.history.pipeline import run_pipeline
+from airflow_provider_zkmq.spark.source.options import SourceOptions
 from tests.integration.conftest import QUICK
 from tests.support import eventually
 
@@ -219,10 +222,11 @@ def places(batches: Iterator[Any]) -> Iterator[Any]:
         yield pa.RecordBatch.from_pydict(place)
 
 
-def reads(master: str, hosts: str, root: str, folder: str, password_file: str) -> None:
-    """Read and follow a secured queue through the data source, and look for the password everywhere.
+def reads(master: str, hosts: str, root: str, folder: str, password_file: str, bucket: str) -> None:
+    """Read, follow and archive a secured queue, the archive in S3, and look for the password everywhere.
 
-    ``ZKMQ_AUTH`` and ``AIRFLOW_CONN_SECURED`` are in the environment, which executors inherit.
+    ``ZKMQ_AUTH``, ``AIRFLOW_CONN_SECURED`` and ``AIRFLOW_CONN_STORE`` are in the environment, which executors inherit.
+    The key to S3 is the same password.
     """
     password, events = Path(password_file).read_text(), Path(folder, "events")
     events.mkdir()
@@ -241,6 +245,11 @@ def reads(master: str, hosts: str, root: str, folder: str, password_file: str) -
     told = {"options": {"hosts": hosts, "root": root, "numPartitions": "4"}, "until_empty": True}
     follow(spark, told | {each: f"{folder}/{each}" for each in ("checkpoint", "table")}).awaitTermination()
     assert spark.read.parquet(f"{folder}/table").count() == 9
+    stage_and_load.FEW, store = 0, Location(bucket, "store")
+    (done,) = run_pipeline(SourceOptions.of({"connId": "secured"}), ["q"], store, spark, lifetime=0).queues
+    assert (done.steps["bronze"]["rows"], done.steps["gc"]["deleted"], done.steps["silver"]["runs"]) == (9, 9, 9)
+    kept = read(spark, store, "bronze", "q")
+    assert sum(len(row.data) for row in kept.select("data").collect()) == 90
     for wrong, why in (
         (spark.read.format("zkmq").options(connId="nowhere"), "connection 'nowhere' is not known here"),
         (reader.option("hosts", hosts).option("auth", f"ann:{password}"), "option 'auth' is refused"),
@@ -253,8 +262,16 @@ def reads(master: str, hosts: str, root: str, folder: str, password_file: str) -
     if master == CLUSTER:
         assert sum(EXECUTOR in command for command in commands) == 2
         assert len({row.pid for row in had}) >= 2
-    assert password not in plans(by_environment) + plans(by_connection)
+    assert password not in plans(by_environment) + plans(by_connection) + plans(kept)
     spark.stop()
+    files = store.files()
+    logs = [
+        each.path
+        for each in files.get_file_info(FileSelector(store.path, recursive=True))
+        if "_delta_log/" in each.path
+    ]
+    assert logs
+    assert not [path for path in logs if password.encode() in files.open_input_file(path).read()]
     assert list(events.rglob("*"))
     written = [path for path in Path(folder).rglob("*") if path.is_file() and path != Path(password_file)]
     assert not [path for path in written if password.encode() in path.read_bytes()]

@@ -117,8 +117,8 @@ def test_the_page_on_spark_reads(load: Load, where: dict[str, str], tmp_path: Pa
 
 @pytest.mark.full
 @pytest.mark.parametrize("master", ["local[1]", pytest.param(CLUSTER, marks=SCALE)])
-def test_credentials_come_from_where_the_code_runs_and_are_seen_nowhere(master, where, tmp_path) -> None:
-    """From the environment, or by an Airflow connection; not in plans, logs, checkpoints, command lines, output.
+def test_credentials_come_from_where_the_code_runs_and_are_seen_nowhere(master, where, bucket, s3, tmp_path) -> None:
+    """From the environment, or by an Airflow connection; not in plans, logs, tables, command lines, output.
 
     By a driver of its own, and executors that run the code out of the zip that is shipped to them.
     """
@@ -131,13 +131,17 @@ def test_credentials_come_from_where_the_code_runs_and_are_seen_nowhere(master, 
             queue.claim(lease=60).complete()
     host, _, port = hosts.rpartition(":")
     connection = {"conn_type": "zkmq", "host": host, "port": int(port), "login": "ann", "password": PASSWORD}
+    extra = {"endpoint_url": s3, "region_name": "eu-west-1"}
+    store = {"conn_type": "aws", "login": "key", "password": PASSWORD, "extra": extra}
     environment = {
         "ZKMQ_AUTH": f"ann:{PASSWORD}",
+        "AIRFLOW_CONN_STORE": json.dumps(store),
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",  # which the connection's wins over
         "AIRFLOW_CONN_SECURED": json.dumps(connection | {"extra": {"root": root}}),
         "AIRFLOW_HOME": str(tmp_path / "airflow"),
     }
     process = program(
-        "reads", master, hosts, root, tmp_path, password_file,
+        "reads", master, hosts, root, tmp_path, password_file, bucket.address,
         environment=environment, cwd=tmp_path, stderr=subprocess.PIPE,
     )  # fmt: skip
     output, errors = process.communicate(timeout=600)

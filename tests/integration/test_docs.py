@@ -84,6 +84,7 @@ ON_SPARK = {
     "spark.readStream.format": "test_spark_stream.py",
     "run_pipeline(": "test_reports.py",
     "history import table": "test_reports.py",
+    "Location(": "test_s3_archive.py",
     "write_html(": "test_reports.py",
 }
 

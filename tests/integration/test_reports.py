@@ -16,6 +16,7 @@ pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.cli import main
 from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.location import Location
 from airflow_provider_zkmq.spark import job, report
 from airflow_provider_zkmq.spark.history.gold import summarise
 from airflow_provider_zkmq.spark.history.silver import refine
@@ -214,8 +215,8 @@ def test_an_archive_answers_in_python_and_on_the_command_line(tmp_path, capsys) 
     histories, home = Histories(7, days=1.0), tmp_path / "census"
     histories.number(histories.make(20), 1)
     write_bronze(home, histories.rows, 10_000)
-    refine(home)
-    summarise(home)
+    refine(Location.of(home))
+    summarise(Location.of(home))
     runs = runs_by_pandas(histories.rows)
     none = report(tmp_path, "census", since=START + timedelta(days=900))
     assert none.section("overview").said == ["No task ended in this time."]

@@ -16,8 +16,9 @@ pytest.importorskip("pyspark")
 from airflow_provider_zkmq.delta_tables import FEW, FOLDERS, Table
 from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.history import table
+from airflow_provider_zkmq.location import Location
 from airflow_provider_zkmq.spark import report, session
-from airflow_provider_zkmq.spark.history import bronze, gold, silver, stage_and_load
+from airflow_provider_zkmq.spark.history import bronze, gold, parquet_files, silver, stage_and_load
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
 from tests.integration.conftest import started
 from tests.integration.ended import finish
@@ -73,7 +74,7 @@ def test_a_step_of_many_rows_goes_to_spark(without_spark, where, q, tmp_path, mo
 
 def test_whole_payloads_are_written_in_pieces(without_spark, where, q, tmp_path, monkeypatch) -> None:
     """So that a run needs no more memory than a piece; the rows are all there, each with its own payload."""
-    monkeypatch.setattr(stage_and_load, "PIECE", 10_000)
+    monkeypatch.setattr(parquet_files, "PIECE", 10_000)
     payloads = {f"t{n}": random.Random(n).randbytes(3_000) for n in range(300)}
     q.enqueue_many([Message(data, task_id=name) for name, data in payloads.items()])
     for claim in q.claim_many(64, timeout=5) + [each for _ in range(4) for each in q.claim_many(64)]:
@@ -103,12 +104,12 @@ def test_a_run_that_waited_for_years_is_counted_in_every_day(without_spark, tmp_
     row["enqueued"] = row["ended"] - 1_200 * DAY
     histories.number([row], 1)
     write_bronze(home, [row], 1)
-    silver.refine(home)
+    silver.refine(Location.of(home))
     monkeypatch.setattr(stage_and_load, "FEW", 1_000)
     with pytest.raises(AssertionError, match="Spark is to be started"):
-        gold.summarise(home)
+        gold.summarise(Location.of(home))
     monkeypatch.undo()
-    assert gold.summarise(home)["days written"] == 1_201
+    assert gold.summarise(Location.of(home))["days written"] == 1_201
     assert {row["depth_start"] for row in rows_of(tmp_path, "hourly", "q")[1:]} == {1}
 
 
@@ -156,21 +157,21 @@ def test_thirty_runs_leave_few_files(without_spark, where, q, tmp_path) -> None:
         finish(q, 1)
         run_pipeline(where, ["census"], tmp_path, lifetime=0)
     for kind in FOLDERS:
-        opened = Table.open(tmp_path / "census", kind)
+        opened = Table.open(Location.of(tmp_path / "census"), kind)
         assert len(opened.pieces) <= 2 * FEW
-        assert list((opened.path / "_delta_log").glob("*.checkpoint.parquet"))
+        assert list((opened.location.folder / "_delta_log").glob("*.checkpoint.parquet"))
     assert sum(row["ended"] for row in rows_of(tmp_path, "hourly")) == 30
 
 
-def test_an_address_is_no_folder(where, q, tmp_path) -> None:
+def test_an_address_that_is_not_of_s3_is_no_folder(where, q, tmp_path) -> None:
     """It would be made here, and what is archived there would be deleted from ZooKeeper; no list is no queue."""
     finish(q, 1)
     for call in (
-        lambda: run_pipeline(where, None, "s3://bucket/archive"),
-        lambda: report("s3://bucket/archive"),
-        lambda: table("runs", "s3://bucket/archive", "census"),
+        lambda: run_pipeline(where, None, "gs://bucket/archive"),
+        lambda: report("s3:///archive"),
+        lambda: table("runs", "hdfs://host/archive", "census"),
     ):
-        with pytest.raises(ConfigError, match="an archive is in a folder, not at an address such as s3://bucket"):
+        with pytest.raises(ConfigError, match="an archive is in a folder or at s3://bucket/prefix, not at"):
             call()
     with pytest.raises(ConfigError, match="no queue is named"):
         run_pipeline(where, [], tmp_path)
@@ -189,8 +190,8 @@ def test_few_rows_and_many_make_the_same_tables(spark, tmp_path, monkeypatch, su
             histories.number(window, version)
             version += len(window)
             write_bronze(home, window, version - 1)
-            silver.refine(home, spark)
-            gold.summarise(home, spark)
+            silver.refine(Location.of(home), spark)
+            gold.summarise(Location.of(home), spark)
     for kind in FOLDERS:
         few_rows, many_rows = (rows_of(tmp_path / way, kind, "q") for way in ("few", "many"))
         with subtests.test(kind):

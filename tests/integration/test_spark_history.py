@@ -23,6 +23,7 @@ from airflow_provider_zkmq.embedded import node
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
 from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.history import table
+from airflow_provider_zkmq.location import Location
 from airflow_provider_zkmq.spark.history import stage_and_load
 from airflow_provider_zkmq.spark.history.bronze import ArchiveIncomplete, ArchiveReport, archive_queue
 from airflow_provider_zkmq.spark.history.gold import HOURLY, summarise
@@ -227,7 +228,7 @@ def test_a_run_that_is_overtaken_or_misses_tasks_publishes_nothing(spark, archiv
 
     with pytest.raises(ConfigError, match="another archive run"):
         archive(after=overtake)
-    assert Table.open(tmp_path / "census", "bronze").mark.rows == 0
+    assert Table.open(Location.of(tmp_path / "census"), "bronze").mark.rows == 0
     archive()
     finish(q, 2)
 
@@ -280,8 +281,8 @@ def test_the_archive_of_another_queue_or_ensemble_and_another_directory_are_refu
 def brought_up_to_date(spark, home, rows, watermark) -> None:
     """These rows are in all tables."""
     write_bronze(home, rows, watermark)
-    refine(home, spark)
-    summarise(home, spark)
+    refine(Location.of(home), spark)
+    summarise(Location.of(home), spark)
 
 
 def hour_of(moment) -> int:
@@ -331,7 +332,7 @@ def test_gold_equals_what_pandas_computes_of_the_raw_histories(spark, tmp_path) 
     shutil.rmtree(home / "bronze")
     write_bronze(home, [], 5)
     with pytest.raises(ConfigError, match="another archive"):
-        refine(home, spark)
+        refine(Location.of(home), spark)
     home.rename(directory / "p")
     for kind in FOLDERS:
         with pytest.raises(ConfigError, match="is the archive of queue 'q', not of 'p'"):
@@ -383,14 +384,14 @@ def test_a_late_row_changes_its_own_hours_and_no_other(spark, tmp_path) -> None:
 
 def mark_everything(spark, home) -> None:
     """Add a thousand retries to each of gold's rows, so that those which are written again can be told."""
-    hourly = Table.open(home, "hourly")
-    frame = load(spark, HOURLY, hourly.files(), "hour").withColumn("retries", f.col("retries") + 1_000)
+    hourly = Table.open(Location.of(home), "hourly")
+    frame = load(spark, hourly.location, HOURLY, hourly.files(), "hour").withColumn("retries", f.col("retries") + 1_000)
     hourly.commit(stage(hourly, HOURLY, frame), hourly.mark, ("0001-01-01", "9999-12-31"))
 
 
 def merged(home) -> dict[str, int]:
     """How many files of each table were merged."""
-    return {kind: count for kind in FOLDERS if (count := Table.open(home, kind).merge(few=2))}
+    return {kind: count for kind in FOLDERS if (count := Table.open(Location.of(home), kind).merge(few=2))}
 
 
 def test_small_files_become_one_and_retention_drops_nothing_that_the_next_table_lacks(spark, tmp_path) -> None:
@@ -407,28 +408,29 @@ def test_small_files_become_one_and_retention_drops_nothing_that_the_next_table_
         histories.number(window, 100 * n + 1)
         write_bronze(home, window, 100 * (n + 1))
         if n == 0:  # which silver has not seen
-            assert retain(home, Retention(bronze=1), today=today) == 0
+            assert retain(Location.of(home), Retention(bronze=1), today=today) == 0
         if n == 1:  # nor has it seen these
             assert set(merged(home)) == {"bronze"}
-        refine(home, spark)
+        refine(Location.of(home), spark)
     old = read(spark, tmp_path, "runs", "q")
     assert merged(home).keys() >= {"bronze", "runs", "deliveries"}
-    summarise(home, spark)
+    summarise(Location.of(home), spark)
     assert old.count() == len(rows)
     for kind, moment in (("bronze", "ended"), ("runs", "ended")):
-        pieces = Table.open(home, kind).pieces
+        pieces = Table.open(Location.of(home), kind).pieces
         assert len(pieces) == len({row[moment] // DAY for row in rows})
     for kind in FOLDERS:
-        Table.open(home, kind).sweep(hours=0)
-        assert {str(path) for path in (home / FOLDERS[kind]).rglob("*.parquet")} == set(Table.open(home, kind).files())
+        Table.open(Location.of(home), kind).sweep(hours=0)
+        named = set(Table.open(Location.of(home), kind).files())
+        assert {str(path) for path in (home / FOLDERS[kind]).rglob("*.parquet")} == named
     check(spark, tmp_path, histories)
 
     recent = sum(row["ended"] // DAY == latest for row in rows)
-    assert retain(home, Retention(bronze=1), today=today) == len(rows) - recent
-    assert read(spark, tmp_path, "bronze", "q").count() == Table.open(home, "bronze").mark.rows == recent
+    assert retain(Location.of(home), Retention(bronze=1), today=today) == len(rows) - recent
+    assert read(spark, tmp_path, "bronze", "q").count() == Table.open(Location.of(home), "bronze").mark.rows == recent
     assert read(spark, tmp_path, "runs", "q").count() == len(rows)
     before = read(spark, tmp_path, "hourly", "q").groupBy().sum("ended", "deliveries").first()
-    retain(home, Retention(silver=1), today=today)
+    retain(Location.of(home), Retention(silver=1), today=today)
     assert read(spark, tmp_path, "runs", "q").count() == recent
     late = {**rows[0], "version": 500, "id": "late"}  # ended on the first day, which silver has forgotten
     brought_up_to_date(spark, home, [late], 500)
@@ -437,7 +439,7 @@ def test_small_files_become_one_and_retention_drops_nothing_that_the_next_table_
     came, end = START + 20 * DAY, START + 24 * DAY  # who came on a day that gold has forgotten waits still
     for row in (cancelled("a", 600, came, end + 5 * HOUR), cancelled("b", 700, came + 2 * DAY, end + 6 * HOUR)):
         brought_up_to_date(spark, home, [row], row["version"])
-        retain(home, Retention(gold=2), today=date(2026, 1, 25))
+        retain(Location.of(home), Retention(gold=2), today=date(2026, 1, 25))
     hours = sorted(read(spark, tmp_path, "hourly").collect(), key=lambda row: row.hour)
     assert [row.depth_start for row in hours] == [2] * 30 + [1]
     assert sum(row.ended for row in hours) == 2

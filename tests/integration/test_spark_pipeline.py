@@ -19,11 +19,13 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyarrow.fs import FileSelector
 from pyspark.sql import SparkSession
 
 from airflow_provider_zkmq.delta_tables import FOLDERS, Table, open_for_reading
 from airflow_provider_zkmq.engine import ConfigError, Message, Queue, Task, Zkmq
 from airflow_provider_zkmq.engine.queue_internals import internals
+from airflow_provider_zkmq.location import Location
 from airflow_provider_zkmq.spark.history import stage_and_load
 from airflow_provider_zkmq.spark.history.bronze import STEPS, archive_queue
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
@@ -47,7 +49,11 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_and_load, "FEW", 0)
 
 
-@pytest.fixture(params=["few", pytest.param("many", marks=pytest.mark.full)])
+def full(*values: str) -> Any:
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
+@pytest.fixture(params=["few", full("many")])
 def either(request: pytest.FixtureRequest) -> SparkSession | None:
     """What works on rows: this process, or Spark."""
     if request.param == "few":
@@ -56,19 +62,33 @@ def either(request: pytest.FixtureRequest) -> SparkSession | None:
     return request.getfixturevalue("quick")
 
 
+@pytest.fixture(params=["folder", full("S3")])
+def archive(request: pytest.FixtureRequest) -> Location:
+    """Where the archive is."""
+    if request.param == "S3":
+        return request.getfixturevalue("bucket")
+    return Location.of(request.getfixturevalue("tmp_path"))
+
+
+def parquet_files(location: Location) -> set[str]:
+    """All files of rows below a location, as its file system calls them."""
+    found = location.files().get_file_info(FileSelector(location.path, recursive=True, allow_not_found=True))
+    return {each.path for each in found if each.path.endswith(".parquet")}
+
+
 class Crash(BaseException):
     """Ends a run as a crash would."""
 
 
-def rows_of(kind: str, directory: Path, *columns: str) -> list[tuple[Any, ...]]:
+def rows_of(kind: str, directory: Path | Location, *columns: str) -> list[tuple[Any, ...]]:
     """A table's rows as all readers have them; that Spark reads them so, other tests show."""
-    home = directory / "census"
+    home = Location.of(directory) / "census"
     if (delta := open_for_reading(home, kind).delta) is None:
         return []
     return [tuple(row.values()) for row in delta.to_pyarrow_table(columns=list(columns)).to_pylist()]
 
 
-def check_counts(directory: Path, count: int, deliveries: int) -> None:
+def check_counts(directory: Path | Location, count: int, deliveries: int) -> None:
     """Each run is in bronze and in silver once; gold's hours add up to the same, and to the deliveries."""
     bronze = sorted(rows_of("bronze", directory, "id", "version"))
     assert bronze == sorted(rows_of("runs", directory, "task_id", "version"))
@@ -141,42 +161,46 @@ def crash_at(wanted: str) -> Callable[[str], None]:
     return after
 
 
-def test_a_crash_at_any_seam_loses_and_doubles_nothing(either, where, q, tmp_path, subtests) -> None:
+def test_a_crash_at_any_seam_loses_and_doubles_nothing(either, archive, where, q, subtests) -> None:
     """Cut off at one seam after the other, with new tasks each time, also a dead letter that left before.
 
     Readers read whole tables in between; clean-up deletes only what the archive has, and the znode follows it.
     """
-    home = tmp_path / "census"
+    home = archive / "census"
     q.configure(archive=True)
     for seam in SEAMS:
         left, *_ = finish(q, 4, dead=2, retried=1)
         q.drop(left)
         with subtests.test(seam=seam):
             with pytest.raises(Crash):
-                run_pipeline(where, ["census"], tmp_path, either, lifetime=0, after=crash_at(seam))
+                run_pipeline(where, ["census"], archive, either, lifetime=0, after=crash_at(seam))
             held = Table.open(home, "bronze").mark
             assert q.collect_garbage(lifetime=0).collected <= held.rows  # whatever was deleted is in the archive
             assert (internals(q).archive().watermark < held.watermark) == (seam == "bronze: published")
             if seam == "bronze: published":  # the znode is brought up to the table first
                 with pytest.raises(Crash):
-                    archive_queue(where, "census", tmp_path, either, after=crash_at("begun"))
+                    archive_queue(where, "census", archive, either, after=crash_at("begun"))
                 assert internals(q).archive().watermark == held.watermark
-            ended = sum(number for (number,) in rows_of("hourly", tmp_path, "ended"))
-            runs = len(rows_of("runs", tmp_path, "version"))
+            ended = sum(number for (number,) in rows_of("hourly", archive, "ended"))
+            runs = len(rows_of("runs", archive, "version"))
             known = Table.open(home, "runs").mark.watermark
-            deliveries = rows_of("deliveries", tmp_path, "version")
+            deliveries = rows_of("deliveries", archive, "version")
             assert all(version <= known for (version,) in deliveries), "deliveries of runs that are not seen yet"
             assert ended <= runs
             assert Table.open(home, "hourly").mark.watermark < known or ended == runs
-    run_pipeline(where, ["census"], tmp_path, either, lifetime=0)
-    check_counts(tmp_path, 4 * len(SEAMS), 5 * len(SEAMS))
+    run_pipeline(where, ["census"], archive, either, lifetime=0)
+    check_counts(archive, 4 * len(SEAMS), 5 * len(SEAMS))
     assert len(internals(q).ids()) == len(SEAMS), "dead letters stand"
     for kind, folder in FOLDERS.items():  # what was staged and never committed is deleted in time
         Table.open(home, kind).sweep(hours=0)
-        assert {str(path) for path in (home / folder).rglob("*.parquet")} == set(Table.open(home, kind).files())
+        named = set(Table.open(home, kind).files())
+        assert parquet_files(home / folder) == named
 
 
-def test_of_two_pipelines_at_once_one_goes_on_and_one_changes_nothing(either, where, q, tmp_path, subtests) -> None:
+@pytest.mark.parametrize(
+    ("either", "archive"), [("few", "folder"), full("many", "folder"), full("few", "S3")], indirect=True
+)
+def test_of_two_pipelines_at_once_one_goes_on_and_one_changes_nothing(either, archive, where, q, subtests) -> None:
     """Wherever the first is when the second comes: it says so in one clear error, and no row is lost or doubled."""
     for number, seam in enumerate(seam for seam in SEAMS if "staged" in seam or "committed" in seam):
         finish(q, 3, retried=1)
@@ -185,12 +209,12 @@ def test_of_two_pipelines_at_once_one_goes_on_and_one_changes_nothing(either, wh
         def another(step: str, seam: str = seam, met: list[str] = met) -> None:
             if step == seam and not met:
                 met.append(step)
-                run_pipeline(where, ["census"], tmp_path, either, lifetime=0)
+                run_pipeline(where, ["census"], archive, either, lifetime=0)
 
         with subtests.test(seam=seam):
             with pytest.raises(PipelineFailed, match="another .*run .* meanwhile"):
-                run_pipeline(where, ["census"], tmp_path, either, lifetime=0, after=another)
-            check_counts(tmp_path, 3 * (number + 1), 4 * (number + 1))
+                run_pipeline(where, ["census"], archive, either, lifetime=0, after=another)
+            check_counts(archive, 3 * (number + 1), 4 * (number + 1))
     assert internals(q).ids() == []
 
 
@@ -246,12 +270,12 @@ def test_a_driver_that_is_killed_before_it_commits_leaves_nothing_to_be_seen(man
         run_pipeline(where, ["census"], tmp_path, quick, lifetime=0)  # while they start
         for driver, kind in zip(drivers, seams.values(), strict=True):
             finish(q, 4)
-            before = Table.open(tmp_path / "census", kind)
+            before = Table.open(Location.of(tmp_path / "census"), kind)
             driver.begin()
             assert driver.outcome() == ""
-            left = Table.open(tmp_path / "census", kind)
+            left = Table.open(Location.of(tmp_path / "census"), kind)
             assert (left.mark, left.pieces) == (before.mark, before.pieces)
-            assert {str(path) for path in left.path.rglob("*.parquet")} > set(left.files())
+            assert {str(path) for path in left.location.folder.rglob("*.parquet")} > set(left.files())
     assert len(rows_of("bronze", tmp_path, "id")) == 12
     run_pipeline(where, ["census"], tmp_path, quick, lifetime=0)
     check_counts(tmp_path, 12, 12)
@@ -289,7 +313,7 @@ def endure(
             if victim == DRIVER or not told:
                 stack.close()
                 driver = None
-            held = Table.open(directory / "census", "bronze").mark
+            held = Table.open(Location.of(directory / "census"), "bronze").mark
             queue.collect_garbage(lifetime=0)
             assert ended_runs(queue) >= {each for each in ended if each[1] > held.watermark}
     return ended
@@ -318,7 +342,7 @@ def test_what_is_killed_in_a_run_loses_and_doubles_nothing(
     rows = [tuple(row) for row in read(spark, tmp_path, "bronze", "census").select("id", "version").collect()]
     assert len(rows) == len(set(rows)) == len(ended) == len(victims) * (count + 4)
     assert set(rows) == ended
-    assert Table.open(tmp_path / "census", "bronze").mark.rows == len(rows)
+    assert Table.open(Location.of(tmp_path / "census"), "bronze").mark.rows == len(rows)
     q.collect_garbage(lifetime=0)
     assert (internals(q).ids(), internals(q).ended_between(0)) == ([], [])
     finish(q, 1)

@@ -20,6 +20,7 @@ from airflow_provider_zkmq import spark
 from airflow_provider_zkmq.delta_tables import FEW, LARGE, Table, chosen, open_for_reading
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
 from airflow_provider_zkmq.history import table
+from airflow_provider_zkmq.location import Location
 from airflow_provider_zkmq.spark import job
 from airflow_provider_zkmq.spark.history import pipeline
 from airflow_provider_zkmq.spark.history.retention import Retention
@@ -46,7 +47,7 @@ def test_the_job_hands_its_options_on_and_takes_no_password(monkeypatch, capsys)
     assert job.main([*line.split(), "--master", "local[2]"]) == 0
     assert (requested["queues"], requested["directory"], requested["session"]) == (
         ["a", "b"],
-        "/archive",
+        Location("/archive"),
         ("zkmq-pipeline", "local[2]"),
     )
     assert (requested["lifetime"], requested["keep"]) == (0.0, Retention(bronze=7))
@@ -104,13 +105,13 @@ def test_what_a_table_says_of_itself_outlives_its_log(tmp_path):
     """A checkpoint is made every twenty commits; what stood in the log before it is deleted when it is old."""
     for watermark in range(1, 46):
         commit(tmp_path / "q", "runs", 1, watermark)
-    opened = Table.open(tmp_path / "q", "runs")
-    log, long_ago = opened.path / "_delta_log", time.time() - 30 * 86_400
+    opened = Table.open(Location.of(tmp_path / "q"), "runs")
+    log, long_ago = opened.location.folder / "_delta_log", time.time() - 30 * 86_400
     for path in log.iterdir():
         os.utime(path, (long_ago, long_ago))
     opened.delta.cleanup_metadata()
     assert len(list(log.glob("*.json"))) < 25
-    again = Table.open(tmp_path / "q", "runs")
+    again = Table.open(Location.of(tmp_path / "q"), "runs")
     assert (again.mark, again.mark.watermark, again.mark.rows) == (opened.mark, 45, 45)
 
 
@@ -118,23 +119,23 @@ def test_who_commits_to_a_table_second_is_refused_and_changes_nothing(tmp_path):
     """Also where both make the table. What was staged is seen by nobody, and deleted in time."""
     home = tmp_path / "q"
     for watermark in (5, 6):
-        late = Table.open(home, "runs")
+        late = Table.open(Location.of(home), "runs")
         commit(home, "runs", 3, watermark)
-        before = Table.open(home, "runs")
+        before = Table.open(Location.of(home), "runs")
         with pytest.raises(ConfigError, match="another run has written .*runs meanwhile; this one changed nothing"):
             late.commit(staged(late, 2, 7), replace(late.mark, watermark=7))
-        now = Table.open(home, "runs")
+        now = Table.open(Location.of(home), "runs")
         assert (now.mark, now.pieces) == (before.mark, before.pieces)
     assert (now.mark.watermark, now.mark.rows) == (6, 6)
     assert now.sweep() == 0, "somebody may still be about to commit them"
     assert now.sweep(hours=0) == 2
-    assert {str(path) for path in home.rglob("*.parquet")} == set(Table.open(home, "runs").files())
+    assert {str(path) for path in home.rglob("*.parquet")} == set(Table.open(Location.of(home), "runs").files())
 
 
 def test_a_table_is_read_as_far_as_the_one_that_is_committed_after_it(tmp_path):
     """So runs and deliveries belong together, whatever was cut off in between; without runs there are no deliveries."""
     commit(tmp_path / "q", "deliveries", 3, 5)
-    assert open_for_reading(tmp_path / "q", "deliveries").files() == []
+    assert open_for_reading(Location.of(tmp_path / "q"), "deliveries").files() == []
     commit(tmp_path / "q", "runs", 2, 5)
     commit(tmp_path / "q", "deliveries", 1, 6)
     assert [table(kind, tmp_path, "q").to_pandas().shape for kind in ("runs", "deliveries")] == [(2, 2), (3, 2)]
@@ -158,18 +159,18 @@ def test_a_table_that_is_none_or_that_others_have_changed_is_refused(tmp_path):
     home = tmp_path / "q"
     for watermark in (5, 6):
         commit(home, "bronze", 3, watermark)
-    delta = Table.open(home, "bronze").delta
+    delta = Table.open(Location.of(home), "bronze").delta
     delta.restore(1)
     with pytest.raises(ConfigError, match="has 3 rows and should have 6: another program has changed or restored it"):
-        Table.open(home, "bronze")
+        Table.open(Location.of(home), "bronze")
     delta.update_incremental()
     delta.restore(2)
-    assert Table.open(home, "bronze").mark.rows == 6
+    assert Table.open(Location.of(home), "bronze").mark.rows == 6
     (home / "bronze/_delta_log" / f"{0:020d}.json").write_text("[]")
     with pytest.raises(CorruptRecord, match="bronze cannot be read as a Delta table"):
-        Table.open(home, "bronze")
+        Table.open(Location.of(home), "bronze")
     with pytest.raises(ConfigError, match="cannot be kept in a folder with"):
-        Table.open(tmp_path / "a%20b", "bronze")
+        Table.open(Location.of(tmp_path / "a%20b"), "bronze")
     with pytest.raises(ConfigError, match="'ruins' is no table of a history: .*runs"):
         table("ruins", tmp_path, "q")
     with pytest.raises(ConfigError, match="holds no runs of queue 'q'"):
@@ -180,17 +181,17 @@ def test_damaged_tasks_are_named_by_the_log_whatever_is_committed_after(tmp_path
     """Merged, forgotten, by another program: the names stay; a log that has lost them is refused."""
     home = tmp_path / "q"
     commit(home, "bronze", 3, 5)
-    opened = Table.open(home, "bronze")
+    opened = Table.open(Location.of(home), "bronze")
     opened.commit(staged(opened, 1, 6), replace(opened.mark, damaged=("a", "b")))
-    assert Table.open(home, "bronze").merge(few=2) == 2
-    Table.open(home, "bronze").delta.optimize.compact()
-    Table.open(home, "bronze").forget(date(2026, 1, 2))
-    now = Table.open(home, "bronze")
+    assert Table.open(Location.of(home), "bronze").merge(few=2) == 2
+    Table.open(Location.of(home), "bronze").delta.optimize.compact()
+    Table.open(Location.of(home), "bronze").forget(date(2026, 1, 2))
+    now = Table.open(Location.of(home), "bronze")
     assert (now.mark.damaged, now.mark.rows, now.files()) == (("a", "b"), 0, [])
     for path in (home / "bronze/_delta_log").glob("*.json"):
         path.write_text(path.read_text().replace(r"[\"a\", ", "["))
     with pytest.raises(ConfigError, match="no longer names the 2 damaged tasks"):
-        Table.open(home, "bronze")
+        Table.open(Location.of(home), "bronze")
 
 
 def test_a_retention_of_no_day_is_refused():

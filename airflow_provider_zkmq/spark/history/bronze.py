@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -22,11 +21,11 @@ from ... import engine
 from ...delta_tables import Mark, Staged, Table
 from ...engine import AnyQueue, Archive, ConfigError, Ended, Unreadable
 from ...engine.queue_internals import internals
-from ...history import archive_folder
+from ...location import Location
 from ..session import spark_session
 from ..source.connecting import Connect, open_client
 from .queue_reader import ENDED, SCHEMA, read_runs, reader
-from .stage_and_load import are_few, spark_columns, stage, stage_here
+from .stage_and_load import are_few, stage_by, stage_here
 
 ROWS_PER_PARTITION: Final = 2_000
 #: The steps after which a run may be interrupted, in order; see `archive_queue`'s `after`.
@@ -41,7 +40,7 @@ class ArchiveIncomplete(engine.ZkmqError):
 class ArchiveReport:
     """What a run did. ``archived``: its rows; ``total``: those of the whole archive; ``watermark``: how far that came.
 
-    ``path``: the table's folder, None where there was nothing to archive.
+    ``path``: the table's folder or address, None where there was nothing to archive.
     ``unreadable``: tasks that ended since the last run and whose records are damaged: they cannot be archived. Clean-up
     keeps them, and the first run after they were put right archives them.
     """
@@ -54,7 +53,7 @@ class ArchiveReport:
     unreadable: tuple[str, ...] = ()
 
 
-def _begin(queue: AnyQueue, home: Path) -> tuple[Table, Archive]:
+def _begin(queue: AnyQueue, home: Location) -> tuple[Table, Archive]:
     """Open the table and bring the archive's pointer up to it, which stops clean-up from deleting what is newer.
 
     Clean-up deletes up to the pointer from then on. A table of others, which may have come further by number so that
@@ -95,7 +94,7 @@ def _overtaken(queue: AnyQueue) -> ConfigError:
 def archive_queue(
     connect: Connect,
     queue: str,
-    directory: str | os.PathLike[str],
+    directory: str | os.PathLike[str] | Location,
     spark: SparkSession | None = None,
     *,
     after: Callable[[str], None] = lambda _step: None,
@@ -105,13 +104,13 @@ def archive_queue(
     The archive is under ``<directory>/<queue>``. The queue counts as archived from now on.
     `connect`: the arguments of `Zkmq.connect`, a picklable function that connects, or `SourceOptions`, whose
     credentials are looked up where Spark's workers run. `directory`: a folder of a file system with hard links that
-    Spark's executors see too. `spark` reads more than `FEW` runs; default: `spark_session()`, which is started then.
-    `after` is called with the name of each step that was done (`STEPS`). A run that is interrupted anywhere may be
-    repeated: no row is lost or doubled.
+    Spark's executors see too, or an address in S3; see `Location`. `spark` reads more than `FEW` runs; default:
+    `spark_session()`, which is started then. `after` is called with the name of each step that was done (`STEPS`). A
+    run that is interrupted anywhere may be repeated: no row is lost or doubled.
     Raises `ConfigError` where another run is at work or `directory` is not the queue's archive, and
     `ArchiveIncomplete` where tasks vanished while they were read.
     """
-    home = archive_folder(directory) / engine.check_name("queue", queue)
+    home = Location.of(directory) / engine.check_name("queue", queue)
     with open_client(connect) as client:
         source = client.queue(queue)
         if not source.conf().archive:
@@ -141,16 +140,15 @@ def archive_queue(
             after("published")
             internals(source).publish_archive(replace(pointer, watermark=watermark))  # raises if overtaken
         after("finished")
-    path = str(table.path) if ended else None
+    path = str(table.location) if ended else None
     return ArchiveReport(queue, len(ended), total, mark.watermark, path, unreadable)
 
 
 def _staged_by_spark(table: Table, ended: list[Ended], connect: Connect, spark: SparkSession, watermark: int) -> Staged:
-    """Have Spark's Python workers read the whole rows, several at a time."""
+    """Have Spark's Python workers read the whole rows, several at a time, and write them."""
     partitions = max(1, min(spark.sparkContext.defaultParallelism, -(-len(ended) // ROWS_PER_PARTITION)))
     pairs = spark.sparkContext.parallelize([tuple(each) for each in ended], partitions)
-    rows = spark.createDataFrame(pairs, ENDED).mapInArrow(reader(connect, table.queue), spark_columns(SCHEMA))
-    return stage(table, SCHEMA, rows, watermark)
+    return stage_by(table, SCHEMA, spark.createDataFrame(pairs, ENDED), watermark, reader(connect, table.queue))
 
 
 def _listed(queue: AnyQueue, mark: Mark, until: int) -> tuple[Mark, list[Ended], tuple[str, ...]]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import reduce
 from itertools import accumulate
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from ...delta_tables import Staged, Table
+from ...location import Location
 from ..session import spark_session
 from .plain_rows import Row, first_known, plain, table_of
 from .queue_reader import DAY_MS
@@ -260,7 +260,7 @@ _DAY_HOURS: Final = DAY_MS // HOUR_MS
 
 
 def summarise(
-    home: Path, spark: SparkSession | None = None, *, after: Callable[[str], None] = lambda _step: None
+    home: Location, spark: SparkSession | None = None, *, after: Callable[[str], None] = lambda _step: None
 ) -> Counts:
     """Bring gold up to silver, in the queue's folder `home`; returns the days that it wrote, and the rows that it has.
 
@@ -340,15 +340,16 @@ class Silver:
     def _here(self, since: str = "", newer: int = 0) -> tuple[list[Row], list[Row]]:
         """Those rows, with their moments."""
         runs, deliveries = (
-            load_here(pa.schema([schema.field(name) for name in names]), self._files(table, since, newer), newer)
-            for table, schema, names in ((self.runs, RUNS, _OF_RUNS), (self.deliveries, DELIVERIES, _OF_DELIVERIES))
+            load_here(table.location, some, self._files(table, since, newer), newer)
+            for table, some in ((self.runs, _OF_RUNS), (self.deliveries, _OF_DELIVERIES))
         )
         return moments_here(runs, deliveries)
 
     def _frames(self, since: str = "", newer: int = 0) -> tuple[DataFrame, DataFrame]:
         """The same as DataFrames."""
+        session = self.spark or spark_session()
         runs, deliveries = (
-            load(self.spark or spark_session(), schema, self._files(table, since, newer), "ended_at", newer)
+            load(session, table.location, schema, self._files(table, since, newer), "ended_at", newer)
             for table, schema in ((self.runs, RUNS), (self.deliveries, DELIVERIES))
         )
         return moments_of_runs(runs), moments_of_deliveries(deliveries)
@@ -358,8 +359,15 @@ class Silver:
 
 
 #: What gold is made of.
-_OF_RUNS: Final = ("class", "state", "enqueued_at", "claimed_at", "ended_at", "wait_ms", "run_ms")
-_OF_DELIVERIES: Final = ("class", "consumer", "number", "outcome", "started_at", "claimed_at", "ended_at")
+_OF_RUNS: Final = pa.schema(
+    [RUNS.field(name) for name in ("class", "state", "enqueued_at", "claimed_at", "ended_at", "wait_ms", "run_ms")]
+)
+_OF_DELIVERIES: Final = pa.schema(
+    [
+        DELIVERIES.field(name)
+        for name in ("class", "consumer", "number", "outcome", "started_at", "claimed_at", "ended_at")
+    ]
+)
 
 
 def _staged(table: Table, schema: pa.Schema, rows: DataFrame) -> Staged:

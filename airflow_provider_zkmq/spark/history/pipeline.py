@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from ...delta_tables import FOLDERS, Table
 from ...engine import AnyClient, ConfigError, ZkmqError, check_name
-from ...history import archive_folder, check_writable
+from ...location import Location
 from ..session import ending_what_starts
 from ..source.connecting import Connect, all_queues, open_client
 from .bronze import archive_queue
@@ -68,7 +68,7 @@ class PipelineFailed(ZkmqError):
 def run_pipeline(
     connect: Connect,
     queues: Sequence[str] | None,
-    directory: str | os.PathLike[str],
+    directory: str | os.PathLike[str] | Location,
     spark: SparkSession | None = None,
     *,
     lifetime: float | None = None,
@@ -87,7 +87,7 @@ def run_pipeline(
     """
     with ending_what_starts(), open_client(connect) as client:
         names = _names(client, queues)
-        place = archive_folder(directory)
+        location = Location.of(directory)
         reports = {name: QueueReport(check_name("queue", name)) for name in names}
 
         @contextmanager
@@ -103,15 +103,15 @@ def run_pipeline(
         def mark(name: str) -> None:
             """Have clean-up keep what is not archived; not where nothing can be archived: it would keep all."""
             with step(name, "mark"):
-                check_writable(place)
+                location.check_writable()
                 queue = client.queue(name)
                 if not queue.conf().archive:
                     queue.configure(archive=True)
 
         def work(name: str) -> None:
-            home = place / name
+            home = location / name
             with step(name, "bronze") as counts:
-                archived = archive_queue(connect, name, place, spark, after=lambda part: after(f"bronze: {part}"))
+                archived = archive_queue(connect, name, location, spark, after=lambda part: after(f"bronze: {part}"))
                 counts |= {"rows": archived.archived, "in all": archived.total}
                 counts |= {"unreadable": len(archived.unreadable)} if archived.unreadable else {}
             with step(name, "gc") as counts:
@@ -122,8 +122,9 @@ def run_pipeline(
             with step(name, "gold") as counts:
                 counts |= summarise(home, spark, after=lambda part: after(f"gold: {part}"))
             with step(name, "compaction") as counts:
-                counts["files merged"] = sum(Table.open(home, kind).merge() for kind in FOLDERS)
-                counts["files deleted"] = sum(Table.open(home, kind).sweep() for kind in FOLDERS)
+                for table in [Table.open(home, kind) for kind in FOLDERS]:
+                    counts["files merged"] = counts.get("files merged", 0) + table.merge()
+                    counts["files deleted"] = counts.get("files deleted", 0) + table.sweep()
             if keep is not None and keep != Retention():
                 with step(name, "retention") as counts:
                     counts["rows left bronze"] = retain(home, keep)

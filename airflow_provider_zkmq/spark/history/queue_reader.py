@@ -1,12 +1,12 @@
 """Whole runs as rows: their schema, and how Spark's Python workers read them from ZooKeeper.
 
-Executors import this: they need no more than `py_files` ships, and pyarrow. Whoever commits needs `deltalake`, too.
+Executors import this: they need no more than `py_files` ships, and pyarrow.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from ...engine.queue_internals import internals
 from ..source.connecting import Connect, open_client
 from ..source.reading import COLUMNS, Column, arrow_schema, parts
 from ..source.reading import batch as rows
+from .parquet_files import Batches
 
 DAY_MS: Final = 86_400_000
 #: So many whole tasks are in memory together.
@@ -43,7 +44,7 @@ def read_runs(queue: AnyQueue, ended: Sequence[Ended]) -> Iterator[pa.RecordBatc
         yield rows(queue.name, _STORED, lists, _COLUMNS)
 
 
-def reader(connect: Connect, name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def reader(connect: Connect, name: str) -> Batches:
     """Make the function for ``mapInArrow`` in Spark's workers: what ended in, rows out."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

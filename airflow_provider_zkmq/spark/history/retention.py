@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 
 from ...delta_tables import Table
 from ...engine import ConfigError
+from ...location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +25,26 @@ class Retention:
                 raise ConfigError(f"retention of {name}: {days!r} is no number of days, 1 or more")
 
 
-def retain(home: Path, keep: Retention, *, today: date | None = None) -> int:
+def retain(home: Location, keep: Retention, *, today: date | None = None) -> int:
     """Have the tables in the queue's folder `home` forget the days before. Returns how many rows left bronze.
 
     Nothing leaves a table that the next one has not seen as a whole; hours of gold that silver has forgotten stay as
     they are. Raises `ConfigError` where another run is at work.
     """
     now = today or datetime.now(UTC).date()
-    before = Table.open(home, "bronze").mark.rows
+    gone = dict[str, int]()
     steps = (
         (("bronze",), "runs", keep.bronze),
         (("deliveries", "runs"), "hourly", keep.silver),
         (("consumers", "hourly"), None, keep.gold),
     )
     for kinds, following, days in steps:
+        if days is None:
+            continue
         tables = [Table.open(home, kind) for kind in kinds]
         seen = Table.open(home, following).mark.watermark if following else None
-        if days is not None and (seen is None or all(table.mark.watermark <= seen for table in tables)):
-            for table in tables:
-                table.forget(now - timedelta(days=days - 1))
-    return before - Table.open(home, "bronze").mark.rows
+        if seen is None or all(table.mark.watermark <= seen for table in tables):
+            gone |= {
+                kind: table.forget(now - timedelta(days=days - 1)) for kind, table in zip(kinds, tables, strict=True)
+            }
+    return gone.get("bronze", 0)

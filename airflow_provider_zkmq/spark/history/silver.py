@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import date, timedelta
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from pyspark.sql import functions as f
 
 from ...delta_tables import Staged, Table
 from ...engine import ConfigError
+from ...location import Location
 from ..session import spark_session
 from .plain_rows import DAY_US, first_known, milliseconds_between, plain, table_of
 from .queue_reader import SCHEMA
@@ -39,6 +39,7 @@ DELIVERIES: Final = columns(
 )
 #: What tells deliveries apart. When one ended is not of it: a record's time and the server's differ by milliseconds.
 KEY: Final = ("task_id", "number", "claimed_at")
+_KEYS: Final = pa.schema([DELIVERIES.field(name) for name in KEY])
 
 
 #: What silver's rows are made of.
@@ -168,7 +169,7 @@ def deliveries_here(bronze: pa.Table) -> pa.Table:
 
 
 def refine(
-    home: Path, spark: SparkSession | None = None, *, after: Callable[[str], None] = lambda _step: None
+    home: Location, spark: SparkSession | None = None, *, after: Callable[[str], None] = lambda _step: None
 ) -> Counts:
     """Bring silver up to bronze, in the queue's folder `home`; returns what it gained, and the runs that it has.
 
@@ -201,42 +202,43 @@ def check_behind(table: Table, before: Table) -> None:
     """Raise `ConfigError` where a table is ahead of the one that it is made of."""
     if table.mark.watermark > before.mark.watermark:
         raise ConfigError(
-            f"{table.path} is at zxid {table.mark.watermark}, and what it is made of only at {before.mark.watermark}: "
-            "it belongs to another archive, or an older copy of that was brought back; remove the folder to have it "
-            "made anew"
+            f"{table.location} is at zxid {table.mark.watermark}, and what it is made of only at "
+            f"{before.mark.watermark}: it belongs to another archive, or an older copy of that was brought back; "
+            "remove the folder to have it made anew"
         )
 
 
 def _new_runs(bronze: Table, runs: Table, spark: SparkSession | None) -> Staged:
     """The runs of the bronze rows that the table has not seen."""
     newer, until = runs.mark.watermark, bronze.mark.watermark
-    files = bronze.files(newer=newer)
+    where, files = bronze.location, bronze.files(newer=newer)
     if are_few(bronze.count(newer=newer)):
-        return stage_here(runs, RUNS, [runs_here(load_here(_SOURCE, files, newer))], until)
-    return stage(runs, RUNS, runs_of(load(spark or spark_session(), SCHEMA, files, "ended_at", newer)), until)
+        return stage_here(runs, RUNS, [runs_here(load_here(where, _SOURCE, files, newer))], until)
+    rows = load(spark or spark_session(), where, _SOURCE, files, "ended_at", newer)
+    return stage(runs, RUNS, runs_of(rows), until)
 
 
 def _new_deliveries(bronze: Table, deliveries: Table, spark: SparkSession | None) -> Staged:
     """The deliveries that they tell of: those of days that the table still keeps, and that it does not hold."""
     newer, until, horizon = deliveries.mark.watermark, bronze.mark.watermark, deliveries.mark.horizon
-    files = bronze.files(newer=newer)
+    where, files = bronze.location, bronze.files(newer=newer)
 
     def held(first: date | None, last: date | None) -> list[str]:
         # When one ended may be told with another few milliseconds by another row: a day more is looked through.
         found = first and last and deliveries.files(first.isoformat(), (last + timedelta(days=1)).isoformat())
         return found or []
 
-    known = load_here(_SOURCE, files, newer) if are_few(bronze.count(newer=newer)) else None
+    known = load_here(where, _SOURCE, files, newer) if are_few(bronze.count(newer=newer)) else None
     if known is not None and are_few(known.num_rows + len(compute.list_flatten(known["history"]))):
         rows = deliveries_here(known)
         rows = rows.filter(compute.field("day") >= pa.scalar(date.fromordinal(horizon))) if horizon else rows
         days = [compute.min(rows["claimed_at"].cast(pa.date32())).as_py(), compute.max(rows["day"]).as_py()]
         same = compute.field("task_id").isin(rows["task_id"].unique())
-        there = load_here(pa.schema([DELIVERIES.field(name) for name in KEY]), held(*days), where=same)
+        there = load_here(deliveries.location, _KEYS, held(*days), where=same)
         return stage_here(deliveries, DELIVERIES, [rows.join(there, list(KEY), join_type="left anti")], until)
     session = spark or spark_session()
-    ended = deliveries_of(load(session, SCHEMA, files, "ended_at", newer))
+    ended = deliveries_of(load(session, where, _SOURCE, files, "ended_at", newer))
     kept = ended.where(f.col("day") >= date.fromordinal(horizon)) if horizon else ended
     (days,) = kept.agg(f.min(day_of("claimed_at")), f.max("day")).collect()
-    known = load(session, DELIVERIES, held(*days), "ended_at").select(*KEY)
+    known = load(session, deliveries.location, DELIVERIES, held(*days), "ended_at").select(*KEY)
     return stage(deliveries, DELIVERIES, kept.join(known, list(KEY), "left_anti"), until)

@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ...delta_tables import open_for_reading
 from ...engine import ConfigError
-from ...history import archive_folder, known
+from ...history import known
+from ...location import Location
 from .gold import CONSUMERS, HOURLY
 from .queue_reader import SCHEMA
 from .silver import DELIVERIES, RUNS
@@ -29,7 +30,7 @@ TABLES: Final[dict[str, tuple[pa.Schema, str]]] = {
 
 def read(
     spark: SparkSession,
-    directory: str | os.PathLike[str],
+    directory: str | os.PathLike[str] | Location,
     table: str,
     queue: str | None = None,
     *,
@@ -50,8 +51,8 @@ def read(
     if isinstance(since, datetime) or isinstance(until, datetime):
         raise ConfigError("since and until are days, such as datetime.date(2026, 1, 31)")
     names = known(directory, None if queue is None else [queue], [table])
-    root = archive_folder(directory)
+    root = Location.of(directory)
     first, last = "" if since is None else since.isoformat(), "9999" if until is None else until.isoformat()
     files = [file for name in names for file in open_for_reading(root / name, table).files(first, last)]
     schema, moment = TABLES[table]
-    return load(spark, schema, files, moment).select(*(name for name in schema.names if name != "day"), "day")
+    return load(spark, root, schema, files, moment).select(*(name for name in schema.names if name != "day"), "day")

@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 from ...engine import ConfigError, Duration, Moment, parse_duration, parse_moment
 from ...history import known
+from ...location import Location
 from . import capacity, sections
 from .capacity import Target
 from .rendering import Row, Section, page, render, several
@@ -79,17 +79,19 @@ class Report:
         """The report as one page with plots, which fetches nothing."""
         return page(self._head(), self.findings, self.sections)
 
-    def write_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to a file, at one stroke, and return its path."""
-        target = Path(path).absolute()
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.draft")
-        text = self.html()
+    def write_html(self, path: str | os.PathLike[str] | Location) -> str:
+        """Write the page to a file or an address in S3, at one stroke, and return its address."""
+        target, text = Location.of(path), self.html()
+        if (file := target.folder) is None:
+            target.write(text.encode())
+            return target.uri
+        temporary = file.with_name(f".{file.name}.{os.getpid()}.draft")
         try:
             temporary.write_text(text, encoding="utf-8")
-            temporary.replace(target)
+            temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)
-        return target
+        return target.uri
 
     def _head(self) -> tuple[str, str]:
         """The title, and what time it is about."""
@@ -121,7 +123,7 @@ def answer(tables: Tables, *, recent: float, target: Target, top: int) -> tuple[
 
 
 def report(
-    directory: str | os.PathLike[str],
+    directory: str | os.PathLike[str] | Location,
     queues: str | Sequence[str] | None = None,
     *,
     since: Moment | str | None = None,

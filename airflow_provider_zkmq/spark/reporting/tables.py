@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import Final, TypeAlias
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from ...delta_tables import open_for_reading
 from ...engine import ZkmqError
-from ...history import archive_folder
+from ...location import Location
 from .rendering import Row
 
 #: What stands for all that is too small for a row of its own. No name of a queue, a class or a consumer has blanks.
@@ -66,7 +65,7 @@ class Tables:
     `classes`: pairs of queue and class; every other class is called `OTHERS`. None: each has its own name.
     """
 
-    directory: Path
+    directory: Location
     queues: Mapping[str, QueueTables]
     since: datetime | None = None
     until: datetime | None = None
@@ -75,13 +74,13 @@ class Tables:
     @classmethod
     def open(
         cls,
-        directory: str | os.PathLike[str],
+        directory: str | os.PathLike[str] | Location,
         queues: Iterable[str],
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> Tables:
         """What ended, or happened in an hour that began, from `since` and before `until`. Raises as `Table.open`."""
-        root, found = archive_folder(directory), dict[str, QueueTables]()
+        root, found = Location.of(directory), dict[str, QueueTables]()
         for queue in queues:
             opened = {kind: open_for_reading(root / queue, kind).delta for kind in _COLUMNS}
             there = {kind: delta for kind, delta in opened.items() if delta is not None}
