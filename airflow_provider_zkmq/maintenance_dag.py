@@ -218,9 +218,9 @@ def archived(name: str, location: Location, params: dict[str, Any], run_id: str)
     keep = Retention(*(params[f"keep_{table}"] for table in ("bronze", "silver", "gold")))
     with ZkmqHook(params["connection"]) as hook:
         connect = connection_arguments(hook.get_conn().config)
-    progress = partial(print, flush=True)
-    done = run_pipeline(connect, [name], location, lifetime=params["lifetime"], keep=keep, progress=progress)
-    write_report(location, name, run_id)
+        progress = partial(print, flush=True)
+        done = run_pipeline(connect, [name], location, lifetime=params["lifetime"], keep=keep, progress=progress)
+        write_report(location, name, run_id, hook.get_conn())
     steps = done.queues[0].steps
     bronze, collected, silver = (steps[step] for step in ("bronze", "gc", "silver"))
     return {
@@ -234,13 +234,14 @@ def archived(name: str, location: Location, params: dict[str, Any], run_id: str)
     }
 
 
-def write_report(location: Location, name: str, run_id: str) -> None:
+def write_report(location: Location, name: str, run_id: str, client: Any) -> None:
     """Write a page on what the tables tell, beside them, and its path into the log."""
     from .engine import ZkmqError
     from .spark import report
 
     try:
-        page = report(location, [name]).write_html(location / f"report-{name}-{in_file_name(run_id)}.html")
+        made = report(location, [name], counts=lambda queue: client.queue(queue).counts())
+        page = made.write_html(location / f"report-{name}-{in_file_name(run_id)}.html")
     except ZkmqError as error:  # nothing has ended yet, say
         print(f"no report: {error}")  # noqa: T201  the task's log
     else:

@@ -1,9 +1,12 @@
-"""``zkmq report``: what the archive of queues answers. It asks no ZooKeeper."""
+"""``zkmq report``: what the archive of queues answers. ZooKeeper is asked how many tasks wait now, if it is named."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import sys
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -46,20 +49,39 @@ def report(args: argparse.Namespace, options: Common) -> int:
     since, until = _moment("--since", args.since), _moment("--until", args.until)
     from ..spark import report as make
 
-    made = make(
-        directory,
-        args.queue,
-        since=since,
-        until=until,
-        recent=args.recent,
-        target_wait=args.target_wait,
-        target_utilisation=args.target_utilisation,
-        top=args.top,
-    )
+    with contextlib.ExitStack() as stack:
+        made = make(
+            directory,
+            args.queue,
+            since=since,
+            until=until,
+            recent=args.recent,
+            target_wait=args.target_wait,
+            target_utilisation=args.target_utilisation,
+            top=args.top,
+            counts=_counts(args, options, stack),
+        )
     if args.html is not None:
         made.write_html(args.html)
     say(made.record(), made.text(full=args.full), as_json=options.as_json)
     return 0
+
+
+def _counts(
+    args: argparse.Namespace, options: Common, stack: contextlib.ExitStack
+) -> Callable[[str], Mapping[str, int]] | None:
+    """How many tasks of a queue there are now, where the command line or the environment says whom to ask."""
+    if not (args.hosts or args.before_hosts or os.environ.get("ZKMQ_HOSTS")):
+        return None
+    from ..engine import TransportError
+
+    try:
+        client = options.connect()
+    except TransportError as error:  # the archive can be read all the same
+        print(f"zkmq: how many tasks wait now is not known: {error}", file=sys.stderr)
+        return None
+    stack.callback(client.close)
+    return lambda queue: client.queue(queue).counts()
 
 
 def _moment(option: str, text: str | None) -> datetime | None:

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.cli import main
-from airflow_provider_zkmq.engine import ConfigError
+from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.location import Location
 from airflow_provider_zkmq.spark import job, report
 from airflow_provider_zkmq.spark.history.gold import summarise
@@ -244,6 +244,31 @@ def test_an_archive_answers_in_python_and_on_the_command_line(tmp_path, capsys) 
     told = capsys.readouterr().err
     assert told.startswith(f"zkmq: the history in {tmp_path} cannot be read: ")
     assert told.count("\n") == 1
+
+
+def test_a_report_says_how_many_wait_now_where_zookeeper_is_named(q, where, tmp_path, capsys, monkeypatch) -> None:
+    """By the queues' counts, and not by what has ended; without a server the archive is read all the same."""
+    histories = Histories(7, days=1.0)
+    histories.number(histories.make(5), 1)
+    home = Location.of(tmp_path / "census")
+    write_bronze(home, histories.rows, 10_000)
+    refine(home)
+    summarise(home)
+    q.enqueue_many([Message(b"")] * 3)
+    q.claim(timeout=5)
+    line = ["report", "census", "--directory", str(tmp_path), "--json"]
+    assert main.main([*line, "--hosts", where["hosts"], "--root", where["root"]]) == 0
+    told = json.loads(capsys.readouterr().out)["depth"]
+    assert "Now 2 tasks wait, 1 are in hand." in told["said"]
+    assert told["now"] == [{"queue": "census"} | q.counts()]
+    monkeypatch.setenv("ZKMQ_HOSTS", "127.0.0.1:1")
+    assert main.main(line) == 0
+    told = capsys.readouterr()
+    assert "now" not in json.loads(told.out)["depth"]
+    assert told.err.startswith("zkmq: how many tasks wait now is not known: ")
+    monkeypatch.delenv("ZKMQ_HOSTS")
+    assert main.main(line) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.full

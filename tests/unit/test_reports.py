@@ -19,7 +19,7 @@ from airflow_provider_zkmq.history import known
 from airflow_provider_zkmq.spark import report
 from airflow_provider_zkmq.spark.reporting import capacity, sections
 from airflow_provider_zkmq.spark.reporting.capacity import Crew, Target
-from airflow_provider_zkmq.spark.reporting.rendering import (
+from airflow_provider_zkmq.spark.reporting.rendering import (, spell
     LEAST,
     Section,
     Table,
@@ -61,7 +61,7 @@ def hostile_report(text: str = HOSTILE) -> Report:
         sections.waiting(classes),
         sections.section([group | {"examples": text, "error": text}], [worst]),
         sections.consumer_section([worker | times | {"run_p50": 1.0, "run_p95": 2.0, "busy": 3.0}]),
-        sections.depth_section([{"queue": text, "hour": hour, **depths} for hour in (0.0, 3600.0)]),
+        sections.depth_section([{"queue": text, "hour": hour, **depths} for hour in (0.0, 3600.0)], []),
         sections.ends(classes),
     )
     return report_on(made, text)
@@ -201,7 +201,12 @@ def test_where_nothing_is_wrong_a_report_fits_a_screen(subtests) -> None:
         "last": 1.0,
     }
     overview = sections.overview([queue | {"queue": f"queue-{n}"} for n in range(60)])
-    rest = (sections.waiting([]), sections.section([], []), sections.consumer_section([]), sections.depth_section([]))
+    rest = (
+        sections.waiting([]),
+        sections.section([], []),
+        sections.consumer_section([]),
+        sections.depth_section([], []),
+    )
     made = report_on((overview, capacity.section(needs, Target(), {}), *rest, sections.ends([])))
     for width in (72, 80, 100, 200):
         with subtests.test(width=width):
@@ -211,6 +216,20 @@ def test_where_nothing_is_wrong_a_report_fits_a_screen(subtests) -> None:
             assert [each in text for each in ("No delivery failed.", "more rows", "540 tasks ended.")] == [True] * 3
             assert text.count("more rows") == 2
             assert len(made.text(width, full=True).splitlines()) > 120
+
+
+def test_two_long_names_leave_room_for_the_verdict(subtests) -> None:
+    """It is whole, and so are the names where there is room; an error of no kind is not taken for tasks of no class."""
+    queue, classes = "orders-with-a-rather-long-name", "region=eu; size=small, size=large, (no filters)"
+    row = {"queue": queue, "serves": classes, "verdict": "too few at the peak", "needed": 1, "servers": 2}
+    rows = [row, row | {"queue": "census"}]
+    section = Section("s", "S", [], [Table("crews", "Crews", "queue serves verdict needed servers", rows)])
+    for width in (80, 100, 140):
+        with subtests.test(width=width):
+            text = report_on((section,)).text(width, full=True)
+            assert text.count("too few at the peak") == 2
+            assert (width < 100) or queue in text
+    assert (spell("", "kind"), spell("", "class")) == ("–", "(no filters)")
 
 
 def test_a_report_is_plain_data() -> None:
@@ -351,7 +370,7 @@ def test_an_empty_history_is_a_report_too() -> None:
         sections.waiting([]),
         sections.section([], []),
         sections.consumer_section([]),
-        sections.depth_section([]),
+        sections.depth_section([], []),
         sections.ends([]),
     )
     empty = report_on((sections.overview([]), capacity.section([], Target(), {}), *rest))

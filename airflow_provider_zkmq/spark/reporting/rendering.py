@@ -8,7 +8,7 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -42,7 +42,8 @@ Findings: TypeAlias = Sequence[tuple[str, str]]
 _COLUMNS: Final[Mapping[Sort, str]] = {
     "name": "queue class serves consumer task_id kind examples",
     "count": "runs=tasks finished dead cancelled retries retried most deliveries failed failures tasks consumers ended "
-    "arrivals depth_max=most_waiting depth_end=in_the_end servers needed=needed_now needed_at_peak",
+    "inserted=waiting scheduled claimed=in_hand arrivals depth_max=most_waiting depth_end=in_the_end servers "
+    "needed=needed_now needed_at_peak",
     "span": "wait_p50 wait_p95 wait_p99 wait_max wait_mean run_p50 run_p95 busy=busy_in_all service=run_time "
     "measured_p95 model_p95",
     "share": "dead_share failed_share utilisation=busy",
@@ -177,7 +178,7 @@ _SPELL: Final[Mapping[Sort, Callable[[Any], str]]] = {
 
 def spell(value: Any, name: str) -> str:
     """A value as it stands in a column; what is not known is a dash."""
-    unknown = value is None or (isinstance(value, float) and math.isnan(value))
+    unknown = value is None or (isinstance(value, float) and math.isnan(value)) or (name == "kind" and not value)
     return "–" if unknown else _SPELL[column(name)[0]](value)
 
 
@@ -187,7 +188,7 @@ def spell(value: Any, name: str) -> str:
 LEAST: Final = 72
 #: So many columns are never left out.
 KEPT: Final = 4
-#: Texts are folded, but not below so many signs, and names not below half the width.
+#: Texts are folded, but not below so many signs, and names not below what they share of the width.
 FOLDED: Final = 20
 
 
@@ -231,20 +232,32 @@ def _grid(table: Table, rows: list[Row], width: int) -> Grid:
     if len({row.get("queue") for row in table.rows}) == 1 and table.name != "queues":
         names.remove("queue")
     sorts, titles = zip(*map(column, names), strict=True)
-    widest = {"text": FOLDED, "name": width // 2}
+    full = [
+        max(len(title), *(len(spell(row[name], name)) for row in rows))
+        for name, title in zip(names, titles, strict=True)
+    ]
+    named = _shared([each for each, sort in zip(full, sorts, strict=True) if sort == "name"], width * 3 // 5)
     least = [
-        min(max(len(title), *(len(spell(row[name], name)) for row in rows)), widest.get(sort, width))
-        for name, sort, title in zip(names, sorts, titles, strict=True)
+        next(named) if sort == "name" else min(each, FOLDED) if sort == "text" else each
+        for each, sort in zip(full, sorts, strict=True)
     ]
     room = sum(end <= width for end in accumulate(each + 2 for each in least))
     grid = Grid(box=SIMPLE_HEAD, show_edge=False, pad_edge=True, padding=(0, 1, 0, 0))
     shown = names[: max(KEPT, room)]
     for sort, title, each in zip(sorts[: len(shown)], titles, least, strict=False):
-        left = sort in widest
+        left = sort in {"text", "name"}
         grid.add_column(title, justify="left" if left else "right", overflow="fold", no_wrap=not left, min_width=each)
     for row in rows:
         grid.add_row(*(Text(spell(row[name], name)) for name in shown))
     return grid
+
+
+def _shared(needs: Sequence[int], room: int) -> Iterator[int]:
+    """How wide each is; who needs less leaves more to the others."""
+    given = dict[int, int]()
+    for at in sorted(range(len(needs)), key=needs.__getitem__):
+        given[at] = min(needs[at], (room - sum(given.values())) // (len(needs) - len(given)))
+    return iter([given[at] for at in range(len(needs))])
 
 
 #: What may be said of a crew, the most urgent first, and how bad it is.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from ...engine import ConfigError, Duration, Moment, parse_duration, parse_moment
+from ...engine import ConfigError, Duration, Moment, QueueNotFound, parse_duration, parse_moment
 from ...history import known
 from ...location import Location
 from . import capacity, sections
@@ -102,8 +102,10 @@ class Report:
         return f"Report on {named}{more}", f"{period} Made {self.made:%Y-%m-%d %H:%M} UTC; all times are UTC."
 
 
-def answer(tables: Tables, *, recent: float, target: Target, top: int) -> tuple[Section, ...]:
-    """The sections of a report on a history."""
+def answer(
+    tables: Tables, *, recent: float, target: Target, top: int, now: list[Row] | None = None
+) -> tuple[Section, ...]:
+    """The sections of a report on a history; `now`: how many tasks there are of each queue, by their states."""
     queue_rows = sections.queues(tables, top)
     queues = [row["queue"] for row in queue_rows]
     if OTHERS in queues:
@@ -117,7 +119,7 @@ def answer(tables: Tables, *, recent: float, target: Target, top: int) -> tuple[
         sections.waiting(class_rows),
         sections.section(sections.groups(lost, top), sections.worst(lost, min(top, 10))),
         sections.consumer_section(sections.consumers(tables, top)),
-        sections.depth_section(sections.depth_rows(tables, top)),
+        sections.depth_section(sections.depth_rows(tables, top), now or []),
         sections.ends(class_rows),
     )
 
@@ -132,6 +134,7 @@ def report(
     target_wait: Duration | str | None = 60.0,
     target_utilisation: float | None = None,
     top: int = 20,
+    counts: Callable[[str], Mapping[str, int]] | None = None,
 ) -> Report:
     """Answer from the history below `directory`: who waits, whether there are enough consumers, what fails and why.
 
@@ -139,6 +142,8 @@ def report(
     `recent`: so long a time at the end of each queue's history stands for now. Enough consumers are there where 95 of
     100 tasks wait no longer than `target_wait`, and they are busy no more than `target_utilisation` (0 to 1); None asks
     for nothing. `top`: so many rows at the most, of queues, classes, errors and consumers; the rest is summed.
+    `counts` says how many tasks of a queue there are now, by their states: ``lambda name: zk.queue(name).counts()``. A
+    queue that is gone has none.
 
     It starts neither Spark nor Java. Raises `ConfigError` where there is no history of a queue, or where silver and
     gold were not made of it yet, and for values that are not allowed; `ReportFailed`.
@@ -156,6 +161,15 @@ def report(
     seconds = parse_duration(recent, "recent")
     if seconds <= 0 or not 1 <= top <= MOST_ROWS:
         raise ConfigError(f"recent={recent!r} and top={top!r} must be positive, and top at most {MOST_ROWS}")
-    answered = answer(Tables.open(directory, named, start, stop), recent=seconds, target=target, top=top)
+    now = [] if counts is None else [row for name in named if (row := _counted(counts, name))]
+    now.sort(key=lambda row: (-row["inserted"], row["queue"]))
+    answered = answer(Tables.open(directory, named, start, stop), recent=seconds, target=target, top=top, now=now)
     listed = [row["queue"] for row in answered[0].tables[0].rows if row["queue"] in named]
     return Report(tuple(dict.fromkeys([*listed, *named])), start, stop, datetime.now(UTC), answered)
+
+
+def _counted(counts: Callable[[str], Mapping[str, int]], queue: str) -> Row | None:
+    try:
+        return {"queue": queue, **counts(queue)}
+    except QueueNotFound:
+        return None

@@ -158,8 +158,8 @@ def depth_rows(tables: Tables, top: int) -> list[Row]:
     return sorted((row for row in found if row["queue"] in shown), key=lambda row: (row["queue"], row["hour"]))
 
 
-def depth_section(hour_rows: list[Row]) -> Section:
-    """The depth over time."""
+def depth_section(hour_rows: list[Row], now_rows: list[Row]) -> Section:
+    """The depth over time, and now, where somebody counted."""
     moments = sorted({row["hour"] for row in hour_rows})
     trends = []
     for queue in dict.fromkeys(row["queue"] for row in hour_rows):
@@ -173,12 +173,18 @@ def depth_section(hour_rows: list[Row]) -> Section:
         for row in trends[:1]
         if row["depth_max"]
     ]
+    if now_rows:
+        waits, held = (sum(row[state] for row in now_rows) for state in ("inserted", "claimed"))
+        said.insert(0, f"Now {several(waits, 'task')} {'waits' if waits == 1 else 'wait'}, {held:,} are in hand.")
     since = f", from {moment(moments[0])} to {moment(moments[-1])}" if moments else ""
     columns = f"queue hour depth_mean depth_max {' '.join(_SUMS)}"
     tables = [
         Table("trends", f"How many tasks of each queue waited{since}", "queue depth_max worst depth_end trend", trends),
         Table("hours", "Depth and flow over time", columns, hour_rows, folded=True),
     ]
+    if now_rows:
+        columns = "queue inserted scheduled claimed dead"
+        tables.insert(0, Table("now", "How many tasks there are now", columns, now_rows))
     return Section("depth", "Depth over time, of what has ended", said, tables)
 
 
