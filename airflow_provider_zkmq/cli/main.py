@@ -83,10 +83,11 @@ VERBS = {
     "pause": Verb("hand out nothing", "queues", "set_paused"),
     "resume": Verb("hand out tasks again", "queues", "set_paused"),
     "delete": Verb("delete a queue with everything in it", "queues", "delete", "add_delete"),
+    "examples": Verb("name the example DAGs, or copy them into a folder", "examples", "examples", "add_examples"),
     "worker": Verb("handle tasks until told to stop", "worker", "run", "add_arguments"),
 }
 #: Every other verb takes the name of a queue before its own operands.
-_NO_QUEUE = {"server", "queues", "doctor", "report", "import", "worker"}
+_NO_QUEUE = {"server", "queues", "doctor", "report", "import", "examples", "worker"}
 #: What errors tell besides their message, with --json.
 _DETAILS = {
     "DuplicateTask": ("status", "duplicates", "enqueued"),

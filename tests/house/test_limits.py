@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 import tomllib
+import zipfile
+from pathlib import Path
 
 import pytest
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
@@ -42,10 +46,15 @@ def test_imports_go_down(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == EXIT_STATUS_SUCCESS, capsys.readouterr().out
 
 
-def test_what_is_no_python_comes_with_the_wheel() -> None:
-    """A template or a stub that no pattern of the package's data names would be missing where it was installed."""
-    home = TOP / PACKAGE
-    patterns = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][PACKAGE]
-    others = {path for path in home.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}}
-    assert home / "spark/reporting/report.html.jinja" in others
-    assert others - {path for pattern in patterns for path in home.glob(pattern)} == set()
+def test_the_wheel_has_the_whole_package_and_the_examples(tmp_path: Path) -> None:
+    """Also what is no Python, such as a template or a stub; and nothing of the tests."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=TOP, check=True, capture_output=True)
+    (wheel,) = tmp_path.iterdir()
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    own = {
+        str(path.relative_to(TOP)) for path in (TOP / PACKAGE).rglob("*") if path.is_file() and path.suffix != ".pyc"
+    }
+    examples = {f"{PACKAGE}/{path.relative_to(TOP)}" for path in (TOP / "example_dags").glob("*.py")}
+    assert f"{PACKAGE}/spark/reporting/report.html.jinja" in own
+    assert held - {f"{PACKAGE}/example_dags/.airflowignore"} == own | examples

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,8 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
     WaitTimeout,
 )
+
+EXAMPLES = Path(__file__).parents[2] / "example_dags"
 
 
 class InHand(Task):
@@ -199,6 +202,22 @@ def test_what_the_environment_says_of_servers_is_not_about_files(monkeypatch: py
     read = options.common(main.parse(["queues", "--hosts", "textqueue:///queues"]))
     assert (read.hosts, read.root, read.auth) == ("textqueue:///queues", options.DEFAULT_ROOT, None)
     assert options.common(main.parse(["queues", "--hosts", "textqueue:///queues", "--root", "/mine"])).root == "/mine"
+
+
+def test_examples_are_named_and_copied_and_replace_nothing(tmp_path, capsys) -> None:
+    """What is copied is what the repository has; a mistyped name and a file that is there are refused, before any."""
+    to = tmp_path / "dags"
+    assert main.main(["examples", "--to", str(to), "zkmq_events", "zkmq_maintenance"]) == 0
+    assert capsys.readouterr().out.split() == [str(to / "zkmq_events.py"), str(to / "zkmq_maintenance.py")]
+    assert (to / "zkmq_events.py").read_bytes() == (EXAMPLES / "zkmq_events.py").read_bytes()
+    assert main.main(["examples", "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert set(known) == {path.stem for path in EXAMPLES.glob("*.py")} - {"demo"}
+    assert all(known.values())
+    for names, why in (("zkmq_flights zkmq_events", "zkmq_events.py is there already"), ("zkmq_event", "no example")):
+        assert main.main(["examples", "--to", str(to), *names.split()]) == 2
+        assert why in capsys.readouterr().err
+    assert len(list(to.iterdir())) == 2
 
 
 def test_names_are_the_engines() -> None:

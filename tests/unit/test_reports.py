@@ -19,7 +19,7 @@ from airflow_provider_zkmq.history import known
 from airflow_provider_zkmq.spark import report
 from airflow_provider_zkmq.spark.reporting import capacity, sections
 from airflow_provider_zkmq.spark.reporting.capacity import Crew, Target
-from airflow_provider_zkmq.spark.reporting.rendering import (, spell
+from airflow_provider_zkmq.spark.reporting.rendering import (
     LEAST,
     Section,
     Table,
