@@ -13,7 +13,7 @@ from airflow.exceptions import AirflowNotFoundException
 from ..cli.main import USAGE, main
 
 #: Verbs that connect to nothing, or to servers of their own.
-_WITHOUT: Final = frozenset({"server", "report"})
+_WITHOUT: Final = frozenset({"server", "report", "examples"})
 _HELP: Final = frozenset({"help", "--help", "-h", "--version"})
 #: What the environment may say of a connection; all of it is said by the Airflow connection instead.
 _VARIABLES: Final = (
