@@ -7,6 +7,22 @@ export AIRFLOW__CORE__LOAD_EXAMPLES := False
 # Twice the cores: half of the time of a test process is waiting for servers.
 WORKERS ?= 4
 
+# One file for a worker without Airflow: any of these Pythons runs it, on machines like this one.
+PYZ ?= zkmq.pyz
+PYZ_PYTHONS ?= 3.11 3.12 3.13
+PARTS := $(PYZ).parts
+INTO := $(BIN)/python -m pip install --quiet --no-deps --no-compile --target
+
+$(PYZ): $(VENV)/.ready
+	rm -rf $(PARTS)
+	for version in $(PYZ_PYTHONS); do \
+	    $(INTO) $(PARTS)/$$version --only-binary :all: --python-version $$version -r docs/worker-requirements.txt \
+	        && cp -R $(PARTS)/$$version/. $(PARTS)/all || exit 1; \
+	done
+	$(INTO) $(PARTS)/all .
+	$(BIN)/shiv --site-packages $(PARTS)/all --console-script zkmq --compressed --reproducible --output-file $@
+	rm -rf $(PARTS)
+
 .PHONY: demo flights test test-all acceptance test-spark-provider test-matrix bench soak mutants lint format clean
 
 $(VENV)/.ready: pyproject.toml

@@ -45,7 +45,7 @@ _NETTY = (
     "netty-transport-classes-epoll",
     "netty-transport-native-unix-common",
 )
-_INSTALL = 'pip install "airflow-provider-zkmq[spark]"'
+_INSTALL = 'pip install "airflow-provider-zkmq[server]"'
 
 
 def class_path(*, tls: bool = False) -> str:
