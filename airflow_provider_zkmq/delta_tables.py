@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -44,12 +43,10 @@ LARGE: Final = 256 << 20
 _APP: Final = "airflow-provider-zkmq"
 _NUMBERS: Final = ("watermark", "rows", "born", "horizon")
 _CONFIGURATION: Final = {
-    "delta.checkpointInterval": "20",
+    "delta.checkpointInterval": "10",
     "delta.logRetentionDuration": "interval 7 days",
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
-#: `deltalake` takes these for parts of an address, and does not find its own log then.
-_UNUSABLE: Final = re.compile(r"[?#%\\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +66,26 @@ class Mark:
 
     def properties(self) -> CommitProperties:
         """What a commit is to carry. It is tried once: what was staged is only right for the table that was opened."""
-        numbers = {name: getattr(self, name) for name in _NUMBERS} | {"damaged": len(self.damaged)}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        carried = {_APP: json.dumps(numbers | {"damaged": self.damaged})}
+        numbers["damaged"] = len(self.damaged)
         return CommitProperties(
-            custom_metadata={_APP: json.dumps(self.damaged)},
+            custom_metadata=carried,
             max_commit_retries=0,
             app_transactions=[Transaction(f"{_APP}/{name}", number) for name, number in numbers.items()],
         )
 
     @classmethod
-    def of(cls, delta: DeltaTable) -> Mark:
-        """Read what the commits of a table have carried."""
+    def of(cls, delta: _Delta) -> Mark:
+        """Read what the commits of a table have carried: the last one, if it is ours, else the numbers that stay."""
+        if (carried := delta.carried()) is not None:  # by one file; each number takes as many as there are commits
+            return cls(**carried | {"damaged": tuple(carried["damaged"])})
         numbers = {name: delta.transaction_version(f"{_APP}/{name}") or 0 for name in _NUMBERS}
         count = delta.transaction_version(f"{_APP}/damaged")
         if not count:
             return cls(**numbers, damaged=())  # the log need not be looked through
         for commit in delta.history():
-            if _APP in commit and len(ids := json.loads(commit[_APP])) == count:
+            if _APP in commit and len(ids := json.loads(commit[_APP])["damaged"]) == count:
                 return cls(**numbers, damaged=tuple(ids))
         # Clean-up would delete what was put right and never archived.
         raise ConfigError(
@@ -119,6 +120,17 @@ class _Delta(DeltaTable):
 
     location: Location
 
+    def carried(self) -> dict[str, Any] | None:
+        """What the commit of the present version carries of ours; None where that is not ours, or its file is gone."""
+        path = f"{self.location.path}/_delta_log/{self.version():020d}.json"
+        try:
+            with self.location.files().open_input_file(path) as file:
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return None
+        (made,) = (action["commitInfo"] for action in map(json.loads, lines) if "commitInfo" in action)
+        return json.loads(made[_APP]) if _APP in made else None
+
     def to_pyarrow_dataset(
         self, partitions: Any = None, filesystem: fs.FileSystem | None = None, **options: Any
     ) -> ds.Dataset:
@@ -145,8 +157,7 @@ class Table:
         `CorruptRecord` for one that cannot be read, and `StoreFailed`.
         """
         location = home / FOLDERS[kind]
-        if _UNUSABLE.search(str(location)):
-            raise ConfigError(f"{location}: Delta tables cannot be kept in a folder with ?, #, % or \\ in its path")
+        location.check_usable()
         try:
             with location.explained():
                 delta = _Delta(str(location), storage_options=location.options())
@@ -314,9 +325,11 @@ def open_for_reading(home: Location, kind: str) -> Table:
     return Table.open(home, kind, following.mark.watermark)
 
 
-def added(files: Iterable[tuple[str, str, int, int]], watermark: int | None) -> Iterator[AddAction]:
-    """Files as a commit names them: each by its path below the table's folder, its day, its rows and its bytes."""
-    bounds = {} if watermark is None else {each: {"watermark": watermark} for each in ("minValues", "maxValues")}
+def added(files: Iterable[tuple[str, str, int, str]]) -> Iterator[AddAction]:
+    """Files as a commit names them: each by its path below the table's folder, its day, its bytes and its statistics.
+
+    The statistics have each column that Delta knows an order of: `deltalake` would not find rows of files without.
+    """
     now = time.time_ns() // 1_000_000
-    for path, day, rows, size in files:
-        yield AddAction(path, size, {"day": day}, now, True, json.dumps({"numRecords": rows, **bounds}))
+    for path, day, size, statistics in files:
+        yield AddAction(path, size, {"day": day}, now, True, statistics)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,11 @@ _EXTRA: Final = {
     "endpoint_url": "aws_endpoint_url",
 }
 #: `deltalake` lets no other thread run while it waits, and so no heartbeat of a ZooKeeper session.
-_TIMEOUTS: Final = {"retry_timeout": "10s", "connect_timeout": "5s", "timeout": "30s"}
+_TIMEOUTS: Final = {"retry_timeout": "10s", "connect_timeout": "5s", "timeout": "15s"}
+_ENDPOINT: Final = re.compile(r"https?://[A-Za-z0-9.-]+(:\d+)?/?|https?://\[[0-9A-Fa-f:.]+\](:\d+)?/?")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9._-]+")
+#: `deltalake` takes these for parts of an address, and does not find its own log then.
+_UNUSABLE: Final = re.compile(r"[?#%\\]")
 _DRAWN: Final = re.compile(r"\x1b\[[0-9;]*m|[↳\s]+")
 _ANSWER: Final = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
 
@@ -60,14 +64,18 @@ class Location:
     conn_id: str | None = None
 
     def __post_init__(self) -> None:
-        address = self.address.replace("s3a://", _S3, 1) if self.address.startswith("s3a://") else self.address
-        if "://" not in address:
-            address = str(Path(address).absolute())
+        address = self.address
+        scheme, found, rest = address.partition("://")
+        if found or not address or re.match("s3a?:/", address):  # a path that began so is an address that was cut
+            bucket, _, prefix = rest.partition("/")
+            if scheme not in {"s3", "s3a"} or not _BUCKET.fullmatch(bucket):  # it is not shown: it may hold a key
+                raise ConfigError("an archive is in a folder or at s3://bucket/prefix, and at no other address")
+            address = "/".join((f"{_S3}{bucket}", *filter(None, prefix.split("/"))))
+        else:
+            address = str(Path(address).expanduser().absolute())
             if self.conn_id is not None:
                 raise ConfigError(f"the archive {address} is a folder: connection {self.conn_id!r} opens none")
-        elif not address.startswith(_S3) or not urlsplit(address).netloc:
-            raise ConfigError(f"an archive is in a folder or at s3://bucket/prefix, not at {self.address}")
-        object.__setattr__(self, "address", address.rstrip("/") or "/")
+        object.__setattr__(self, "address", address)
 
     @classmethod
     def of(cls, directory: str | os.PathLike[str] | Location) -> Location:
@@ -106,14 +114,26 @@ class Location:
         return self.address if self.folder is None else self.folder.as_uri()
 
     def options(self) -> dict[str, str] | None:
-        """What `deltalake` needs to open it; None for a folder. Raises `ConfigError` for the connection."""
+        """What `deltalake` needs to open it; None for a folder. Raises `ConfigError` for keys that are no use."""
         if self.folder is not None:
             return None
-        if self.conn_id is None:
-            known = {name: text for name, variables in _ENVIRONMENT.items() if (text := _first_set(variables))}
-        else:
-            known = _of_connection(self.conn_id)
-        if known.get("aws_endpoint_url", "").startswith("http://"):
+        known = {name: text for name, variables in _ENVIRONMENT.items() if (text := _first_set(variables))}
+        where = "the environment"
+        if self.conn_id is not None:
+            ambient, known, where = known, _of_connection(self.conn_id), f"connection {self.conn_id!r}"
+            for name in ("aws_session_token", "aws_endpoint_url"):
+                if name in ambient and name not in known:  # `deltalake` would mix them
+                    raise ConfigError(
+                        f"{where} does not say {name}, and the environment does: say it there or unset it"
+                    )
+        if ("aws_access_key_id" in known) != ("aws_secret_access_key" in known) or (
+            "aws_session_token" in known and "aws_access_key_id" not in known
+        ):
+            raise ConfigError(f"{where} has a part of a key to {self}: give both its id and its secret")
+        endpoint = known.get("aws_endpoint_url")
+        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):  # it may hold a password
+            raise ConfigError(f"the endpoint that {where} gives must be http://host:port or https://host:port, no more")
+        if endpoint is not None and endpoint.startswith("http://"):
             known["aws_allow_http"] = "true"
         return {"aws_region": "us-east-1"} | known | _TIMEOUTS
 
@@ -151,7 +171,8 @@ class Location:
             stream.write(data)
 
     def check_writable(self) -> None:
-        """Make a folder if it is not there. Raises `ConfigError` where files cannot be written to it."""
+        """Make a folder if it is not there. Raises `ConfigError` where tables cannot be written to it."""
+        self.check_usable()
         try:
             if self.folder is not None:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +183,12 @@ class Location:
                 with self.explained():
                     self.files().delete_file(probe.path)
         except (OSError, StoreFailed) as error:
-            raise ConfigError(f"the archive's folder {self} cannot be written to: {error}") from None
+            raise ConfigError(f"the archive {self} cannot be written to: {error}") from None
+
+    def check_usable(self) -> None:
+        """Raise `ConfigError` where no table can be."""
+        if _UNUSABLE.search(self.address):
+            raise ConfigError(f"{self}: Delta tables cannot be kept under a path with ?, #, % or \\ in it")
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -201,17 +227,20 @@ def _of_connection(conn_id: str) -> dict[str, str]:
     """What an Airflow connection says. Raises `ConfigError`, which names what is wrong and shows no secret."""
     from .hooks.connection_options import extra_of, look_up
 
-    conn = look_up(conn_id)
-    known = {"aws_access_key_id": conn.login, "aws_secret_access_key": conn.password}
+    conn, where = look_up(conn_id), f"connection {conn_id!r}"
+    if conn.conn_type != "aws":
+        raise ConfigError(f"{where} is of type {conn.conn_type!r}: the keys to S3 are in one of type 'aws'")
     if conn.host:
-        raise ConfigError(f"connection {conn_id!r}: say where the store is as endpoint_url in the extra, not as host")
-    for name, value in extra_of(conn).items():
+        raise ConfigError(f"{where}: say where the store is as endpoint_url in the extra, not as host")
+    known = {"aws_access_key_id": conn.login, "aws_secret_access_key": conn.password}
+    extra = extra_of(conn)
+    for name, value in extra.items() if isinstance(extra, Mapping) else [("extra", extra)]:
+        if value in (None, ""):
+            continue
         if name not in _EXTRA or not isinstance(value, str):
             raise ConfigError(
-                f"connection {conn_id!r}: extra {name!r} is not understood here; known: {', '.join(_EXTRA)}. "
+                f"{where}: its extra may have {', '.join(_EXTRA)} as texts, and something else is there. "
                 "For a role, name no connection: the environment or the machine has it then"
             )
         known[_EXTRA[name]] = value
-    if not (known["aws_access_key_id"] and known["aws_secret_access_key"]):
-        raise ConfigError(f"connection {conn_id!r} has no key: its login is the key's id, its password the secret")
     return {name: text for name, text in known.items() if text}

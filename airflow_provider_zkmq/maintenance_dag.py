@@ -241,11 +241,12 @@ def write_report(location: Location, name: str, run_id: str, client: Any) -> Non
 
     try:
         made = report(location, [name], counts=lambda queue: client.queue(queue).counts())
-        page = made.write_html(location / f"report-{name}-{in_file_name(run_id)}.html")
+        page = location / f"report-{name}-{in_file_name(run_id)}.html"
+        made.write_html(page)
     except ZkmqError as error:  # nothing has ended yet, say
         print(f"no report: {error}")  # noqa: T201  the task's log
     else:
-        print(f"report: {page}")  # noqa: T201  the task's log
+        print(f"report: {page.uri}")  # noqa: T201  the task's log
 
 
 def in_file_name(run_id: str) -> str:

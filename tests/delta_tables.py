@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from airflow_provider_zkmq.delta_tables import Staged, Table, added
 from airflow_provider_zkmq.location import Location
+from airflow_provider_zkmq.spark.history.parquet_files import statistics
 
 DAY = "2026-01-01"
 FIELDS = {"task_id": "string", "day": "date"}
@@ -28,8 +29,9 @@ def staged(table: Table, rows: int, watermark: int) -> Staged:
     name = f"{os.urandom(4).hex()}/day={DAY}/rows.parquet"
     path = table.location.folder / name
     path.parent.mkdir(parents=True)
-    pq.write_table(pa.table({"task_id": [f"t{watermark}-{n}" for n in range(rows)]}), path)
-    return Staged(SCHEMA, tuple(added([(name, DAY, rows, path.stat().st_size)], watermark)), rows)
+    written = pa.table({"task_id": [f"t{watermark}-{n}" for n in range(rows)]})
+    pq.write_table(written, path)
+    return Staged(SCHEMA, tuple(added([(name, DAY, path.stat().st_size, statistics(written))])), rows)
 
 
 def commit(home: Path | Location, kind: str, rows: int, watermark: int) -> Table:

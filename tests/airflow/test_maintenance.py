@@ -191,7 +191,7 @@ def test_the_pipeline_runs_with_progress_in_the_log(run, monkeypatch, queue, tmp
         steps = {"bronze": {"rows": 3, "in all": 5}, "gc": {"deleted": 3, "kept": 0}, "silver": silver}
         return PipelineReport((QueueReport("jobs", steps),))
 
-    page = SimpleNamespace(write_html=lambda page: page.write(b"<html>") or page.uri)
+    page = SimpleNamespace(write_html=lambda page: page.write(b"<html>"))
     monkeypatch.setattr(spark, "run_pipeline", pipeline, raising=False)
     monkeypatch.setattr(spark, "report", lambda *_a, **_k: page, raising=False)
     numbers = run("maintain.archive", "jobs", directory=str(tmp_path), keep_bronze=7)

@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from deltalake import DeltaTable
+
 from airflow_provider_zkmq.delta_tables import FEW, FOLDERS, Table
 from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.history import table
@@ -113,6 +115,33 @@ def test_a_run_that_waited_for_years_is_counted_in_every_day(without_spark, tmp_
     assert {row["depth_start"] for row in rows_of(tmp_path, "hourly", "q")[1:]} == {1}
 
 
+def test_readers_find_rows_by_conditions(without_spark, where, q, tmp_path) -> None:
+    """By pandas, DuckDB, Polars and plain Arrow, in files that were merged and not: each column has its bounds."""
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    for count in (2, *[1] * FEW):
+        finish(q, count, dead=count - 1)
+        run_pipeline(where, ["census"], tmp_path)
+    every = FEW + 2
+    q.enqueue(b"x", task_id="i" * 80)
+    q.claim(timeout=5).complete(b"y")
+    run_pipeline(where, ["census"], tmp_path)
+    for kind, name, condition, wanted in (
+        ("runs", "state", "state = 'finished'", every),
+        ("runs", "error", "error is null", every),
+        ("runs", "task_id", f"task_id = '{'i' * 80}'", 1),
+        ("bronze", "id", f"id = '{'i' * 80}'", 1),
+        ("deliveries", "outcome", "outcome = 'finished'", every),
+        ("runs", "ended_at", "ended_at > timestamptz '2026-01-01 00:00:00+00'", every + 1),
+    ):
+        found = table(kind, tmp_path, "census")
+        for delta in (found, DeltaTable(found.table_uri)):
+            rows = duckdb.from_arrow(delta.to_pyarrow_dataset()).filter(condition)
+            assert len(rows.project(name).fetchall()) == wanted, condition
+    runs = table("runs", tmp_path, "census")
+    assert len(runs.to_pandas(filters=[("state", "=", "finished")])) == every
+    assert polars.scan_delta(runs).filter(polars.col("state") == "dead").collect().height == 1
+
+
 @pytest.mark.parametrize("first", ["the table is opened", "the other run"])
 def test_a_run_that_another_one_overtakes_as_it_begins_says_so(without_spark, where, q, tmp_path, monkeypatch, first):
     """It changes nothing, and does not say that the archive lags behind: one more run goes on."""
@@ -171,7 +200,7 @@ def test_an_address_that_is_not_of_s3_is_no_folder(where, q, tmp_path) -> None:
         lambda: report("s3:///archive"),
         lambda: table("runs", "hdfs://host/archive", "census"),
     ):
-        with pytest.raises(ConfigError, match="an archive is in a folder or at s3://bucket/prefix, not at"):
+        with pytest.raises(ConfigError, match="an archive is in a folder or at s3://bucket/prefix"):
             call()
     with pytest.raises(ConfigError, match="no queue is named"):
         run_pipeline(where, [], tmp_path)

@@ -422,7 +422,7 @@ def test_small_files_become_one_and_retention_drops_nothing_that_the_next_table_
     for kind in FOLDERS:
         Table.open(Location.of(home), kind).sweep(hours=0)
         named = set(Table.open(Location.of(home), kind).files())
-        assert {str(path) for path in (home / FOLDERS[kind]).rglob("*.parquet")} == named
+        assert {str(path) for path in (home / FOLDERS[kind]).rglob("day=*/*.parquet")} == named
     check(spark, tmp_path, histories)
 
     recent = sum(row["ended"] // DAY == latest for row in rows)

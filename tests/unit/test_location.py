@@ -38,11 +38,26 @@ def test_a_location_is_spelt_in_one_way(tmp_path, monkeypatch) -> None:
     assert (here / "q", (here / "q").name, (here / "q").parent) == (Location("s3://bucket/a/q"), "q", here)
     assert (here.folder, Location("archive").folder) == (None, tmp_path / "archive")
     assert Location("archive").uri == (tmp_path / "archive").as_uri()
-    for wrong in ("gs://bucket/a", "s3://", "file:///tmp", "s3:///a"):
-        with pytest.raises(ConfigError, match="an archive is in a folder or at s3://bucket/prefix, not at"):
+    assert Location("s3://bucket//a///b").address == "s3://bucket/a/b"
+    assert Location("~/archive").folder == Path.home() / "archive"
+    for wrong in (
+        "gs://bucket/a",
+        "s3://",
+        "file:///tmp",
+        "s3:///a",
+        "",
+        "s3:/bucket/a",
+        "s3://key:marker@bucket",
+        "S3://b",
+    ):
+        with pytest.raises(ConfigError, match="an archive is in a folder or at s3://bucket/prefix") as refused:
             Location(wrong)
+        assert "marker" not in str(refused.value)
     with pytest.raises(ConfigError, match="is a folder: connection 'aws' opens none"):
         Location("/archive", "aws")
+    for unusable in ("/archive/50%", "s3://bucket/a?b"):
+        with pytest.raises(ConfigError, match="cannot be kept under a path with"):
+            Location(unusable).check_writable()
 
 
 def test_keys_come_from_the_connection_else_from_the_environment(keys) -> None:
@@ -71,21 +86,44 @@ def test_keys_come_from_the_connection_else_from_the_environment(keys) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"password": None}, "connection 'store' has no key"),
+        ({"password": None}, "connection 'store' has a part of a key"),
+        ({"login": None}, "connection 'store' has a part of a key"),
         ({"host": "store.example"}, "as endpoint_url in the extra, not as host"),
-        ({"extra": {"role_arn": "marker"}}, "extra 'role_arn' is not understood here; known: aws_access_key_id, "),
-        ({"extra": {"region_name": 7}}, "extra 'region_name' is not understood here"),
+        ({"conn_type": "zkmq"}, "is of type 'zkmq': the keys to S3 are in one of type 'aws'"),
+        ({"extra": {"role_arn": "marker"}}, "its extra may have aws_access_key_id, "),
+        ({"extra": {"region_name": 7}}, "its extra may have"),
+        ({"extra": '["marker"]'}, "its extra may have"),
+        ({"extra": {"endpoint_url": "marker:9000"}}, "the endpoint that connection 'store' gives must be http"),
+        ({"extra": {"endpoint_url": "http://a:marker@b"}}, "the endpoint that connection 'store' gives must be http"),
     ],
 )
 def test_a_connection_that_is_not_understood_is_refused(keys, changed, said) -> None:
     """Rather than that other keys are used than it means; what is said shows no secret."""
-    keys.setenv("AIRFLOW_CONN_STORE", json.dumps({"conn_type": "aws", "login": "a", "password": "marker", **changed}))
+    conn = {"conn_type": "aws", "login": "a", "password": "marker", "extra": {"region_name": None}}
+    keys.setenv("AIRFLOW_CONN_STORE", json.dumps({**conn, **changed}))
     with pytest.raises(ConfigError) as refused:
         Location("s3://bucket", "store").options()
     assert said in str(refused.value)
     assert "marker" not in str(refused.value)
     with pytest.raises(ConfigError, match="connection 'nowhere' is not known here"):
         Location("s3://bucket", "nowhere").files()
+
+
+def test_keys_of_two_origins_are_not_mixed(keys) -> None:
+    """`deltalake` would take from the environment what the connection does not say; half a key is none."""
+    keys.setenv("AIRFLOW_CONN_STORE", json.dumps({"conn_type": "aws", "login": "a", "password": "b"}))
+    there = Location("s3://bucket", "store")
+    assert there.options()["aws_access_key_id"] == "a"
+    for name, value in (("SESSION_TOKEN", "t"), ("ENDPOINT_URL", "http://127.0.0.1:9")):
+        keys.setenv(f"AWS_{name}", value)
+        with pytest.raises(ConfigError, match="connection 'store' does not say aws_.*, and the environment does"):
+            there.options()
+        keys.delenv(f"AWS_{name}")
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
+        keys.setenv(f"AWS_{name}", "x")
+        with pytest.raises(ConfigError, match="the environment has a part of a key to s3://bucket"):
+            Location("s3://bucket").check_writable()
+        keys.delenv(f"AWS_{name}")
 
 
 def test_a_store_that_is_away_or_has_no_such_bucket_is_told_of_in_one_line(s3, monkeypatch) -> None:
@@ -98,7 +136,7 @@ def test_a_store_that_is_away_or_has_no_such_bucket_is_told_of_in_one_line(s3, m
     ):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         there = Location(address)
-        with pytest.raises(ConfigError, match=f"the archive's folder {address} cannot be written to: .*") as refused:
+        with pytest.raises(ConfigError, match=f"the archive {address} cannot be written to: .*") as refused:
             there.check_writable()
         assert "\n" not in str(refused.value)
         with pytest.raises(StoreFailed, match=f"^{address}/q/bronze at {endpoint}: .*{why}") as failed:

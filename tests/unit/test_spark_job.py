@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -12,7 +13,10 @@ from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
@@ -23,6 +27,7 @@ from airflow_provider_zkmq.history import table
 from airflow_provider_zkmq.location import Location
 from airflow_provider_zkmq.spark import job
 from airflow_provider_zkmq.spark.history import pipeline
+from airflow_provider_zkmq.spark.history.parquet_files import SIGNS, statistics
 from airflow_provider_zkmq.spark.history.retention import Retention
 from tests.delta_tables import commit, staged
 
@@ -129,7 +134,7 @@ def test_who_commits_to_a_table_second_is_refused_and_changes_nothing(tmp_path):
     assert (now.mark.watermark, now.mark.rows) == (6, 6)
     assert now.sweep() == 0, "somebody may still be about to commit them"
     assert now.sweep(hours=0) == 2
-    assert {str(path) for path in home.rglob("*.parquet")} == set(Table.open(Location.of(home), "runs").files())
+    assert {str(path) for path in home.rglob("day=*/*.parquet")} == set(Table.open(Location.of(home), "runs").files())
 
 
 def test_a_table_is_read_as_far_as_the_one_that_is_committed_after_it(tmp_path):
@@ -169,7 +174,7 @@ def test_a_table_that_is_none_or_that_others_have_changed_is_refused(tmp_path):
     (home / "bronze/_delta_log" / f"{0:020d}.json").write_text("[]")
     with pytest.raises(CorruptRecord, match="bronze cannot be read as a Delta table"):
         Table.open(Location.of(home), "bronze")
-    with pytest.raises(ConfigError, match="cannot be kept in a folder with"):
+    with pytest.raises(ConfigError, match="cannot be kept under a path with"):
         Table.open(Location.of(tmp_path / "a%20b"), "bronze")
     with pytest.raises(ConfigError, match="'ruins' is no table of a history: .*runs"):
         table("ruins", tmp_path, "q")
@@ -189,9 +194,40 @@ def test_damaged_tasks_are_named_by_the_log_whatever_is_committed_after(tmp_path
     now = Table.open(Location.of(home), "bronze")
     assert (now.mark.damaged, now.mark.rows, now.files()) == (("a", "b"), 0, [])
     for path in (home / "bronze/_delta_log").glob("*.json"):
-        path.write_text(path.read_text().replace(r"[\"a\", ", "["))
+        path.write_text(path.read_text().replace('"airflow-provider-zkmq":', '"others":'))
     with pytest.raises(ConfigError, match="no longer names the 2 damaged tasks"):
         Table.open(Location.of(home), "bronze")
+
+
+@given(st.lists(st.none() | st.text("ab\U0010ffff", min_size=60, max_size=70), min_size=1))
+def test_the_bounds_of_a_files_texts_hold(texts):
+    """They are cut, and yet none is above or below them; what has no value has no bounds."""
+    told = json.loads(statistics(pa.table({"text": pa.array(texts, pa.string())})))
+    known = [text for text in texts if text is not None]
+    assert (told["numRecords"], told["nullCount"]["text"]) == (len(texts), len(texts) - len(known))
+    if not known:
+        assert told["minValues"] == told["maxValues"] == {}
+        return
+    assert told["minValues"]["text"] <= min(known)
+    assert max(known) <= told["maxValues"]["text"]
+    assert len(told["minValues"]["text"]) <= SIGNS
+
+
+def test_the_bounds_of_a_files_times_and_numbers_hold():
+    """Times are told in whole milliseconds, below and above; maps and payloads have no order."""
+    rows = pa.table(
+        {
+            "at": pa.array([1_500, 999_001], pa.timestamp("us", tz="UTC")),
+            "number": [3, 1],
+            "real": [0.5, None],
+            "data": [b"x", b"y"],
+            "map": pa.array([[("a", "b")], []], pa.map_(pa.string(), pa.string())),
+        }
+    )
+    told = json.loads(statistics(rows))
+    assert told["minValues"] == {"at": "1970-01-01T00:00:00.001Z", "number": 1, "real": 0.5}
+    assert told["maxValues"] == {"at": "1970-01-01T00:00:01.000Z", "number": 3, "real": 0.5}
+    assert told["nullCount"] == {"at": 0, "number": 0, "real": 1}
 
 
 def test_a_retention_of_no_day_is_refused():

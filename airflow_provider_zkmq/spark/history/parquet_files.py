@@ -5,6 +5,7 @@ Executors import this: they need no more than `py_files` ships, and pyarrow. Who
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
@@ -27,16 +28,23 @@ Batches: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatc
 
 
 class Written(NamedTuple):
-    """A file that no commit names yet: its path below the table's folder, its day, its rows, its size in bytes."""
+    """A file that no commit names yet: its path below the table's folder, its day, its size, its statistics, its rows.
+
+    The size is in bytes; the statistics are JSON, as a commit of Delta has them.
+    """
 
     path: str
     day: str
-    rows: int
     size: int
+    statistics: str
+    rows: int
 
 
 #: The same as Spark says it.
-WRITTEN: Final = "path string, day string, rows bigint, size bigint"
+WRITTEN: Final = "path string, day string, size bigint, statistics string, rows bigint"
+#: So much of a text is in the statistics.
+SIGNS: Final = 64
+_LAST: Final = "\U0010ffff"
 
 
 def stored(schema: pa.Schema, watermark: bool) -> pa.Schema:
@@ -65,10 +73,38 @@ def write(table: Location, schema: pa.Schema, rows: Iterable[pa.Table], watermar
                 with files.open_output_stream(f"{table.path}/{path}") as stream:
                     pq.write_table(part, stream, compression="zstd")
                     size = stream.tell()
-            yield Written(path, str(day), part.num_rows, size)
+            yield Written(path, str(day), size, statistics(part), part.num_rows)
     if table.folder is not None and (own := table.folder / folder).exists():
         for each in (*own.rglob("*"), own):
             sync(each)
+
+
+def statistics(rows: pa.Table) -> str:
+    """The bounds of each column that Delta knows an order of, and how many values it has none of."""
+    lowest, highest, nulls = dict[str, object](), dict[str, object](), dict[str, int]()
+    for column in rows.schema:
+        if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
+            continue
+        nulls[column.name] = rows[column.name].null_count
+        bounds = compute.min_max(rows[column.name])
+        if bounds["min"].is_valid:
+            lowest[column.name], highest[column.name] = (
+                _spelt(bounds["min"], above=False),
+                _spelt(bounds["max"], above=True),
+            )
+    return json.dumps({"numRecords": rows.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls})
+
+
+def _spelt(value: pa.Scalar, *, above: bool) -> object:
+    """A bound as Delta spells it: texts are cut, times have milliseconds; `above`: it is no less than the value."""
+    if pa.types.is_timestamp(value.type):
+        milliseconds = -(-value.value // 1000) if above else value.value // 1000
+        return compute.strftime(pa.scalar(milliseconds, pa.timestamp("ms")), "%Y-%m-%dT%H:%M:%SZ").as_py()
+    plain = value.as_py()
+    if not isinstance(plain, str) or len(plain) <= SIGNS:
+        return plain
+    begin, rest = plain[:SIGNS], plain[SIGNS:]
+    return begin + _LAST * (1 + len(rest) - len(rest.lstrip(_LAST))) if above else begin
 
 
 def _pieces(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:

@@ -80,18 +80,18 @@ class Report:
         return page(self._head(), self.findings, self.sections)
 
     def write_html(self, path: str | os.PathLike[str] | Location) -> str:
-        """Write the page to a file or an address in S3, at one stroke, and return its address."""
+        """Write the page to a file or an address in S3, at one stroke; returns its path, or address."""
         target, text = Location.of(path), self.html()
         if (file := target.folder) is None:
             target.write(text.encode())
-            return target.uri
+            return str(target)
         temporary = file.with_name(f".{file.name}.{os.getpid()}.draft")
         try:
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)
-        return target.uri
+        return str(target)
 
     def _head(self) -> tuple[str, str]:
         """The title, and what time it is about."""

@@ -1,0 +1,150 @@
+"""A worker's numbers and health over HTTP: ``/metrics`` for Prometheus, ``/livez`` and ``/readyz`` for probes.
+
+Numbers of deliveries are the worker's own; those of the queue are read from ZooKeeper when somebody scrapes, at
+most once in a few seconds. Needs the extra ``[metrics]``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from .engine import ConfigError, Error, Poll, Queue, Retry, Snooze, Success, Task, ZkmqError
+
+#: So old, in seconds, the queue's numbers may be.
+FRESH: Final = 5.0
+_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 3_600.0)
+_OUTCOMES: Final = {Success: "finished", Error: "failed", Retry: "failed", Snooze: "snoozed"}
+_SAID: Final = {True: ("200 OK", b"ok\n"), False: ("503 Service Unavailable", b"not ready\n")}
+
+
+class WorkerMetrics:
+    """What a worker of one queue shows. Give it `handler`, `on_settled` and `monitor`, and `serve` it.
+
+    ``zkmq_deliveries_total`` (by outcome: finished, failed, snoozed, lost), ``zkmq_handler_seconds``,
+    ``zkmq_wait_seconds`` (from enqueue to start), ``zkmq_in_hand``, ``zkmq_ready``; of the queue ``zkmq_tasks`` (by
+    state) and ``zkmq_paused``. Each has the label ``queue``.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._families: list[Metric] = []
+        self._read_at = float("-inf")
+        self._ready = False
+        self._registry = CollectorRegistry()
+        named: dict[str, Any] = {"labelnames": ["queue"], "registry": self._registry}
+        outcomes = {**named, "labelnames": ["queue", "outcome"]}
+        self._deliveries = Counter("zkmq_deliveries", "Deliveries that were settled, or lost", **outcomes)
+        for outcome in {*_OUTCOMES.values(), "lost"}:
+            self._deliveries.labels(queue.name, outcome)
+        ran, waited = "How long handlers ran", "How long tasks waited from their enqueue to the start of a handler"
+        self._ran = Histogram("zkmq_handler_seconds", ran, buckets=_SECONDS, **named).labels(queue.name)
+        self._waited = Histogram("zkmq_wait_seconds", waited, buckets=_SECONDS, **named).labels(queue.name)
+        self._in_hand = Gauge("zkmq_in_hand", "Tasks whose handler runs", **named).labels(queue.name)
+        ready = Gauge("zkmq_ready", "Whether the worker takes tasks and ZooKeeper answers it", **named)
+        ready.labels(queue.name).set_function(lambda: float(self._ready))
+        self._registry.register(self)
+
+    def handler(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same handler, measured."""
+
+        def measured(task: Task, *more: object) -> Any:
+            if task.started_ms is not None:
+                self._waited.observe(max(0, task.started_ms - task.enqueued_ms) / 1000)
+            with self._in_hand.track_inprogress(), self._ran.time():
+                return function(task, *more)
+
+        return measured
+
+    def on_settled(self, _task: Task, outcome: object) -> None:
+        """What the worker calls with each delivery."""
+        self._deliveries.labels(self._queue.name, _OUTCOMES.get(type(outcome), "lost")).inc()
+
+    def monitor(self, poll: Poll) -> None:
+        """What the worker calls about once a second."""
+        self._ready = poll.last != "unavailable"
+
+    def stop(self) -> None:
+        """Be ready no more: the worker has been told to stop."""
+        self._ready = False
+
+    def collect(self) -> list[Metric]:
+        """The queue's numbers, for Prometheus's client; none while ZooKeeper does not answer."""
+        with self._lock:
+            if time.monotonic() - self._read_at >= FRESH:
+                self._families = self._read()
+                self._read_at = time.monotonic()
+            return self._families
+
+    def _read(self) -> list[Metric]:
+        tasks = GaugeMetricFamily("zkmq_tasks", "Tasks of the queue by state", labels=["queue", "state"])
+        paused = GaugeMetricFamily("zkmq_paused", "Whether the queue hands out nothing", labels=["queue"])
+        try:
+            counts, conf = self._queue.counts(), self._queue.conf()
+        except ZkmqError:
+            return []
+        for state, count in counts.items():
+            tasks.add_metric([self._queue.name, state], count)
+        paused.add_metric([self._queue.name], conf.paused)
+        return [tasks, paused]
+
+    def describe(self) -> list[Metric]:
+        """Nothing: to register asks ZooKeeper nothing."""
+        return []
+
+    @contextmanager
+    def serve(self, address: str) -> Iterator[str]:
+        """Listen at ``HOST:PORT`` while the block runs; gives the address, whose port may have been 0.
+
+        Raises `ConfigError` where that cannot be.
+        """
+        host, colon, port = address.rpartition(":")
+        if not colon or not port.isdecimal():
+            raise ConfigError(f"{address!r} is no address to listen at: write HOST:PORT, such as 0.0.0.0:9100")
+        try:
+            server = make_server(host.strip("[]"), int(port), self._answer, _Server, _Quiet)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"nobody can listen at {address}: {error}") from None
+        thread = threading.Thread(target=server.serve_forever, name="zkmq-metrics", daemon=True)
+        thread.start()
+        try:
+            yield f"{host}:{server.server_port}"
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def _answer(self, environ: dict[str, Any], start: Any) -> Any:
+        match environ["PATH_INFO"]:
+            case "/metrics":
+                return make_wsgi_app(self._registry)(environ, start)
+            case "/livez" | "/readyz" as path:
+                status, body = _SAID[path == "/livez" or self._ready]
+            case _:
+                status, body = "404 Not Found", b"there are /metrics, /livez and /readyz\n"
+        start(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
+        return [body]
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """One slow scrape holds up no probe."""
+
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    """Requests are not logged."""
+
+    timeout = 30
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
