@@ -3,8 +3,9 @@
 It is there where Airflow's provider for Spark is (extra ``[spark-provider]``). The connection ``spark_default``, or the
 one that the environment variable ``ZKMQ_SPARK_CONN_ID`` names, says which cluster. Executors are given the code as one
 zip, and take credentials from their own environment (``ZKMQ_AUTH``, ``ZKMQ_TLS_*``): none goes through Spark's
-configuration. Parameters: ``queues`` (none: all), ``directory`` of the archive, a folder that driver and executors see
-(none: the environment variable ``ZKMQ_ARCHIVE_DIR``; without either it is refused).
+configuration. Parameters: ``queues`` (none: all), ``directory`` of the archive, a folder that driver and executors see, or
+``s3://bucket/prefix`` (none: the environment variable ``ZKMQ_ARCHIVE_DIR``; without either it is refused). The zip is
+written to the archive's folder; ``ZKMQ_SPARK_CODE_DIR`` names another one, which an archive in S3 needs.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def zkmq_maintenance_submit() -> None:
         from airflow_provider_zkmq.spark import py_files
 
         directory = archive_directory(get_current_context()["params"]["directory"])
-        return {"code": py_files(directory), "directory": directory}
+        return {"code": py_files(os.environ.get("ZKMQ_SPARK_CODE_DIR") or directory), "directory": directory}
 
     packed = pack()
     SparkSubmitOperator(

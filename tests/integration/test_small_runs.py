@@ -19,9 +19,10 @@ from airflow_provider_zkmq.delta_tables import FEW, FOLDERS, Table
 from airflow_provider_zkmq.engine import ConfigError, Message
 from airflow_provider_zkmq.history import table
 from airflow_provider_zkmq.location import Location
-from airflow_provider_zkmq.spark import report, session
+from airflow_provider_zkmq.spark import py_files, report, session
 from airflow_provider_zkmq.spark.history import bronze, gold, parquet_files, silver, stage_and_load
 from airflow_provider_zkmq.spark.history.pipeline import PipelineFailed, run_pipeline
+from airflow_provider_zkmq.spark.source.errors import SourceError
 from tests.integration.conftest import started
 from tests.integration.ended import finish
 from tests.integration.histories import DAY, Histories, write_bronze
@@ -204,6 +205,8 @@ def test_an_address_that_is_not_of_s3_is_no_folder(where, q, tmp_path) -> None:
             call()
     with pytest.raises(ConfigError, match="no queue is named"):
         run_pipeline(where, [], tmp_path)
+    with pytest.raises(SourceError, match="the code for executors goes into a folder, not to s3://bucket"):
+        py_files("s3://bucket")
 
 
 @pytest.mark.full

@@ -16,8 +16,10 @@ def py_files(folder: str | os.PathLike[str]) -> str:
 
     Executors need besides what PySpark's own data sources need: pyarrow. Nothing of the zip imports pendulum, which is
     no pure Python, unless it is asked for; Airflow has to be there only where the option ``connId`` is used.
-    Raises `SourceError` where a package is not installed as files.
+    Raises `SourceError` where a package is not installed as files, and for an address instead of a folder.
     """
+    if "://" in str(folder):
+        raise SourceError(f"the code for executors goes into a folder, not to {folder}")
     target = Path(folder).absolute() / f"zkmq-{__version__}.zip"
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
