@@ -4,8 +4,8 @@ It is there where Airflow's provider for Spark is (extra ``[spark-provider]``). 
 one that the environment variable ``ZKMQ_SPARK_CONN_ID`` names, says which cluster. Executors are given the code as one
 zip, and take credentials from their own environment (``ZKMQ_AUTH``, ``ZKMQ_TLS_*``): none goes through Spark's
 configuration. Parameters: ``queues`` (none: all), ``directory`` of the archive, a folder that driver and executors see,
-or ``s3://bucket/prefix`` (none: the environment variable ``ZKMQ_ARCHIVE_DIR``; without either it is refused). The zip is
-written to the archive's folder; ``ZKMQ_SPARK_CODE_DIR`` names another one, which an archive in S3 needs.
+or ``s3://bucket/prefix`` (none: the environment variable ``ZKMQ_ARCHIVE_DIR``; without either it is refused). The zip
+is written to the archive's folder; ``ZKMQ_SPARK_CODE_DIR`` names another one, which an archive in S3 needs.
 """
 
 from __future__ import annotations
