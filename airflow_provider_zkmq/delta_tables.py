@@ -2,7 +2,8 @@
 
 Parquet files are written below a table's folder, and nobody reads them until a commit names them. A commit is refused
 where somebody else has committed since the table was opened; so of two runs one goes on, and the other changes nothing.
-Each commit carries what the table says of itself (`Mark`) as application transactions, which the log's clean-up keeps.
+Each commit carries what the table says of itself (`Mark`) twice: in its own notes, which one request reads, and as
+application transactions, which the log's clean-up keeps.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ KEPT_HOURS: Final = 7 * 24
 FEW: Final = 8
 LARGE: Final = 256 << 20
 _APP: Final = "airflow-provider-zkmq"
+_MARK: Final = f"{_APP}/mark"
 _NUMBERS: Final = ("watermark", "rows", "born", "horizon")
 _CONFIGURATION: Final = {
     "delta.checkpointInterval": "10",
@@ -67,7 +69,7 @@ class Mark:
     def properties(self) -> CommitProperties:
         """What a commit is to carry. It is tried once: what was staged is only right for the table that was opened."""
         numbers = {name: getattr(self, name) for name in _NUMBERS}
-        carried = {_APP: json.dumps(numbers | {"damaged": self.damaged})}
+        carried = {_MARK: json.dumps(numbers | {"damaged": self.damaged})}
         numbers["damaged"] = len(self.damaged)
         return CommitProperties(
             custom_metadata=carried,
@@ -85,7 +87,7 @@ class Mark:
         if not count:
             return cls(**numbers, damaged=())  # the log need not be looked through
         for commit in delta.history():
-            if _APP in commit and len(ids := json.loads(commit[_APP])["damaged"]) == count:
+            if _MARK in commit and len(ids := json.loads(commit[_MARK])["damaged"]) == count:
                 return cls(**numbers, damaged=tuple(ids))
         # Clean-up would delete what was put right and never archived.
         raise ConfigError(
@@ -128,8 +130,10 @@ class _Delta(DeltaTable):
                 lines = file.read().splitlines()
         except FileNotFoundError:
             return None
-        (made,) = (action["commitInfo"] for action in map(json.loads, lines) if "commitInfo" in action)
-        return json.loads(made[_APP]) if _APP in made else None
+        made: dict[str, Any] = next(
+            (action["commitInfo"] for action in map(json.loads, lines) if "commitInfo" in action), {}
+        )
+        return json.loads(made[_MARK]) if _MARK in made else None
 
     def to_pyarrow_dataset(
         self, partitions: Any = None, filesystem: fs.FileSystem | None = None, **options: Any
@@ -223,13 +227,17 @@ class Table:
                 delta = self._create(schema)
             where |= {"partition_by": ["day"], "commit_properties": grown.properties()}
             delta.create_write_transaction(list(staged.files), schema=schema, **where)
-        if (folder := self.location.folder) is not None:
-            log, new = folder / "_delta_log", [f"{delta.version() + step:020d}.json" for step in (0, 1)]
-            parents = folder.parents[:3] if self.delta is None else ()  # they may be new as well
-            for path in (*(log / name for name in new), log, folder, *parents):
-                if path.exists():
-                    sync(path)
+        self._sync([f"_delta_log/{delta.version() + step:020d}.json" for step in (0, 1)])
         return grown.rows
+
+    def _sync(self, names: Iterable[str]) -> None:
+        """Bring files of the table to the disk, with the folders that they are in; a store has done so by itself."""
+        if (folder := self.location.folder) is None:
+            return
+        files = [path for name in names if (path := folder / name).exists()]
+        parents = folder.parents[:3] if self.delta is None else ()  # they may be new as well
+        for path in dict.fromkeys((*files, *(file.parent for file in files), folder, *parents)):
+            sync(path)
 
     def _create(self, schema: Schema) -> DeltaTable:
         try:
@@ -267,10 +275,11 @@ class Table:
 
     def merge(self, few: int = FEW) -> int:
         """Merge small files of the same day; returns how many. Rows stay the same."""
-        merged = 0
+        if self.delta is None:
+            return 0
+        merged, before = 0, self.delta.version()
         for day in sorted({piece.day for piece in self.pieces}):
-            sizes = chosen([piece.size for piece in self.pieces if piece.day == day], few)
-            if self.delta and sizes:
+            if sizes := chosen([piece.size for piece in self.pieces if piece.day == day], few):
                 with self._refusing():
                     self.delta.optimize.compact(
                         partition_filters=[("day", "=", day)],
@@ -279,6 +288,11 @@ class Table:
                         commit_properties=self.mark.properties(),
                     )
                 merged += len(sizes)
+        if merged:
+            commits = range(before + 1, self.delta.version() + 1)
+            files = set(pa.table(self.delta.get_add_actions(flatten=True))["path"].to_pylist())
+            new = files - {piece.path for piece in self.pieces}
+            self._sync([*new, *(f"_delta_log/{version:020d}.json" for version in commits)])
         return merged
 
     def sweep(self, hours: int = KEPT_HOURS) -> int:
@@ -289,8 +303,8 @@ class Table:
         with self._refusing():
             if gone := self.delta.vacuum(full=True, **age):
                 self.delta.vacuum(full=True, dry_run=False, commit_properties=self.mark.properties(), **age)
-        before, home = time.time() - hours * 3600, self.location.folder
-        for folder in sorted(home.glob("*/**/"), reverse=True) if home else ():
+        before, own = time.time() - hours * 3600, self.location.folder
+        for folder in sorted(own.glob("*/**/"), reverse=True) if own else ():
             with contextlib.suppress(OSError):  # one that is not empty
                 if folder.stat().st_mtime <= before:  # others are being written to
                     folder.rmdir()

@@ -39,7 +39,7 @@ def archived(directory: str | os.PathLike[str] | Location, queues: Sequence[str]
     root = Location.of(directory)
     if root.folder is not None and not root.folder.is_dir():
         raise ConfigError(f"{root} is no folder: give the directory of the archive; where there is none, {_FIRST}")
-    there = [name for name in root.names() if (root / name / FOLDERS["bronze"] / "_delta_log").is_there()]
+    there = [name for name in root.folders() if (root / name / FOLDERS["bronze"] / "_delta_log").is_there()]
     if not there:
         raise ConfigError(f"{root} holds no archive of any queue: give the archive's directory, or {_FIRST}")
     requested = there if queues is None else [check_name("queue", queue) for queue in dict.fromkeys(queues)]
@@ -56,7 +56,7 @@ def archived(directory: str | os.PathLike[str] | Location, queues: Sequence[str]
 def known(
     directory: str | os.PathLike[str] | Location,
     queues: Sequence[str] | None,
-    needed: Sequence[str] = ("runs", "hourly"),
+    needed: Sequence[str] = ("runs", "deliveries", "hourly", "consumers"),
 ) -> list[str]:
     """Those queues, which have these tables. Raises `ConfigError`, `CorruptRecord`."""
     from .delta_tables import Table

@@ -2,7 +2,7 @@
 
 A location has no secrets, so that Spark may write it into plans and logs. Keys are looked up where they are used: in
 the Airflow connection that it names, else in the environment, as programs for S3 do (``AWS_ACCESS_KEY_ID`` and so on).
-Executors import this: it needs pyarrow alone.
+Executors import this: it needs pyarrow, what `py_files` ships and, for a connection, Airflow.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Location:
         where = "the environment"
         if self.conn_id is not None:
             ambient, known, where = known, _of_connection(self.conn_id), f"connection {self.conn_id!r}"
-            for name in ("aws_session_token", "aws_endpoint_url"):
+            for name in ("aws_access_key_id", "aws_session_token", "aws_endpoint_url"):
                 if name in ambient and name not in known:  # `deltalake` would mix them
                     raise ConfigError(
                         f"{where} does not say {name}, and the environment does: say it there or unset it"
@@ -159,11 +159,11 @@ class Location:
         with self.explained():
             return bool(self.files().get_file_info(self.path).type != fs.FileType.NotFound)
 
-    def names(self) -> list[str]:
-        """What is directly in it, in order; nothing where it is not there. Raises `StoreFailed`."""
+    def folders(self) -> list[str]:
+        """The folders that are directly in it, in order; none where it is not there. Raises `StoreFailed`."""
         with self.explained():
             found = self.files().get_file_info(fs.FileSelector(self.path, allow_not_found=True))
-        return sorted(each.base_name for each in found)
+        return sorted(each.base_name for each in found if each.type == fs.FileType.Directory)
 
     def write(self, data: bytes) -> None:
         """Make it a file. Raises `StoreFailed`, OSError."""

@@ -336,9 +336,9 @@ def form() -> dict[str, Param]:
         "directory": Param(
             None,
             type=["null", "string"],
-            title="Folder",
+            title="Directory",
             description="Folder of the archive, or s3://bucket/prefix; empty: the Variable zkmq_archive_dir, then "
-            "ZKMQ_ARCHIVE_DIR.",
+            "ZKMQ_ARCHIVE_DIR, then [zkmq] archive_directory.",
             section="Archive",
         ),
         "directory_connection": Param(

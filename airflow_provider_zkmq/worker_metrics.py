@@ -39,7 +39,7 @@ class WorkerMetrics:
         self._lock = threading.Lock()
         self._families: list[Metric] = []
         self._read_at = float("-inf")
-        self._ready = False
+        self._ready, self._stopped = False, False
         self._registry = CollectorRegistry()
         named: dict[str, Any] = {"labelnames": ["queue"], "registry": self._registry}
         outcomes = {**named, "labelnames": ["queue", "outcome"]}
@@ -71,11 +71,11 @@ class WorkerMetrics:
 
     def monitor(self, poll: Poll) -> None:
         """What the worker calls about once a second."""
-        self._ready = poll.last != "unavailable"
+        self._ready = not self._stopped and poll.last != "unavailable"
 
     def stop(self) -> None:
         """Be ready no more: the worker has been told to stop."""
-        self._ready = False
+        self._ready, self._stopped = False, True
 
     def collect(self) -> list[Metric]:
         """The queue's numbers, for Prometheus's client; none while ZooKeeper does not answer."""
@@ -111,7 +111,7 @@ class WorkerMetrics:
         if not colon or not port.isdecimal():
             raise ConfigError(f"{address!r} is no address to listen at: write HOST:PORT, such as 0.0.0.0:9100")
         try:
-            server = make_server(host.strip("[]"), int(port), self._answer, _Server, _Quiet)
+            server = make_server(host, int(port), self._answer, _Server, _Quiet)
         except (OSError, OverflowError) as error:
             raise ConfigError(f"nobody can listen at {address}: {error}") from None
         thread = threading.Thread(target=server.serve_forever, name="zkmq-metrics", daemon=True)

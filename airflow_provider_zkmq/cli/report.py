@@ -81,7 +81,15 @@ def _counts(
         print(f"zkmq: how many tasks wait now is not known: {error}", file=sys.stderr)
         return None
     stack.callback(client.close)
-    return lambda queue: client.queue(queue).counts()
+
+    def counts(queue: str) -> Mapping[str, int]:
+        try:
+            return client.queue(queue).counts()
+        except TransportError as error:
+            print(f"zkmq: how many tasks of {queue} wait now is not known: {error}", file=sys.stderr)
+            return {}
+
+    return counts
 
 
 def _moment(option: str, text: str | None) -> datetime | None:

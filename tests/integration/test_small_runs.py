@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -237,3 +238,19 @@ def test_few_rows_and_many_make_the_same_tables(spark, tmp_path, monkeypatch, su
                 assert {name: one[name] for name in one if name not in numbers[0]} == {
                     name: other[name] for name in other if name not in numbers[0]
                 }
+
+
+@pytest.mark.parametrize("removed", ["hourly", "consumers"])
+def test_a_table_of_gold_that_was_removed_is_made_anew(without_spark, where, q, tmp_path, removed) -> None:
+    """With all its days, whether or not something ended meanwhile; until then a report is refused."""
+    for more in (2, 0):
+        finish(q, 2 + more)
+        run_pipeline(where, ["census"], tmp_path)
+        before = rows_of(tmp_path, removed)
+        shutil.rmtree(tmp_path / "census" / FOLDERS[removed])
+        with pytest.raises(ConfigError, match="its tables were not made yet"):
+            report(tmp_path, "census")
+        finish(q, more)
+        run_pipeline(where, ["census"], tmp_path)
+        ended = sum(row["ended" if removed == "hourly" else "deliveries"] for row in rows_of(tmp_path, removed))
+        assert ended == sum(row["ended" if removed == "hourly" else "deliveries"] for row in before) + more

@@ -194,7 +194,7 @@ def test_damaged_tasks_are_named_by_the_log_whatever_is_committed_after(tmp_path
     now = Table.open(Location.of(home), "bronze")
     assert (now.mark.damaged, now.mark.rows, now.files()) == (("a", "b"), 0, [])
     for path in (home / "bronze/_delta_log").glob("*.json"):
-        path.write_text(path.read_text().replace('"airflow-provider-zkmq":', '"others":'))
+        path.write_text(path.read_text().replace('"airflow-provider-zkmq/mark":', '"others":'))
     with pytest.raises(ConfigError, match="no longer names the 2 damaged tasks"):
         Table.open(Location.of(home), "bronze")
 

@@ -272,11 +272,12 @@ def summarise(
     check_behind(consumers, runs)
     check_behind(hourly, runs)
     mark, until = hourly.mark, runs.mark.watermark
-    if mark.watermark == until:
+    newer = min(mark.watermark, consumers.mark.watermark)  # either may have been removed, to be made anew
+    if newer == until:
         after("published")
         return {"days written": 0, "hours of classes": mark.rows, "hours of consumers": consumers.mark.rows}
     silver = Silver(runs, deliveries, spark)
-    first, last = silver.touched(mark.watermark)
+    first, last = silver.touched(newer)
     days = range(0)  # as ordinals: those whose numbers change, but for what silver or gold have forgotten
     if first is not None and last is not None:
         kept = max(runs.mark.horizon, mark.horizon)
@@ -349,8 +350,8 @@ class Silver:
         """The same as DataFrames."""
         session = self.spark or spark_session()
         runs, deliveries = (
-            load(session, table.location, schema, self._files(table, since, newer), "ended_at", newer)
-            for table, schema in ((self.runs, RUNS), (self.deliveries, DELIVERIES))
+            load(session, table.location, some, self._files(table, since, newer), "ended_at", newer)
+            for table, some in ((self.runs, _OF_RUNS), (self.deliveries, _OF_DELIVERIES))
         )
         return moments_of_runs(runs), moments_of_deliveries(deliveries)
 

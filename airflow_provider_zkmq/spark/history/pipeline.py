@@ -7,6 +7,7 @@ bronze and deletes exactly what that holds. One queue's trouble is reported, and
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from .silver import refine
 from .stage_and_load import Counts
 
 #: How lines begin that say what is wrong, in what Spark tells of a worker that failed, or of itself.
-_OWN_ERRORS: Final = "airflow_provider_zkmq.engine.errors."
+_OWN_ERRORS: Final = re.compile(r"airflow_provider_zkmq\.(engine\.errors|location)\.")
 _CAUSED: Final = "Caused by: "
 
 
@@ -155,6 +156,6 @@ def _names(client: AnyClient, queues: Sequence[str] | None) -> list[str]:
 def said(error: BaseException) -> str:
     """The line of an error that says what is wrong: of Spark's, not the walk through Java but what it was caused by."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in lines if line.startswith(_OWN_ERRORS)]
+    raised = [line for line in lines if _OWN_ERRORS.match(line)]
     caused = [line.removeprefix(_CAUSED) for line in lines if line.startswith(_CAUSED)]
-    return (raised[-1:] or caused[-1:] or lines[:1] or [""])[0].removeprefix(_OWN_ERRORS)
+    return _OWN_ERRORS.sub("", (raised[-1:] or caused[-1:] or lines[:1] or [""])[0], count=1)

@@ -20,7 +20,7 @@ from ..source.reading import batch as rows
 from .parquet_files import Batches
 
 DAY_MS: Final = 86_400_000
-#: So many whole tasks are in memory together.
+#: So many tasks are read in one go.
 AT_ONCE: Final = 128
 _OWN: Final = {
     "id": COLUMNS["task_id"],

@@ -39,6 +39,7 @@ DELIVERIES: Final = columns(
 )
 #: What tells deliveries apart. When one ended is not of it: a record's time and the server's differ by milliseconds.
 KEY: Final = ("task_id", "number", "claimed_at")
+_DAY: Final = timedelta(days=1)
 _KEYS: Final = pa.schema([DELIVERIES.field(name) for name in KEY])
 
 
@@ -224,8 +225,8 @@ def _new_deliveries(bronze: Table, deliveries: Table, spark: SparkSession | None
     where, files = bronze.location, bronze.files(newer=newer)
 
     def held(first: date | None, last: date | None) -> list[str]:
-        # When one ended may be told with another few milliseconds by another row: a day more is looked through.
-        found = first and last and deliveries.files(first.isoformat(), (last + timedelta(days=1)).isoformat())
+        # Clocks differ: one may have ended a moment before its claim, and by another row a few milliseconds later.
+        found = first and last and deliveries.files((first - _DAY).isoformat(), (last + _DAY).isoformat())
         return found or []
 
     known = load_here(where, _SOURCE, files, newer) if are_few(bronze.count(newer=newer)) else None
@@ -240,5 +241,5 @@ def _new_deliveries(bronze: Table, deliveries: Table, spark: SparkSession | None
     ended = deliveries_of(load(session, where, _SOURCE, files, "ended_at", newer))
     kept = ended.where(f.col("day") >= date.fromordinal(horizon)) if horizon else ended
     (days,) = kept.agg(f.min(day_of("claimed_at")), f.max("day")).collect()
-    known = load(session, deliveries.location, DELIVERIES, held(*days), "ended_at").select(*KEY)
-    return stage(deliveries, DELIVERIES, kept.join(known, list(KEY), "left_anti"), until)
+    there = load(session, deliveries.location, _KEYS, held(*days), "claimed_at").select(*KEY)
+    return stage(deliveries, DELIVERIES, kept.join(there, list(KEY), "left_anti"), until)

@@ -102,7 +102,7 @@ def load(
     plain = stored(schema, watermark=False)
     if not files:  # Spark sees that it is empty, and leaves it out
         rows = spark.createDataFrame([], spark_columns(plain)).where(f.lit(False))
-    elif location.folder is None:  # a Spark without the JARs for S3 is enough; Arrow has the keys, and not its plan
+    elif location.folder is None:  # Arrow reads: Spark needs no JARs for S3, and its plan has no keys
         paths = spark.sparkContext.parallelize([(path,) for path in files], len(files))
         frame = spark.createDataFrame(paths, "path string")
         rows = frame.mapInArrow(reader(location, plain, newer), spark_columns(plain))

@@ -170,6 +170,7 @@ def report(
 
 def _counted(counts: Callable[[str], Mapping[str, int]], queue: str) -> Row | None:
     try:
-        return {"queue": queue, **counts(queue)}
+        found = counts(queue)
     except QueueNotFound:
         return None
+    return {"queue": queue, **found} if found else None
