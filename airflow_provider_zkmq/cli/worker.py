@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .command_reaper import TERMINATE_SECONDS
-from .exec_handler import Commands
+from ..shell_handler.command_reaper import TERMINATE_SECONDS
+from ..shell_handler.exec_handler import Commands
 from .options import DURATION, PATIENT, Common, UsageError
 from .output import say
 from .stop_signals import on_stop_signals

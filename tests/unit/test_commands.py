@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.cli import command_reaper, exec_handler, main, options, worker
-from airflow_provider_zkmq.cli.command_reaper import Process, _started_by
-from airflow_provider_zkmq.cli.exec_handler import CommandFailed, Commands, Guard
+from airflow_provider_zkmq.cli import main, options, worker
+from airflow_provider_zkmq.shell_handler import command_reaper, exec_handler
+from airflow_provider_zkmq.shell_handler.command_reaper import Process, _started_by
+from airflow_provider_zkmq.shell_handler.exec_handler import CommandFailed, Commands, Guard
 from tests.support import eventually
 from tests.unit.test_cli import InHand, a_task
 
@@ -132,7 +133,7 @@ def test_exec_ends_the_command_of_a_task_that_is_lost(
 
 _WORKER = """
 import sys
-from airflow_provider_zkmq.cli.exec_handler import Commands
+from airflow_provider_zkmq.shell_handler.exec_handler import Commands
 from tests.unit.test_cli import a_task
 Commands(sys.argv[1], "q")(a_task())
 """
