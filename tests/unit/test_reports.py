@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
+from airflow_provider_zkmq.error_texts import HEAD, KIND, MASKS
 from airflow_provider_zkmq.history import known
 from airflow_provider_zkmq.spark import report
 from airflow_provider_zkmq.spark.reporting import capacity, sections
@@ -31,7 +32,6 @@ from airflow_provider_zkmq.spark.reporting.rendering import (
     trend,
 )
 from airflow_provider_zkmq.spark.reporting.report import SCREEN, Report
-from airflow_provider_zkmq.spark.reporting.sections import HEAD, KIND, MASKS
 from tests.delta_tables import commit
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Spark and its like
