@@ -1,70 +1,61 @@
-"""The verbs that give tasks to people: export, import."""
+"""The verbs that give dead letters to people as a file: export, import."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-
-from .options import Common, UsageError
-from .output import say
+from .connection import QUEUE, Cli
+from .options import LIMIT, SELECTOR, UsageError, choice, flag, operand, option
+from .output import warn
+from .verbs import verb
 
 REFUSED = 1
 STATES = ("dead", "cancelled", "inserted")
 _DONE = {"redrive": "redriven", "replace": "replaced", "drop": "dropped"}
 
 
-def add_export(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``export``."""
-    parser.add_argument("file", metavar="FILE.tq")
-    parser.add_argument("--state", choices=STATES, default="dead", help="which tasks (dead)")
-    parser.add_argument("--selector", metavar="TEXT", help="such as 'region==eu, any(1, a==1, b==2)'")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N tasks")
-    parser.add_argument("--force", action="store_true", help="replace a file that is there already")
-
-
-def export(args: argparse.Namespace, options: Common) -> int:
-    """Write tasks to a file."""
+@verb("dead export", "export", example="zkmq dead export orders orders.tq")
+def export(
+    cli: Cli,
+    queue: str = QUEUE,
+    file: str = operand("FILE.tq"),
+    state: str = choice(STATES, "which tasks (dead)", "dead"),
+    selector: str | None = SELECTOR,
+    limit: int | None = LIMIT,
+    force: bool = flag("--force", "replace a file that is there already"),
+) -> int:
+    """Write dead letters to a file that people can read and edit."""
     from ..editing import export_queue
 
-    with options.connect() as zk:
-        queue = zk.queue(args.queue)
-        try:
-            count = export_queue(
-                queue, args.file, args.state, selector=args.selector, limit=args.limit, force=args.force
-            )
-        except FileExistsError as error:
-            raise UsageError(f"{error}: add --force to replace it") from error
-    value = {"queue": args.queue, "path": args.file, "state": args.state, "tasks": count}
-    say(value, f"{count} {args.state} task(s) in {args.file}", as_json=options.as_json)
-    return 0
+    try:
+        count = export_queue(cli.queue(queue), file, state, selector=selector, limit=limit, force=force)
+    except FileExistsError as error:
+        raise UsageError(f"{error}: add --force to replace it") from error
+    value = {"queue": queue, "path": file, "state": state, "tasks": count}
+    return cli.say(value, f"{count} {state} task(s) in {file}")
 
 
-def add_import(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``import``."""
-    parser.add_argument("file", metavar="FILE.tq")
-    parser.add_argument("--queue", metavar="NAME", help="into this queue, whichever the file is from")
-    parser.add_argument("--dry-run", action="store_true", help="write nothing, say what would be done")
-
-
-def import_(args: argparse.Namespace, options: Common) -> int:
-    """Do what a file asks for; 1 if a message of it was refused."""
+@verb("dead import", "import", example="zkmq dead import orders.tq --dry-run")
+def import_(
+    cli: Cli,
+    file: str = operand("FILE.tq"),
+    queue: str | None = option("into this queue, whichever the file is from", "NAME"),
+    dry_run: bool = flag("--dry-run", "write nothing, say what would be done"),
+) -> int:
+    """Do what an edited export asks for: redrive, drop, new text; 1 if a message of it was refused."""
     from ..editing import exported_from, import_file
 
-    name = args.queue
+    name = queue
     if not name:
-        origin = exported_from(args.file)
+        origin = exported_from(file)
         if origin is None:
-            raise UsageError(f"{args.file} does not say which queue its tasks are from: add --queue NAME")
+            raise UsageError(f"{file} does not say which queue its tasks are from: add --queue NAME")
         name = origin.queue
-    with options.connect() as zk:
-        done = import_file(zk.queue(name), args.file, args.dry_run, elsewhere=args.queue is not None)
+    done = import_file(cli.queue(name), file, dry_run, elsewhere=queue is not None)
     for refused in done.refused:
         task = "" if refused.id is None else f", task {refused.id!r}"
-        print(f"zkmq: line {refused.line} (byte {refused.offset}){task}: {refused.reason}", file=sys.stderr)
+        warn(f"line {refused.line} (byte {refused.offset}){task}: {refused.reason}")
     lines = []
     for applied in done.applied:
         lines.append(f"{_DONE[applied.action]} {applied.id}{', with new text' if applied.new_data else ''}")
     plan = "; a dry run: nothing was written" if done.dry_run else ""
     lines.append(f"{len(done.applied)} applied, {len(done.refused)} refused, {done.unchanged} unchanged{plan}")
-    say(done.as_dict(), "\n".join(lines), as_json=options.as_json)
-    return REFUSED if done.refused else 0
+    return cli.say(done.as_dict(), "\n".join(lines), REFUSED if done.refused else 0)
