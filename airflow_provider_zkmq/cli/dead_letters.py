@@ -23,7 +23,7 @@ _ERROR = option("those whose error text has this in it; * stands for any text", 
 @verb("dead list", example="zkmq dead list orders --error 'timed out'")
 def list_dead(cli: Cli, queue: str = QUEUE, error: str | None = _ERROR) -> int:
     """Count the dead letters by their errors, whose ids and numbers are masked: the most frequent first."""
-    tasks = _dead_letters(cli.queue(queue), error)
+    tasks = _dead_tasks(cli.queue(queue), error)
     groups = defaultdict[str, list["Task"]](list)
     for task in tasks:
         groups[_masked(task)].append(task)
@@ -55,7 +55,7 @@ def redrive(
         raise UsageError("redrive needs either task ids, --error PATTERN or --all")
     handle = cli.queue(queue)
     if error is not None:
-        ids = [task.id for task in _dead_letters(handle, error)]
+        ids = [task.id for task in _dead_tasks(handle, error)]
     else:
         ids = checked(internals(handle).ids("dead") if every else tasks or ())
     refused = handle.redrive_many(ids)
@@ -65,7 +65,7 @@ def redrive(
     return say_done(cli, queue, "redriven", done, refused)
 
 
-def _dead_letters(queue: AnyQueue, pattern: str | None) -> list[Task]:
+def _dead_tasks(queue: AnyQueue, pattern: str | None) -> list[Task]:
     """The dead letters whose error, as it is or masked, has the pattern in it; the latest last."""
     wanted = re.compile(".*".join(map(re.escape, (pattern or "").split("*"))), re.DOTALL)
     tasks = queue.tasks(state="dead", parts=())

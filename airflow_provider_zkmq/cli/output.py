@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,10 +75,12 @@ def say(value: object, text: str, *, as_json: bool) -> None:
     """Print `value` as JSON, or `text` for people, and see it out of this process."""
     if as_json:
         print(json.dumps(value, allow_nan=False), flush=True)
-    elif text and sys.stdout.isatty():
-        _print_in_color("\n".join(map(one_line, text.split("\n"))))
     elif text:
-        print("\n".join(map(one_line, text.split("\n"))), flush=True)
+        shown = "\n".join(map(one_line, text.split("\n")))
+        if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+            _print_in_color(shown)
+        else:
+            print(shown, flush=True)
 
 
 def warn(text: str) -> None:
@@ -91,7 +94,7 @@ def one_line(text: str) -> str:
 
 
 def _print_in_color(text: str) -> None:
-    """Print on a terminal, in color unless NO_COLOR is set. The text is never markup, and is not wrapped."""
+    """Print on a terminal. The text is never markup, and is not wrapped."""
     from rich.console import Console
     from rich.text import Text
 

@@ -51,7 +51,7 @@ class Group(TyperGroup):
         """The verb that the words begin with. Raises `UsageError`."""
         word = args[0]
         if self.get_command(ctx, word) is None and not ctx.resilient_parsing:
-            close = get_close_matches(word, self.commands) or [name for name in VERBS if name.split()[-1] == word]
+            close = get_close_matches(word, self.commands, 1) or [name for name in VERBS if name.split()[-1] == word]
             hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
             raise UsageError(f"there is no verb {word!r}{hint} (see {ctx.command_path} --help)")
         return super().resolve_command(ctx, args)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
+import pty
 import re
 import shlex
 import subprocess
@@ -392,3 +394,89 @@ def test_what_a_worker_is_told_is_what_the_engine_s_takes(monkeypatch: pytest.Mo
     assert told.pop("grace") < 30
     changed = {"threads": 2, "lease": 600, "heartbeat": False, "throttle": 0.01, "prefetch": 0}
     assert told == {**changed, "transactional": False}
+
+
+def test_a_mistyped_verb_is_refused_with_those_that_come_close(capsys: pytest.CaptureFixture[str]) -> None:
+    """In its group, and where it is a verb of another group; a group without a verb is refused, too."""
+    for line, hint in (
+        ("enqeue q x", "there is no verb 'enqeue'; did you mean 'enqueue'? (see zkmq --help)"),
+        ("queue crate q", "there is no verb 'crate'; did you mean 'create'? (see zkmq queue --help)"),
+        (
+            "queue enqueue q",
+            "there is no verb 'enqueue'; did you mean 'task enqueue' or 'enqueue'? (see zkmq queue --help)",
+        ),
+        ("xyz", "there is no verb 'xyz' (see zkmq --help)"),
+        ("queue", "Missing command (see zkmq queue --help)"),
+        ("list q --limt 3", "No such option: --limt (Possible options: --limit, --timeout) (see zkmq list --help)"),
+        ("list", "the following arguments are required: QUEUE (see zkmq list --help)"),
+    ):
+        assert main.main(line.split()) == 2
+        assert capsys.readouterr().err == f"zkmq: {hint}\n"
+
+
+def test_each_flat_verb_is_one_of_a_group() -> None:
+    """Both names are of one function, so that neither can differ."""
+    for name in (
+        "task enqueue",
+        "task list",
+        "queue pause",
+        "dead redrive",
+        "dead export",
+        "queue fsck",
+        "queue status",
+    ):
+        assert main.VERBS[name] is main.VERBS[name.split()[1]]
+    assert main.VERBS["queue list"] is main.VERBS["queues"]
+    assert main.VERBS["queue create"] is main.VERBS["queue configure"] is main.VERBS["configure"]
+
+
+def shell(tmp_path: Path, line: str) -> list[str]:
+    """What bash would offer for the last word of a line; the queue `orders` is there."""
+    hosts = f"textqueue://{tmp_path}"
+    env = os.environ | {"ZKMQ_HOSTS": hosts, "_ZKMQ_COMPLETE": "complete_bash", "COMP_WORDS": line}
+    env["COMP_CWORD"] = str(len(line.split(" ")) - 1)
+    command = [sys.executable, "-m", "airflow_provider_zkmq"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+
+def test_the_shell_completes_verbs_states_and_names_of_queues(tmp_path: Path) -> None:
+    """A queue's name is read from the servers; where nobody answers there is nothing to complete, and no error."""
+    assert main.main(["queue", "create", "orders", "--hosts", f"textqueue://{tmp_path}"]) == 0
+    assert shell(tmp_path, "zkmq task sh") == ["show"]
+    assert shell(tmp_path, "zkmq status o") == ["orders"]
+    assert shell(tmp_path, "zkmq list orders --state qu") == ["queued", "queued-with-backoff"]
+    assert shell(tmp_path, "zkmq status --hosts 127.0.0.1:1 o") == []
+
+
+@pytest.mark.parametrize(("no_color", "styled"), [("", True), ("1", False)])
+def test_color_is_on_a_terminal_alone_and_names_are_no_markup(tmp_path: Path, no_color: str, styled: bool) -> None:
+    """The same text as in a pipe, but for the escapes of its style; what a task holds is neither markup nor escape."""
+    hosts = ["--hosts", f"textqueue://{tmp_path}"]
+    assert main.main(["enqueue", "q", "[red]x[/red]" + "y" * 300, "--create", *hosts]) == 0
+    assert main.main(["enqueue", "q", "\x1b[31mevil\x07", *hosts]) == 0
+    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+    env |= {"NO_COLOR": no_color} if no_color else {}
+    for verb in (["list", "q"], ["status"]):
+        command = [sys.executable, "-m", "airflow_provider_zkmq", *verb, *hosts]
+        ours, theirs = pty.openpty()
+        subprocess.run(command, env=env, stdout=theirs, check=True, timeout=60)
+        os.close(theirs)
+        told = os.read(ours, 100_000).decode()
+        os.close(ours)
+        assert ("\x1b[1m" in told, "\x07" in told, "evil\x1b" in told) == (styled, False, False)
+        piped = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+        assert "\x1b" not in piped
+        if verb == ["status"]:  # a list tells how long ago tasks were enqueued
+            assert re.sub("\x1b\\[[01]m|\r", "", told) == piped
+        else:
+            assert "[red]x[/red]yyy" in told
+            assert max(map(len, piped.splitlines())) > 100
+
+
+def test_an_error_shows_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names that the user types come back in messages, each control character as its escape."""
+    assert main.main(["status", "\x1b[31m\n", "--hosts", f"textqueue://{tmp_path}"]) == 2
+    assert main.main(["\x1b[31mlist"]) == 2
+    assert main.main(["list", "q", "--\x1b[31m"]) == 2
+    told = capsys.readouterr().err
+    assert ("\x1b" in told, told.count("\n")) == (False, 3)
