@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 NOTHING = 3
 _TOKEN, _OPTIONAL_TOKEN = (option("what claim printed", "T", default) for default in (..., None))
 _FORCE = flag("--force", "take it from whoever holds it, a hung worker say, which is told and can settle it no more")
+_DELAY, _LEASE = span("how long it is not to be handled", ...), span("hold it so long from now", ...)
 NODE = option("what the consumer offers for a filter", "K=V")
 FILTER_METHOD = choice(("absolute", "at_least"), default="absolute")
 WANTED_SELECTOR = option("such as 'region==eu, size<=10'; instead of --node", "TEXT")
@@ -118,22 +119,14 @@ def release(
 
 
 @verb("task snooze", "snooze", example="zkmq task snooze orders invoice-7 --token 42 --delay 1h")
-def snooze(
-    cli: Cli,
-    queue: str = QUEUE,
-    task: str = TASK,
-    token: int = _TOKEN,
-    delay: float = span("how long it is not to be handled", ...),
-) -> int:
+def snooze(cli: Cli, queue: str = QUEUE, task: str = TASK, token: int = _TOKEN, delay: float = _DELAY) -> int:
     """Give a claimed task back, to be handled later."""
     cli.queue(queue).claim_handle(task, token).snooze(delay)
     return _say_state(cli, queue, task, token, "inserted")
 
 
 @verb("task extend", "extend", example="zkmq task extend orders invoice-7 --token 42 --lease 10m")
-def extend(
-    cli: Cli, queue: str = QUEUE, task: str = TASK, token: int = _TOKEN, lease: float = span("from now on", ...)
-) -> int:
+def extend(cli: Cli, queue: str = QUEUE, task: str = TASK, token: int = _TOKEN, lease: float = _LEASE) -> int:
     """Hold a claimed task longer."""
     cli.queue(queue).claim_handle(task, token).extend(lease)
     return _say_state(cli, queue, task, token, "claimed")

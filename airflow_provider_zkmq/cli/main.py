@@ -13,26 +13,14 @@ from typing import Any
 
 import typer
 
-from . import (
-    claims,
-    configuration,
-    dead_letters,
-    examples,
-    export_import,
-    queues,
-    report,
-    server,
-    status,
-    tasks,
-    worker,
-)
+from . import claims, configuration, dead_letters, examples, queues, report, server, status, tasks, worker
 from .options import UsageError
 from .output import one_line, warn
 from .verbs import ROOT, VERBS
 
 __all__ = ["VERBS", "entry", "main"]
 #: The modules whose verbs these are.
-MODULES = (claims, configuration, dead_letters, examples, export_import, queues, report, server, status, tasks, worker)
+MODULES = (claims, configuration, dead_letters, examples, queues, report, server, status, tasks, worker)
 
 REFUSED, USAGE, TIMED_OUT, NO_CONNECTION = 1, 2, 4, 6
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -107,7 +95,8 @@ def _in_words(error: Any) -> str:
     where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
     parameter = getattr(error, "param", None)
     if parameter is None:
-        return f"{error.format_message().rstrip('.')}{where}"
+        text = error.message if isinstance(error, typer.BadParameter) else error.format_message().rstrip(".")
+        return f"{text}{where}"
     name = "/".join(parameter.opts) if parameter.param_type_name == "option" else parameter.metavar or parameter.name
     if error.message:
         return f"argument {name}: {error.message}{where}"

@@ -77,13 +77,13 @@ def read_file(path: Path) -> bytes:
 
 
 def at_most_one(*, required: bool = False, **given: object) -> None:
-    """Raise `UsageError` where several of these options are given, or none although one is required."""
+    """Raise `typer.BadParameter` where several of these options are given, or none although one is required."""
     names = {name: f"--{name.replace('_', '-')}" for name in given}
     present = [names[name] for name, value in given.items() if value is not None and value is not False]
     if len(present) > 1:
-        raise UsageError(f"argument {present[1]}: not allowed with argument {present[0]}")
+        raise typer.BadParameter(f"argument {present[1]}: not allowed with argument {present[0]}")
     if required and not present:
-        raise UsageError(f"one of the arguments {' '.join(names.values())} is required")
+        raise typer.BadParameter(f"one of the arguments {' '.join(names.values())} is required")
 
 
 # --- The kinds of options. Typer makes an option's name of its parameter's, unless it is given.

@@ -121,7 +121,11 @@ def verb(*names: str, example: str, connects: bool = True) -> Callable[[Verb], V
 
         def call(ctx: typer.Context, **values: Any) -> int:
             with closing(Cli.of(ctx)) as cli:
-                return function(cli, **{each.name: values[each.name] for each in own})
+                try:
+                    return function(cli, **{each.name: values[each.name] for each in own})
+                except typer.BadParameter as error:
+                    error.ctx = ctx  # which names the verb, whose help is to be seen
+                    raise
 
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         _declare(call, [context, *own, *shared.values()])

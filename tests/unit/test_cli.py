@@ -409,6 +409,9 @@ def test_a_mistyped_verb_is_refused_with_those_that_come_close(capsys: pytest.Ca
         ("queue", "Missing command (see zkmq queue --help)"),
         ("list q --limt 3", "No such option: --limt (Possible options: --limit, --timeout) (see zkmq list --help)"),
         ("list", "the following arguments are required: QUEUE (see zkmq list --help)"),
+        ("list q --prio x", "No such option: --prio (Possible options: --root) (see zkmq list --help)"),
+        ("fsck q --repair --dry-run", "argument --dry-run: not allowed with argument --repair (see zkmq fsck --help)"),
+        ("task release q t", "one of the arguments --token --force is required (see zkmq task release --help)"),
     ):
         assert main.main(line.split()) == 2
         assert capsys.readouterr().err == f"zkmq: {hint}\n"
