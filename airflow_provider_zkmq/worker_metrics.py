@@ -17,7 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from .engine import ConfigError, Error, Poll, Queue, Retry, Snooze, Success, Task, ZkmqError
+from .engine import AnyQueue, ConfigError, Error, Poll, Retry, Snooze, Success, Task, ZkmqError
 
 #: So old, in seconds, the queue's numbers may be.
 FRESH: Final = 5.0
@@ -34,7 +34,7 @@ class WorkerMetrics:
     state) and ``zkmq_paused``. Each has the label ``queue``.
     """
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: AnyQueue) -> None:
         self._queue = queue
         self._lock = threading.Lock()
         self._families: list[Metric] = []

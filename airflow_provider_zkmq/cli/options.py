@@ -1,192 +1,71 @@
-"""The options that every verb takes, and the text forms of values."""
+"""The kinds of options that verbs declare, the common ones that all of them take, and the text forms of values."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final
 
-from ..environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES, KEY_PASSWORD, environment_options
-from .reachability import anybody_listens
+import typer
 
-if TYPE_CHECKING:
-    from ..engine import AnyClient
-
+from ..environment import DEFAULT_HOSTS, DEFAULT_ROOT, KEY_PASSWORD
 
 STATES = ("inserted", "claimed", "finished", "dead", "cancelled")
 #: The statuses that tell more than the state does.
 STATUSES = (
-    "queued",
-    "queued-with-backoff",
-    "locked",
-    "locked-with-requeue",
-    "done-awaiting-gc",
-    "done-with-backoff",
-    "done-with-requeue",
+    *("queued", "queued-with-backoff", "locked", "locked-with-requeue"),
+    *("done-awaiting-gc", "done-with-backoff", "done-with-requeue"),
 )
 #: For how many seconds a server is waited for by default where nobody listens, and where somebody does, or by a worker.
 QUICK, PATIENT = 1.0, 10.0
-_LOOK = 0.3
-_BEFORE = "before_"
-#: A default of the verbs whose ``--timeout`` is about something else than the connection.
-OWN_TIMEOUT = "own_timeout"
 
 
 class UsageError(Exception):
     """The command line itself is not understood."""
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that raises `UsageError` where argparse would print its usage and exit."""
-
-    def error(self, message: str) -> NoReturn:
-        """Report what is wrong as an exception."""
-        raise UsageError(f"{message} (see {self.prog} --help)")
+# --- The text forms of values.
 
 
-@dataclass(frozen=True, slots=True)
-class Common:
-    """How to reach ZooKeeper and how to answer."""
+def _engine_parser(name: str) -> Callable[[Any], Any]:
+    """A parser of the engine, which is imported when there is a value to parse."""
 
-    hosts: str
-    root: str
-    auth: str | None = field(repr=False)
-    as_json: bool
-    session_timeout: float | None
-    connect_timeout: float | None
-    request_timeout: float | None = None
-    access: Mapping[str, Any] = field(default_factory=lambda: {"tls": None, "allow_open": None}, repr=False)
-    """The options ``tls``, which may hold a password, and ``allow_open``."""
-    secret: frozenset[str] = frozenset()
-    """The variables of the environment that the command line names as holding a password."""
+    def parse(text: Any) -> Any:
+        from .. import engine
 
-    def connect(self, *, gc: bool = False, seconds: float = QUICK) -> AnyClient:
-        """Open a connection; by default one that takes no part in clean-up.
-
-        `seconds`: for how many seconds a server is waited for where the command line does not say it; one that listens,
-        and may just be slow, for longer. Raises what `Zkmq.connect` does.
-        """
-        from ..engine import ConnectionConfig, Unavailable, Zkmq
-
-        spans = {"session_timeout": self.session_timeout, "request_timeout": self.request_timeout}
-        connect = partial(Zkmq.connect, self.hosts, self.root, gc=gc, auth=self.auth, **spans, **self.access)
-        if self.hosts.startswith(FILES) or self.connect_timeout is not None:
-            return connect(connect_timeout=self.connect_timeout)
         try:
-            return connect(connect_timeout=seconds)
-        except Unavailable as error:
-            if type(error) is not Unavailable:  # others do not mend by waiting
-                raise
-            if seconds < PATIENT and anybody_listens(ConnectionConfig.of(self.hosts).hosts, _LOOK):
-                return connect(connect_timeout=PATIENT)
-            raise Unavailable(f"{error}; --timeout waits longer") from None
+            return getattr(engine, name)(text)
+        except engine.ConfigError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parse
 
 
-def duration(text: str) -> float:
-    """Seconds from what people write: ``90``, ``5m``, ``1h30m``, ``250ms``, ``PT1H30M``."""
-    from ..engine import ConfigError, parse_duration
+#: Seconds from what people write, such as ``1h30m`` or ``PT1H30M``; a moment from ISO 8601 with a zone.
+duration, moment = _engine_parser("parse_duration"), _engine_parser("parse_moment")
 
+
+def attempts(text: str) -> int | str | None:
+    """A number of attempts, or ``unbounded``."""
     try:
-        return parse_duration(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        return text if text == "unbounded" else int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number nor 'unbounded'") from None
 
 
-#: What an option that takes a duration is added with.
-DURATION: Final[dict[str, Any]] = {"type": duration, "metavar": "DURATION"}
-#: No password stands on the command line, where others could see it.
-_FILES: Final = {
-    "ca": "PEM file of those who sign the servers' certificates; nobody else is trusted",
-    "cert": "PEM file of your certificate, which is then your identity",
-    "key": "PEM file of its private key",
-}
-
-
-def add_common(parser: argparse.ArgumentParser, *, before: bool = False) -> None:
-    """Add the common options; those `before` the verb are kept under names of their own, to be merged."""
-
-    def add(group: argparse._ArgumentGroup, option: str, text: str, **more: Any) -> None:
-        dest = more.pop("dest", option.removeprefix("--").replace("-", "_"))
-        group.add_argument(option, dest=f"{_BEFORE}{dest}" if before else dest, help=text, **more)
-
-    group = parser.add_argument_group("connection and output (before or after the verb)")
-    add(group, "--hosts", f"host:port,host:port (env ZKMQ_HOSTS, else {DEFAULT_HOSTS})", metavar="HOSTS")
-    add(group, "--root", f"znode of the queues (env ZKMQ_ROOT, else {DEFAULT_ROOT})", metavar="ROOT")
-    hidden = "credentials; prefer env ZKMQ_AUTH, which other users of the machine cannot see"
-    add(group, "--auth", hidden, metavar="USER:PASSWORD")
-    add(group, "--json", "answer in JSON", action="store_true")
-    add(group, "--session-timeout", "how long (10s)", **DURATION)
-    add(group, "--request-timeout", "how long (30s)", **DURATION)
-    waited = f"how long a server is waited for ({QUICK:g}s where nobody listens, else {PATIENT:g}s)"
-    add(group, "--connect-timeout", waited, **DURATION)
-    if parser.get_default(OWN_TIMEOUT) is None:
-        add(group, "--timeout", "the same as --connect-timeout", dest="connect_timeout", **DURATION)
-
-    group = parser.add_argument_group("TLS and access (before or after the verb)")
-    flag: dict[str, Any] = {"action": "store_true", "default": None}
-    add(group, "--tls", "speak TLS (env ZKMQ_TLS=1); the files below imply it", **flag)
-    for name, text in _FILES.items():
-        add(group, f"--tls-{name}", f"{text} (env ZKMQ_TLS_{name.upper()})", metavar="FILE")
-    named = f"the variable that holds the key's password (else {KEY_PASSWORD})"
-    add(group, "--tls-key-password-env", named, metavar="NAME")
-    first_line = f"the file whose first line is the key's password (env {KEY_PASSWORD}_FILE)"
-    add(group, "--tls-key-password-file", first_line, metavar="FILE")
-    opened = "with credentials: use znodes, too, that anyone may use (env ZKMQ_ALLOW_OPEN=1)"
-    add(group, "--allow-open", opened, **flag)
-
-
-def common(args: argparse.Namespace) -> Common:
-    """The common options of a command line and the environment; the later on the line wins."""
-
-    def pick(name: str) -> Any:
-        given = getattr(args, name, None)
-        return getattr(args, _BEFORE + name, None) if given is None else given
-
-    password = pick("tls_key_password_env")
-    options = environment_options(pick, read_file)
-    return Common(
-        hosts=options["hosts"],
-        root=options["root"],
-        auth=options["auth"],
-        as_json=bool(getattr(args, "json", False) or args.before_json),
-        session_timeout=pick("session_timeout"),
-        connect_timeout=pick("connect_timeout"),
-        request_timeout=pick("request_timeout"),
-        access={name: options[name] for name in ("tls", "allow_open")},
-        secret=frozenset() if password is None else frozenset({password}),
-    )
-
-
-def pairs(option: str, texts: Iterable[str] | None) -> dict[str, str]:
-    """A mapping from ``name=value`` texts, each name once. Raises `UsageError`."""
+def pairs(name: str, texts: Iterable[str] | None) -> dict[str, str]:
+    """A mapping from ``name=value`` texts of an option, each name once. Raises `UsageError`."""
     values: dict[str, str] = {}
     for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"{option} {text!r} is not understood: write name=value")
-        if name in values:
-            raise UsageError(f"{option} {name!r} is given twice")
-        values[name] = value
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{name} {text!r} is not understood: write name=value")
+        if key in values:
+            raise UsageError(f"{name} {key!r} is given twice")
+        values[key] = value
     return values
-
-
-def moment(text: str) -> datetime:
-    """A moment from ISO 8601 with a zone."""
-    from ..engine import ConfigError, parse_moment
-
-    try:
-        return parse_moment(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def attempts(text: str) -> int | str:
-    """A number of attempts, or ``unbounded``."""
-    return text if text == "unbounded" else int(text)
 
 
 def read_file(path: Path) -> bytes:
@@ -195,3 +74,94 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def at_most_one(*, required: bool = False, **given: object) -> None:
+    """Raise `typer.BadParameter` where several of these options are given, or none although one is required."""
+    names = {name: f"--{name.replace('_', '-')}" for name in given}
+    present = [names[name] for name, value in given.items() if value is not None and value is not False]
+    if len(present) > 1:
+        raise typer.BadParameter(f"argument {present[1]}: not allowed with argument {present[0]}")
+    if required and not present:
+        raise typer.BadParameter(f"one of the arguments {' '.join(names.values())} is required")
+
+
+# --- The kinds of options. Typer makes an option's name of its parameter's, unless it is given.
+
+
+def option(text: str, metavar: str, default: Any = None, names: Sequence[str] = (), **more: Any) -> Any:
+    """An option with a value: its help, and what stands for the value there."""
+    return typer.Option(default, *names, help=text, metavar=metavar, show_default=False, **more)
+
+
+def flag(name: str, text: str, default: bool | None = False, **more: Any) -> Any:
+    """An option without a value."""
+    return typer.Option(default, name, help=text, show_default=False, **more)
+
+
+def span(text: str, default: Any = None, **more: Any) -> Any:
+    """An option that takes a duration."""
+    return option(text, "DURATION", default, parser=duration, **more)
+
+
+def choice(words: Sequence[str], text: str = "", default: str | None = None, metavar: str | None = None) -> Any:
+    """An option that takes one of some words, which the shell completes."""
+
+    def check(word: str) -> str:
+        if word not in words:
+            raise typer.BadParameter(f"invalid choice: {word!r} (choose from {', '.join(map(repr, words))})")
+        return word
+
+    def complete(incomplete: str) -> list[str]:
+        return starting(words, incomplete)
+
+    shown = metavar or f"{{{','.join(words)}}}"
+    return option(text, shown, default, parser=check, autocompletion=complete)
+
+
+def operand(metavar: str, text: str = "", default: Any = ..., **more: Any) -> Any:
+    """A word of a command line that is no option."""
+    return typer.Argument(default, metavar=metavar, help=text, show_default=False, **more)
+
+
+def starting(words: Iterable[str], incomplete: str) -> list[str]:
+    """The words that complete one."""
+    return [word for word in words if word.startswith(incomplete)]
+
+
+TASK, TASKS = operand("TASK"), operand("TASK…")
+LIMIT = option("at most N tasks", "N")
+SELECTOR = option("such as 'region==eu, any(1, a==1, b==2)'", "TEXT")
+ATTEMPTS = option("deliveries at the most, or 'unbounded'", "N", parser=attempts)
+
+# --- The common options, which may stand before or after the verb.
+
+_BOTH = "(before or after the verb)"
+_common, _common_span = (partial(each, rich_help_panel=f"Connection and output {_BOTH}") for each in (option, span))
+_json = flag("--json", "answer in JSON", rich_help_panel=f"Connection and output {_BOTH}")
+_access, _access_flag = (partial(each, rich_help_panel=f"TLS and access {_BOTH}") for each in (option, flag))
+_WAITED = f"how long a server is waited for ({QUICK:g}s where nobody listens, else {PATIENT:g}s)"
+#: Of the verbs whose ``--timeout`` is about something else than the connection.
+CONNECT_TIMEOUT_ALONE: Final = _common_span(_WAITED, names=("--connect-timeout",))
+
+
+def take_common(
+    hosts: str | None = _common(f"host:port,host:port (env ZKMQ_HOSTS, else {DEFAULT_HOSTS})", "HOSTS"),
+    root: str | None = _common(f"znode of the queues (env ZKMQ_ROOT, else {DEFAULT_ROOT})", "ROOT"),
+    auth: str | None = _common("credentials; prefer env ZKMQ_AUTH, which other users cannot see", "USER:PASSWORD"),
+    json: bool = _json,
+    session_timeout: float | None = _common_span("how long (10s)"),
+    request_timeout: float | None = _common_span("how long (30s)"),
+    connect_timeout: float | None = _common_span(_WAITED, names=("--connect-timeout", "--timeout")),
+    tls: bool = _access_flag("--tls", "speak TLS (env ZKMQ_TLS=1); the files below imply it"),
+    tls_ca: str | None = _access("PEM file of those who sign the servers' certificates (env ZKMQ_TLS_CA)", "FILE"),
+    tls_cert: str | None = _access("PEM file of your certificate, which is your identity (env ZKMQ_TLS_CERT)", "FILE"),
+    tls_key: str | None = _access("PEM file of its private key (env ZKMQ_TLS_KEY)", "FILE"),
+    tls_key_password_env: str | None = _access(f"variable with the key's password (else {KEY_PASSWORD})", "NAME"),
+    tls_key_password_file: str | None = _access(f"file that begins with it (env {KEY_PASSWORD}_FILE)", "FILE"),
+    allow_open: bool = _access_flag("--allow-open", "with credentials: use znodes that anyone may use, too"),
+) -> None:
+    """Declare the common options: of ``zkmq`` itself, of each group and of each verb."""
+
+
+COMMON: Final = inspect.signature(take_common, eval_str=True).parameters

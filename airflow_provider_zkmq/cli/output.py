@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
-
-from msgspec import structs
 
 if TYPE_CHECKING:
     from ..engine import Task
@@ -66,14 +66,43 @@ def _utc(milliseconds: object) -> datetime | None:
 # --- Answers: one JSON value, or short aligned tables.
 
 _CELL = 60
+#: What stands out on a terminal: the head of a table, and the words of trouble.
+_STYLES: Final = ((r"(?m)^[A-Z][A-Z ]+$", "bold"), (r"\b(dead|cancelled|paused)\b", "red"))
 _MOMENTS = ("enqueued", "due", "claimed", "started", "ended")
 
 
 def say(value: object, text: str, *, as_json: bool) -> None:
     """Print `value` as JSON, or `text` for people, and see it out of this process."""
-    answer = json.dumps(value, allow_nan=False) if as_json else text
-    if answer:
-        print(answer, flush=True)
+    if as_json:
+        print(json.dumps(value, allow_nan=False), flush=True)
+    elif text:
+        shown = "\n".join(map(one_line, text.split("\n")))
+        if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+            _print_in_color(shown)
+        else:
+            print(shown, flush=True)
+
+
+def warn(text: str) -> None:
+    """Print one line on standard error."""
+    print(f"zkmq: {one_line(text)}", file=sys.stderr)
+
+
+def one_line(text: str) -> str:
+    """Text without line ends and control characters, each of which is shown as its escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _print_in_color(text: str) -> None:
+    """Print on a terminal. The text is never markup, and is not wrapped."""
+    from rich.console import Console
+    from rich.text import Text
+
+    shown = Text(text)
+    for pattern, style in _STYLES:
+        shown.highlight_regex(pattern, style)
+    Console(highlight=False, emoji=False, markup=False).print(shown, soft_wrap=True)
+    sys.stdout.flush()
 
 
 def table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
@@ -127,6 +156,8 @@ def brief(data: bytes | None) -> str | None:
 
 def task_record(task: Task) -> dict[str, object]:
     """Everything known of a task, for JSON; times in milliseconds and as text."""
+    from msgspec import structs
+
     record: dict[str, object] = {
         name: getattr(task, name)
         for name in (

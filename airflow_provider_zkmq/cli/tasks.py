@@ -1,212 +1,103 @@
-"""The verbs on tasks: enqueue, show, wait, batch, cancel, redrive; claim, and what ends or extends a claim."""
+"""The verbs on tasks: enqueue, list, show, wait, batch, cancel."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .options import DURATION, OWN_TIMEOUT, Common, UsageError, attempts, pairs, read_file
-from .options import moment as parsed_moment
-from .output import brief, facts, moment, payload, percent, printable, say, spread, table, task_facts, task_record
+from . import options
+from .connection import QUEUE, Cli
+from .options import STATES, STATUSES, TASK, TASKS, UsageError, at_most_one, choice, flag, operand, option, span
+from .output import brief, facts, moment, percent, printable, spread, table, task_facts, task_record, warn
+from .verbs import verb
 
 if TYPE_CHECKING:
-    from ..engine import AnyQueue, Message, OnConflict, Task, ZkmqError, Znode
-
-
-# --- The verbs on claims: claim, complete, fail, release, snooze, extend, progress.
-
-NOTHING = 3
-
-
-def add_claim(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``claim``."""
-    add_wanted(parser)
-    parser.set_defaults(**{OWN_TIMEOUT: True})
-    parser.add_argument("--timeout", default=0.0, help="wait so long for a task (0)", **DURATION)
-    parser.add_argument("--lease", default=300.0, help="hold it so long (5m), whatever its lock", **DURATION)
-
-
-def add_wanted(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which tasks a consumer takes."""
-    parser.add_argument("--node", action="append", metavar="K=V", help="what the consumer offers for a filter")
-    parser.add_argument("--filter-method", choices=("absolute", "at_least"), default="absolute")
-    parser.add_argument("--selector", metavar="TEXT", help="such as 'region==eu, size<=10'; instead of --node")
-
-
-def wanted(args: argparse.Namespace) -> dict[str, Any]:
-    """Those options as `Queue.claim` and `Worker` take them."""
-    node = pairs("--node", args.node) or None
-    return {"node": node, "filter_method": args.filter_method, "selector": args.selector}
-
-
-def claim(args: argparse.Namespace, options: Common) -> int:
-    """Take a task, under a lease; its token settles it from another process."""
-    requested = wanted(args)
-    with options.connect() as zk:
-        claimed = zk.queue(args.queue).claim(**requested, timeout=args.timeout, lease=args.lease)
-        if claimed is None:
-            say({"queue": args.queue, "id": None}, "", as_json=options.as_json)
-            print(f"zkmq: nothing to claim in {args.queue}", file=sys.stderr)
-            return NOTHING
-        task = claimed.task
-        data = payload("data", task.data)
-        head = {"id": task.id, "token": claimed.token, "attempt": task.attempt}
-        more = {"lease": args.lease, "priority": task.priority, "filters": task.filters, "metadata": task.metadata}
-        text = facts({**head, "filters": spread(task.filters), **data})
-        try:
-            say({"queue": args.queue, **head, **more, **data}, text, as_json=options.as_json)
-        except OSError:
-            claimed.release()  # nobody learned the token
-            raise
-    return 0
-
-
-def add_settle(parser: argparse.ArgumentParser) -> None:
-    """Add what every verb on a claim needs."""
-    parser.add_argument("task", metavar="TASK")
-    parser.add_argument("--token", type=int, required=True, metavar="T", help="what claim printed")
-
-
-def add_force(parser: argparse.ArgumentParser) -> None:
-    """Add what names a claim: its token, or that it is taken from whoever holds it."""
-    parser.add_argument("task", metavar="TASK")
-    group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("--token", type=int, metavar="T", help="what claim printed")
-    taken = "take it from whoever holds it, a hung worker say, which is told and can settle it no more"
-    group.add_argument("--force", action="store_true", help=taken)
-
-
-def add_complete(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``complete``."""
-    add_settle(parser)
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--result", metavar="R", help="a text to keep")
-    group.add_argument("--result-file", type=Path, metavar="F", help="take the result from a file")
-    parser.add_argument("--dedupe", help="refuse its id for so long", **DURATION)
-
-
-def add_fail(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``fail``."""
-    add_force(parser)
-    parser.add_argument("--error", required=True, metavar="TEXT", help="what went wrong")
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--no-retry", action="store_true", help="to the dead letters at once")
-    group.add_argument("--backoff", help="try again after so long, not by the policy", **DURATION)
-
-
-def add_snooze(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``snooze``."""
-    add_settle(parser)
-    parser.add_argument("--delay", required=True, help="how long it is not to be handled", **DURATION)
-
-
-def add_extend(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``extend``."""
-    add_settle(parser)
-    parser.add_argument("--lease", required=True, help="hold it so long from now", **DURATION)
-
-
-def add_progress(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``progress``."""
-    add_settle(parser)
-    parser.add_argument("value", type=float, metavar="VALUE", help="from 0 to 1")
-    parser.add_argument("--note", default="", metavar="TEXT", help="what is being done")
-
-
-def settle(args: argparse.Namespace, options: Common) -> int:
-    """Do with a claim what the verb says, and print the task's state after it."""
-    force = getattr(args, "force", False)
-    if args.verb == "fail" and force and args.backoff is not None:
-        raise UsageError("--backoff does not go with --force: the policy says when it is tried again")
-    result = os.fsencode(args.result) if getattr(args, "result", None) is not None else None
-    if getattr(args, "result_file", None) is not None:
-        result = read_file(args.result_file)
-    with options.connect() as zk:
-        queue = zk.queue(args.queue)
-        if force:  # from its holder, who is named; a claim that comes meanwhile is left alone
-            seen = queue.task(args.task)
-            failed: dict[str, Any] = {}
-            if args.verb == "fail":
-                failed = {"error": _text(args.error), "retry": not args.no_retry}
-            state = str(queue.revoke(args.task, **failed, version=seen.version))
-            holder = seen.consumer or "a consumer whose claim had ended"
-            print(f"zkmq: taken from {holder}, attempt {seen.attempt}", file=sys.stderr)
-        else:
-            state = _settled(queue, args, result)
-    value = {"queue": args.queue, "id": args.task, "token": args.token, "state": state}
-    say(value, f"{args.task} is {state}", as_json=options.as_json)
-    return 0
-
-
-def _settled(queue: AnyQueue, args: argparse.Namespace, result: bytes | None) -> str:
-    """Do with a claim what the verb says; the task's state after it."""
-    from ..engine import ZkmqError
-
-    claimed = queue.claim_handle(args.task, args.token)
-    match args.verb:
-        case "complete":
-            claimed.complete(result, dedupe=args.dedupe)
-            try:
-                return str(queue.task(args.task).state)  # inserted, where another run was held in escrow
-            except ZkmqError:  # collected, say; that it was finished is certain
-                return "finished"
-        case "fail":
-            return str(claimed.fail(_text(args.error), retry=not args.no_retry, backoff=args.backoff))
-        case "release":
-            claimed.release()
-            return "inserted"
-        case "snooze":
-            claimed.snooze(args.delay)
-            return "inserted"
-        case "extend":
-            claimed.extend(args.lease)
-            return "claimed"
-    claimed.progress(args.value, _text(args.note))
-    return "claimed"
-
-
-def _text(argument: str) -> str:
-    return os.fsencode(argument).decode(errors="replace")
-
-
-# --- The verbs on tasks: enqueue, wait, batch.
+    from ..engine import AnyQueue, OnConflict, Task, ZkmqError, Znode
 
 FAILED = 5
+_known = partial(flag, rich_help_panel="A --task-id that is in use (refused otherwise)")
+_batch = partial(option, rich_help_panel="A batch (see zkmq batch)")
 
 
-def add_enqueue(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``enqueue``."""
-    parser.add_argument("data", nargs="?", metavar="DATA", help="the text itself, or - for standard input")
-    parser.add_argument("--data-file", type=Path, metavar="F", help="take the data from a file")
-    parser.add_argument("--lines", action="store_true", help="one task for each line of standard input")
-    parser.add_argument("--filter", action="append", metavar="K=V", help="a value of a declared filter")
-    parser.add_argument("--priority", type=int, default=0, metavar="N", help="higher comes first (0)")
-    due = parser.add_mutually_exclusive_group()
-    due.add_argument("--delay", help="how long it is not to be handled yet", **DURATION)
-    due.add_argument("--not-before", type=parsed_moment, metavar="MOMENT", help="until when it is not to be handled")
-    parser.add_argument("--task-id", metavar="ID", help="an id of your own; else one is generated")
-    keyed = "make the ids of this text: the same command again writes what is missing, and tells the same ids"
-    parser.add_argument("--idempotency-key", metavar="TEXT", help=keyed)
-    parser.add_argument("--metadata", metavar="JSON", help="a JSON object kept with the task")
-    own = "a retry policy of its own: N deliveries at the most (or 'unbounded'), the backoff as by default"
-    parser.add_argument("--attempts", type=attempts, metavar="N", help=own)
-    parser.add_argument("--lock", help="how long a claim of it without a lease holds if not extended", **DURATION)
-    parser.add_argument("--create", action="store_true", help="create the queue, as by default, if it does not exist")
-    known = parser.add_argument_group("a --task-id that is in use (refused otherwise)")
-    known.add_argument("--update", action="store_true", help="replace the task while it is queued")
-    again = "while it is claimed, or in its dedupe window: run this one when that has ended"
-    known.add_argument("--requeue", action="store_true", help=again)
-    known.add_argument("--only-new", action="store_true", help="leave alone whatever has the id, and be content")
-    batch = parser.add_argument_group("a batch (see zkmq batch)")
-    batch.add_argument("--batch", metavar="NAME", help="write the tasks as one batch; they are called NAME.<number>")
-    batch.add_argument("--then", metavar="DATA", help="a task to enqueue when the last of the batch has ended")
+@verb("task enqueue", "enqueue", example="zkmq task enqueue orders 'invoice 7' --delay 5m")
+def enqueue(
+    cli: Cli,
+    queue: str = QUEUE,
+    data: str | None = operand("[DATA]", "the text itself, or - for standard input", None),
+    data_file: Path | None = option("take the data from a file", "F"),
+    lines: bool = flag("--lines", "one task for each line of standard input"),
+    filter: list[str] | None = option("a value of a declared filter", "K=V"),  # noqa: A002  the option's name
+    priority: int = option("higher comes first (0)", "N", 0),
+    delay: float | None = span("how long it is not to be handled yet"),
+    not_before: datetime | None = option("until when it is not to be handled", "MOMENT", parser=options.moment),
+    task_id: str | None = option("an id of your own; else one is generated", "ID"),
+    idempotency_key: str | None = option("make ids of this text: the same command writes only what is missing", "TEXT"),
+    metadata: str | None = option("a JSON object kept with the task", "JSON"),
+    attempts: str | None = options.ATTEMPTS,
+    lock: float | None = span("how long a claim of it without a lease holds if not extended"),
+    create: bool = flag("--create", "create the queue, as by default, if it does not exist"),
+    update: bool = _known("--update", "replace the task while it is queued"),
+    requeue: bool = _known(
+        "--requeue", "while it is claimed, or in its dedupe window: run this one when that has ended"
+    ),
+    only_new: bool = _known("--only-new", "leave alone whatever has the id, and be content"),
+    batch: str | None = _batch("write the tasks as one batch; they are called NAME.<number>", "NAME"),
+    then: str | None = _batch("a task to enqueue when the last of the batch has ended", "DATA"),
+) -> int:
+    """Write one task, or one for each line."""
+    from ..engine import Message, QueueNotFound, RetryPolicy
+    from ..engine.queue_internals import internals
+
+    at_most_one(delay=delay, not_before=not_before)
+    if then is not None and batch is None:
+        raise UsageError("--then needs --batch: it follows when the last task of a batch has ended")
+    if (update or requeue) and task_id is None:
+        raise UsageError("--update and --requeue need --task-id: they are about the task that has it")
+    if idempotency_key is not None and (task_id is not None or batch is not None):
+        raise UsageError("--idempotency-key goes without --task-id and --batch: it names the tasks itself")
+    if only_new and (task_id is None or batch is not None):
+        raise UsageError("--only-new needs --task-id, and goes without --batch: it is about the task that has the id")
+    if lines and task_id is not None:
+        raise UsageError("--task-id names one task: it does not go with --lines")
+    policy = None
+    if attempts is not None:
+        policy = RetryPolicy(attempts=None if attempts == "unbounded" else int(attempts))
+    message = partial(
+        Message,
+        filters=options.pairs("--filter", filter),
+        priority=priority,
+        delay=delay,
+        task_id=task_id,
+        metadata=_metadata(metadata),
+        policy=policy,
+        lock=lock,
+        on_conflict=_ON_CONFLICT[update, requeue],
+        not_before=not_before,
+    )
+    messages = [message(each) for each in _payloads(data, data_file, lines=lines)]
+    follow_up = None if then is None else Message(os.fsencode(then))
+    handle = cli.queue(queue)
+    if not create:  # a mistyped name would make a queue that nobody consumes
+        try:
+            handle.conf()
+        except QueueNotFound as error:
+            msg = f"{error}; nothing was enqueued: --create makes the queue"
+            raise QueueNotFound(msg, similar=error.similar) from None
+    if only_new:
+        written = bool(internals(handle).enqueue_new(messages).written)
+        value = {"queue": queue, "id": task_id, "written": written, "ids": [task_id]}
+        return cli.say(value, f"{task_id}{'' if written else ' (was there already)'}")
+    ids = handle.enqueue_many(messages, batch=batch, then=follow_up, idempotency_key=idempotency_key)
+    one = {} if lines else {"id": ids[0]}
+    named = {} if batch is None else {"batch": batch}
+    return cli.say({"queue": queue, **one, **named, "ids": ids}, "\n".join(ids))
 
 
 #: What is said of a task that has the id by --update and --requeue.
@@ -218,152 +109,136 @@ _ON_CONFLICT: Final[dict[tuple[bool, bool], OnConflict]] = {
 }
 
 
-def enqueue(args: argparse.Namespace, options: Common) -> int:
-    """Write one task, or one for each line."""
-    from ..engine import Message, QueueNotFound
-    from ..engine.queue_internals import internals
-
-    if args.then is not None and args.batch is None:
-        raise UsageError("--then needs --batch: it follows when the last task of a batch has ended")
-    if (args.update or args.requeue) and args.task_id is None:
-        raise UsageError("--update and --requeue need --task-id: they are about the task that has it")
-    if args.idempotency_key is not None and (args.task_id is not None or args.batch is not None):
-        raise UsageError("--idempotency-key goes without --task-id and --batch: it names the tasks itself")
-    if args.only_new and (args.task_id is None or args.batch is not None):
-        raise UsageError("--only-new needs --task-id, and goes without --batch: it is about the task that has the id")
-    messages = _messages(args)
-    then = None if args.then is None else Message(os.fsencode(args.then))
-    with options.connect() as zk:
-        queue = zk.queue(args.queue)
-        if not args.create:  # a mistyped name would make a queue that nobody consumes
-            try:
-                queue.conf()
-            except QueueNotFound as error:
-                msg = f"{error}; nothing was enqueued: --create makes the queue"
-                raise QueueNotFound(msg, similar=error.similar) from None
-        if args.only_new:
-            written = bool(internals(queue).enqueue_new(messages).written)
-            written_ids = {"queue": args.queue, "id": args.task_id, "written": written, "ids": [args.task_id]}
-            say(written_ids, f"{args.task_id}{'' if written else ' (was there already)'}", as_json=options.as_json)
-            return 0
-        ids = queue.enqueue_many(messages, batch=args.batch, then=then, idempotency_key=args.idempotency_key)
-    one = {} if args.lines else {"id": ids[0]}
-    batch = {} if args.batch is None else {"batch": args.batch}
-    say({"queue": args.queue, **one, **batch, "ids": ids}, "\n".join(ids), as_json=options.as_json)
-    return 0
-
-
-def _messages(args: argparse.Namespace) -> list[Message]:
-    from ..engine import Message, RetryPolicy
-
-    policy = None
-    if args.attempts is not None:
-        policy = RetryPolicy(attempts=None if args.attempts == "unbounded" else args.attempts)
+def _metadata(text: str | None) -> dict[str, Any] | None:
+    """The metadata of a task. Raises `UsageError`."""
+    if text is None:
+        return None
     try:
-        metadata = None if args.metadata is None else json.loads(args.metadata)
+        metadata = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--metadata is no JSON: {error}") from error
-    if args.metadata is not None and not isinstance(metadata, dict):
+    if not isinstance(metadata, dict):
         raise UsageError('--metadata must be a JSON object such as \'{"owner": "me"}\'')
-    message = partial(
-        Message,
-        filters=pairs("--filter", args.filter),
-        priority=args.priority,
-        delay=args.delay,
-        task_id=args.task_id,
-        metadata=metadata,
-        policy=policy,
-        lock=args.lock,
-        on_conflict=_ON_CONFLICT[args.update, args.requeue],
-        not_before=args.not_before,
-    )
-    if sum((args.data is not None, args.data_file is not None, args.lines)) != 1:
+    return metadata
+
+
+def _payloads(data: str | None, data_file: Path | None, *, lines: bool) -> list[bytes]:
+    """The data of each task that the command line, a file or standard input gives. Raises `UsageError`."""
+    if sum((data is not None, data_file is not None, lines)) != 1:
         raise UsageError("enqueue needs exactly one of DATA, - for standard input, --data-file and --lines")
-    if args.lines and args.task_id is not None:
-        raise UsageError("--task-id names one task: it does not go with --lines")
-    if args.lines:
-        lines = sys.stdin.buffer.read()
-        return [message(line) for line in lines.removesuffix(b"\n").split(b"\n")] if lines else []  # no line, no task
-    if args.data_file is not None:
-        return [message(read_file(args.data_file))]
-    return [message(sys.stdin.buffer.read() if args.data == "-" else os.fsencode(args.data))]
+    if lines:
+        given = sys.stdin.buffer.read()
+        return given.removesuffix(b"\n").split(b"\n") if given else []  # no line, no task
+    if data_file is not None:
+        return [options.read_file(data_file)]
+    return [sys.stdin.buffer.read() if data == "-" else os.fsencode(data or "")]
 
 
-def add_wait(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``wait``."""
-    parser.add_argument("tasks", metavar="TASK", nargs="+")
-    parser.add_argument("--event", choices=("completion", "claim"), default="completion")
-    parser.set_defaults(**{OWN_TIMEOUT: True})
-    parser.add_argument("--timeout", help="give up after so long", **DURATION)
+#: The word of ``status`` for a status of ``list``.
+SCHEDULED, _BACKOFF = "scheduled", "queued-with-backoff"
 
 
-def wait(args: argparse.Namespace, options: Common) -> int:
-    """Wait until every task was claimed or has ended."""
-    with options.connect() as zk:
-        tasks = zk.queue(args.queue).wait(args.tasks, args.event, timeout=args.timeout)
-    rows = [(task.id, task.state, brief(task.result), task.error) for task in tasks]
-    value = {"queue": args.queue, "tasks": [task_record(task) for task in tasks]}
-    say(value, table(rows, ("ID", "STATE", "RESULT", "ERROR")), as_json=options.as_json)
-    return FAILED if any(task.state in {"dead", "cancelled"} for task in tasks) else 0
+@verb("task list", "list", example="zkmq task list orders --state dead --limit 10")
+def list_tasks(
+    cli: Cli,
+    queue: str = QUEUE,
+    state: str | None = choice(
+        (*STATES, *STATUSES, SCHEDULED),
+        f"a state ({', '.join(STATES)}) or a status ({', '.join(STATUSES)}); scheduled: those of the inserted "
+        "that wait for their time, queued-with-backoff",
+        metavar="WORD",
+    ),
+    selector: str | None = options.SELECTOR,
+    batch: str | None = option("its members, with their results", "NAME"),
+    limit: int | None = options.LIMIT,
+) -> int:
+    """List tasks."""
+    if limit is not None and limit < 0:
+        raise UsageError(f"--limit {limit} is not allowed: 0 or more")
+    word = _BACKOFF if state == SCHEDULED else state
+    which: dict[str, Any] = {"status": word} if word in STATUSES else {"state": word}
+    tasks = cli.queue(queue).tasks(**which, selector=selector, batch=batch, limit=limit)
+    results = batch is not None
+    head = ["ID", "STATUS", "ATTEMPT", "PRIORITY", "ENQUEUED"]
+    head += ["RESULT", "ERROR"] if results else ["FILTERS", "DATA"]
+    rows = []
+    for task in tasks:
+        more = (brief(task.result), task.error) if results else (spread(task.filters), brief(task.data))
+        rows.append((task.id, task.status, task.attempt, task.priority, moment(task.enqueued_ms), *more))
+    code = cli.say({"queue": queue, "tasks": [task_record(task) for task in tasks]}, table(rows, head))
+    later = sum(task.status == _BACKOFF for task in tasks)
+    if state == "inserted" and later:
+        warn(f"{later} of these are scheduled: --state queued leaves them out")
+    return code
 
 
-def add_batch(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``batch``."""
-    parser.add_argument("batch", metavar="NAME", help="as given to enqueue --batch")
-    parser.add_argument("--wait", action="store_true", help="until each of its tasks has ended; 5 if one failed")
-    parser.set_defaults(**{OWN_TIMEOUT: True})
-    parser.add_argument("--timeout", help="with --wait: give up after so long", **DURATION)
+@verb("task wait", "wait", example="zkmq task wait orders invoice-7 --timeout 10m")
+def wait(
+    cli: Cli,
+    queue: str = QUEUE,
+    tasks: list[str] = TASKS,
+    event: str = choice(("completion", "claim"), default="completion"),
+    timeout: float | None = span("give up after so long"),
+) -> int:
+    """Wait until tasks have ended or were claimed; 5 if one ended dead or cancelled."""
+    ended = cli.queue(queue).wait(tasks, event, timeout=timeout)
+    rows = [(task.id, task.state, brief(task.result), task.error) for task in ended]
+    value = {"queue": queue, "tasks": [task_record(task) for task in ended]}
+    code = FAILED if any(task.state in {"dead", "cancelled"} for task in ended) else 0
+    return cli.say(value, table(rows, ("ID", "STATE", "RESULT", "ERROR")), code)
 
 
-def batch(args: argparse.Namespace, options: Common) -> int:
+@verb("batch", example="zkmq batch orders nightly --wait")
+def batch(
+    cli: Cli,
+    queue: str = QUEUE,
+    name: str = operand("NAME", "as given to enqueue --batch"),
+    wait: bool = flag("--wait", "until each of its tasks has ended; 5 if one failed"),
+    timeout: float | None = span("with --wait: give up after so long"),
+) -> int:
     """Say how a batch stands, or wait for its end."""
-    if args.timeout is not None and not args.wait:
+    if timeout is not None and not wait:
         raise UsageError("--timeout goes with --wait")
-    with options.connect() as zk:
-        queue = zk.queue(args.queue)
-        progress = queue.wait_batch(args.batch, args.timeout) if args.wait else queue.batch(args.batch)
+    handle = cli.queue(queue)
+    progress = handle.wait_batch(name, timeout) if wait else handle.batch(name)
     record = asdict(progress)
-    value = {"queue": args.queue, "batch": record.pop("name"), **record}
-    say(value, facts(value | {"failed": " ".join(progress.failed) or None}), as_json=options.as_json)
-    return FAILED if args.wait and progress.failed else 0
+    value = {"queue": queue, "batch": record.pop("name"), **record}
+    text = facts(value | {"failed": " ".join(progress.failed) or None})
+    return cli.say(value, text, FAILED if wait and progress.failed else 0)
 
 
 _LATER = ("claim", "result", "requeue")  # the znodes of a task that its enqueue does not write
 
 
-def add_show(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``show``."""
-    parser.add_argument("task", metavar="TASK")
-    group = parser.add_mutually_exclusive_group()
-    why = "why it is not being handled, and which consumers accept or refuse it"
-    group.add_argument("--why", action="store_true", help=why)
-    followed = (
-        "follow it until it ends: a line (of JSON with --json) whenever its status, attempt, progress or note "
-        "changes; 5 if it ends dead or cancelled"
-    )
-    group.add_argument("--watch", action="store_true", help=followed)
-
-
-def show(args: argparse.Namespace, options: Common) -> int:
-    """Show all there is to a task, or why it is where it is, or what becomes of it."""
+@verb("task show", "show", example="zkmq task show orders invoice-7 --why")
+def show(
+    cli: Cli,
+    queue: str = QUEUE,
+    task: str = TASK,
+    why: bool = flag("--why", "why it is not being handled, and which consumers accept or refuse it"),
+    watch: bool = flag(
+        "--watch",
+        "follow it until it ends: a line (of JSON with --json) for each change; 5 if it ends dead or cancelled",
+    ),
+) -> int:
+    """Show all there is to a task, why nobody takes it, or follow it."""
     from ..engine import Unsupported
     from ..engine.queue_internals import internals
 
-    with options.connect() as zk:
-        queue = zk.queue(args.queue)
-        if args.watch:
-            return _watch(queue, args.task, options)
-        why = queue.explain(args.task) if args.why else None
-        if why is not None and not options.as_json:
-            say(None, "\n".join(map(printable, why.lines())), as_json=False)
-            return 0
-        task = queue.task(args.task)
-        try:
-            tree = internals(queue).tree(args.task)
-        except Unsupported:  # it is in a file, which has no znodes
-            tree = None
-    value = {"queue": args.queue, **task_record(task)}
-    page = task_facts(task)
+    at_most_one(why=why, watch=watch)
+    handle = cli.queue(queue)
+    if watch:
+        return _watch(cli, handle, task)
+    explained = handle.explain(task) if why else None
+    if explained is not None and not cli.as_json:
+        return cli.say(None, "\n".join(map(printable, explained.lines())))
+    found = handle.task(task)
+    try:
+        tree = internals(handle).tree(task)
+    except Unsupported:  # it is in a file, which has no znodes
+        tree = None
+    value = {"queue": queue, **task_record(found)}
+    page = task_facts(found)
     tables = []
     if tree is not None:
         transactions = enqueue_transactions(tree)
@@ -371,17 +246,16 @@ def show(args: argparse.Namespace, options: Common) -> int:
         page["enqueue transactions"] = transactions
         attempts = [
             (at.number, at.outcome, at.consumer, moment(at.claimed), moment(at.started), moment(at.ended), at.error)
-            for at in task.history
+            for at in found.history
         ]
         tables = [
             table(attempts, ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED", "STARTED", "ENDED", "ERROR")),
             table([(at.path, at.bytes, at.czxid, at.mzxid) for at in tree], ("ZNODE", "BYTES", "CZXID", "MZXID")),
         ]
-    if why is not None:
-        consumers = [asdict(each) for each in why.consumers]
-        value["why"] = {"status": why.status, "reasons": why.reasons, "consumers": consumers}
-    say(value, "\n\n".join([facts(page), *tables]), as_json=options.as_json)
-    return 0
+    if explained is not None:
+        consumers = [asdict(each) for each in explained.consumers]
+        value["why"] = {"status": explained.status, "reasons": explained.reasons, "consumers": consumers}
+    return cli.say(value, "\n\n".join([facts(page), *tables]))
 
 
 def enqueue_transactions(tree: list[Znode]) -> int:
@@ -394,7 +268,7 @@ def enqueue_transactions(tree: list[Znode]) -> int:
     return len({node.czxid for node in tree if node.path not in later})
 
 
-def _watch(queue: AnyQueue, task_id: str, options: Common) -> int:
+def _watch(cli: Cli, queue: AnyQueue, task_id: str) -> int:
     """Print a line for each change until the task ends; 5 if it ends dead or cancelled."""
     shown: list[tuple[object, ...]] = []
 
@@ -406,72 +280,44 @@ def _watch(queue: AnyQueue, task_id: str, options: Common) -> int:
         plain = {name: getattr(task, name) for name in ("id", "attempt", "progress", "note", "error", "version")}
         value = {"queue": queue.name, "state": str(task.state), "status": str(task.status), **plain}
         ends = [printable(text) for text in (percent(task.progress), task.note, task.error) if text]
-        say(value, "  ".join([f"{task.status}  attempt {task.attempt}", *ends]), as_json=options.as_json)
+        cli.say(value, "  ".join([f"{task.status}  attempt {task.attempt}", *ends]))
 
     task = queue.follow(task_id, show_change)
     return FAILED if task.state in {"dead", "cancelled"} else 0
 
 
-def add_cancel(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``cancel``."""
-    parser.add_argument("tasks", metavar="TASK", nargs="+")
-
-
-def cancel(args: argparse.Namespace, options: Common) -> int:
+@verb("task cancel", "cancel", example="zkmq task cancel orders invoice-7")
+def cancel(cli: Cli, queue: str = QUEUE, tasks: list[str] = TASKS) -> int:
     """Withdraw tasks that have not ended. A bad id is refused before anything is done."""
     from ..engine import IllegalTransition, TaskNotFound
 
     done: list[str] = []
     refused: dict[str, ZkmqError] = {}
-    with options.connect() as zk:
-        cancel_task = zk.queue(args.queue).cancel
-        for task in _checked(args.tasks):
-            try:
-                cancel_task(task)
-            except (TaskNotFound, IllegalTransition) as error:
-                refused[task] = error
-            else:
-                done.append(task)
-    return _say_done(args.queue, "cancelled", done, refused, options)
+    handle = cli.queue(queue)
+    for task in checked(tasks):
+        try:
+            handle.cancel(task)
+        except (TaskNotFound, IllegalTransition) as error:
+            refused[task] = error
+        else:
+            done.append(task)
+    return say_done(cli, queue, "cancelled", done, refused)
 
 
-def add_redrive(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``redrive``."""
-    parser.add_argument("tasks", metavar="TASK", nargs="*", default=[])
-    parser.add_argument("--all", action="store_true", help="every task in the dead letters")
-
-
-def redrive(args: argparse.Namespace, options: Common) -> int:
-    """Put dead or cancelled tasks back."""
-    from ..engine import CorruptRecord
-    from ..engine.queue_internals import internals
-
-    if bool(args.tasks) == args.all:
-        raise UsageError("redrive needs either task ids or --all")
-    with options.connect() as zk:
-        queue = zk.queue(args.queue)
-        ids = _checked(internals(queue).ids("dead") if args.all else args.tasks)
-        refused = queue.redrive_many(ids)
-    done = [task for task in ids if task not in refused]
-    if args.all:  # where somebody else was faster, that is no refusal of what was asked for
-        refused = {task: why for task, why in refused.items() if isinstance(why, CorruptRecord)}
-    return _say_done(args.queue, "redriven", done, refused, options)
-
-
-def _say_done(queue: str, word: str, tasks: Sequence[str], refused: Mapping[str, ZkmqError], options: Common) -> int:
+def say_done(cli: Cli, queue: str, word: str, tasks: Sequence[str], refused: Mapping[str, ZkmqError]) -> int:
     """Print with which tasks something was done, and which refused it; 1 if one did."""
     value: dict[str, object] = {"queue": queue, word: tasks}
     for why in refused.values():
         value.setdefault("error", type(why).__name__)
         value.setdefault("message", str(why))
-        print(f"zkmq: {why}", file=sys.stderr)
+        warn(str(why))
     if refused:
         value["refused"] = {task: str(why) for task, why in refused.items()}
-    say(value, "\n".join(f"{word} {task}" for task in tasks) or f"nothing {word}", as_json=options.as_json)
-    return 1 if refused else 0
+    text = "\n".join(f"{word} {task}" for task in tasks) or f"nothing {word}"
+    return cli.say(value, text, 1 if refused else 0)
 
 
-def _checked(tasks: Iterable[str]) -> list[str]:
+def checked(tasks: Iterable[str]) -> list[str]:
     """The ids, each once. Raises `ConfigError` for a bad one."""
     from ..engine import check_name
 

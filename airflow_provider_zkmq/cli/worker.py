@@ -2,115 +2,170 @@
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import importlib
 import logging
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from .command_reaper import TERMINATE_SECONDS
-from .exec_handler import Commands
-from .options import DURATION, PATIENT, Common, UsageError
-from .output import say
+from ..shell_handler.command_reaper import TERMINATE_SECONDS
+from ..shell_handler.exec_handler import Commands
+from .claims import FILTER_METHOD, NODE, WANTED_SELECTOR, wanted
+from .connection import QUEUE, Cli
+from .options import PATIENT, UsageError, at_most_one, flag, option, span
 from .stop_signals import on_stop_signals
-from .tasks import add_wanted, wanted
+from .verbs import verb
+
+if TYPE_CHECKING:
+    from ..engine import AnyQueue, Worker
+    from ..worker_metrics import WorkerMetrics
 
 _MARGIN = 1.0
+_LOG: Final = logging.getLogger("airflow_provider_zkmq")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``worker``."""
-    parser.add_argument("queue", help="one that is not there yet is waited for, unless --until-empty is given")
-    add_wanted(parser)
-    work = parser.add_mutually_exclusive_group()
-    work.add_argument("--handler", metavar="MODULE:FUNCTION", help="called with each task; its return is the result")
-    run_by = (
+@verb("worker", example="zkmq worker orders --exec 'lp -'")
+def worker(
+    cli: Cli,
+    queue: str = QUEUE,
+    node: list[str] | None = NODE,
+    filter_method: str = FILTER_METHOD,
+    selector: str | None = WANTED_SELECTOR,
+    handler: str | None = option("called with each task; its return is the result", "MODULE:FUNCTION"),
+    command: str | None = option(
         "run by /bin/sh for each task: data on stdin, result on stdout, non-zero exit fails the task; "
-        "in its environment ZKMQ_TASK_ID, ZKMQ_ATTEMPT and ZKMQ_QUEUE; ended with its task and with the worker"
-    )
-    work.add_argument("--exec", dest="command", metavar="CMD", help=run_by)
-    passed = "with --exec: the command, which may use the queues itself, inherits ZKMQ_AUTH and the like"
-    parser.add_argument("--pass-credentials", action="store_true", help=passed)
-    transactional = (
-        "with --handler, which is called with the task and a transaction: what it puts is written as the task is "
-        "completed, or not at all"
-    )
-    parser.add_argument("--transactional", action="store_true", help=transactional)
-    threads = "tasks in hand at once (1); 0: only watch, see --warn-size"
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help=threads)
-    lease = "claims outlive the ZooKeeper session, and end so long after they were last extended"
-    parser.add_argument("--lease", help=lease, **DURATION)
-    bounded = "do not extend locks and leases: they bound the handling"
-    parser.add_argument("--no-heartbeat", action="store_true", help=bounded)
-    parser.add_argument("--throttle", default=0.0, help="a thread's pause between tasks (0)", **DURATION)
-    ahead = "claim so many tasks ahead at the most, while handlers are fast (32); 0: each by itself"
-    parser.add_argument("--prefetch", type=int, default=32, metavar="N", help=ahead)
-    warned = "log a warning, at most each 6 h, when more than N tasks are pending"
-    parser.add_argument("--warn-size", type=int, metavar="N", help=warned)
-    parser.add_argument("--until-empty", action="store_true", help="end when nothing that fits is left")
-    parser.add_argument("--no-gc", action="store_true", help="take no part in clean-up")
-    parser.add_argument("--grace", default=30.0, help="on SIGTERM: time to finish what is in hand (30s)", **DURATION)
+        "in its environment ZKMQ_TASK_ID, ZKMQ_ATTEMPT and ZKMQ_QUEUE; ended with its task and with the worker",
+        "CMD",
+        names=("--exec",),
+    ),
+    pass_credentials: bool = flag("--pass-credentials", "with --exec: the command inherits ZKMQ_AUTH and the like"),
+    transactional: bool = flag(
+        "--transactional", "with --handler, which is called with the task and a transaction that completes it"
+    ),
+    threads: int = option("tasks in hand at once (1); 0: only watch", "N", 1, names=("--threads", "--concurrency")),
+    max_tasks: int | None = option("end when so many tasks were handled", "N"),
+    lease: float | None = span("claims outlive the ZooKeeper session, and end so long after they were last extended"),
+    no_heartbeat: bool = flag("--no-heartbeat", "do not extend locks and leases: they bound the handling"),
+    throttle: float = span("a thread's pause between tasks (0)", 0.0),
+    prefetch: int = option("claim so many tasks ahead at the most, while handlers are fast (32); 0: none", "N", 32),
+    warn_size: int | None = option("log a warning, at most each 6 h, when more than N tasks are pending", "N"),
+    listen: str | None = option(
+        "serve /metrics for Prometheus, /livez and /readyz there (extra [metrics])", "HOST:PORT"
+    ),
+    until_empty: bool = flag("--until-empty", "end when nothing that fits is left, and if there is no such queue"),
+    no_gc: bool = flag("--no-gc", "take no part in clean-up"),
+    grace: float = span("on SIGTERM: time to finish what is in hand (30s)", 30.0),
+) -> int:
+    """Handle tasks until told to stop."""
+    from ..engine import monitor
 
-
-def run(args: argparse.Namespace, common: Common) -> int:
-    """Handle tasks until a signal, or until there is none."""
-    if args.threads and args.handler is None and args.command is None:
-        raise UsageError("worker needs --handler or --exec; only with --threads 0 there is nothing to handle")
-    if args.pass_credentials and args.command is None:
-        raise UsageError("--pass-credentials goes with --exec: a handler has the worker's own environment")
-    if args.transactional and args.handler is None:
-        raise UsageError("--transactional goes with --handler, which gets the transaction")
-    if args.transactional and args.lease is not None:
-        raise UsageError("--transactional does not go with --lease: a transaction ends with its session")
-    if args.until_empty and not args.threads:
+    _check(handler, command, threads, lease, pass_credentials=pass_credentials, transactional=transactional)
+    if until_empty and not threads:
         raise UsageError("--until-empty does not go with --threads 0, which empties nothing")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
-    handler: Callable[..., Any] = _unused
-    commands, grace = None, args.grace
-    if args.handler is not None:
-        handler = load(args.handler)
-    elif args.command is not None:
-        handler = commands = Commands(args.command, args.queue, credentials=args.pass_credentials, secret=common.secret)
-        grace += TERMINATE_SECONDS + _MARGIN
-    options = _options(args) | wanted(args)
-    with common.connect(gc=not args.no_gc, seconds=PATIENT) as zk:
-        worker = zk.queue(args.queue).worker(handler, grace=grace, **options)
+    handle: Callable[..., Any] = _unused
+    commands, bound = None, grace
+    if handler is not None:
+        handle = load(handler)
+    elif command is not None:
+        handle = commands = Commands(command, queue, credentials=pass_credentials, secret=cli.secret)
+        bound += TERMINATE_SECONDS + _MARGIN
+    watched = [] if warn_size is None else [monitor(max_size=warn_size)]
+    settings: dict[str, Any] = {
+        **wanted(node, filter_method, selector),
+        "threads": threads,
+        "lease": lease,
+        "heartbeat": not no_heartbeat,
+        "throttle": throttle,
+        "prefetch": prefetch,
+        "transactional": transactional,
+        "limit": max_tasks,
+        "grace": bound,
+    }
+    source, metrics = cli.client(gc=not no_gc, seconds=PATIENT).queue(queue), None
+    if listen is not None:
+        metrics = _metrics(source)
+        handle = metrics.handler(handle)
+        settings["on_settled"] = metrics.on_settled
+        watched.append(metrics.monitor)
+    if watched:
+        settings["monitor"] = lambda poll: [look(poll) for look in watched]
+    running = source.worker(handle, **settings)
+    with contextlib.ExitStack() as stack:
+        if metrics is not None and listen is not None:
+            _LOG.info("metrics and health are served at %s", stack.enter_context(metrics.serve(listen)))
+        stack.enter_context(_ended_by_signals(running, commands, metrics, grace))
+        running.run(until_empty=until_empty)
+    done = {"queue": queue, "finished": running.finished, "failed": running.failed}
+    return cli.say(done, f"{running.finished} finished, {running.failed} failed")
 
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            if worker.stop() and commands is not None:  # what outlasts the grace is ended
-                timer = threading.Timer(args.grace, commands.end)
+
+def _check(
+    handler: str | None,
+    command: str | None,
+    threads: int,
+    lease: float | None,
+    *,
+    pass_credentials: bool,
+    transactional: bool,
+) -> None:
+    """Raise `UsageError` for options that do not go together."""
+    at_most_one(handler=handler, exec=command)
+    if threads and handler is None and command is None:
+        raise UsageError("worker needs --handler or --exec; only with --threads 0 there is nothing to handle")
+    if pass_credentials and command is None:
+        raise UsageError("--pass-credentials goes with --exec: a handler has the worker's own environment")
+    if transactional and handler is None:
+        raise UsageError("--transactional goes with --handler, which gets the transaction")
+    if transactional and lease is not None:
+        raise UsageError("--transactional does not go with --lease: a transaction ends with its session")
+
+
+@contextlib.contextmanager
+def _ended_by_signals(
+    running: Worker, commands: Commands | None, metrics: WorkerMetrics | None, grace: float
+) -> Iterator[None]:
+    """A signal ends the worker when its tasks are done, or the grace is over; a second Ctrl-C at once.
+
+    Commands do not outlive the block. The second one raises KeyboardInterrupt.
+    """
+    interrupts = 0
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupts
+        interrupts += number == signal.SIGINT
+        if interrupts > 1:
+            raise KeyboardInterrupt
+        if metrics is not None:
+            metrics.stop()
+        if running.stop():
+            _LOG.info("finishing what is in hand, at most %g s; Ctrl-C again stops now", grace)
+            if commands is not None:  # what outlasts the grace is ended
+                timer = threading.Timer(grace, commands.end)
                 timer.daemon = True
                 timer.start()
 
-        with on_stop_signals(stop):
-            try:
-                worker.run(until_empty=args.until_empty)
-            finally:
-                if commands is not None:
-                    commands.end()
-    done = {"queue": args.queue, "finished": worker.finished, "failed": worker.failed}
-    say(done, f"{worker.finished} finished, {worker.failed} failed", as_json=common.as_json)
-    return 0
+    with on_stop_signals(stop):
+        try:
+            yield
+        finally:
+            if commands is not None:
+                commands.end()
 
 
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """What `Worker` takes besides a handler and a choice of tasks."""
-    from ..engine import monitor
-
-    return {
-        "threads": args.threads,
-        "lease": args.lease,
-        "heartbeat": not args.no_heartbeat,
-        "throttle": args.throttle,
-        "prefetch": args.prefetch,
-        "transactional": args.transactional,
-        "monitor": None if args.warn_size is None else monitor(max_size=args.warn_size),
-    }
+def _metrics(queue: AnyQueue) -> WorkerMetrics:
+    """What ``--listen`` serves. Raises `UsageError` without Prometheus's client."""
+    try:
+        from ..worker_metrics import WorkerMetrics
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--listen needs {error.name}: pip install 'airflow-provider-zkmq[metrics]'") from None
+    return WorkerMetrics(queue)
 
 
 def _unused(_task: object) -> None:

@@ -13,7 +13,7 @@ Run a command of zkmq on the queues of an Airflow connection, such as
 
   airflow zkmq queues
   airflow zkmq --conn-id zkmq_other show orders invoice-7 --json
-  airflow zkmq redrive orders --all
+  airflow zkmq dead redrive orders --all
 
 What comes after the verb is as in zkmq VERB. "airflow zkmq help" lists the verbs, "airflow zkmq VERB --help" tells of
 one. The connection is looked up as the scheduler does: in the environment, the secrets backends and Airflow's database.

@@ -377,3 +377,70 @@ def test_whoever_sits_at_a_terminal_is_asked_for_the_queue_s_name(cli: Cli, queu
         os.close(theirs)
         assert b"queue 'q' holds 1 inserted; nothing of it comes back" in told
         assert (process.returncode, queue.exists()) == (code, there)
+
+
+def test_the_overview_begins_with_the_queues_in_trouble(cli: Cli) -> None:
+    """Dead letters first, then paused ones, then tasks that wait where nobody consumes; the rest by name."""
+    for name in ("calm", "dead", "paused", "waiting"):
+        cli.ask(f"queue create {name}")
+    cli.ask("task enqueue dead x --attempts 1")
+    claim = cli.ask("claim dead")
+    cli.ask(f"fail dead {claim['id']} --token {claim['token']} --error broken")
+    cli.ask("queue pause paused")
+    cli.ask("enqueue waiting x")
+    cli.ask("enqueue calm later --delay 1h")
+    found = cli.ask("status")["queues"]
+    assert [each["queue"] for each in found] == ["dead", "paused", "waiting", "calm"]
+    assert (found[0]["counts"]["dead"], found[1]["paused"], found[2]["consumers"]) == (1, True, 0)
+    head, *rows = (line.split() for line in cli.told("status").splitlines())
+    assert head == ["QUEUE", "PENDING", "SCHEDULED", "CLAIMED", "DEAD", "PAUSED", "CONSUMERS"]
+    assert rows == [
+        ["dead", "0", "0", "0", "1", "-", "0"],
+        ["paused", "0", "0", "0", "0", "paused", "0"],
+        ["waiting", "1", "0", "0", "0", "-", "0"],
+        ["calm", "0", "1", "0", "0", "-", "0"],
+    ]
+
+
+def test_the_consumers_of_a_queue_are_named(cli: Cli, queue: Queue) -> None:
+    """Who lives, what it accepts, and how many tasks it has in hand."""
+    assert cli.ask("consumers q")["consumers"] == []
+    cli.ask("configure q --filter size=integer")
+    queue.enqueue("x", {"size": 3})
+    assert queue.claim(selector="size<=5") is not None
+    (found,) = cli.ask("consumers q")["consumers"]
+    assert (found["alive"], found["accepts"], len(found["in_hand"])) == (True, ["size<=5"], 1)
+    head, row = (line.split() for line in cli.told("consumers q").splitlines())
+    assert (head[:2], row[:2], row[-2:]) == (["CONSUMER", "ALIVE"], [found["id"], "yes"], ["1", "size<=5"])
+    cli.ask("consumers p", 2, error="QueueNotFound")
+
+
+def test_dead_letters_are_counted_by_their_errors_and_redriven_by_them(cli: Cli, queue: Queue) -> None:
+    """Ids and numbers are masked, so that the same errors meet; a pattern is found in the text as it is, or masked."""
+    errors = ["TimeoutError: waited 5 s for 10.0.0.1", "TimeoutError: waited 17 s for 10.0.0.2", "no [paper]", ""]
+    for number, error in enumerate(errors):
+        queue.enqueue("x", task_id=f"t{number}")
+        cli.ask(f"fail {cli.in_hand()} --no-retry --error {shlex.quote(error)}")
+    groups = cli.ask("dead list q")["groups"]
+    masked = "TimeoutError: waited <number> s for <address>"
+    assert [(group["error"], group["count"]) for group in groups] == [
+        (masked, 2),
+        ("no [paper]", 1),
+        ("no error told", 1),
+    ]
+    assert groups[0]["tasks"] == ["t0", "t1"]
+    head, row, *_ = cli.told("dead list q").splitlines()
+    assert head.split() == ["COUNT", "ERROR", "LATEST", "TASKS"]
+    assert (row.split()[0], masked in row, row.split()[-2:]) == ("2", True, ["t1", "t0"])
+    for pattern, ids in {
+        "waited 17": ["t1"],
+        "<number> s": ["t0", "t1"],
+        "w*10.0": ["t0", "t1"],
+        "[paper]": ["t2"],
+    }.items():
+        chosen = cli.ask(f"dead list q --error {shlex.quote(pattern)}")["groups"]
+        assert [task for group in chosen for task in group["tasks"]] == ids
+    cli.ask("dead redrive q --error nothing", redriven=[])
+    cli.ask("dead redrive q --error 'waited 5'", redriven=["t0"])
+    cli.ask("dead redrive q --error waited t1", 2, error="UsageError")
+    assert sorted(cli.ask("dead redrive q --all")["redriven"]) == ["t1", "t2", "t3"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_zkmq.engine import Queue, State
+from airflow_provider_zkmq.engine import Message, Queue, State
 from tests.integration.command import LIMIT_S, Cli, cli, queue
 
 __all__ = ["cli", "queue"]
@@ -195,3 +195,30 @@ def test_a_worker_may_be_started_before_its_queue_is_there(cli: Cli) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         assert b"WARNING" not in process.stderr.read()
+
+
+def test_ctrl_c_finishes_what_is_in_hand_and_a_second_one_stops_now(cli: Cli, queue: Queue, tmp_path: Path) -> None:
+    """The first says so, and is ready no more; the second leaves the task to others, whose attempt it was."""
+    begun, name = a_pipe(tmp_path, "begun")
+    task = queue.enqueue("x")
+    with cli.background("worker", "q", "--listen", "127.0.0.1:0", "--exec", f"echo > {name}; sleep 600") as process:
+        begun.read_bytes()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr
+        lines = [process.stderr.readline().decode() for _ in range(3)]
+        assert "metrics and health are served at 127.0.0.1:" in lines[0]
+        assert "finishing what is in hand, at most 30 s; Ctrl-C again stops now" in lines[2]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 130
+    claim = queue.claim(timeout=LIMIT_S)
+    assert claim is not None
+    assert (claim.task.id, claim.task.attempt) == (task, 2)
+    claim.complete()
+
+
+def test_a_worker_ends_after_so_many_tasks(cli: Cli, queue: Queue) -> None:
+    """By --max-tasks; --concurrency is another word for --threads."""
+    queue.enqueue_many([Message(b"")] * 3)
+    cli.ask("worker q --exec true --max-tasks 2 --concurrency 2", finished=2, failed=0)
+    assert queue.counts()["inserted"] == 1

@@ -16,6 +16,7 @@ pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.cli import main
 from airflow_provider_zkmq.engine import ConfigError, Message
+from airflow_provider_zkmq.error_texts import TASK, masked
 from airflow_provider_zkmq.location import Location
 from airflow_provider_zkmq.spark import job, report
 from airflow_provider_zkmq.spark.history.gold import summarise
@@ -23,7 +24,6 @@ from airflow_provider_zkmq.spark.history.silver import refine
 from airflow_provider_zkmq.spark.reporting import sections
 from airflow_provider_zkmq.spark.reporting.capacity import Load, Target
 from airflow_provider_zkmq.spark.reporting.report import answer
-from airflow_provider_zkmq.spark.reporting.sections import TASK, masked
 from airflow_provider_zkmq.spark.reporting.tables import OTHERS
 from tests.integration.answers import START, History, Try
 from tests.integration.histories import HOUR, Histories, runs_by_pandas, write_bronze

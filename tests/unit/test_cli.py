@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import os
+import pty
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
 
 import pytest
 
-from airflow_provider_zkmq.cli import main, options, output, queues, tasks, worker
+from airflow_provider_zkmq.cli import configuration, connection, main, options, output, tasks, worker
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.model.settings import ORDERS
 from airflow_provider_zkmq.engine.core.model.states import State, Status
@@ -67,21 +73,24 @@ def a_task(data: bytes = b"payload") -> InHand:
 _HELP = """
 import sys
 from airflow_provider_zkmq.cli import main
-heavy = {"kazoo", "airflow", "pyspark", "pandas", "pendulum"}
-for argv in (["--help"], ["--version"], *([verb, "--help"] for verb in main.VERBS)):
+heavy = {"kazoo", "airflow", "pyspark", "pyarrow", "deltalake", "pandas", "pendulum"}
+ENGINE = "airflow_provider_zkmq.engine"
+for argv in (["--help"], ["--version"], *([*verb.split(), "--help"] for verb in main.VERBS)):
     code = main.main(argv)
-    imported = heavy & {name.split(".")[0] for name in sys.modules}
+    imported = {name for name in sys.modules if name.split(".")[0] in heavy or name.startswith(ENGINE)}
     if code or imported:
         sys.exit(f"{argv}: code {code}, imported {imported}")
 """
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """Help of the command and of every verb ends with 0 and imports neither kazoo nor Airflow nor pyspark."""
+    """Help of the command and of every verb ends with 0 and imports neither the engine, kazoo, Airflow nor pyspark."""
     found = subprocess.run([sys.executable, "-c", _HELP], capture_output=True, text=True, timeout=60, check=False)
     assert (found.returncode, found.stderr) == (0, "")
-    assert all(f"usage: zkmq {verb} " in found.stdout for verb in main.VERBS)
-    assert all(f"\n  {code}  " in found.stdout for code in range(7)), "an exit code is not documented"
+    assert all(f"Usage: zkmq {verb} " in found.stdout for verb in main.VERBS)
+    assert found.stdout.count("Example: zkmq ") == len(main.VERBS), "a verb has no example"
+    assert all(re.search(f"^ *{code}  ", found.stdout, re.MULTILINE) for code in range(8)), "a code is not documented"
+    assert "\x1b" not in found.stdout, "color in a pipe"
 
 
 def test_exit_codes() -> None:
@@ -171,37 +180,79 @@ def test_a_report_is_refused_at_once(
             assert (said.out, said.err.count("\n"), told in said.err) == ("", 1, True)
 
 
-def test_common_options_stand_before_or_after_the_verb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both places work, the later one wins, and both win over the environment, which wins over the defaults.
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., connection.Cli]:
+    """What a command line and the environment, of which the test knows all, say of the connection and the answer."""
+    for name in ("ZKMQ_HOSTS", "ZKMQ_ROOT", "ZKMQ_AUTH"):
+        monkeypatch.delenv(name, raising=False)
+    seen: list[connection.Cli] = []
+
+    def client(cli: connection.Cli, **_: object) -> NoReturn:
+        seen.append(cli)
+        raise KeyboardInterrupt
+
+    def read(*argv: str) -> connection.Cli:
+        assert main.main(argv) == main.INTERRUPTED
+        return seen[-1]
+
+    monkeypatch.setattr(connection.Cli, "client", client)
+    return read
+
+
+def test_common_options_stand_before_or_after_the_verb(
+    read: Callable[..., connection.Cli], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All places work, the later one wins, and all win over the environment, which wins over the defaults.
 
     No log or traceback shows the password that is among them.
     """
-    for name in ("ZKMQ_HOSTS", "ZKMQ_ROOT", "ZKMQ_AUTH"):
-        monkeypatch.delenv(name, raising=False)
-
-    def read(*argv: str) -> options.Common:
-        return options.common(main.parse(argv))
-
-    assert read("queues") == options.Common("127.0.0.1:2181", "/zkmq", None, False, None, None)
+    bare = read("queues")
+    assert (bare.hosts, bare.root, bare.auth, bare.as_json) == ("127.0.0.1:2181", "/zkmq", None, False)
+    assert (bare.session_timeout, bare.connect_timeout, bare.request_timeout, bare.hosts_given) == (None,) * 3 + (
+        False,
+    )
+    assert bare.access == {"tls": None, "allow_open": None}
     monkeypatch.setenv("ZKMQ_HOSTS", "env:1")
     monkeypatch.setenv("ZKMQ_AUTH", "u:p")
     assert (read("queues").hosts, read("queues").auth) == ("env:1", "u:p")
     assert "u:p" not in repr(read("queues"))
     assert read("--hosts", "before:1", "queues").hosts == "before:1"
     assert read("--hosts", "before:1", "queues", "--hosts", "after:1").hosts == "after:1"
-    for verb in ("queues", "server"):
-        assert (read("--json", verb).as_json, read(verb, "--json").as_json) == (True, True)
+    assert read("--hosts", "first:1", "queue", "--hosts", "second:1", "list").hosts == "second:1"
+    assert read("queue", "--hosts", "second:1", "list", "--hosts", "third:1").hosts == "third:1"
+    assert all(read(*line.split()).as_json for line in ("--json queues", "queues --json", "queue --json list"))
     assert read("queues", "--connect-timeout", "2.5").connect_timeout == 2.5
+    assert read("queues", "--timeout", "2m").connect_timeout == 120
     assert read("--timeout", "3", "wait", "q", "t", "--timeout", "9").connect_timeout == 3
+    assert read("wait", "q", "t", "--timeout", "9", "--connect-timeout", "4").connect_timeout == 4
+    opened = read("--allow-open", "queues", "--tls").access
+    assert opened == {"tls": True, "allow_open": True}
 
 
-def test_what_the_environment_says_of_servers_is_not_about_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_answers_in_json_wherever_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before and after its verb; of the options of a connection it takes none."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise PermissionError("no server here")
+
+    monkeypatch.setattr("airflow_provider_zkmq.embedded.EmbeddedServer", fail)
+    for argv in (["--json", "server"], ["server", "--json"]):
+        assert main.main(argv) == 1
+        assert json.loads(capsys.readouterr().out)["message"] == "no server here"
+    assert main.main(["server", "--hosts", "h:1"]) == 2
+
+
+def test_what_the_environment_says_of_servers_is_not_about_files(
+    read: Callable[..., connection.Cli], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever has a root and credentials there may use queue files beside ZooKeeper; on the line they are refused."""
     for name, value in {"ZKMQ_HOSTS": "env:1", "ZKMQ_ROOT": "/env", "ZKMQ_AUTH": "u:p"}.items():
         monkeypatch.setenv(name, value)
-    read = options.common(main.parse(["queues", "--hosts", "textqueue:///queues"]))
-    assert (read.hosts, read.root, read.auth) == ("textqueue:///queues", options.DEFAULT_ROOT, None)
-    assert options.common(main.parse(["queues", "--hosts", "textqueue:///queues", "--root", "/mine"])).root == "/mine"
+    seen = read("queues", "--hosts", "textqueue:///queues")
+    assert (seen.hosts, seen.root, seen.auth) == ("textqueue:///queues", options.DEFAULT_ROOT, None)
+    assert read("queues", "--hosts", "textqueue:///queues", "--root", "/mine").root == "/mine"
 
 
 def test_examples_are_named_and_copied_and_replace_nothing(tmp_path, capsys) -> None:
@@ -222,19 +273,36 @@ def test_examples_are_named_and_copied_and_replace_nothing(tmp_path, capsys) -> 
 
 def test_names_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
-    assert (tuple(State), ORDERS) == (options.STATES, queues.ORDERS)
+    assert (tuple(State), ORDERS) == (options.STATES, configuration.ORDERS)
     assert {*options.STATUSES, "dead", "cancelled"} == set(Status)
 
 
-def test_operands_may_stand_after_options() -> None:
+def test_operands_may_stand_after_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The order of data, tasks and options does not matter, and `-` for standard input is no option."""
+    hosts = ["--hosts", f"textqueue://{tmp_path}"]
+
+    def ask(*argv: str) -> Any:
+        assert main.main([*hosts, *argv, "--json"]) in {0, 1}
+        return json.loads(capsys.readouterr().out)
+
+    ask("configure", "q", "--filter", "a=string")
     for line in ("enqueue q word --filter a=b", "enqueue q --filter a=b word", "enqueue --filter a=b q word"):
-        args = main.parse(line.split())
-        assert (args.queue, args.data, args.filter) == ("q", "word", ["a=b"])
-    assert main.parse(["redrive", "q", "--json", "a", "b"]).tasks == ["a", "b"]
-    assert main.parse(["wait", "q", "--timeout", "1", "a", "b"]).tasks == ["a", "b"]
-    assert main.parse(["enqueue", "q", "--json", "-"]).data == "-"
-    assert main.parse(["enqueue", "q", "--", "-x"]).data == "-x"
+        task_id = ask(*line.split())["id"]
+        shown = ask("show", "q", task_id)
+        assert (shown["data"], shown["filters"]) == ("word", {"a": "b"})
+    assert main.main([*hosts, "enqueue", "q", "--json", "--filter", "a=b", "--", "-x"]) == 0
+    assert ask("show", "q", json.loads(capsys.readouterr().out)["id"])["data"] == "-x"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"piped")))
+    assert ask("show", "q", ask("enqueue", "q", "--filter", "a=b", "-")["id"])["data"] == "piped"
+    fake = mock.MagicMock()
+    fake.queue.return_value.redrive_many.return_value = {}
+    fake.queue.return_value.wait.return_value = []
+    monkeypatch.setattr(connection.Cli, "client", lambda *_, **__: fake)
+    assert ask("redrive", "q", "--json", "a", "b")["redriven"] == ["a", "b"]
+    ask("wait", "q", "--timeout", "1", "a", "b")
+    assert fake.queue.return_value.wait.call_args.args[0] == ["a", "b"]
 
 
 def test_bytes_that_are_no_text_come_as_base64() -> None:
@@ -295,12 +363,23 @@ def test_enqueue_transactions_count_what_enqueue_wrote() -> None:
 def test_handlers_are_loaded_by_name() -> None:
     """`module:function` names a function, also inside a class."""
     assert worker.load("json:dumps") is json.dumps
-    assert worker.load("airflow_provider_zkmq.cli.options:Common.connect") is options.Common.connect
+    assert worker.load("airflow_provider_zkmq.cli.connection:Cli.client") is connection.Cli.client
 
 
-def test_what_a_worker_is_told_is_what_the_engine_s_takes() -> None:
+def test_what_a_worker_is_told_is_what_the_engine_s_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks and leases as the engine keeps them; by default heartbeats, and claims ahead while handlers are fast."""
-    plain = worker._options(main.parse(["worker", "q", "--exec", "cat"]))
+    fake = mock.MagicMock()
+    fake.queue.return_value.worker.return_value = mock.MagicMock(finished=0, failed=0)
+    monkeypatch.setattr(connection.Cli, "client", lambda *_, **__: fake)
+    monkeypatch.setattr(worker.logging, "basicConfig", lambda **_: None)
+
+    def given(line: str) -> dict[str, Any]:
+        assert main.main(["worker", "q", "--exec", "cat", *line.split()]) == 0
+        found = fake.queue.return_value.worker.call_args.kwargs
+        return {name: value for name, value in found.items() if name not in {"node", "filter_method", "selector"}}
+
+    plain = given("")
+    assert plain.pop("grace") > 30
     assert plain == {
         "threads": 1,
         "lease": None,
@@ -308,10 +387,99 @@ def test_what_a_worker_is_told_is_what_the_engine_s_takes() -> None:
         "throttle": 0.0,
         "prefetch": 32,
         "transactional": False,
-        "monitor": None,
+        "limit": None,
     }
-    given = "--threads 2 --lease 10m --no-heartbeat --throttle 10ms --prefetch 0 --warn-size 5"
-    told = worker._options(main.parse(["worker", "q", "--exec", "cat", *given.split()]))
+    told = given("--threads 2 --lease 10m --no-heartbeat --throttle 10ms --prefetch 0 --warn-size 5 --grace 0")
     assert told.pop("monitor") is not None
+    assert told.pop("grace") < 30
     changed = {"threads": 2, "lease": 600, "heartbeat": False, "throttle": 0.01, "prefetch": 0}
-    assert told == {**changed, "transactional": False}
+    assert told == {**changed, "transactional": False, "limit": None}
+
+
+def test_a_mistyped_verb_is_refused_with_those_that_come_close(capsys: pytest.CaptureFixture[str]) -> None:
+    """In its group, and where it is a verb of another group; a group without a verb is refused, too."""
+    for line, hint in (
+        ("enqeue q x", "there is no verb 'enqeue'; did you mean 'enqueue'? (see zkmq --help)"),
+        ("queue crate q", "there is no verb 'crate'; did you mean 'create'? (see zkmq queue --help)"),
+        (
+            "queue enqueue q",
+            "there is no verb 'enqueue'; did you mean 'task enqueue' or 'enqueue'? (see zkmq queue --help)",
+        ),
+        ("xyz", "there is no verb 'xyz' (see zkmq --help)"),
+        ("queue", "Missing command (see zkmq queue --help)"),
+        ("list q --limt 3", "No such option: --limt (Possible options: --limit, --timeout) (see zkmq list --help)"),
+        ("list", "the following arguments are required: QUEUE (see zkmq list --help)"),
+        ("list q --prio x", "No such option: --prio (Possible options: --root) (see zkmq list --help)"),
+        ("fsck q --repair --dry-run", "argument --dry-run: not allowed with argument --repair (see zkmq fsck --help)"),
+        ("task release q t", "one of the arguments --token --force is required (see zkmq task release --help)"),
+    ):
+        assert main.main(line.split()) == 2
+        assert capsys.readouterr().err == f"zkmq: {hint}\n"
+
+
+def test_each_flat_verb_is_one_of_a_group() -> None:
+    """Both names are of one function, so that neither can differ."""
+    for name in (
+        "task enqueue",
+        "task list",
+        "queue pause",
+        "dead redrive",
+        "dead export",
+        "queue fsck",
+        "queue status",
+    ):
+        assert main.VERBS[name] is main.VERBS[name.split()[1]]
+    assert main.VERBS["queue list"] is main.VERBS["queues"]
+    assert main.VERBS["queue create"] is main.VERBS["queue configure"] is main.VERBS["configure"]
+
+
+def shell(tmp_path: Path, line: str) -> list[str]:
+    """What bash would offer for the last word of a line; the queue `orders` is there."""
+    hosts = f"textqueue://{tmp_path}"
+    env = os.environ | {"ZKMQ_HOSTS": hosts, "_ZKMQ_COMPLETE": "complete_bash", "COMP_WORDS": line}
+    env["COMP_CWORD"] = str(len(line.split(" ")) - 1)
+    command = [sys.executable, "-m", "airflow_provider_zkmq"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+
+def test_the_shell_completes_verbs_states_and_names_of_queues(tmp_path: Path) -> None:
+    """A queue's name is read from the servers; where nobody answers there is nothing to complete, and no error."""
+    assert main.main(["queue", "create", "orders", "--hosts", f"textqueue://{tmp_path}"]) == 0
+    assert shell(tmp_path, "zkmq task sh") == ["show"]
+    assert shell(tmp_path, "zkmq status o") == ["orders"]
+    assert shell(tmp_path, "zkmq list orders --state qu") == ["queued", "queued-with-backoff"]
+    assert shell(tmp_path, "zkmq status --hosts 127.0.0.1:1 o") == []
+
+
+@pytest.mark.parametrize(("no_color", "styled"), [("", True), ("1", False)])
+def test_color_is_on_a_terminal_alone_and_names_are_no_markup(tmp_path: Path, no_color: str, styled: bool) -> None:
+    """The same text as in a pipe, but for the escapes of its style; what a task holds is neither markup nor escape."""
+    hosts = ["--hosts", f"textqueue://{tmp_path}"]
+    assert main.main(["enqueue", "q", "[red]x[/red]" + "y" * 300, "--create", *hosts]) == 0
+    assert main.main(["enqueue", "q", "\x1b[31mevil\x07", *hosts]) == 0
+    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+    env |= {"NO_COLOR": no_color} if no_color else {}
+    for verb in (["list", "q"], ["status"]):
+        command = [sys.executable, "-m", "airflow_provider_zkmq", *verb, *hosts]
+        ours, theirs = pty.openpty()
+        subprocess.run(command, env=env, stdout=theirs, check=True, timeout=60)
+        os.close(theirs)
+        told = os.read(ours, 100_000).decode()
+        os.close(ours)
+        assert ("\x1b[1m" in told, "\x07" in told, "evil\x1b" in told) == (styled, False, False)
+        piped = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+        assert "\x1b" not in piped
+        if verb == ["status"]:  # a list tells how long ago tasks were enqueued
+            assert re.sub("\x1b\\[[01]m|\r", "", told) == piped
+        else:
+            assert "[red]x[/red]yyy" in told
+            assert max(map(len, piped.splitlines())) > 100
+
+
+def test_an_error_shows_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names that the user types come back in messages, each control character as its escape."""
+    assert main.main(["status", "\x1b[31m\n", "--hosts", f"textqueue://{tmp_path}"]) == 2
+    assert main.main(["\x1b[31mlist"]) == 2
+    assert main.main(["list", "q", "--\x1b[31m"]) == 2
+    told = capsys.readouterr().err
+    assert ("\x1b" in told, told.count("\n")) == (False, 3)

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from airflow_provider_zkmq.cli import command_reaper, exec_handler, main, options, worker
-from airflow_provider_zkmq.cli.command_reaper import Process, _started_by
-from airflow_provider_zkmq.cli.exec_handler import CommandFailed, Commands, Guard
+from airflow_provider_zkmq.cli import main, worker
+from airflow_provider_zkmq.shell_handler import command_reaper, exec_handler
+from airflow_provider_zkmq.shell_handler.command_reaper import Process, _started_by
+from airflow_provider_zkmq.shell_handler.exec_handler import CommandFailed, Commands, Guard
 from tests.support import eventually
 from tests.unit.test_cli import InHand, a_task
 
@@ -83,7 +85,11 @@ def test_exec_does_not_pass_credentials_unless_told(monkeypatch: pytest.MonkeyPa
     """
     for name, value in {**SECRETS, "ZKMQ_HOSTS": "h:1", "OTHER": "o"}.items():
         monkeypatch.setenv(name, value)
-    named = options.common(main.parse(["worker", "q", "--exec", "env", "--tls-key-password-env", "MINE"])).secret
+    seen_by = mock.Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(worker, "Commands", seen_by)
+    monkeypatch.setattr(worker.logging, "basicConfig", lambda **_: None)
+    main.main(["worker", "q", "--exec", "env", "--tls-key-password-env", "MINE"])
+    named = seen_by.call_args.kwargs["secret"]
     assert named == {"MINE"}
     assert b"MINE=m" in executed("env")
     for credentials in (False, True):
@@ -132,7 +138,7 @@ def test_exec_ends_the_command_of_a_task_that_is_lost(
 
 _WORKER = """
 import sys
-from airflow_provider_zkmq.cli.exec_handler import Commands
+from airflow_provider_zkmq.shell_handler.exec_handler import Commands
 from tests.unit.test_cli import a_task
 Commands(sys.argv[1], "q")(a_task())
 """

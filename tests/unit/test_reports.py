@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord
+from airflow_provider_zkmq.error_texts import HEAD, KIND, MASKS
 from airflow_provider_zkmq.history import known
 from airflow_provider_zkmq.spark import report
 from airflow_provider_zkmq.spark.reporting import capacity, sections
@@ -31,7 +32,6 @@ from airflow_provider_zkmq.spark.reporting.rendering import (
     trend,
 )
 from airflow_provider_zkmq.spark.reporting.report import SCREEN, Report
-from airflow_provider_zkmq.spark.reporting.sections import HEAD, KIND, MASKS
 from tests.delta_tables import commit
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Spark and its like
@@ -391,7 +391,7 @@ def test_what_is_no_archive_is_refused_with_what_to_do(tmp_path) -> None:
         known(tmp_path, ["senses"])
     with pytest.raises(ConfigError, match="archived .* but its tables were not made yet: run the maintenance DAG"):
         known(tmp_path, None)
-    for kind in ("runs", "hourly"):
+    for kind in ("runs", "deliveries", "hourly", "consumers"):
         commit(tmp_path / "census", kind, 0, 2)
     assert known(tmp_path, None) == known(tmp_path, ["census", "census"]) == ["census"]
     commit(tmp_path / "idle", "bronze", 0, 2)

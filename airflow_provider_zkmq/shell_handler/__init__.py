@@ -1,0 +1,1 @@
+"""The handler of `zkmq worker --exec`: a shell command for each task."""
