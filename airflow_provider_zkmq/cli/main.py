@@ -13,14 +13,14 @@ from typing import Any
 
 import typer
 
-from . import claims, configuration, dead_letters, examples, queues, report, server, status, tasks, worker
+from . import claims, configuration, dead_letters, examples, queues, report, server, tasks, worker
 from .options import UsageError
 from .output import one_line, warn
 from .verbs import ROOT, VERBS
 
 __all__ = ["VERBS", "entry", "main"]
 #: The modules whose verbs these are.
-MODULES = (claims, configuration, dead_letters, examples, queues, report, server, status, tasks, worker)
+MODULES = (claims, configuration, dead_letters, examples, queues, report, server, tasks, worker)
 
 REFUSED, USAGE, TIMED_OUT, NO_CONNECTION = 1, 2, 4, 6
 INTERRUPTED, PIPE_CLOSED = 130, 141

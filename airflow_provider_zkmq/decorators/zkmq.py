@@ -22,14 +22,7 @@ from ..engine.queue_internals import internals
 from ..hooks import arguments, claim_references, connection_options, deferring, lineage, metrics, outages, xcom_results
 from ..hooks.claim_references import ClaimReference
 from ..hooks.zkmq import ZkmqHook
-from ..operators.claiming import (
-    Taken,
-    block_until_ready,
-    defer_until_ready,
-    give_back,
-    logging_lost_claim,
-    skip_missing_queue,
-)
+from ..operators import claiming
 from ..operators.settling import as_result
 from ..triggers.zkmq import nothing_came
 
@@ -303,18 +296,18 @@ class ClaimsOfOthers:
                 raise
             if self._turn.acquire(timeout=1.0):  # else a thread waits for ZooKeeper: so would we
                 try:
-                    left = [Taken(each.reference, 0) for each in self._waiting]
+                    left = [claiming.Taken(each.reference, 0) for each in self._waiting]
                     self._waiting.clear()
                 finally:
                     self._turn.release()
-                give_back(lambda _: self._queue, left, self._log)
+                claiming.give_back(lambda _: self._queue, left, self._log)
             raise AirflowFailException(f"{error}; no other try could handle what a function has begun") from None
 
     def _hold(self, waiting: _Waiting, *, begins: bool = False) -> bool:
         """Take a claim over, or extend it; False where it does not hold any more, or is refused."""
         reference = waiting.reference
         try:
-            with logging_lost_claim(reference, self._log):
+            with claiming.logging_lost_claim(reference, self._log):
                 taken_over = waiting.taken_over = waiting.taken_over or self._taken_over(reference)
                 if taken_over is None:
                     return False
@@ -510,7 +503,7 @@ class ZkmqDecoratedOperator(lineage.ReadsQueue, DecoratedOperator):
                 if self.on_empty != "wait" or deferring.seconds_left(deadline) == 0:
                     raise
                 if self.deferrable:
-                    defer_until_ready(self, deadline)
+                    claiming.defer_until_ready(self, deadline)
                 backoff.block_after(error, outages.LONGEST_OF_A_WAIT)
             finally:
                 self._queue = None
@@ -548,8 +541,8 @@ class ZkmqDecoratedOperator(lineage.ReadsQueue, DecoratedOperator):
                 waited = deferring.wait_limit(self) if self.on_empty == "wait" else None
                 raise AirflowException(nothing_came(queue.name, self.selector, waited))
             if self.deferrable:
-                defer_until_ready(self, deadline)
-            block_until_ready(
+                claiming.defer_until_ready(self, deadline)
+            claiming.block_until_ready(
                 queue, self.selector or None, deferring.seconds_left(deadline), lambda: self._cancelled_on_kill
             )
         return self._ended(done, queue)
@@ -573,7 +566,7 @@ class ZkmqDecoratedOperator(lineage.ReadsQueue, DecoratedOperator):
             worker.join()
             if done.handled or not isinstance(error, engine.QueueNotFound):
                 raise
-            skip_missing_queue(error, self.on_empty, self.log)
+            claiming.skip_missing_queue(error, self.on_empty, self.log)
         finally:
             self._worker = None
         return done

@@ -79,7 +79,7 @@ ERROR_KEY: Final = "zkmq_error"
 #: The XCom of a task that has run to its end; its value is its map index.
 END_KEY: Final = "zkmq_ended"
 _MOST_TEXT: Final = 2_000
-_MOST_CHECKED: Final = 5
+MOST_CHECKED: Final = 5
 #: In the place of the state of work that is a success without having run to its end.
 MARKED: Final = "marked"
 

@@ -18,27 +18,8 @@ from ..engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, TaskTo
 from ..hooks import arguments, claim_references, connection_options, metrics, outages, task_instance, xcom_results
 from ..hooks.claim_references import ClaimReference
 from ..hooks.zkmq import ZkmqHook
+from . import dag_run_work
 from .claiming import AGAIN, LEASE, still_held
-from .dag_run_work import (
-    _MOST_CHECKED,
-    END_KEY,
-    ERROR_KEY,
-    MARKED,
-    NotMappable,
-    SettleResult,
-    Work,
-    apart,
-    check_each,
-    class_of,
-    instances,
-    judge,
-    note_end,
-    note_error,
-    share,
-    waited_for,
-    work_ids,
-    work_tasks,
-)
 
 if TYPE_CHECKING:
     from ..engine import AnyQueue
@@ -174,7 +155,9 @@ class Settlements:
         self.lost: list[str] = []
         self.trouble: list[str] = []
 
-    def settle(self, claim: ClaimReference, settle_result: SettleResult, result: bytes | str | None) -> None:
+    def settle(
+        self, claim: ClaimReference, settle_result: dag_run_work.SettleResult, result: bytes | str | None
+    ) -> None:
         """Settle one claim, or find that an earlier try did; what keeps it from that is in `lost` or `trouble`."""
         name = f"{claim['queue']}/{claim['id']}/{claim['token']}"
         queue = self._hook.queue(claim["queue"])
@@ -185,7 +168,7 @@ class Settlements:
                 self._noted[name] = settle_result.kind
                 metrics.count_settled(queue.name, _OUTCOMES[settle_result.kind])
             elif noted != settle_result.kind:  # whatever its work looks like now: nobody is told that it went otherwise
-                settle_result = SettleResult(noted, "so an earlier try settled it, which stands")
+                settle_result = dag_run_work.SettleResult(noted, "so an earlier try settled it, which stands")
             self._done[_OUTCOMES[settle_result.kind]] += 1
             if settle_result.kind == "fail":
                 task = queue.task(claim["id"])
@@ -223,9 +206,9 @@ class Settlements:
         self,
         queue: AnyQueue,
         claim: ClaimReference,
-        settle_result: SettleResult,
+        settle_result: dag_run_work.SettleResult,
         result: bytes | str | None,
-    ) -> SettleResult:
+    ) -> dag_run_work.SettleResult:
         """Settle; return how, which may be another way. Raises `ClaimLost` where no earlier try did so."""
         try:
             handle = queue.claim_handle(claim["id"], claim["token"])
@@ -238,7 +221,7 @@ class Settlements:
                     handle.complete(result)
                 except TaskTooLarge as error:  # no later try could keep it either
                     handle.fail(str(error))
-                    return SettleResult("fail", str(error))
+                    return dag_run_work.SettleResult("fail", str(error))
         except ClaimLost:
             if not self._again:
                 raise
@@ -258,7 +241,7 @@ def have_checked(task: Any, claims: object, lease: float, conn_id: str, *, each:
     instances of a mapped task are the work of one claim each.
     """
     sources = [operator for operator, _ in XComArg.iter_xcom_references(claims)]
-    if len(sources) != 1 or getattr(class_of(task), "holds_claims", False):
+    if len(sources) != 1 or getattr(dag_run_work.class_of(task), "holds_claims", False):
         return
     [claimer] = sources
     in_group = claimer.get_closest_mapped_task_group() is not None
@@ -319,12 +302,12 @@ def prepare_work(tasks: Sequence[Any], claims: object, lease: float, conn_id: st
     """
     noting: set[str] = set()
     for task in tasks:
-        task.on_failure_callback = _with(note_error, task.on_failure_callback)
+        task.on_failure_callback = _with(dag_run_work.note_error, task.on_failure_callback)
         named = task.partial_kwargs if task.is_mapped else vars(task)
         # A scheduler or a triggerer may end empty tasks, and those whose deferral ends them: no worker would note it.
         ends_elsewhere = named.get("end_from_trigger") or named.get("start_from_trigger")
         if not (task.inherits_from_empty_operator or ends_elsewhere):
-            task.on_success_callback = _with(note_end, task.on_success_callback)
+            task.on_success_callback = _with(dag_run_work.note_end, task.on_success_callback)
             noting.add(task.task_id)
         have_checked(task, claims, lease, conn_id, each=each)
     return sorted(noting)
@@ -341,7 +324,7 @@ _PATIENT: Final[dict[str, Any]] = AGAIN | {
 }
 
 
-class ZkmqSettleOperator(NotMappable, BaseOperator):
+class ZkmqSettleOperator(dag_run_work.NotMappable, BaseOperator):
     """Settles claims by the states of the tasks that did their work, and fails where the run is to be seen as failed.
 
     All succeeded: the queue's tasks are completed. Any failed, was not run for that, or is missing: they are failed,
@@ -403,11 +386,11 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         arguments.check_choice("ZkmqSettleOperator: on_marked", on_marked, _OUTCOMES)
         arguments.check_choice("ZkmqSettleOperator: on_retry", on_retry, ("fail", "succeed"))
         arguments.check_choice("ZkmqSettleOperator: on_lost", on_lost, ("fail", "ignore"))
-        check_each("ZkmqSettleOperator", each, self)
+        dag_run_work.check_each("ZkmqSettleOperator", each, self)
         nodes = list(work) if isinstance(work, list | tuple | set) else [work]
         self.claims = claims
-        self.work = sorted({task_id for node in nodes for task_id in work_ids(node)})
-        tasks = [task for node in nodes for task in work_tasks(node)]
+        self.work = sorted({task_id for node in nodes for task_id in dag_run_work.work_ids(node)})
+        tasks = [task for node in nodes for task in dag_run_work.work_tasks(node)]
         self.noting = prepare_work(tasks, claims, LEASE, zkmq_conn_id, each=each)
         if not self.work:
             raise ValueError("ZkmqSettleOperator: work names no task: what would the claims be settled by?")
@@ -426,7 +409,8 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         made_of = [operator for operator, _ in XComArg.iter_xcom_references(result)]
         for node in [*nodes, *made_of]:
             if not isinstance(node, str):
-                self.set_upstream(waited_for(work_tasks(node)) if isinstance(node, TaskGroup) else node)
+                own = isinstance(node, TaskGroup)
+                self.set_upstream(dag_run_work.waited_for(dag_run_work.work_tasks(node)) if own else node)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Settle all; return how many were ``completed``, ``failed``, ``released``, ``lost``.
@@ -441,9 +425,11 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
         except ConfigError as error:  # no other try would understand them
             raise AirflowFailException(f"nothing is settled: {error}") from None
         work = self._work(context)
-        failed = [(each.task_id, each.map_index) for each in work if each.state == "failed"][:_MOST_CHECKED]
+        failed = [(each.task_id, each.map_index) for each in work if each.state == "failed"]
+        failed = failed[: dag_run_work.MOST_CHECKED]
         instance: Any = context["ti"]
-        texts = [instance.xcom_pull(task_ids=name, key=ERROR_KEY, map_indexes=index) for name, index in failed]
+        key = dag_run_work.ERROR_KEY
+        texts = [instance.xcom_pull(task_ids=name, key=key, map_indexes=index) for name, index in failed]
         reasons = {key: str(text) for key, text in zip(failed, texts, strict=True) if text is not None}
         kept = self._kept(context, work, reasons, len(claims))
         with ZkmqHook(self.zkmq_conn_id) as hook:
@@ -454,11 +440,11 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
                     settlements.settle(claim, settle_result, result)
             finally:
                 settlements.remember()
-        overall = judge(work, self.on_skipped, reasons, self.on_marked)
+        overall = dag_run_work.judge(work, self.on_skipped, reasons, self.on_marked)
         self._log_settled(claims, settlements, overall)
         return settlements.counts()
 
-    def _work(self, context: Context) -> list[Work]:
+    def _work(self, context: Context) -> list[dag_run_work.Work]:
         """Return the work, with `MARKED` for a success that has not noted its end, as those tasks do otherwise."""
         instance: Any = context["ti"]
         if self.each and instance.map_index >= 0:
@@ -466,52 +452,55 @@ class ZkmqSettleOperator(NotMappable, BaseOperator):
                 "nothing is settled: each=True has no meaning in a mapped task group, whose instances have its index, "
                 "not that of a claim; the claims are left to their leases"
             )
-        work: list[Work] = []
-        for task_ids in apart(self.work):
+        work: list[dag_run_work.Work] = []
+        for task_ids in dag_run_work.apart(self.work):
             states: dict[str, Any] = instance.get_task_states(
                 dag_id=instance.dag_id, task_ids=task_ids, run_ids=[instance.run_id]
             )
-            work += instances(states.get(instance.run_id, {}), task_ids)
+            work += dag_run_work.instances(states.get(instance.run_id, {}), task_ids)
         if instance.map_index >= 0:
-            work = share(work, instance.map_index)
+            work = dag_run_work.share(work, instance.map_index)
         until = time.monotonic() + _NOTED
         succeeded = {each for each in work if each.state == "success" and each.task_id in self.noting}
         while True:
             ended: set[tuple[str, int]] = set()
             for task_id in sorted({each.task_id for each in succeeded}):
-                noted = instance.xcom_pull(task_ids=task_id, key=END_KEY)
+                noted = instance.xcom_pull(task_ids=task_id, key=dag_run_work.END_KEY)
                 ended |= {(task_id, index) for index in (noted if isinstance(noted, list) else [noted])}
             marked = {each for each in succeeded if (each.task_id, each.map_index) not in ended}
             if not marked or time.monotonic() >= until:
-                return [each._replace(state=MARKED) if each in marked else each for each in work]
+                return [each._replace(state=dag_run_work.MARKED) if each in marked else each for each in work]
             time.sleep(_PAUSE)
 
     def _kept(
-        self, context: Context, work: list[Work], reasons: Mapping[tuple[str, int], str], count: int
-    ) -> list[tuple[SettleResult, bytes | str | None]]:
+        self, context: Context, work: list[dag_run_work.Work], reasons: Mapping[tuple[str, int], str], count: int
+    ) -> list[tuple[dag_run_work.SettleResult, bytes | str | None]]:
         """Return how each claim is settled, and what its task keeps; what cannot be kept is a failure, and says why."""
-        parts = [share(work, position) if self.each else work for position in range(count)]
-        settle_results = [judge(part, self.on_skipped, reasons, self.on_marked) for part in parts]
+        parts = [dag_run_work.share(work, position) if self.each else work for position in range(count)]
+        settle_results = [dag_run_work.judge(part, self.on_skipped, reasons, self.on_marked) for part in parts]
         # Airflow leaves out what returned nothing when a task is mapped over what another returned, and multiplies what
         # is mapped over several lists: then an index tells nobody whose work an instance is.
         counts = Counter(each.task_id for each in work if each.map_index >= 0)
         odd = [f"{task_id} has {number}" for task_id, number in sorted(counts.items()) if number != count]
         if self.each and odd:
-            unknown = SettleResult(
+            unknown = dag_run_work.SettleResult(
                 "fail", f"whose work it is is not known: {xcom_results.few(odd)} instance(s) for {count} claim(s)"
             )
             settle_results = [unknown if each.kind == "complete" else each for each in settle_results]
         result = results_of(self, context, count)
-        kept: list[tuple[SettleResult, bytes | str | None]] = []
+        kept: list[tuple[dag_run_work.SettleResult, bytes | str | None]] = []
         for position, settle_result in enumerate(settle_results):
             try:
                 kept.append((settle_result, result(position) if settle_result.kind == "complete" else None))
             except ConfigError as error:  # no later try could keep it either
                 # Of work that was skipped, and is complete all the same, there may be none.
-                kept.append((settle_result if settle_result.reason else SettleResult("fail", str(error)), None))
+                failed = dag_run_work.SettleResult("fail", str(error))
+                kept.append((settle_result if settle_result.reason else failed, None))
         return kept
 
-    def _log_settled(self, claims: list[ClaimReference], settlements: Settlements, overall: SettleResult) -> None:
+    def _log_settled(
+        self, claims: list[ClaimReference], settlements: Settlements, overall: dag_run_work.SettleResult
+    ) -> None:
         """Raise what the run is to be seen by. What is tried again comes first: it may go well.
 
         Work that is no claim's that was settled counts as well: Airflow judges the run by this task alone.

@@ -22,25 +22,11 @@ from msgspec import structs
 from ...errors import CorruptRecord
 from .. import zk_operations as zk
 from ..client_state import Context
+from ..model import znode_names
 from ..model.records import KEPT_NONCES, HistoryEntry, TaskState, load_claim, load_span, parse_history_name
 from ..model.settings import Settings, load_settings
 from ..model.states import ENDED, FAILED, State
 from ..model.values import Count, Span, Zxid, dump, load, seconds
-from ..model.znode_names import (
-    Lane,
-    bucket_start,
-    entry_name,
-    entry_task,
-    entry_time,
-    index_path,
-    is_lane,
-    is_name,
-    is_prefetched,
-    is_shortened,
-    lease_task,
-    parse_lane,
-    segments_of,
-)
 from ..read import bulk_read, queue_existence, server_clock
 from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES
 from ..transaction_retries import transact
@@ -244,25 +230,27 @@ def _batch_stat(context: Context, fix: _Fix, nodes: Mapping[str, zk.Node]) -> zk
         case ["batches", name, *_]:
             path = context.paths.batch(name)
         case ["batches-done", _, entry]:
-            path = context.paths.batch(entry_task(entry) or "")
+            path = context.paths.batch(znode_names.entry_task(entry) or "")
         case _:
             return None
     return nodes[path].stat if path in nodes else None
 
 
-def _digested(context: Context, nodes: Mapping[str, zk.Node]) -> Procedure[dict[str, Lane]]:
+def _digested(context: Context, nodes: Mapping[str, zk.Node]) -> Procedure[dict[str, znode_names.Lane]]:
     """The lanes whose names are digests and whose data cannot be read, as the records of tasks in them tell."""
-    lanes: dict[str, Lane] = {}
+    lanes: dict[str, znode_names.Lane] = {}
     for path, node in nodes.items():
         parts = _below(context, path)
-        if parts[0] != "queue" or len(parts) != 2 or not is_shortened(parts[1]) or not _lane_error(path, node):
+        if parts[0] != "queue" or len(parts) != 2 or not znode_names.is_shortened(parts[1]):
             continue
-        tasks = [entry_task(each.rpartition("/")[2]) for each in nodes if each.startswith(f"{path}/")]
+        if not _lane_error(path, node):
+            continue
+        tasks = [znode_names.entry_task(each.rpartition("/")[2]) for each in nodes if each.startswith(f"{path}/")]
         paths = [context.paths.task(task, "state") for task in tasks if task is not None]
         for record_path, record in zip(paths, (yield from bulk_read.read_nodes(paths)), strict=True):
             with suppress(CorruptRecord):
                 state = TaskState.decode(record_path, b"" if record is None else record.data)
-                lane = Lane(state.priority, state.filters)
+                lane = znode_names.Lane(state.priority, state.filters)
                 lanes |= {lane.name: lane} if lane.name == parts[1] else {}
     return lanes
 
@@ -270,7 +258,7 @@ def _digested(context: Context, nodes: Mapping[str, zk.Node]) -> Procedure[dict[
 def _lane_error(path: str, node: zk.Node) -> str | None:
     name = path.rpartition("/")[2]
     try:
-        return None if Lane.decode(path, node.data).name == name else "it is another lane's"
+        return None if znode_names.Lane.decode(path, node.data).name == name else "it is another lane's"
     except CorruptRecord as error:
         return str(error)
 
@@ -278,7 +266,9 @@ def _lane_error(path: str, node: zk.Node) -> str | None:
 class _Layout:
     """A queue's layout as it was read; ``fixes``: what is not as it should be there. Parents come before children."""
 
-    def __init__(self, context: Context, nodes: Mapping[str, zk.Node], digested: Mapping[str, Lane]) -> None:
+    def __init__(
+        self, context: Context, nodes: Mapping[str, zk.Node], digested: Mapping[str, znode_names.Lane]
+    ) -> None:
         self._context, self._paths, self._nodes, self._digested = context, context.paths, nodes, digested
         self._foreign: set[str] = set()
         self._runs: set[tuple[str, int]] = set()
@@ -348,17 +338,17 @@ class _Layout:
                 return b""
             case [_]:
                 return b"" if path in self._paths.skeleton() else None
-            case ["queue", lane] if is_lane(lane):
-                known = self._digested.get(lane) or parse_lane(lane)
+            case ["queue", lane] if znode_names.is_lane(lane):
+                known = self._digested.get(lane) or znode_names.parse_lane(lane)
                 right = node.data if known is None or not _lane_error(path, node) else known.encode()
                 return None if known is None and _lane_error(path, node) else right
-            case ["queue", _, segment] if segments_of([segment]):
+            case ["queue", _, segment] if znode_names.segments_of([segment]):
                 return b""
             case ["unarchived", _, entry]:
                 return self._run(path, entry, node.data)
-            case [top, bucket] if top in _BUCKETS and bucket_start(bucket) is not None:
+            case [top, bucket] if top in _BUCKETS and znode_names.bucket_start(bucket) is not None:
                 return b""
-            case ["batches-done", _, entry] if entry_time(entry) is not None:
+            case ["batches-done", _, entry] if znode_names.entry_time(entry) is not None:
                 return b""
             case ["batches", _, "open", name] if name == WRITING:
                 return b""
@@ -368,9 +358,9 @@ class _Layout:
                 return b""
             case ["live", _]:
                 return b"" if node.stat.owner else None
-            case ["batches", _, "failed", name] if is_name(name):
+            case ["batches", _, "failed", name] if znode_names.is_name(name):
                 return b""
-            case ["batches", name] | ["batches", name, "then"] if is_name(name):
+            case ["batches", name] | ["batches", name, "then"] if znode_names.is_name(name):
                 return node.data  # judged with the batch
         return node.data if _listed_task(parts) is not None else None
 
@@ -391,7 +381,7 @@ class _Layout:
         top = f"{self._paths.at('batches-done')}/"
         paths = [path for path in self._nodes if path.startswith(top) and path not in self._foreign]
         entries = [path for path in paths if "/" in path.removeprefix(top)]
-        return [(path, entry_task(path.rpartition("/")[2]) or "") for path in entries]
+        return [(path, znode_names.entry_task(path.rpartition("/")[2]) or "") for path in entries]
 
     def _look_at_batch(self, name: str) -> None:
         base, nodes = self._paths.batch(name), self._nodes
@@ -419,7 +409,7 @@ class _Layout:
         right = follow_up is not None and follow_up.task_id == after.get("then") and not after.get("refused")
         if then in nodes and (done is not None or not right):
             self._say(then, "is no task that follows the batch", same, zk.Delete(then))
-        index = None if done is None else self._paths.at(index_path("batches-done", done, name))
+        index = None if done is None else self._paths.at(znode_names.index_path("batches-done", done, name))
         for path in listed:
             if path != index:
                 self._say(path, "lists a batch that is not done, or was done at another time", zk.Delete(path))
@@ -438,7 +428,7 @@ class _Layout:
         if f"{base}/open" in self._nodes:
             after.pop("done", None)
         elif before is None and listed:
-            after["done"] = entry_time(listed[0].rpartition("/")[2])
+            after["done"] = znode_names.entry_time(listed[0].rpartition("/")[2])
         if "done" not in after and after.get("then") and not after.get("refused") and follow_up is None:
             after["refused"] = f"{base}/then was lost: task {after['then']!r} does not follow the batch"
         return after
@@ -474,12 +464,16 @@ def _listed_task(parts: Sequence[str]) -> str | None:
     """The task that a znode outside of its own tree stands for, by the names that lead there."""
     match parts:
         case ["queue", _, _, entry]:
-            return entry_task(entry)
-        case ["scheduled" | "requeued" | "finished" | "cancelled", _, entry] if entry_time(entry) is not None:
-            return entry_task(entry)
+            return znode_names.entry_task(entry)
+        case ["scheduled" | "requeued" | "finished" | "cancelled", _, entry] if (
+            znode_names.entry_time(entry) is not None
+        ):
+            return znode_names.entry_task(entry)
         case ["leases" | "locks", lease]:
-            return lease_task(lease)
-        case ["dlq", name] | ["consumers", _, "current", name] | ["batches", _, "open", name] if is_name(name):
+            return znode_names.lease_task(lease)
+        case ["dlq", name] | ["consumers", _, "current", name] | ["batches", _, "open", name] if znode_names.is_name(
+            name
+        ):
             return name
     return None
 
@@ -583,7 +577,7 @@ class _TaskCheck:
         self._state, why = _decoded(context, task_id, nodes)
         run = _unpacked(context, nodes, self._at("requeue"))
         self._run = run if run is not None and run.task_id == task_id else None
-        if not is_name(task_id):
+        if not znode_names.is_name(task_id):
             self._after = None
             self._say(self._base, _FOREIGN)
         elif self._base not in nodes:
@@ -648,7 +642,7 @@ class _TaskCheck:
             return self._next_run(self._run, result=self._has("result"))
         found = {_below(self._context, path)[0]: _below(self._context, path) for path in self._listed}
         entry = found.get("queue")
-        lane = None if entry is None else parse_lane(entry[1])
+        lane = None if entry is None else znode_names.parse_lane(entry[1])
         lost = TaskState(
             State.DEAD, self._place() if entry is None else "/".join(entry[1:]), "",
             priority=0 if lane is None else lane.priority, filters=self._stored_filters(), index=f"dlq/{self._id}",
@@ -658,18 +652,19 @@ class _TaskCheck:
         for top in ("finished", "cancelled"):
             if top in found:
                 lost = structs.replace(lost, state=State(top), index="/".join(found[top]), error=None)
-                lost = structs.replace(lost, ended=entry_time(found[top][-1]))
+                lost = structs.replace(lost, ended=znode_names.entry_time(found[top][-1]))
         return self._parts(lost)
 
     def _place(self) -> str:
         """A place without a segment, by its entry's name."""
-        lane, stamp = Lane(0, self._stored_filters()), self._context.marks.stamp(self._now)
-        return f"{lane.name}//{entry_name(stamp, self._id)}"
+        lane, stamp = znode_names.Lane(0, self._stored_filters()), self._context.marks.stamp(self._now)
+        return f"{lane.name}//{znode_names.entry_name(stamp, self._id)}"
 
     def _stored_filters(self) -> dict[str, str]:
         """The filters that stand in the tree."""
         prefix = f"{self._at('filters')}/"
-        paths = [path for path in self._own if path.startswith(prefix) and is_name(path.removeprefix(prefix))]
+        below = [path for path in self._own if path.startswith(prefix)]
+        paths = [path for path in below if znode_names.is_name(path.removeprefix(prefix))]
         return {path.removeprefix(prefix): self._nodes[path].data.decode(errors="replace") for path in paths}
 
     def _corrected(self, state: TaskState) -> TaskState:
@@ -711,7 +706,7 @@ class _TaskCheck:
         self._rerun = True
         self._contents[self._at("data")] = new.data
         self._contents[self._at("metadata")] = new.metadata
-        place, index = f"{new.lane.name}//{new.entry}", index_path("scheduled", self._now, self._id)
+        place, index = f"{new.lane.name}//{new.entry}", znode_names.index_path("scheduled", self._now, self._id)
         record = new.record(place, index, self._now)
         return structs.replace(record, result=result and self._has("result"), metadata=True)
 
@@ -727,9 +722,8 @@ class _TaskCheck:
         """Pending, without an entry in its lane: whoever promotes it puts it there, in its old place."""
         node = self._nodes.get(self._path)
         rank = state.rank or (None if node is None else node.stat.czxid)
-        return structs.replace(
-            state, due=self._now, index=index_path("scheduled", self._now, self._id), was_due=None, rank=rank
-        )
+        index = znode_names.index_path("scheduled", self._now, self._id)
+        return structs.replace(state, due=self._now, index=index, was_due=None, rank=rank)
 
     def _parts(self, state: TaskState) -> TaskState:
         """The record with what stands beside it: metadata, a result."""
@@ -749,7 +743,7 @@ class _TaskCheck:
         """
         path, paths, consumer = self._at("claim"), self._context.paths, state.consumer or ""
         leased, claim = state.lease is not None and not state.bound, self._nodes.get(path)
-        if state.lease is not None and lease_task(state.lease) != self._id:
+        if state.lease is not None and znode_names.lease_task(state.lease) != self._id:
             self._say(self._path, f"names a deadline of another task than {self._id!r}")
             return self._given_back(state, "its claim was lost")
         note = paths.current(consumer, self._id)
@@ -784,7 +778,7 @@ class _TaskCheck:
 
     def _listed_rightly(self, state: TaskState) -> TaskState:
         """The record with a place in which the task can be."""
-        if entry_task(state.entry) != self._id:
+        if znode_names.entry_task(state.entry) != self._id:
             self._say(self._path, "names the place of another task")
             state = structs.replace(state, place=self._place())
         if state.state is State.INSERTED and state.index is None:
@@ -805,9 +799,10 @@ class _TaskCheck:
             return structs.replace(state, index=None, due=None)
         if state.requeue:
             due = state.due or self._now
-            return structs.replace(state, due=due, index=index_path("requeued", due, self._id))
+            return structs.replace(state, due=due, index=znode_names.index_path("requeued", due, self._id))
         dead = state.state is State.DEAD
-        index = f"dlq/{self._id}" if dead else index_path(str(state.state), state.ended or self._now, self._id)
+        ended = state.ended or self._now
+        index = f"dlq/{self._id}" if dead else znode_names.index_path(str(state.state), ended, self._id)
         return structs.replace(state, due=None, index=index)
 
     def _is_index(self, state: TaskState) -> bool:
@@ -819,9 +814,9 @@ class _TaskCheck:
             return state.index == f"dlq/{self._id}"
         if state.state is State.INSERTED or state.requeue:
             timed = "scheduled" if state.state is State.INSERTED else "requeued"
-            return state.due is not None and state.index == index_path(timed, state.due, self._id)
-        when = entry_time(entry.rpartition("/")[2])
-        return top == state.state and when is not None and state.index == index_path(top, when, self._id)
+            return state.due is not None and state.index == znode_names.index_path(timed, state.due, self._id)
+        when = znode_names.entry_time(entry.rpartition("/")[2])
+        return top == state.state and when is not None and state.index == znode_names.index_path(top, when, self._id)
 
     def _standing(self, state: TaskState) -> dict[str, bytes | None]:
         """What stands of a task by its record: each znode's data; None: whatever it holds."""
@@ -840,7 +835,7 @@ class _TaskCheck:
         if top in {"leases", "locks"}:
             return None
         if top == "consumers":
-            return None if node is not None and is_prefetched(path, node.data) else b""
+            return None if node is not None and znode_names.is_prefetched(path, node.data) else b""
         if top == "queue":
             return b"" if state.rank is None else str(state.rank).encode()
         return None if top != "batches" and node is not None and _RANK.fullmatch(node.data) else b""
