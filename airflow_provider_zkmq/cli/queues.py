@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from .configuration import conf_facts, conf_record
 from .connection import OPTIONAL_QUEUE, QUEUE, Cli
 from .options import STATES, UsageError, at_most_one, choice, flag, span
-from .output import facts, table
+from .output import facts, iso, moment, percent, table
 from .verbs import verb
 
 if TYPE_CHECKING:
-    from ..engine import AnyQueue, QueueConf
+    from ..engine import AnyQueue, QueueConf, Task
 
 # --- How queues stand.
 
@@ -72,16 +72,32 @@ def _soundness(stand: Mapping[str, Any]) -> tuple[bool, bool, bool]:
 
 @verb("consumers", example="zkmq consumers orders")
 def consumers(cli: Cli, queue: str = QUEUE) -> int:
-    """Name the consumers of a queue: whether they live, what they accept, and what they have in hand."""
-    found = cli.queue(queue).consumers()
-    rows = []
+    """Name the consumers of a queue: whether they live, what they accept, what they have had in hand the longest."""
+    handle = cli.queue(queue)
+    found = handle.consumers()
+    ids = [task for each in found for task in each.in_hand]
+    held = {task.id: task for task in handle.tasks(ids=ids, parts=["progress"])} if ids else {}
+    rows, value = [], []
     for each in found:
         # An empty selector is one that accepts every task.
         selectors = "; ".join(text or "all tasks" for text in each.accepts) or None
+        tasks = sorted((held[task] for task in each.in_hand if task in held), key=_begun)
+        longest = (
+            " ".join(filter(None, (tasks[0].id, moment(_begun(tasks[0])), percent(tasks[0].progress))))
+            if tasks
+            else None
+        )
         alive = "yes" if each.alive else "no"
-        rows.append((each.id, alive, each.name, each.host, each.pid, len(each.in_hand), selectors))
-    head = ("CONSUMER", "ALIVE", "NAME", "HOST", "PID", "CLAIMED", "SELECTORS")
-    return cli.say({"queue": queue, "consumers": [asdict(each) for each in found]}, table(rows, head))
+        rows.append((each.id, alive, each.name, each.host, each.pid, len(each.in_hand), selectors, longest))
+        since = [{"id": task.id, "since": iso(_begun(task)), "progress": task.progress} for task in tasks]
+        value.append({**asdict(each), "tasks": since})
+    head = ("CONSUMER", "ALIVE", "NAME", "HOST", "PID", "CLAIMED", "SELECTORS", "LONGEST IN HAND")
+    return cli.say({"queue": queue, "consumers": value}, table(rows, head))
+
+
+def _begun(task: Task) -> int:
+    """When a task that is in hand was begun, or else claimed."""
+    return task.started_ms or task.claimed_ms or 0
 
 
 # --- What is done with a whole queue.

@@ -70,8 +70,8 @@ def extended(monkeypatch):
 @pytest.fixture
 def waits(monkeypatch):
     """Is set when an operator begins to wait for work on its worker."""
-    begun, block = threading.Event(), zkmq.block_until_ready
-    monkeypatch.setattr(zkmq, "block_until_ready", lambda *given: (begun.set(), block(*given)))
+    begun, block = threading.Event(), zkmq.claiming.block_until_ready
+    monkeypatch.setattr(zkmq.claiming, "block_until_ready", lambda *given: (begun.set(), block(*given)))
     return begun
 
 

@@ -195,8 +195,8 @@ def test_help_and_what_connects_to_nothing_need_no_connection(tmp_path, monkeypa
     for words, said in (
         ([], "zkmq"),
         (["help"], "zkmq"),
-        (["enqueue", "--help"], "usage: zkmq enqueue"),
-        (["enqueue", "-h"], "usage: zkmq enqueue"),
+        (["enqueue", "--help"], "Usage: zkmq enqueue"),
+        (["enqueue", "-h"], "Usage: zkmq enqueue"),
         (["--version"], ""),
     ):
         assert run_words("no_such_conn", words) == 0

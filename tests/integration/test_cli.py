@@ -410,8 +410,11 @@ def test_the_consumers_of_a_queue_are_named(cli: Cli, queue: Queue) -> None:
     assert queue.claim(selector="size<=5") is not None
     (found,) = cli.ask("consumers q")["consumers"]
     assert (found["alive"], found["accepts"], len(found["in_hand"])) == (True, ["size<=5"], 1)
+    (task,) = found["tasks"]
+    assert (task["id"], task["since"][:2], task["progress"]) == (found["in_hand"][0], "20", None)
     head, row = (line.split() for line in cli.told("consumers q").splitlines())
-    assert (head[:2], row[:2], row[-2:]) == (["CONSUMER", "ALIVE"], [found["id"], "yes"], ["1", "size<=5"])
+    assert (head[:2], row[:2]) == (["CONSUMER", "ALIVE"], [found["id"], "yes"])
+    assert row[row.index("size<=5") :][:2] == ["size<=5", task["id"]], "and since when it has that"
     cli.ask("consumers p", 2, error="QueueNotFound")
 
 

@@ -261,7 +261,7 @@ def test_a_start_or_stop_that_does_not_come_to_its_end_leaves_nothing(tmp_path: 
 def test_a_pyspark_without_jars_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without PySpark the error names the extra to install; one that is only a client has no jars."""
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    with pytest.raises(ServerError, match=r'pip install "airflow-provider-zkmq\[spark\]"'):
+    with pytest.raises(ServerError, match=r'pip install "airflow-provider-zkmq\[server\]"'):
         EmbeddedServer(tmp_path / "data").start()
     (tmp_path / "pyspark").mkdir()
     (tmp_path / "pyspark" / "__init__.py").touch()
