@@ -1,7 +1,7 @@
 """A worker's numbers and health over HTTP: ``/metrics`` for Prometheus, ``/livez`` and ``/readyz`` for probes.
 
-Numbers of deliveries are the worker's own; those of the queue are read from ZooKeeper when somebody scrapes, at
-most once in a few seconds. Needs the extra ``[metrics]``.
+Numbers of deliveries are the worker's own. Those of the queue are read by the worker's monitor every few seconds, as
+long as somebody scrapes; no page waits for ZooKeeper. Needs the extra ``[metrics]``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from .engine import AnyQueue, ConfigError, Error, Poll, Retry, Snooze, Success, Task, ZkmqError
 
-#: So old, in seconds, the queue's numbers may be.
-FRESH: Final = 5.0
+#: The queue's numbers are read so often, in seconds, and no more when nobody has scraped for so long.
+READ_EVERY, SCRAPED = 5.0, 120.0
+#: A monitor that is silent for so long, in seconds, waits for ZooKeeper.
+SILENT: Final = 10.0
 _SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 3_600.0)
 _OUTCOMES: Final = {Success: "finished", Error: "failed", Retry: "failed", Snooze: "snoozed"}
 _SAID: Final = {True: ("200 OK", b"ok\n"), False: ("503 Service Unavailable", b"not ready\n")}
@@ -36,10 +38,9 @@ class WorkerMetrics:
 
     def __init__(self, queue: AnyQueue) -> None:
         self._queue = queue
-        self._lock = threading.Lock()
         self._families: list[Metric] = []
-        self._read_at = float("-inf")
-        self._ready, self._stopped = False, False
+        self._scraped_at, self._read_at, self._answered_at = time.monotonic(), float("-inf"), float("-inf")
+        self._stopped = False
         self._registry = CollectorRegistry()
         named: dict[str, Any] = {"labelnames": ["queue"], "registry": self._registry}
         outcomes = {**named, "labelnames": ["queue", "outcome"]}
@@ -51,7 +52,7 @@ class WorkerMetrics:
         self._waited = Histogram("zkmq_wait_seconds", waited, buckets=_SECONDS, **named).labels(queue.name)
         self._in_hand = Gauge("zkmq_in_hand", "Tasks whose handler runs", **named).labels(queue.name)
         ready = Gauge("zkmq_ready", "Whether the worker takes tasks and ZooKeeper answers it", **named)
-        ready.labels(queue.name).set_function(lambda: float(self._ready))
+        ready.labels(queue.name).set_function(lambda: float(self.ready))
         self._registry.register(self)
 
     def handler(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,19 +72,28 @@ class WorkerMetrics:
 
     def monitor(self, poll: Poll) -> None:
         """What the worker calls about once a second."""
-        self._ready = not self._stopped and poll.last != "unavailable"
+        now = time.monotonic()
+        self._answered_at = float("-inf") if poll.last == "unavailable" else now
+        if now - self._read_at >= READ_EVERY and now - self._scraped_at < SCRAPED:
+            self._families = self._read()
+            self._read_at = time.monotonic()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the worker takes tasks, and ZooKeeper has answered it just now."""
+        return not self._stopped and self._answers()
+
+    def _answers(self) -> bool:
+        return time.monotonic() - self._answered_at < SILENT
 
     def stop(self) -> None:
         """Be ready no more: the worker has been told to stop."""
-        self._ready, self._stopped = False, True
+        self._stopped = True
 
     def collect(self) -> list[Metric]:
         """The queue's numbers, for Prometheus's client; none while ZooKeeper does not answer."""
-        with self._lock:
-            if time.monotonic() - self._read_at >= FRESH:
-                self._families = self._read()
-                self._read_at = time.monotonic()
-            return self._families
+        self._scraped_at = time.monotonic()
+        return self._families if self._answers() else []
 
     def _read(self) -> list[Metric]:
         tasks = GaugeMetricFamily("zkmq_tasks", "Tasks of the queue by state", labels=["queue", "state"])
@@ -128,7 +138,7 @@ class WorkerMetrics:
             case "/metrics":
                 return make_wsgi_app(self._registry)(environ, start)
             case "/livez" | "/readyz" as path:
-                status, body = _SAID[path == "/livez" or self._ready]
+                status, body = _SAID[path == "/livez" or self.ready]
             case _:
                 status, body = "404 Not Found", b"there are /metrics, /livez and /readyz\n"
         start(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])

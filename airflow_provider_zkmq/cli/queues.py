@@ -165,17 +165,18 @@ def check(
 @verb("queue pause", "pause", example="zkmq queue pause orders")
 def pause(cli: Cli, queue: str = QUEUE) -> int:
     """Hand out nothing until the queue is resumed."""
-    changed = cli.queue(queue).pause()
-    value = {"queue": queue, "paused": True, "changed": changed}
-    return cli.say(value, f"{queue} paused{'' if changed else ' already'}")
+    return _say_paused(cli, queue, cli.queue(queue).pause(), paused=True)
 
 
 @verb("queue resume", "resume", example="zkmq queue resume orders")
 def resume(cli: Cli, queue: str = QUEUE) -> int:
     """Hand out tasks again."""
-    changed = cli.queue(queue).resume()
-    value = {"queue": queue, "paused": False, "changed": changed}
-    return cli.say(value, f"{queue} resumed{'' if changed else ' already'}")
+    return _say_paused(cli, queue, cli.queue(queue).resume(), paused=False)
+
+
+def _say_paused(cli: Cli, queue: str, changed: bool, *, paused: bool) -> int:
+    value = {"queue": queue, "paused": paused, "changed": changed}
+    return cli.say(value, f"{queue} {'paused' if paused else 'resumed'}{'' if changed else ' already'}")
 
 
 @verb("queue delete", "delete", example="zkmq queue delete orders")

@@ -15,7 +15,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
 
 from airflow_provider_zkmq import worker_metrics
-from airflow_provider_zkmq.engine import ConfigError, Error, Message, Snooze, Worker
+from airflow_provider_zkmq.engine import ConfigError, Error, Message, Snooze, Worker, Zkmq
 from airflow_provider_zkmq.worker_metrics import WorkerMetrics
 from tests.support import eventually
 
@@ -52,7 +52,7 @@ def running(worker: Worker) -> Iterator[None]:
 
 def test_a_worker_shows_what_it_did_and_what_there_is_to_do(q, monkeypatch) -> None:
     """By outcome, by state and in seconds; as Prometheus reads it."""
-    monkeypatch.setattr(worker_metrics, "FRESH", 0.0)
+    monkeypatch.setattr(worker_metrics, "READ_EVERY", 0.0)
     metrics, go = WorkerMetrics(q), threading.Event()
 
     def handle(task):
@@ -65,12 +65,14 @@ def test_a_worker_shows_what_it_did_and_what_there_is_to_do(q, monkeypatch) -> N
     )
     with metrics.serve("127.0.0.1:0") as address, running(worker):
         eventually(lambda: samples(address)["zkmq_in_hand",] == 1)
+        eventually(lambda: samples(address).get(("zkmq_tasks", "claimed")) == 1)
         told = samples(address)
-        assert (told["zkmq_tasks", "inserted"], told["zkmq_tasks", "claimed"], told["zkmq_paused",]) == (2, 1, 0)
+        assert (told["zkmq_tasks", "inserted"], told["zkmq_paused",]) == (2, 0)
         eventually(lambda: fetched(address, "/readyz") == (200, "ok\n"))
         go.set()
         eventually(lambda: worker.finished + worker.failed == 3)
         eventually(lambda: samples(address)["zkmq_handler_seconds_count",] == 3)
+        eventually(lambda: samples(address)["zkmq_tasks", "dead"] == 1)
         told = samples(address)
         outcomes = {name[1]: count for name, count in told.items() if name[0] == "zkmq_deliveries_total"}
         assert outcomes == {"finished": 1, "failed": 1, "snoozed": 1, "lost": 0}
@@ -84,16 +86,29 @@ def test_a_worker_shows_what_it_did_and_what_there_is_to_do(q, monkeypatch) -> N
         assert fetched(address, "/")[0] == 404
 
 
-def test_without_zookeeper_a_worker_is_not_ready_and_shows_its_own_numbers(zk, q, monkeypatch) -> None:
-    """A scrape waits for nobody; the queue's numbers are left out rather than old."""
-    monkeypatch.setattr(worker_metrics, "FRESH", 0.0)
-    metrics = WorkerMetrics(q)
-    with metrics.serve("127.0.0.1:0") as address:
-        assert fetched(address, "/readyz")[0] == 503, "it has not begun"
-        zk.close()
-        told = samples(address)
-        assert told["zkmq_deliveries_total", "finished"] == told["zkmq_ready",] == 0
-        assert ("zkmq_tasks", "inserted") not in told
+def test_a_worker_whose_zookeeper_is_frozen_is_not_ready_until_it_answers(q, door, root, monkeypatch) -> None:
+    """No page waits for it: the worker's own numbers are shown, the queue's left out. Then both go on."""
+    monkeypatch.setattr(worker_metrics, "READ_EVERY", 0.0)
+    monkeypatch.setattr(worker_metrics, "SILENT", 3.0)
+    with Zkmq.connect(door.hosts, root=root, session_timeout=30, gc=False) as client:
+        metrics = WorkerMetrics(client.queue("census"))
+        options = {"on_settled": metrics.on_settled, "monitor": metrics.monitor}
+        worker = client.queue("census").worker(metrics.handler(lambda _task: b"done"), **options)
+        with metrics.serve("127.0.0.1:0") as address:
+            assert fetched(address, "/readyz")[0] == 503, "it has not begun"
+            with running(worker):
+                eventually(lambda: ("zkmq_tasks", "inserted") in samples(address))
+                assert fetched(address, "/readyz") == (200, "ok\n")
+                door.hold("requests")
+                eventually(lambda: fetched(address, "/readyz")[0] == 503)
+                told = samples(address)
+                assert told["zkmq_deliveries_total", "finished"] == told["zkmq_ready",] == 0
+                assert ("zkmq_tasks", "inserted") not in told
+                door.flow()
+                task = q.enqueue(b"x")
+                assert q.wait([task], timeout=60)[0].result == b"done"
+                eventually(lambda: fetched(address, "/readyz")[0] == 200)
+                eventually(lambda: samples(address).get(("zkmq_tasks", "finished")) == 1)
 
 
 @pytest.mark.parametrize("address", ["9100", "host:", "127.0.0.1:99999", "nosuchhost.invalid:9100"])

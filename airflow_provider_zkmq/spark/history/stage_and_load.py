@@ -87,7 +87,11 @@ def stage_here(table: Table, schema: pa.Schema, rows: Iterable[pa.Table], waterm
 
 def _staged(schema: pa.Schema, files: list[Written], watermark: int | None) -> Staged:
     spelt = spark_columns(with_day(stored(schema, watermark is not None))).json()
-    return Staged(spelt, tuple(added(file[:4] for file in files)), sum(file.rows for file in files))
+    return Staged(
+        spelt,
+        tuple(added((file.path, file.day, file.size, file.statistics) for file in files)),
+        sum(file.rows for file in files),
+    )
 
 
 def spark_columns(schema: pa.Schema) -> StructType:
