@@ -489,6 +489,11 @@ class Working(ABC, Generic[Q]):
         return self._tally.failed
 
     @property
+    def threads(self) -> int:
+        """How many tasks it has in hand at once."""
+        return self._thread_count
+
+    @property
     def stuck(self) -> int:
         """How many handlers go on although their tasks were timed out: in a `Worker` each keeps one thread."""
         return self._deliveries.stuck

@@ -1,4 +1,4 @@
-"""What a handler may return besides a result: Carmine's success, error and retry, and snooze; what a failure leads to."""
+"""What a handler may return besides a result: Carmine's success, error, retry, and snooze; what follows a failure."""
 
 from __future__ import annotations
 
