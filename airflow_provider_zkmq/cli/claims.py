@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..inspection.records import payload
+from ..inspection.wording import facts
 from .connection import QUEUE, Cli
 from .options import TASK, UsageError, at_most_one, choice, flag, operand, option, pairs, read_file, span
-from .output import facts, payload, spread, warn
+from .output import warn
 from .verbs import verb
 
 if TYPE_CHECKING:
@@ -48,9 +50,7 @@ def claim(
     head = {"id": task.id, "token": claimed.token, "attempt": task.attempt}
     more = {"lease": lease, "priority": task.priority, "filters": task.filters, "metadata": task.metadata}
     try:
-        return cli.say(
-            {"queue": queue, **head, **more, **data}, facts({**head, "filters": spread(task.filters), **data})
-        )
+        return cli.say({"queue": queue, **head, **more, **data}, facts({**head, "filters": task.filters, **data}))
     except OSError:
         claimed.release()  # nobody learned the token
         raise

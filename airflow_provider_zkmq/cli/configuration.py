@@ -1,17 +1,15 @@
-"""``zkmq queue configure``, and a queue's configuration as JSON and as people read it."""
+"""``zkmq queue configure``, and a queue's configuration for programs."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
+from ..inspection.queue_status import conf_facts, conf_record
+from ..inspection.wording import facts
 from .connection import QUEUE, Cli
 from .options import ATTEMPTS, choice, flag, option, pairs, span
-from .output import facts, spread
 from .verbs import verb
-
-if TYPE_CHECKING:
-    from ..engine import QueueConf
 
 ORDERS = ("default", "fifo")
 
@@ -60,47 +58,5 @@ def configure(
     gc: dict[str, Any] = {"task_gc_lifetime": task_gc_lifetime, "task_gc_interval": task_gc_interval}
     more: dict[str, Any] = {"lock": lock, "order": order, "archive": archive, "follow": follow}
     handle.configure(filters=types or None, policy=policy, **gc, **more)
-    conf = handle.conf()
-    return cli.say({"queue": queue, "conf": conf_record(conf)}, facts({"queue": queue, **conf_facts(conf)}))
-
-
-_SETTINGS = ("task_gc_lifetime", "task_gc_interval", "lock", "order", "archive", "archived", "follow")
-
-
-def conf_record(conf: QueueConf) -> dict[str, object]:
-    """A configuration for JSON."""
-    settings = {name: getattr(conf, name) for name in _SETTINGS}
-    return {"filters": _filters(conf), **settings, "policy": asdict(conf.policy)}
-
-
-def conf_facts(conf: QueueConf) -> dict[str, object]:
-    """A configuration for people."""
-    policy = asdict(conf.policy)
-    policy["attempts"] = "unbounded" if conf.policy.attempts is None else conf.policy.attempts
-    policy["final"] = ",".join(conf.policy.final)
-    return {
-        "filters": spread(_filters(conf)),
-        "task_gc_lifetime": _seconds(conf.task_gc_lifetime, "for ever"),
-        "task_gc_interval": _seconds(conf.task_gc_interval, "never"),
-        "lock": _seconds(conf.lock, "none"),
-        "order": conf.order,
-        "archive": f"up to zxid {conf.archived}" if conf.archive else "none",
-        "follow": "yes" if conf.follow else "no",
-        "policy": spread({name: value for name, value in policy.items() if name != "final" or value}),
-    }
-
-
-def _seconds(span: float | None, without: str) -> str:
-    from ..engine import spell_duration
-
-    return without if span is None else spell_duration(span)
-
-
-def _filters(conf: QueueConf) -> dict[str, str]:
-    """The filter types in the form that ``configure --filter`` takes."""
-    from ..engine import OrderedEnum
-
-    return {
-        name: f"enum:{','.join(kind.values)}" if isinstance(kind, OrderedEnum) else type(kind).__name__.lower()
-        for name, kind in sorted(conf.filters.items())
-    }
+    conf = conf_record(handle.conf())
+    return cli.say({"queue": queue, "conf": conf}, facts({"queue": queue, **conf_facts(conf)}))

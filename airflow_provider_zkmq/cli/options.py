@@ -72,8 +72,8 @@ def read_file(path: Path) -> bytes:
     """What a file holds. Raises `UsageError` where it cannot be read."""
     try:
         return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a name may hold what no file's can
+        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def at_most_one(*, required: bool = False, **given: object) -> None:
@@ -104,7 +104,9 @@ def span(text: str, default: Any = None, **more: Any) -> Any:
     return option(text, "DURATION", default, parser=duration, **more)
 
 
-def choice(words: Sequence[str], text: str = "", default: str | None = None, metavar: str | None = None) -> Any:
+def choice(
+    words: Sequence[str], text: str = "", default: str | None = None, metavar: str | None = None, **more: Any
+) -> Any:
     """An option that takes one of some words, which the shell completes."""
 
     def check(word: str) -> str:
@@ -116,7 +118,7 @@ def choice(words: Sequence[str], text: str = "", default: str | None = None, met
         return starting(words, incomplete)
 
     shown = metavar or f"{{{','.join(words)}}}"
-    return option(text, shown, default, parser=check, autocompletion=complete)
+    return option(text, shown, default, parser=check, autocompletion=complete, **more)
 
 
 def operand(metavar: str, text: str = "", default: Any = ..., **more: Any) -> Any:
@@ -130,8 +132,7 @@ def starting(words: Iterable[str], incomplete: str) -> list[str]:
 
 
 TASK, TASKS = operand("TASK"), operand("TASK…")
-LIMIT = option("at most N tasks", "N")
-SELECTOR = option("such as 'region==eu, any(1, a==1, b==2)'", "TEXT")
+YES = flag("--yes", "do not ask once more")
 ATTEMPTS = option("deliveries at the most, or 'unbounded'", "N", parser=attempts)
 
 # --- The common options, which may stand before or after the verb.
@@ -160,6 +161,7 @@ def take_common(
     tls_key_password_env: str | None = _access(f"variable with the key's password (else {KEY_PASSWORD})", "NAME"),
     tls_key_password_file: str | None = _access(f"file that begins with it (env {KEY_PASSWORD}_FILE)", "FILE"),
     allow_open: bool = _access_flag("--allow-open", "with credentials: use znodes that anyone may use, too"),
+    verbose: bool = flag("--verbose/-v", "show tracebacks", rich_help_panel=f"Connection and output {_BOTH}"),
 ) -> None:
     """Declare the common options: of ``zkmq`` itself, of each group and of each verb."""
 
