@@ -99,5 +99,6 @@ def do_to_each(
         warn(str(why))
     if reported:
         value["refused"] = {task: str(why) for task, why in reported.items()}
-    text = "\n".join(f"{done} {task}" for task in ids if task not in refused) or f"nothing {done}"
-    return cli.say(value, text, 1 if reported else 0)
+    count = len(ids) - len(refused)
+    text = "\n".join(f"{done} {task}" for task in ids if task not in refused) if named else f"{count} {done}"
+    return cli.say(value, text or f"nothing {done}", 1 if reported else 0)
