@@ -84,6 +84,8 @@ def _report(error: Exception, words: list[str]) -> int:
 
 def _carry_out(words: list[str]) -> int:
     """Run a command line. Raises `UsageError`, also for all that Typer finds wrong, and what the verb raises."""
+    if any("\0" in word for word in words):  # by no shell, but by callers in this process
+        raise UsageError("no word of a command line may hold a NUL")
     command = typer.main.get_command(ROOT)
     if os.environ.get(_COMPLETION):
         command.main(words, prog_name="zkmq", complete_var=_COMPLETION)
@@ -94,6 +96,8 @@ def _carry_out(words: list[str]) -> int:
         return int(leave.exit_code)
     except _NOT_UNDERSTOOD as error:
         raise UsageError(_in_words(error)) from error
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{error.object!r} is no text in UTF-8") from error
 
 
 def _in_words(error: Any) -> str:

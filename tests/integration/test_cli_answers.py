@@ -146,7 +146,7 @@ def verb_of(answer: str) -> str:
 
 
 def test_each_answer_keeps_the_schema_of_the_page(prepared: Any, subtests: pytest.Subtests) -> None:
-    """Each field is there with its type, and no other; what people read has no traceback and ends with the same code."""
+    """Each field is there with its type, and no other; what people read ends with the same code."""
     schema = Schema()
     assert schema.answers == ASKED.keys() | ELSEWHERE
     assert {VERBS[verb_of(name)] for name in schema.answers} == set(VERBS.values()), "a verb has no schema"

@@ -29,9 +29,8 @@ MARS = 7
 def transcript() -> list[tuple[str, str]]:
     """The commands of the page and what they answer."""
     (block,) = re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    return [
-        (head, body) for head, _, body in (part.partition("\n") for part in re.split(r"^\$ ", block, flags=re.M)[1:])
-    ]
+    parts = [part.partition("\n") for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+    return [(command, answer) for command, _, answer in parts]
 
 
 def masked(text: str) -> list[str]:
