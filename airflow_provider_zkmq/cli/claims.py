@@ -46,11 +46,11 @@ def claim(
         warn(f"nothing to claim in {queue}")
         return cli.say({"queue": queue, "id": None}, "", NOTHING)
     task = claimed.task
-    data = payload("data", task.data)
-    head = {"id": task.id, "token": claimed.token, "attempt": task.attempt}
-    more = {"lease": lease, "priority": task.priority, "filters": task.filters, "metadata": task.metadata}
+    value = {"queue": queue, "id": task.id, "token": claimed.token, "attempt": task.attempt, "lease": lease}
+    value |= {"priority": task.priority, "filters": task.filters, "metadata": task.metadata}
+    value |= payload("data", task.data)
     try:
-        return cli.say({"queue": queue, **head, **more, **data}, facts({**head, "filters": task.filters, **data}))
+        return cli.say(value, facts(value))
     except OSError:
         claimed.release()  # nobody learned the token
         raise

@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import typer
 
-from . import claims, configuration, dead_letters, examples, queues, report, server, stand, tasks, worker
+from . import claims, dead_letters, examples, queues, report, server, tasks, worker
 from .options import UsageError
 from .output import one_line, warn
 from .verbs import ROOT, VERBS
 
 __all__ = ["VERBS", "entry", "main"]
 #: The modules whose verbs these are.
-MODULES = (claims, configuration, dead_letters, examples, queues, report, server, stand, tasks, worker)
+MODULES = (claims, dead_letters, examples, queues, report, server, tasks, worker)
 
 REFUSED, USAGE, TIMED_OUT, NO_CONNECTION, OUR_MISTAKE = 1, 2, 4, 6, 8
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -95,22 +95,10 @@ def _carry_out(words: list[str]) -> int:
     except typer.Exit as leave:
         return int(leave.exit_code)
     except _NOT_UNDERSTOOD as error:
-        raise UsageError(_in_words(error)) from error
+        where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
+        raise UsageError(f"{error.format_message().rstrip('.')}{where}") from error
     except UnicodeEncodeError as error:
         raise UsageError(f"{error.object!r} is no text in UTF-8") from error
-
-
-def _in_words(error: Any) -> str:
-    """What is wrong with a command line, in one sentence, and where its help is."""
-    where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
-    parameter = getattr(error, "param", None)
-    if parameter is None:
-        text = error.message if isinstance(error, typer.BadParameter) else error.format_message().rstrip(".")
-        return f"{text}{where}"
-    name = "/".join(parameter.opts) if parameter.param_type_name == "option" else parameter.metavar or parameter.name
-    if error.message:
-        return f"argument {name}: {error.message}{where}"
-    return f"the following arguments are required: {name}{where}"
 
 
 def _exit_code(error: Exception) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +48,19 @@ def _engine_parser(name: str) -> Callable[[Any], Any]:
 duration, moment = _engine_parser("parse_duration"), _engine_parser("parse_moment")
 
 
+def past(text: str) -> datetime:
+    """A moment, or a duration before now by this machine's clock, such as ``24h``."""
+    try:
+        return datetime.now(UTC) - timedelta(seconds=duration(text))
+    except (typer.BadParameter, OverflowError):
+        pass
+    try:
+        when: datetime = moment(text)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(f"{error}; or write how long ago, such as 24h") from error
+    return when
+
+
 def attempts(text: str) -> int | str | None:
     """A number of attempts, or ``unbounded``."""
     try:
@@ -77,13 +91,13 @@ def read_file(path: Path) -> bytes:
 
 
 def at_most_one(*, required: bool = False, **given: object) -> None:
-    """Raise `typer.BadParameter` where several of these options are given, or none although one is required."""
+    """Raise `UsageError` where several of these options are given, or none although one is required."""
     names = {name: f"--{name.replace('_', '-')}" for name in given}
     present = [names[name] for name, value in given.items() if value is not None and value is not False]
     if len(present) > 1:
-        raise typer.BadParameter(f"argument {present[1]}: not allowed with argument {present[0]}")
+        raise UsageError(f"{present[1]} is not allowed with {present[0]}")
     if required and not present:
-        raise typer.BadParameter(f"one of the arguments {' '.join(names.values())} is required")
+        raise UsageError(f"one of {' and '.join(names.values())} is required")
 
 
 # --- The kinds of options. Typer makes an option's name of its parameter's, unless it is given.

@@ -1,18 +1,126 @@
-"""The verbs on whole queues: list, pause, resume, clear, gc, fsck, delete."""
+"""The verbs on whole queues: how they stand, configure, pause, clean, check, delete; and ``doctor``."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
+from typing import Any
 
+from ..inspection import diagnosis, queue_status
 from ..inspection.records import record
-from ..inspection.wording import facts, table
-from .connection import QUEUE, Cli
-from .options import STATES, YES, at_most_one, choice, flag, span
+from ..inspection.wording import facts, since, table
+from .connection import OPTIONAL_QUEUE, QUEUE, Cli
+from .options import ATTEMPTS, STATES, YES, at_most_one, choice, flag, option, pairs, span
 from .output import progress
 from .verbs import verb
 
 DAMAGED = 7
+ORDERS = ("default", "fifo")
+_HUNG_AFTER = span("a task in hand is hung when nothing was heard of it for so long (5m)", 300.0)
+
+
+@verb("status", "queue status", example="zkmq status orders --json", watched=True)
+def status(cli: Cli, queue: str | None = OPTIONAL_QUEUE, hung_after: float = _HUNG_AFTER) -> int:
+    """Say how a queue stands, or how all stand: what is wrong first, and what to do about it."""
+    from ..engine import QueueNotFound
+
+    if queue is not None:
+        value = queue_status.queue_status(cli.queue(queue), hung_after)
+        conf = queue_status.conf_record(cli.queue(queue).conf())
+        plain = {name: value[name] for name in ("queue", "paused", "consumers", "oldest_at", "next_due_at")}
+        page = facts(plain | value["counts"] | queue_status.conf_facts(conf))
+        return cli.say(value | {"conf": conf}, _with_troubles([value], page))
+    found = []
+    for name in cli.client().queues():
+        with contextlib.suppress(QueueNotFound):  # it was deleted meanwhile
+            found.append(queue_status.queue_status(cli.queue(name), hung_after))
+    found.sort(key=lambda each: (queue_status.severity(each), each["queue"]))
+    rows = []
+    for each in found:
+        counts, oldest, due = each["counts"], each["oldest_at"], each["next_due_at"]
+        pending = counts["inserted"] - counts["scheduled"]
+        more = {"pending": pending, "oldest": oldest and since(oldest), "next_due": due and since(due)}
+        rows.append(each | counts | more)
+    page = table(rows, "queue pending scheduled claimed dead paused consumers oldest next_due")
+    return cli.say({"queues": found}, _with_troubles(found, page))
+
+
+def _with_troubles(found: list[dict[str, object]], page: str) -> str:
+    """A page after the troubles of queues, a line each."""
+    troubles: list[tuple[object, dict[str, str]]] = [(each["queue"], it) for each in found for it in each["troubles"]]  # type: ignore[attr-defined]
+    lines = [f"{queue}: {trouble['text']}  ({trouble['remedy']})" for queue, trouble in troubles]
+    return "\n".join([*lines, *([""] if lines else []), page])
+
+
+@verb("consumers", example="zkmq consumers orders", watched=True)
+def consumers(cli: Cli, queue: str = QUEUE, hung_after: float = _HUNG_AFTER) -> int:
+    """Name the consumers of a queue: whether they live, what they accept, what they have in hand; hung ones first."""
+    value = queue_status.consumer_records(cli.queue(queue), hung_after)
+    # An empty selector is one that accepts every task.
+    rows = [each | {"accepts": "; ".join(it or "all tasks" for it in each["accepts"]) or None} for each in value]
+    return cli.say(
+        {"queue": queue, "consumers": value}, table(rows, "consumer alive host pid in_hand accepts longest_in_hand")
+    )
+
+
+@verb("doctor", example="zkmq doctor --hosts zk1:2181")
+def doctor(cli: Cli) -> int:
+    """Say whether the servers answer and let us write, which clock they have, what is open, and what is installed."""
+    value = {"hosts": cli.hosts, "root": cli.root, **diagnosis.diagnose(cli.client())}
+    page = {**value, "extras": [name for name, there in value["extras"].items() if there]}
+    return cli.say(value, "\n".join([facts(page), *diagnosis.warnings(value)]))
+
+
+# --- What is done with a whole queue.
+
+
+@verb("queue create", "queue configure", "configure", example="zkmq queue configure orders --filter size=integer")
+def configure(
+    cli: Cli,
+    queue: str = QUEUE,
+    filter: list[str] | None = option(  # noqa: A002  the option's name
+        "declare a filter: enum:low,standard,high or integer or string; replaces the whole declaration", "NAME=TYPE"
+    ),
+    task_gc_lifetime: float | None = span("how long ended tasks are kept"),
+    task_gc_interval: float | None = span("how often clean-up runs"),
+    lock: float | None = span("how long a claim without a lease holds if not extended; 0: for ever"),
+    order: str | None = choice(ORDERS, "fifo: claims strictly in the order of enqueues, at less throughput"),
+    archive: bool | None = flag(
+        "--archive/--no-archive", "clean-up keeps what no archive holds, also before the first run of one", None
+    ),
+    follow: bool | None = flag(
+        "--follow/--no-follow", "streams follow what ends: runs that leave before they were taken are kept", None
+    ),
+    attempts: str | None = ATTEMPTS,
+    backoff_factor: float | None = span("pauses of at most X, 2X, 4X, …, half of each random; 0: --min-backoff"),
+    min_backoff: float | None = span("shortest pause before another attempt"),
+    max_backoff: float | None = span("longest pause before another attempt"),
+    final: list[str] | None = option(
+        "an exception of a worker's handler after which there is no other attempt, such as ValueError or "
+        "package.module.Error; may be repeated; replaces the whole list, '' empties it",
+        "NAME",
+    ),
+) -> int:
+    """Create a queue or change its configuration."""
+    from ..engine import RetryPolicy, parse_type
+
+    types = {name: parse_type(text) for name, text in pairs("--filter", filter).items()}
+    backoff = {"factor": backoff_factor, "min_backoff": min_backoff, "max_backoff": max_backoff}
+    changes: dict[str, Any] = {name: value for name, value in backoff.items() if value is not None}
+    if attempts is not None:
+        changes["attempts"] = None if attempts == "unbounded" else attempts
+    if final:
+        changes["final"] = tuple(name for name in final if name)
+    handle, policy = cli.queue(queue), None
+    if changes:
+        present = handle.conf().policy if queue in cli.client().queues() else RetryPolicy()
+        policy = replace(present, **changes)
+    gc: dict[str, Any] = {"task_gc_lifetime": task_gc_lifetime, "task_gc_interval": task_gc_interval}
+    more: dict[str, Any] = {"lock": lock, "order": order, "archive": archive, "follow": follow}
+    handle.configure(filters=types or None, policy=policy, **gc, **more)
+    conf = queue_status.conf_record(handle.conf())
+    return cli.say({"queue": queue, "conf": conf}, facts({"queue": queue, **queue_status.conf_facts(conf)}))
 
 
 @verb("queue list", "queues", example="zkmq queue list")

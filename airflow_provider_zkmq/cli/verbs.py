@@ -146,17 +146,13 @@ def verb(*names: str, example: str, connects: bool = True, watched: bool = False
                 return Selection(**{name: values[name] for name in SELECTION}) if whole else values[each.name]
 
             with closing(Cli.of(ctx)) as cli:
-                try:
-                    while True:
-                        code = function(cli, **{each.name: given(each) for each in own})
-                        if not (watched and values["watch"]):
-                            return code
-                        time.sleep(values["interval"])
-                        if sys.stdout.isatty():
-                            print(_CLEAR, end="")
-                except typer.BadParameter as error:
-                    error.ctx = ctx  # which names the verb, whose help is to be seen
-                    raise
+                while True:
+                    code = function(cli, **{each.name: given(each) for each in own})
+                    if not (watched and values["watch"]):
+                        return code
+                    time.sleep(values["interval"])
+                    if sys.stdout.isatty():
+                        print(_CLEAR, end="")
 
         _declare(call, [_parameter("ctx", typer.Context, inspect.Parameter.empty), *taken, *shared.values()])
         call.__doc__ = function.__doc__

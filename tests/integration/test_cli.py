@@ -57,8 +57,10 @@ _REFUSED = {
     ("ConfigError", "lease"): ("claim q --lease 0", "worker q --exec cat --lease 0 --until-empty"),
     ("ConfigError", "backoff"): ("configure q --min-backoff 400",),
     ("ConfigError", "task id"): ("show q a/b --watch",),
-    ("UsageError", "argument --delay: "): tuple(f"enqueue q x --delay {text}" for text in ("-1", "nan", "soon")),
-    ("UsageError", "argument --lock: "): ("enqueue q x --lock '1 month'",),
+    ("UsageError", "Invalid value for '--delay': "): tuple(
+        f"enqueue q x --delay {text}" for text in ("-1", "nan", "soon")
+    ),
+    ("UsageError", "Invalid value for '--lock': "): ("enqueue q x --lock '1 month'",),
     ("UsageError", "has no zone"): ("enqueue q x --not-before 2026-11-22T10:31:05",),
     ("UsageError", "not allowed with"): ("enqueue q x --not-before 2026-11-22T10:31:05Z --delay 1m",),
     ("UsageError", "--yes"): ("clear q", "delete q"),

@@ -18,7 +18,7 @@ from unittest import mock
 
 import pytest
 
-from airflow_provider_zkmq.cli import configuration, connection, main, options, worker
+from airflow_provider_zkmq.cli import connection, main, options, queues, worker
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.model.settings import ORDERS
 from airflow_provider_zkmq.engine.core.model.states import State, Status
@@ -273,7 +273,7 @@ def test_examples_are_named_and_copied_and_replace_nothing(tmp_path, capsys) -> 
 
 def test_names_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
-    assert (tuple(State), ORDERS) == (options.STATES, configuration.ORDERS)
+    assert (tuple(State), ORDERS) == (options.STATES, queues.ORDERS)
     assert {*options.STATUSES, "dead", "cancelled"} == set(Status)
 
 
@@ -421,10 +421,10 @@ def test_a_mistyped_verb_is_refused_with_those_that_come_close(capsys: pytest.Ca
         ("xyz", "there is no verb 'xyz' (see zkmq --help)"),
         ("queue", "Missing command (see zkmq queue --help)"),
         ("list q --limt 3", "No such option: --limt (Possible options: --limit, --timeout) (see zkmq list --help)"),
-        ("list", "the following arguments are required: QUEUE (see zkmq list --help)"),
+        ("list", "Missing argument 'QUEUE' (see zkmq list --help)"),
         ("list q --prio x", "No such option: --prio (Possible options: --error, --root) (see zkmq list --help)"),
-        ("fsck q --repair --dry-run", "argument --dry-run: not allowed with argument --repair (see zkmq fsck --help)"),
-        ("task release q t", "one of the arguments --token --force is required (see zkmq task release --help)"),
+        ("fsck q --repair --dry-run", "--dry-run is not allowed with --repair"),
+        ("task release q t", "one of --token and --force is required"),
     ):
         assert main.main(line.split()) == 2
         assert capsys.readouterr().err == f"zkmq: {hint}\n"
